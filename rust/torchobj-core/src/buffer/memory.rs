@@ -1,0 +1,103 @@
+//! Regions of memory and who gives them back. Knows nothing of what is written to them.
+#![expect(unsafe_code, reason = "owns raw regions; each use says which invariant it keeps")]
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::ptr::NonNull;
+
+use super::pool;
+
+/// A region of initialised bytes with one owner.
+pub struct Memory {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+/// How a region is given back.
+enum Owner {
+    /// Nothing to give back: the region is empty.
+    Empty,
+    /// A boxed slice of the global allocator, turned into raw parts.
+    Heap,
+    /// A block of the pool; its capacity is that of a size class, or of its own.
+    Pooled { capacity: usize },
+    /// The caller's: kept exported until this is dropped.
+    Lent { _keep: Box<dyn Any + Send + Sync> },
+}
+
+// SAFETY: a `Memory` is the only owner of its region (constructors below take it over whole), so moving it to another
+// thread moves the region; what is lent is `Send + Sync` itself.
+unsafe impl Send for Memory {}
+// SAFETY: through `&Memory` the region can only be read, and only by `Buffer`, which exists when no writer does.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Zeroed or recycled memory of `len` bytes; what it holds is unspecified.
+    ///
+    /// # Errors
+    /// The system has no more memory.
+    pub fn allocate(len: usize) -> io::Result<Self> {
+        if len == 0 {
+            return Ok(Self { start: NonNull::dangling(), len, owner: Owner::Empty });
+        }
+        if len < pool::SMALLEST_BYTES {
+            let boxed = Box::into_raw(vec![0_u8; len].into_boxed_slice());
+            let start = NonNull::new(boxed.cast::<u8>()).expect("a Box is never null");
+            return Ok(Self { start, len, owner: Owner::Heap });
+        }
+        let (start, capacity) = pool::take(len)?;
+        Ok(Self { start, len, owner: Owner::Pooled { capacity } })
+    }
+
+    /// Memory of the caller's.
+    ///
+    /// # Safety
+    /// `start..start + len` is initialised, writable, and neither moved nor freed until `keep` is dropped; nobody
+    /// else writes to it meanwhile through Rust references.
+    pub unsafe fn lent(start: NonNull<u8>, len: usize, keep: Box<dyn Any + Send + Sync>) -> Self {
+        Self { start, len, owner: Owner::Lent { _keep: keep } }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where it begins.
+    pub(super) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        match self.owner {
+            Owner::Empty | Owner::Lent { .. } => {}
+            Owner::Heap => {
+                let slice = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
+                // SAFETY: `allocate` made exactly this slice by `Box::into_raw`, and only this drop takes it back.
+                drop(unsafe { Box::from_raw(slice) });
+            }
+            Owner::Pooled { capacity } => pool::give(self.start, capacity),
+        }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let owner = match self.owner {
+            Owner::Empty => "empty",
+            Owner::Heap => "heap",
+            Owner::Pooled { .. } => "pooled",
+            Owner::Lent { .. } => "lent",
+        };
+        write!(f, "Memory({} bytes, {owner})", self.len)
+    }
+}

@@ -1,0 +1,253 @@
+//! A store joined with the policies that stand over it. What reads and writes go through; they live in `read` and
+//! `upload`, the short calls here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::store::{ObjectStore, Opened};
+use crate::transfer::{Attempts, Permit, Permits, Policy, Quota, idle, within};
+use crate::types::{Condition, GetRequest, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
+use crate::url::ObjectUrl;
+
+/// S3 deletes at most so many keys by one request (API reference, "DeleteObjects").
+const DELETE_KEYS: usize = 1000;
+
+/// A server-side copy answers at its end. S3 copies 5 GiB, its largest, within minutes.
+const COPY_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A store, and how it is used: cheap to share, safe to use from many tasks at once.
+#[derive(Debug)]
+pub struct Client {
+    store: Arc<dyn ObjectStore>,
+    policy: Policy,
+    permits: Arc<Permits>,
+    quota: Arc<Quota>,
+}
+
+impl Client {
+    /// A client with permits and a retry quota of its own.
+    pub fn new(store: Arc<dyn ObjectStore>, policy: Policy) -> Self {
+        let permits = Arc::new(Permits::new(policy.max_in_flight));
+        let quota = Arc::new(Quota::new(policy.max_in_flight));
+        Self { store, policy, permits, quota }
+    }
+
+    /// Another store under the permits and the quota of this client: another bucket of one account.
+    #[must_use]
+    pub fn sharing(&self, store: Arc<dyn ObjectStore>) -> Self {
+        Self { store, policy: self.policy.clone(), permits: self.permits.clone(), quota: self.quota.clone() }
+    }
+
+    /// The store underneath.
+    pub fn store(&self) -> &dyn ObjectStore {
+        &*self.store
+    }
+
+    /// How it is used.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Waits for leave to have a request in flight.
+    pub(crate) async fn permit(&self) -> Permit {
+        self.permits.acquire().await
+    }
+
+    /// How many requests may be in flight.
+    pub(crate) fn permits(&self) -> usize {
+        self.permits.limit()
+    }
+
+    /// The attempts of one request that is about to begin.
+    pub(crate) fn attempts(&self) -> Attempts<'_> {
+        Attempts::new(&self.policy, &self.quota)
+    }
+
+    /// What silence means.
+    pub(crate) fn silence(&self, operation: Operation, key: &str, what: &str) -> Error {
+        self.store.error(ErrorKind::Timeout, operation, key, what)
+    }
+
+    /// One attempt to open, with its time limit.
+    pub(crate) async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+        let key = request.key;
+        let limit = self.policy.first_byte_timeout;
+        match within(limit, self.store.open(request)).await {
+            Some(opened) => opened,
+            None => Err(self.silence(Operation::Get, key, &format!("no answer within {} s", limit.as_secs_f64()))),
+        }
+    }
+
+    /// One attempt of a call with a short answer, with its time limit.
+    async fn ask<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let _permit = self.permit().await;
+        let limit = self.policy.first_byte_timeout;
+        match within(limit, call).await {
+            Some(answer) => answer,
+            None => Err(self.silence(operation, key, &format!("no answer within {} s", limit.as_secs_f64()))),
+        }
+    }
+
+    /// Size, version and attributes of an object.
+    ///
+    /// # Errors
+    /// `NotFound`, `AccessDenied`, and what persists after the retries.
+    pub async fn head(&self, key: &str) -> Result<ObjectHead> {
+        self.store.check_key(Operation::Head, key)?;
+        let mut attempts = self.attempts();
+        loop {
+            match self.ask(Operation::Head, key, self.store.head(key)).await {
+                Ok(head) => {
+                    attempts.succeeded();
+                    return Ok(head);
+                }
+                Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
+    /// One page of a listing.
+    ///
+    /// # Errors
+    /// `NoBucket`, `AccessDenied`, and what persists after the retries.
+    pub async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
+        let mut attempts = self.attempts();
+        loop {
+            match self.ask(Operation::List, request.prefix, self.store.list(request.clone())).await {
+                Ok(page) => {
+                    attempts.succeeded();
+                    return Ok(page);
+                }
+                Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
+    /// Writes an object in one request. A conditional write whose answer was lost is settled by looking.
+    ///
+    /// # Errors
+    /// `Precondition`, `AccessDenied`, and what persists after the retries.
+    pub async fn put_whole(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        self.store.check_key(Operation::Put, key)?;
+        let mut attempts = self.attempts();
+        loop {
+            let permit = self.permit().await;
+            let limit = self.policy.first_byte_timeout + self.policy.idle_timeout;
+            let error = match idle(limit, self.store.put(key, payload, options)).await {
+                Some(Ok(version)) => {
+                    attempts.succeeded();
+                    return Ok(version);
+                }
+                Some(Err(error)) => error,
+                None => self.silence(Operation::Put, key, &format!("nothing moved for {} s", limit.as_secs_f64())),
+            };
+            if error.kind() == ErrorKind::Precondition
+                && attempts.outcome_unknown()
+                && let Some(version) = self.store.holds(key, payload).await?
+            {
+                return Ok(version);
+            }
+            drop(permit);
+            attempts.failed(error).await?;
+        }
+    }
+
+    /// Copies an object of the same kind of store to `key`.
+    ///
+    /// # Errors
+    /// `NotFound`, `AccessDenied`, `Unsupported` between kinds of store, and what persists after the retries.
+    pub async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
+        self.store.check_key(Operation::Copy, key)?;
+        let mut attempts = self.attempts();
+        loop {
+            let permit = self.permit().await;
+            let error = match within(COPY_TIMEOUT, self.store.copy(source, key)).await {
+                Some(Ok(version)) => {
+                    attempts.succeeded();
+                    return Ok(version);
+                }
+                Some(Err(error)) => error,
+                None => self.silence(Operation::Copy, key, "the copy took too long"),
+            };
+            drop(permit);
+            attempts.failed(error).await?;
+        }
+    }
+
+    /// Deletes objects; one that does not exist is no error.
+    ///
+    /// # Errors
+    /// What persists after the retries; the first of the objects that could not be deleted.
+    pub async fn delete(&self, keys: &[String]) -> Result<()> {
+        for key in keys {
+            self.store.check_key(Operation::Delete, key)?;
+        }
+        for chunk in keys.chunks(DELETE_KEYS) {
+            self.delete_chunk(chunk.to_vec()).await?;
+        }
+        Ok(())
+    }
+
+    async fn delete_chunk(&self, mut keys: Vec<String>) -> Result<()> {
+        let mut attempts = self.attempts();
+        loop {
+            let error = match self.ask(Operation::Delete, &keys[0], self.store.delete(&keys)).await {
+                Ok(mut failed) => {
+                    let Some((key, error)) = failed.pop() else { break };
+                    keys = failed.into_iter().map(|(key, _)| key).chain([key]).collect();
+                    error
+                }
+                Err(error) => error,
+            };
+            attempts.failed(error).await?;
+        }
+        attempts.succeeded();
+        Ok(())
+    }
+
+    /// Unfinished uploads under `prefix`.
+    ///
+    /// # Errors
+    /// `AccessDenied`, and what persists after the retries.
+    pub async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
+        let mut attempts = self.attempts();
+        loop {
+            match self.ask(Operation::ListUploads, prefix, self.store.uploads(prefix)).await {
+                Ok(uploads) => {
+                    attempts.succeeded();
+                    return Ok(uploads);
+                }
+                Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
+    /// Forgets an upload and its parts.
+    ///
+    /// # Errors
+    /// What persists after the retries.
+    pub async fn abort(&self, upload: &Upload) -> Result<()> {
+        let mut attempts = self.attempts();
+        loop {
+            match self.ask(Operation::Abort, &upload.key, self.store.abort(upload)).await {
+                Ok(()) => return Ok(()),
+                Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
+    /// Refuses a condition that the store does not keep.
+    pub(crate) fn check_condition(&self, operation: Operation, key: &str, condition: &Condition) -> Result<()> {
+        let capabilities = self.store.capabilities();
+        let kept = match condition {
+            Condition::Always => true,
+            Condition::Absent => capabilities.put_if_absent,
+            Condition::Matches(_) => capabilities.put_if_matches,
+        };
+        if kept {
+            return Ok(());
+        }
+        Err(self.store.error(ErrorKind::Unsupported, operation, key, "this store keeps no conditions on writes"))
+    }
+}

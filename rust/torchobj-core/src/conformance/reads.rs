@@ -1,0 +1,139 @@
+//! Reading: whole objects, ranges, versions, many at a time, and as a file.
+
+use super::{Subject, get, get_range, kind_of, pattern, put};
+use crate::buffer::{Landing, Memory};
+use crate::error::ErrorKind;
+use crate::read::{Job, Read, ReadAhead, get_many};
+use crate::types::{ByteRange, Version};
+
+pub(super) async fn what_was_put_is_read(subject: Subject) {
+    for length in [1, 2, 4096, 110 << 10, 1 << 20] {
+        let body = pattern(length, 1);
+        let version = put(&subject, "k", body.clone()).await;
+        let landed = subject.get(Read::whole("k")).await.unwrap();
+        assert_eq!(landed.buffer.as_slice(), body, "{length}");
+        assert_eq!((landed.size, landed.version), (length as u64, Some(version)), "{length}");
+        let known = Read { size: Some(length as u64), ..Read::whole("k") };
+        assert_eq!(subject.get(known).await.unwrap().buffer.as_slice(), body, "{length}, known");
+    }
+}
+
+pub(super) async fn an_empty_object_is_read(subject: Subject) {
+    put(&subject, "empty", "").await;
+    for size in [None, Some(0)] {
+        let landed = subject.get(Read { size, ..Read::whole("empty") }).await.unwrap();
+        assert_eq!((landed.buffer.len(), landed.size), (0, 0));
+    }
+    assert_eq!(subject.head("empty").await.unwrap().size, 0);
+    assert_eq!(kind_of(get_range(&subject, "empty", 1..2).await), ErrorKind::Range);
+}
+
+pub(super) async fn ranges_are_the_bytes_they_name(subject: Subject) {
+    let body = pattern(1000, 2);
+    put(&subject, "k", body.clone()).await;
+    for range in [0..1, 0..1000, 10..20, 999..1000, 990..2000, 5..5] {
+        let end = range.end.min(1000);
+        let expected = &body[usize::try_from(range.start).unwrap()..usize::try_from(end).unwrap()];
+        assert_eq!(get_range(&subject, "k", range.clone()).await.unwrap(), expected, "{range:?}");
+    }
+    for (range, expected) in [
+        (ByteRange::From(0), &body[..]),
+        (ByteRange::From(999), &body[999..]),
+        (ByteRange::Suffix(1), &body[999..]),
+        (ByteRange::Suffix(300), &body[700..]),
+        (ByteRange::Suffix(5000), &body[..]),
+    ] {
+        let read = Read { range: Some(range.clone()), ..Read::whole("k") };
+        assert_eq!(subject.get(read).await.unwrap().buffer.as_slice(), expected, "{range:?}");
+    }
+    assert_eq!(kind_of(get_range(&subject, "k", 1000..1001).await), ErrorKind::Range);
+}
+
+pub(super) async fn a_missing_object_is_not_found(subject: Subject) {
+    assert_eq!(kind_of(get(&subject, "missing").await), ErrorKind::NotFound);
+    assert_eq!(kind_of(subject.head("missing").await), ErrorKind::NotFound);
+    let error = subject.get(Read::whole("missing")).await.unwrap_err();
+    assert!(error.url().ends_with("missing"), "{error}");
+}
+
+pub(super) async fn a_version_that_is_gone_is_changed(subject: Subject) {
+    let old = put(&subject, "k", pattern(500, 3)).await;
+    let pinned = |version: &Version| Read { version: Some(version.clone()), ..Read::whole("k") };
+    assert_eq!(subject.get(pinned(&old)).await.unwrap().buffer.as_slice(), pattern(500, 3));
+    let new = put(&subject, "k", pattern(500, 4)).await;
+    assert_ne!(old, new);
+    assert_eq!(kind_of(subject.get(pinned(&old)).await), ErrorKind::Changed);
+    assert_eq!(subject.get(pinned(&new)).await.unwrap().buffer.as_slice(), pattern(500, 4));
+}
+
+pub(super) async fn a_large_object_is_read_in_parts(subject: Subject) {
+    let policy = subject.policy();
+    for length in [policy.whole_below_bytes, policy.whole_below_bytes + 1, 3 * policy.part_bytes + 17] {
+        let body = pattern(usize::try_from(length).unwrap(), length);
+        put(&subject, "large", body.clone()).await;
+        for size in [None, Some(length)] {
+            let landed = subject.get(Read { size, ..Read::whole("large") }).await.unwrap();
+            assert!(landed.buffer.as_slice() == body, "{length} {size:?}");
+        }
+        let middle = length / 3..length - 5;
+        let expected = &body[usize::try_from(middle.start).unwrap()..usize::try_from(middle.end).unwrap()];
+        assert!(get_range(&subject, "large", middle).await.unwrap() == expected, "{length}");
+    }
+}
+
+pub(super) async fn many_objects_come_in_their_order(subject: Subject) {
+    let mut jobs = Vec::new();
+    for index in 0..150_u64 {
+        let length = usize::try_from(index * 37).unwrap();
+        put(&subject, &format!("k{index}"), pattern(length, index)).await;
+        let into = (index % 3 == 0).then(|| Memory::allocate(length + 10).unwrap());
+        jobs.push(Job { client: subject.clone(), read: Read { into, ..Read::whole(format!("k{index}")) } });
+    }
+    for (index, landed) in get_many(jobs, true).await.into_iter().enumerate() {
+        assert_eq!(landed.unwrap().buffer.as_slice(), pattern(index * 37, index as u64), "{index}");
+    }
+}
+
+pub(super) async fn one_missing_object_does_not_spoil_the_others(subject: Subject) {
+    put(&subject, "here", "yes").await;
+    let job = |key: &str| Job { client: subject.clone(), read: Read::whole(key) };
+    let results = get_many(vec![job("here"), job("missing"), job("here")], false).await;
+    let kinds: Vec<_> =
+        results.into_iter().map(|result| result.map(|landed| landed.size).map_err(|e| e.kind())).collect();
+    assert_eq!(kinds, [Ok(3), Err(ErrorKind::NotFound), Ok(3)]);
+    assert!(get_many(Vec::new(), true).await.is_empty());
+}
+
+pub(super) async fn a_buffer_that_is_too_small_is_refused(subject: Subject) {
+    put(&subject, "k", pattern(100, 5)).await;
+    let into = |length| Read { into: Some(Memory::allocate(length).unwrap()), ..Read::whole("k") };
+    let error = subject.get(into(99)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert!(error.to_string().contains("99"), "{error}");
+    assert_eq!(subject.get(into(100)).await.unwrap().buffer.as_slice(), pattern(100, 5));
+}
+
+pub(super) async fn a_file_like_reader_reads_what_is_there(subject: Subject) {
+    let body = pattern(3 << 20, 6);
+    put(&subject, "file", body.clone()).await;
+    let mut reader = ReadAhead::new(subject.clone(), "file");
+    assert_eq!(reader.size().await.unwrap(), body.len() as u64);
+    let mut rng = fastrand::Rng::with_seed(11);
+    let mut position = 0;
+    for step in 0..200 {
+        if step % 7 == 0 {
+            position = rng.usize(0..body.len() + 100);
+        }
+        let length = if step % 31 == 0 { 2 << 20 } else { rng.usize(0..100_000) };
+        let (landing, mut dest) = Landing::new(Memory::allocate(length).unwrap());
+        let count = reader.read_at(position as u64, &mut dest).await.unwrap();
+        drop(dest);
+        let expected = &body[position.min(body.len())..(position + length).min(body.len())];
+        assert_eq!(count, expected.len(), "{position} {length}");
+        assert!(landing.finish(count).unwrap().as_slice() == expected, "{position} {length}");
+        position += count;
+    }
+    put(&subject, "empty", "").await;
+    assert_eq!(ReadAhead::new(subject.clone(), "empty").size().await.unwrap(), 0);
+    assert_eq!(kind_of(ReadAhead::new(subject, "missing").size().await), ErrorKind::NotFound);
+}

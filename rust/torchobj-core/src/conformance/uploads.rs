@@ -1,0 +1,121 @@
+//! Uploads in parts: whole at the commit, invisible before it, gone after an abort.
+
+use super::writes::some_attributes;
+use super::{Subject, get, kind_of, pattern, put};
+use crate::error::ErrorKind;
+use crate::types::{Condition, PutOptions, Version};
+use crate::upload::Writer;
+
+/// A body of two full parts and a little.
+fn large(subject: &Subject, seed: u64) -> bytes::Bytes {
+    let part = subject.policy().part_bytes.max(subject.store().capabilities().min_part_bytes);
+    let length = (2 * part + 12_345).max(subject.policy().whole_below_bytes);
+    pattern(usize::try_from(length).unwrap(), seed)
+}
+
+async fn write(writer: &mut Writer, mut bytes: &[u8], piece: usize) {
+    while !bytes.is_empty() {
+        let count = writer.fill(&bytes[..piece.min(bytes.len())]).unwrap();
+        if count < piece.min(bytes.len()) {
+            writer.send_part().await.unwrap();
+        }
+        bytes = &bytes[count..];
+    }
+}
+
+async fn unfinished(subject: &Subject) -> usize {
+    subject.uploads("").await.unwrap().len()
+}
+
+pub(super) async fn a_large_put_is_whole(subject: Subject) {
+    let body = large(&subject, 1);
+    let attributes = subject.store().capabilities().attributes.then(some_attributes).unwrap_or_default();
+    let options = PutOptions { attributes: attributes.clone(), ..PutOptions::default() };
+    let version = subject.put("large", body.clone().into(), &options).await.unwrap();
+    assert!(get(&subject, "large").await.unwrap() == body);
+    let head = subject.head("large").await.unwrap();
+    assert_eq!((head.size, head.version), (body.len() as u64, Some(version)));
+    assert_eq!(head.attributes.metadata, attributes.metadata);
+    assert_eq!(unfinished(&subject).await, 0);
+}
+
+pub(super) async fn a_writer_makes_what_was_written(subject: Subject) {
+    for (name, body) in [("small", pattern(1000, 2)), ("large", large(&subject, 3))] {
+        let mut writer = Writer::new(subject.clone(), name, PutOptions::default()).unwrap();
+        write(&mut writer, &body, 100_003).await;
+        assert_eq!(writer.position(), body.len() as u64);
+        assert_eq!(kind_of(subject.head(name).await), ErrorKind::NotFound, "visible before its commit");
+        let version = writer.close().await.unwrap();
+        assert!(get(&subject, name).await.unwrap() == body, "{name}");
+        assert_eq!(subject.head(name).await.unwrap().version, Some(version), "{name}");
+    }
+    assert_eq!(unfinished(&subject).await, 0);
+}
+
+pub(super) async fn a_writer_of_nothing_makes_an_empty_object(subject: Subject) {
+    let mut writer = Writer::new(subject.clone(), "empty", PutOptions::default()).unwrap();
+    writer.close().await.unwrap();
+    assert_eq!(subject.head("empty").await.unwrap().size, 0);
+}
+
+pub(super) async fn an_aborted_writer_leaves_nothing(subject: Subject) {
+    put(&subject, "k", "before").await;
+    for body in [pattern(1000, 4), large(&subject, 5)] {
+        let mut writer = Writer::new(subject.clone(), "k", PutOptions::default()).unwrap();
+        write(&mut writer, &body, 1 << 20).await;
+        writer.abort().await;
+        assert_eq!(get(&subject, "k").await.unwrap(), b"before");
+        assert_eq!(unfinished(&subject).await, 0);
+    }
+}
+
+pub(super) async fn a_dropped_writer_leaves_nothing(subject: Subject) {
+    put(&subject, "k", "before").await;
+    let mut writer = Writer::new(subject.clone(), "k", PutOptions::default()).unwrap();
+    write(&mut writer, &large(&subject, 6), 1 << 20).await;
+    drop(writer);
+    // The abort runs in the background; its own limit ends the wait.
+    tokio::task::spawn_blocking(|| crate::runtime::cleaned_up(std::time::Duration::from_secs(20))).await.unwrap();
+    assert_eq!(unfinished(&subject).await, 0);
+    assert_eq!(get(&subject, "k").await.unwrap(), b"before");
+}
+
+pub(super) async fn an_upload_replaces_only_at_its_commit(subject: Subject) {
+    put(&subject, "k", "before").await;
+    let body = large(&subject, 7);
+    let mut writer = Writer::new(subject.clone(), "k", PutOptions::default()).unwrap();
+    write(&mut writer, &body, 1 << 20).await;
+    assert_eq!(get(&subject, "k").await.unwrap(), b"before");
+    assert_eq!(subject.uploads("k").await.unwrap().iter().map(|upload| upload.key.as_str()).collect::<Vec<_>>(), ["k"]);
+    assert!(subject.uploads("other").await.unwrap().is_empty());
+    writer.close().await.unwrap();
+    assert!(get(&subject, "k").await.unwrap() == body);
+}
+
+pub(super) async fn a_commit_if_absent_never_replaces(subject: Subject) {
+    if !subject.store().capabilities().put_if_absent {
+        return;
+    }
+    let options = PutOptions { condition: Condition::Absent, ..PutOptions::default() };
+    let mut writer = Writer::new(subject.clone(), "k", options).unwrap();
+    write(&mut writer, &large(&subject, 8), 1 << 20).await;
+    put(&subject, "k", "was first").await;
+    assert_eq!(kind_of(writer.close().await), ErrorKind::Precondition);
+    assert_eq!(get(&subject, "k").await.unwrap(), b"was first");
+    assert_eq!(unfinished(&subject).await, 0);
+}
+
+pub(super) async fn a_wrong_part_is_refused_at_the_commit(subject: Subject) {
+    let store = subject.store();
+    let upload = store.begin_upload("k", &PutOptions::default()).await.unwrap();
+    let body = pattern(1000, 9);
+    let mut receipt = store.put_part(&upload, 1, 0, &body.clone().into()).await.unwrap();
+    let again = store.put_part(&upload, 1, 0, &body.clone().into()).await.unwrap();
+    receipt.version = Version::new("\"00000000000000000000000000000000\"");
+    assert_eq!(kind_of(store.commit(&upload, &[receipt], &Condition::Always).await), ErrorKind::InvalidRequest);
+    assert_eq!(kind_of(subject.head("k").await), ErrorKind::NotFound);
+    store.commit(&upload, &[again], &Condition::Always).await.unwrap();
+    assert_eq!(get(&subject, "k").await.unwrap(), body);
+    store.abort(&upload).await.unwrap();
+    assert_eq!(kind_of(store.put_part(&upload, 2, 0, &body.into()).await), ErrorKind::UploadGone);
+}

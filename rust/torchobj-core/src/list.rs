@@ -1,0 +1,122 @@
+//! Lists a prefix into a manifest, keeping what a filter lets pass.
+
+use std::time::Duration;
+
+use globset::{GlobBuilder, GlobMatcher};
+use tokio::time::Instant;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::manifest::Manifest;
+use crate::types::{ListEntry, ListRequest};
+
+/// A listing that takes longer than this says in the log how far it is, as often.
+const REPORT_EVERY: Duration = Duration::from_secs(2);
+
+/// Which objects of a listing are wanted. Directory markers, empty objects whose keys end in `/`, never are.
+#[derive(Debug, Default)]
+pub struct Filter {
+    glob: Option<GlobMatcher>,
+    suffixes: Vec<String>,
+    limit: Option<usize>,
+}
+
+impl Filter {
+    /// `glob` is matched with what follows the prefix: `*` and `?` stay within a component, `**` does not. A key must
+    /// end in one of `suffixes`, if there are any. At most `limit` objects are taken, the first in key order.
+    ///
+    /// # Errors
+    /// `Config` when `glob` is no pattern.
+    pub fn new(glob: Option<&str>, suffixes: Vec<String>, limit: Option<usize>) -> Result<Self> {
+        let compile = |pattern: &str| {
+            let glob = GlobBuilder::new(pattern).literal_separator(true).build().map_err(|source| {
+                Error::new(ErrorKind::Config, Operation::List, format!("glob={pattern:?}"), "not a pattern")
+                    .with_source(source)
+            })?;
+            Ok(glob.compile_matcher())
+        };
+        Ok(Self { glob: glob.map(compile).transpose()?, suffixes, limit })
+    }
+
+    fn passes(&self, prefix: &str, entry: &ListEntry) -> bool {
+        let marker = entry.size == 0 && entry.key.ends_with('/');
+        let suffix = self.suffixes.is_empty() || self.suffixes.iter().any(|suffix| entry.key.ends_with(suffix));
+        let relative = entry.key.strip_prefix(prefix).unwrap_or(&entry.key);
+        !marker && suffix && self.glob.as_ref().is_none_or(|glob| glob.is_match(relative))
+    }
+}
+
+impl Client {
+    /// Lists everything under `prefix` that `filter` lets pass, in key order. `base` is what the manifest calls this
+    /// bucket.
+    ///
+    /// # Errors
+    /// `NoBucket`, `AccessDenied`, and what persists after the retries.
+    pub async fn list_into(&self, manifest: &mut Manifest, base: &str, prefix: &str, filter: &Filter) -> Result<()> {
+        let started = Instant::now();
+        let mut reported = started;
+        let mut seen = 0;
+        let mut continuation: Option<String> = None;
+        loop {
+            let request = ListRequest { prefix, continuation: continuation.as_deref(), ..ListRequest::default() };
+            let page = self.list(request).await?;
+            seen += page.entries.len();
+            for entry in page.entries.iter().filter(|entry| filter.passes(prefix, entry)) {
+                if filter.limit.is_some_and(|limit| manifest.len() >= limit) {
+                    manifest.shrink();
+                    return Ok(());
+                }
+                manifest.push(base, &entry.key, Some(entry.size), entry.version.as_ref());
+            }
+            if reported.elapsed() >= REPORT_EVERY {
+                reported = Instant::now();
+                let seconds = started.elapsed().as_secs_f64();
+                log::info!("listing {}: {seen} keys after {seconds:.1} s", self.store().url(prefix));
+            }
+            continuation = page.continuation;
+            if continuation.is_none() {
+                manifest.shrink();
+                return Ok(());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(key: &str, size: u64) -> ListEntry {
+        ListEntry { key: key.to_owned(), size, version: None, modified_ms: None, storage_class: None }
+    }
+
+    #[test]
+    fn a_star_stays_within_a_component_and_two_do_not() {
+        let one = Filter::new(Some("*.jpg"), Vec::new(), None).unwrap();
+        let any = Filter::new(Some("**/*.jpg"), Vec::new(), None).unwrap();
+        assert!(one.passes("train/", &entry("train/a.jpg", 1)));
+        assert!(!one.passes("train/", &entry("train/x/a.jpg", 1)));
+        assert!(any.passes("train/", &entry("train/x/y/a.jpg", 1)) && any.passes("train/", &entry("train/a.jpg", 1)));
+    }
+
+    #[test]
+    fn directory_markers_are_never_taken_and_empty_objects_are() {
+        let all = Filter::default();
+        assert!(!all.passes("", &entry("folder/", 0)));
+        assert!(all.passes("", &entry("folder/", 3)) && all.passes("", &entry("empty", 0)));
+    }
+
+    #[test]
+    fn any_of_the_suffixes_will_do() {
+        let filter = Filter::new(None, vec![".png".into(), ".jpg".into()], None).unwrap();
+        assert!(filter.passes("", &entry("a.png", 1)) && filter.passes("", &entry("a.jpg", 1)));
+        assert!(!filter.passes("", &entry("a.txt", 1)));
+    }
+
+    #[test]
+    fn a_broken_glob_is_a_config_error_that_names_it() {
+        let error = Filter::new(Some("a[b"), Vec::new(), None).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(error.to_string().contains("a[b"), "{error}");
+    }
+}

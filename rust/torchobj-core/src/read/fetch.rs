@@ -1,0 +1,285 @@
+//! Reads one object, or a range of one, into memory: the first answer tells size and version, the rest follows as
+//! parts in parallel, and a body that breaks goes on at its byte. Knows nothing of other objects.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use tokio::task::JoinSet;
+
+use super::plan;
+use crate::buffer::{Buffer, Dest, Landing, Memory};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::store::Opened;
+use crate::transfer::{Permit, idle};
+use crate::types::{ByteRange, GetRequest, Version};
+
+/// What is to be read.
+#[derive(Debug, Default)]
+pub struct Read {
+    /// The object.
+    pub key: String,
+    /// Which bytes; `None` for all. An end behind the object's is cut.
+    pub range: Option<ByteRange>,
+    /// Size of the whole object, where a listing told it.
+    pub size: Option<u64>,
+    /// The version that must answer, where a listing told it.
+    pub version: Option<Version>,
+    /// Where to; `None` for memory of ours.
+    pub into: Option<Memory>,
+}
+
+impl Read {
+    /// All of one object.
+    pub fn whole(key: impl Into<String>) -> Self {
+        Self { key: key.into(), ..Self::default() }
+    }
+}
+
+/// What was read.
+#[derive(Debug)]
+pub struct Landed {
+    /// The bytes.
+    pub buffer: Buffer,
+    /// Size of the whole object.
+    pub size: u64,
+    /// The version they are of.
+    pub version: Option<Version>,
+}
+
+impl Client {
+    /// Reads an object or a range of it.
+    ///
+    /// # Errors
+    /// `NotFound`, `AccessDenied`, `Changed` when the version that was asked for is gone or another appeared half-way,
+    /// `Range` when the range begins behind the object's end, `Config` when `into` is too small, and what persists
+    /// after the retries.
+    pub async fn get(self: &Arc<Self>, read: Read) -> Result<Landed> {
+        let Read { key, range, size, version, into } = read;
+        self.store().check_key(Operation::Get, &key)?;
+        let want = match &range {
+            None => 0..u64::MAX,
+            Some(ByteRange::Bounded(range)) => range.clone(),
+            Some(ByteRange::From(start)) => *start..u64::MAX,
+            // Where a suffix begins is known from its answer.
+            Some(ByteRange::Suffix(_)) => 0..u64::MAX,
+        };
+        let ask = match range {
+            Some(ByteRange::Suffix(length)) => Some(ByteRange::Suffix(length)),
+            _ => plan::first(self.policy(), &want, size),
+        };
+        if want.is_empty() {
+            return self.empty(&key, into, version);
+        }
+        let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
+        let first = match self.open_first(&key, ask, version.as_ref()).await {
+            // Every range of an empty object is refused; so is this the way to see that it is empty.
+            Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
+                return self.empty(&key, into, version);
+            }
+            first => first?,
+        };
+        let size = first.opened.size();
+        let version = first.opened.version().cloned().or(version);
+        let answered = first.opened.range();
+        let want = if suffix { answered.start..size } else { want.start..want.end.min(size) };
+        let (landing, dest, length) = self.landing(&key, &want, into)?;
+        self.land(key, first, want.end.min(answered.end)..want.end, version.clone(), dest).await?;
+        let buffer = landing.finish(length).map_err(|_| self.bug(&answered))?;
+        Ok(Landed { buffer, size, version })
+    }
+
+    fn bug(&self, range: &Range<u64>) -> Error {
+        self.store().error(ErrorKind::Io, Operation::Get, "", &format!("a writer of {range:?} outlived its read"))
+    }
+
+    fn empty(&self, key: &str, into: Option<Memory>, version: Option<Version>) -> Result<Landed> {
+        let (landing, dest, _) = self.landing(key, &(0..0), into)?;
+        drop(dest);
+        let buffer = landing.finish(0).map_err(|_| self.bug(&(0..0)))?;
+        Ok(Landed { buffer, size: 0, version })
+    }
+
+    /// Memory for `want`: the caller's if it is large enough, or new.
+    fn landing(&self, key: &str, want: &Range<u64>, into: Option<Memory>) -> Result<(Landing, Dest, usize)> {
+        let length = usize::try_from(want.end - want.start).expect("objects of 2^64 bytes do not exist");
+        let memory = match into {
+            Some(memory) if memory.len() < length => {
+                let message = format!("the buffer of {} bytes is too small for {length}", memory.len());
+                return Err(self.store().error(ErrorKind::Config, Operation::Get, key, &message));
+            }
+            Some(memory) => memory,
+            None => Memory::allocate(length).map_err(|source| {
+                let message = format!("no memory for {length} bytes");
+                self.store().error(ErrorKind::Io, Operation::Get, key, &message).with_source(source)
+            })?,
+        };
+        let (landing, mut dest) = Landing::new(memory);
+        drop(dest.split_off(length));
+        Ok((landing, dest, length))
+    }
+
+    async fn open_first(&self, key: &str, range: Option<ByteRange>, version: Option<&Version>) -> Result<First> {
+        let mut attempts = self.attempts();
+        loop {
+            let permit = self.permit().await;
+            let opened = match self.open(GetRequest { key, range: range.clone(), version }).await {
+                Ok(opened) => self.check(key, range.as_ref(), version, opened),
+                Err(error) => Err(error),
+            };
+            match opened {
+                Ok(opened) => {
+                    attempts.succeeded();
+                    return Ok(First { opened, _permit: permit });
+                }
+                Err(error) => {
+                    drop(permit);
+                    attempts.failed(error).await?;
+                }
+            }
+        }
+    }
+
+    /// Whether an answer is to what was asked. A store that ignores ranges may answer with the whole object, if that
+    /// begins where the range does.
+    fn check(
+        &self,
+        key: &str,
+        range: Option<&ByteRange>,
+        version: Option<&Version>,
+        opened: Box<dyn Opened>,
+    ) -> Result<Box<dyn Opened>> {
+        let (size, answered) = (opened.size(), opened.range());
+        let expected = match range {
+            None => 0..size,
+            Some(ByteRange::Bounded(range)) => range.start..range.end.min(size),
+            Some(ByteRange::From(start)) => *start..size,
+            Some(ByteRange::Suffix(length)) => size.saturating_sub(*length)..size,
+        };
+        if answered != expected && !(answered == (0..size) && expected.start == 0) {
+            let message = format!("asked for bytes {expected:?} of {size}, the answer has {answered:?}");
+            return Err(self.store().error(ErrorKind::Protocol, Operation::Get, key, &message));
+        }
+        match (version, opened.version()) {
+            (Some(asked), Some(got)) if asked != got => {
+                let message = format!("the object changed: it was {asked:?}, now it is {got:?}");
+                Err(self.store().error(ErrorKind::Changed, Operation::Get, key, &message))
+            }
+            _ => Ok(opened),
+        }
+    }
+
+    /// Receives the first answer and, beside it, `rest` in parts, into `dest`.
+    async fn land(
+        self: &Arc<Self>,
+        key: String,
+        first: First,
+        rest: Range<u64>,
+        version: Option<Version>,
+        mut dest: Dest,
+    ) -> Result<()> {
+        let first_length = dest.len() - usize::try_from(rest.end - rest.start).expect("a part of dest");
+        let first_range = rest.start - first_length as u64..rest.start;
+        if rest.is_empty() {
+            return self.receive(&key, first_range, version.as_ref(), &mut dest, Some(first)).await;
+        }
+        let key: Arc<str> = key.into();
+        let tail = dest.split_off(first_length);
+        let rest = self.receive_parts(key.clone(), rest, version.clone(), tail);
+        let first = async {
+            let mut dest = dest;
+            self.receive(&key, first_range, version.as_ref(), &mut dest, Some(first)).await
+        };
+        tokio::try_join!(first, rest)?;
+        Ok(())
+    }
+
+    /// Receives `range` into `dest`, which has room for exactly that, as parts in parallel.
+    pub(super) async fn receive_parts(
+        self: &Arc<Self>,
+        key: Arc<str>,
+        range: Range<u64>,
+        version: Option<Version>,
+        mut dest: Dest,
+    ) -> Result<()> {
+        let mut parts = JoinSet::new();
+        for range in plan::parts(range, self.policy().part_bytes) {
+            let length = usize::try_from(range.end - range.start).expect("a part of dest");
+            let next = dest.split_off(length);
+            let mut part = std::mem::replace(&mut dest, next);
+            let (client, key, version) = (self.clone(), key.clone(), version.clone());
+            parts.spawn(async move { client.receive(&key, range, version.as_ref(), &mut part, None).await });
+        }
+        drop(dest);
+        while let Some(part) = parts.join_next().await {
+            part.map_err(|panic| {
+                self.store().error(ErrorKind::Cancelled, Operation::Get, &key, "a part was lost").with_source(panic)
+            })??;
+        }
+        Ok(())
+    }
+
+    /// Receives `range` into `dest`, going on after what breaks, from `first` if the answer is there already.
+    pub(super) async fn receive(
+        &self,
+        key: &str,
+        range: Range<u64>,
+        version: Option<&Version>,
+        dest: &mut Dest,
+        mut first: Option<First>,
+    ) -> Result<()> {
+        let mut attempts = self.attempts();
+        while dest.remaining() > 0 || first.is_some() {
+            let before = dest.filled();
+            match self.receive_once(key, &range, version, dest, first.take()).await {
+                Ok(()) if dest.remaining() == 0 => break,
+                Ok(()) => {
+                    attempts.progressed(dest.filled() - before);
+                    let message = format!("the body ended {} bytes early", dest.remaining());
+                    let error = self.store().error(ErrorKind::ShortBody, Operation::Get, key, &message);
+                    attempts.failed(error).await?;
+                }
+                Err(error) => {
+                    attempts.progressed(dest.filled() - before);
+                    attempts.failed(error).await?;
+                }
+            }
+        }
+        attempts.succeeded();
+        Ok(())
+    }
+
+    async fn receive_once(
+        &self,
+        key: &str,
+        range: &Range<u64>,
+        version: Option<&Version>,
+        dest: &mut Dest,
+        first: Option<First>,
+    ) -> Result<()> {
+        let First { mut opened, _permit } = match first {
+            Some(first) => first,
+            None => {
+                let permit = self.permit().await;
+                let ask = Some(ByteRange::Bounded(range.start + dest.filled() as u64..range.end));
+                let opened = self.open(GetRequest { key, range: ask.clone(), version }).await?;
+                let opened = self.check(key, ask.as_ref(), version, opened)?;
+                First { opened, _permit: permit }
+            }
+        };
+        let limit = self.policy().idle_timeout;
+        match idle(limit, opened.read_into(dest)).await {
+            Some(result) => result,
+            None => {
+                let message = format!("the body stood still for {} s at byte {}", limit.as_secs_f64(), dest.filled());
+                Err(self.silence(Operation::Get, key, &message))
+            }
+        }
+    }
+}
+
+/// An answer whose body waits, and the permit that it holds meanwhile.
+pub(super) struct First {
+    opened: Box<dyn Opened>,
+    _permit: Permit,
+}

@@ -1,0 +1,12 @@
+//! Reading: which requests an object takes (`plan`), one object (`fetch`), many at a time (`many`), and a file-like
+//! reader that fetches ahead of its position (`ahead`).
+
+mod ahead;
+mod fetch;
+mod many;
+mod plan;
+
+pub use ahead::ReadAhead;
+pub use fetch::{Landed, Read};
+pub use many::{Job, get_many};
+pub(crate) use plan::parts;

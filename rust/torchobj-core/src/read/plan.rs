@@ -1,0 +1,75 @@
+//! Cuts what is wanted of an object into ranges. Does no I/O.
+
+use std::ops::Range;
+
+use crate::transfer::Policy;
+use crate::types::ByteRange;
+
+/// The first request for `want` of an object: `None` asks for all of it.
+///
+/// Where the size is unknown the first request is one part: its answer tells the size, and the rest follows in
+/// parallel. (16 MiB at once, measured at 80 MB/s a connection, are slower than two parts of 8.)
+pub(super) fn first(policy: &Policy, want: &Range<u64>, size: Option<u64>) -> Option<ByteRange> {
+    match size {
+        Some(size) if *want == (0..u64::MAX) && size < policy.whole_below_bytes => None,
+        Some(size) if want.end.min(size) <= want.start => Some(ByteRange::From(want.start)),
+        _ => {
+            let end = want.end.min(size.unwrap_or(u64::MAX));
+            let whole = end - want.start < policy.whole_below_bytes;
+            let end = if whole { end } else { want.start + policy.part_bytes };
+            Some(ByteRange::Bounded(want.start..end))
+        }
+    }
+}
+
+/// `range` in pieces of `part_bytes`, in order; the last may be shorter.
+pub(crate) fn parts(range: Range<u64>, part_bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    (start..end)
+        .step_by(usize::try_from(part_bytes).unwrap_or(usize::MAX))
+        .map(move |at| at..(at + part_bytes).min(end))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn parts_cover_each_byte_exactly_once(start in 0u64..1 << 40, len in 0u64..1 << 20, part in 1u64..1 << 20) {
+            let mut at = start;
+            for range in parts(start..start + len, part) {
+                prop_assert_eq!(range.start, at);
+                prop_assert!(range.end > range.start && range.end - range.start <= part);
+                at = range.end;
+            }
+            prop_assert_eq!(at, start + len);
+        }
+    }
+
+    #[test]
+    fn a_small_object_of_known_size_is_one_plain_request() {
+        let policy = Policy::default();
+        assert_eq!(first(&policy, &(0..u64::MAX), Some(110 << 10)), None);
+        assert_eq!(first(&policy, &(0..u64::MAX), Some(0)), None);
+        assert_eq!(first(&policy, &(0..u64::MAX), Some((16 << 20) - 1)), None);
+    }
+
+    #[test]
+    fn an_object_of_unknown_or_large_size_begins_with_one_part() {
+        let policy = Policy::default();
+        let part = Some(ByteRange::Bounded(0..8 << 20));
+        assert_eq!(first(&policy, &(0..u64::MAX), None), part);
+        assert_eq!(first(&policy, &(0..u64::MAX), Some(16 << 20)), part);
+    }
+
+    #[test]
+    fn a_range_is_asked_for_as_it_is_unless_it_is_large() {
+        let policy = Policy::default();
+        assert_eq!(first(&policy, &(5..9), None), Some(ByteRange::Bounded(5..9)));
+        assert_eq!(first(&policy, &(5..900), Some(100)), Some(ByteRange::Bounded(5..100)));
+        assert_eq!(first(&policy, &(1 << 20..1 << 30), None), Some(ByteRange::Bounded(1 << 20..9 << 20)));
+    }
+}

@@ -1,0 +1,174 @@
+//! Whether and when a request that failed is tried again: by kind, with full jitter, within a count, a time and a quota.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::{Policy, Quota};
+use crate::error::{Error, ErrorKind, Result, Retry};
+
+/// Backoff before the second attempt is up to twice this; it doubles from there.
+const BASE: Duration = Duration::from_millis(50);
+/// The same after a 503 SlowDown or a 429.
+const THROTTLED_BASE: Duration = Duration::from_millis(500);
+const LONGEST: Duration = Duration::from_secs(20);
+/// Retries that cost no attempt: a stale connection, a learnt region, a learnt clock. Each can happen once or twice.
+const FREE_RETRIES: u32 = 4;
+/// So many bytes that arrived make an attempt a success that broke, and not a failure.
+const PROGRESS_BYTES: usize = 256 << 10;
+
+/// The attempts of one request.
+#[derive(Debug)]
+pub struct Attempts<'a> {
+    policy: &'a Policy,
+    quota: &'a Quota,
+    started: Instant,
+    total: u32,
+    counted: u32,
+    free: u32,
+    progress_bytes: usize,
+    outcome_unknown: bool,
+}
+
+impl<'a> Attempts<'a> {
+    /// Before the first attempt.
+    pub fn new(policy: &'a Policy, quota: &'a Quota) -> Self {
+        Self {
+            policy,
+            quota,
+            started: Instant::now(),
+            total: 0,
+            counted: 0,
+            free: 0,
+            progress_bytes: 0,
+            outcome_unknown: false,
+        }
+    }
+
+    /// The last attempt succeeded.
+    pub fn succeeded(&self) {
+        if self.counted > 0 {
+            self.quota.succeeded();
+        }
+    }
+
+    /// The last attempt received `bytes` before it broke: enough of them, and the count starts anew.
+    pub fn progressed(&mut self, bytes: usize) {
+        self.progress_bytes += bytes;
+        if self.progress_bytes >= PROGRESS_BYTES {
+            self.progress_bytes = 0;
+            self.counted = 0;
+            self.started = Instant::now();
+        }
+    }
+
+    /// Whether any attempt may have had its effect although it failed.
+    pub fn outcome_unknown(&self) -> bool {
+        self.outcome_unknown
+    }
+
+    /// The last attempt failed. Waits as long as it should and returns, to try again; or says why not.
+    ///
+    /// # Errors
+    /// `error` itself, with the number of attempts, when there shall be no other.
+    pub async fn failed(&mut self, error: Error) -> Result<()> {
+        self.total += 1;
+        self.outcome_unknown |= error.kind().outcome_unknown();
+        let mut kind = error.kind().retry();
+        if kind == Retry::Now && self.free >= FREE_RETRIES {
+            kind = Retry::Later;
+        }
+        let base = match kind {
+            Retry::Never => return Err(self.last(error)),
+            Retry::Now => {
+                self.free += 1;
+                return Ok(());
+            }
+            Retry::Later => BASE,
+            Retry::Throttled => THROTTLED_BASE,
+        };
+        self.counted += 1;
+        let wait = error.retry_after().unwrap_or_else(|| backoff(base, self.counted, &mut fastrand::Rng::new()));
+        if self.counted >= self.policy.max_attempts || self.started.elapsed() + wait > self.policy.retry_timeout {
+            return Err(self.last(error));
+        }
+        if !self.quota.take() {
+            return Err(self.last(error).with_hint("too many requests of this client fail: it stopped retrying"));
+        }
+        log::debug!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
+        sleep(wait).await;
+        Ok(())
+    }
+
+    fn last(&self, error: Error) -> Error {
+        let error = error.with_attempts(self.total, self.started.elapsed());
+        match error.kind() {
+            ErrorKind::Throttled => error.with_hint("the store asks for fewer requests: lower max_in_flight"),
+            _ => error,
+        }
+    }
+}
+
+/// Full jitter: anything up to the exponential bound. Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
+fn backoff(base: Duration, retry: u32, rng: &mut fastrand::Rng) -> Duration {
+    let bound = base.saturating_mul(1 << retry.min(16)).min(LONGEST);
+    bound.mul_f64(rng.f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Operation;
+
+    fn error(kind: ErrorKind) -> Error {
+        Error::new(kind, Operation::Get, "s3://b/k", "")
+    }
+
+    async fn attempts_until_error(policy: &Policy, kind: ErrorKind) -> (u32, Duration) {
+        let quota = Quota::new(100);
+        let started = Instant::now();
+        let mut attempts = Attempts::new(policy, &quota);
+        loop {
+            if let Err(last) = attempts.failed(error(kind)).await {
+                return (last.attempts(), started.elapsed());
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_of_the_server_is_tried_so_often_and_not_more() {
+        let policy = Policy { max_attempts: 4, ..Policy::default() };
+        assert_eq!(attempts_until_error(&policy, ErrorKind::Server).await.0, 4);
+        assert_eq!(attempts_until_error(&policy, ErrorKind::NotFound).await.0, 1);
+        assert_eq!(attempts_until_error(&policy, ErrorKind::Stale).await.0, 4 + FREE_RETRIES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_attempt_begins_after_the_timeout() {
+        let policy = Policy { max_attempts: 1000, retry_timeout: Duration::from_secs(60), ..Policy::default() };
+        let (_, took) = attempts_until_error(&policy, ErrorKind::Throttled).await;
+        assert!(took <= Duration::from_secs(60), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_that_arrive_start_the_count_anew() {
+        let policy = Policy { max_attempts: 3, ..Policy::default() };
+        let quota = Quota::new(100);
+        let mut attempts = Attempts::new(&policy, &quota);
+        for _ in 0..50 {
+            attempts.progressed(PROGRESS_BYTES / 2);
+            attempts.failed(error(ErrorKind::Reset)).await.unwrap();
+        }
+    }
+
+    #[test]
+    fn the_backoff_doubles_and_is_bounded() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        for (retry, bound_ms) in [(1, 100), (2, 200), (5, 1600), (30, 20_000)] {
+            let bound = Duration::from_millis(bound_ms);
+            let waits: Vec<_> = (0..1000).map(|_| backoff(BASE, retry, &mut rng)).collect();
+            assert!(waits.iter().all(|wait| *wait <= bound));
+            assert!(waits.iter().any(|wait| *wait > bound.mul_f64(0.9)), "{retry}");
+        }
+    }
+}

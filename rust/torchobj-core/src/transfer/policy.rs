@@ -1,0 +1,40 @@
+//! The numbers behind the policies, with their defaults. `torchobj/config.py` repeats the defaults; a test compares.
+
+use std::time::Duration;
+
+/// How a client reads, writes, waits and retries.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Policy {
+    /// Size of a range of a large read, and of the first parts of an upload, in bytes.
+    pub part_bytes: u64,
+    /// Objects below this are read by one request where the size is known.
+    pub whole_below_bytes: u64,
+    /// Requests at a time.
+    pub max_in_flight: usize,
+    /// Memory for parts of one upload that are being filled or sent, in bytes; at least two parts.
+    pub write_buffer_bytes: u64,
+    /// Attempts of one request, the first included.
+    pub max_attempts: u32,
+    /// No attempt begins later than this after the first.
+    pub retry_timeout: Duration,
+    /// From the request to the head of its answer, connecting included.
+    pub first_byte_timeout: Duration,
+    /// Between two arrivals of bytes, or two departures.
+    pub idle_timeout: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            // AWS, "Performance guidelines for Amazon S3": ranges of 8 or 16 MB.
+            part_bytes: 8 << 20,
+            whole_below_bytes: 16 << 20,
+            max_in_flight: 64,
+            write_buffer_bytes: 64 << 20,
+            max_attempts: 10,
+            retry_timeout: Duration::from_secs(180),
+            first_byte_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(20),
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! A bucket of retries per client, so that an outage is not answered by a storm. Knows no store.
+//!
+//! A retry takes a token. A success puts back a fifth of one, and every second a hundredth of the bucket returns, so
+//! that steadily at most every fifth request is a retry, while a short outage of everything in flight is survived.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Tokens of a full bucket for each request that may be in flight: eight backoffs of all of them, with room to spare.
+const TOKENS_PER_PERMIT: f64 = 20.0;
+const RETURNED_BY_SUCCESS: f64 = 0.2;
+const RETURNED_PER_SECOND: f64 = 0.01;
+
+/// The retries that a client has left.
+#[derive(Debug)]
+pub struct Quota {
+    capacity: f64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tokens: f64,
+    filled_at: Instant,
+}
+
+impl Quota {
+    /// A full bucket for a client with so many permits.
+    pub fn new(permits: usize) -> Self {
+        let capacity = (permits as f64 * TOKENS_PER_PERMIT).max(100.0);
+        Self { capacity, state: Mutex::new(State { tokens: capacity, filled_at: Instant::now() }) }
+    }
+
+    /// Takes a token for a retry, if there is one.
+    pub fn take(&self) -> bool {
+        let mut state = self.state.lock().expect("no holder of this lock panics");
+        let now = Instant::now();
+        let since: Duration = now.duration_since(state.filled_at);
+        state.filled_at = now;
+        state.tokens = (state.tokens + since.as_secs_f64() * RETURNED_PER_SECOND * self.capacity).min(self.capacity);
+        if state.tokens < 1.0 {
+            return false;
+        }
+        state.tokens -= 1.0;
+        true
+    }
+
+    /// Puts back what a request that succeeded after a retry returns.
+    pub fn succeeded(&self) {
+        let mut state = self.state.lock().expect("no holder of this lock panics");
+        state.tokens = (state.tokens + RETURNED_BY_SUCCESS).min(self.capacity);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_bucket_fills_again() {
+        let quota = Quota::new(5);
+        assert_eq!((0..200).filter(|_| quota.take()).count(), 100);
+        assert!(!quota.take());
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!((0..200).filter(|_| quota.take()).count(), 3);
+        for _ in 0..5 {
+            quota.succeeded();
+        }
+        assert!(quota.take());
+    }
+}

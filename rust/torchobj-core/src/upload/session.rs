@@ -1,0 +1,181 @@
+//! One upload in parts. Every session ends by a commit after which nothing failed, or by an abort; nothing else makes
+//! an object, and no part stays behind a failure.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::runtime::clean_up;
+use crate::transfer::{idle, within};
+use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
+
+/// S3 assembles parts before it answers: "several minutes" (API reference, "CompleteMultipartUpload").
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// How long a failed upload may keep its caller waiting to be cleaned up.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// An upload that has begun, with its parts on the way.
+#[derive(Debug)]
+pub(super) struct Session {
+    client: Arc<Client>,
+    upload: Arc<Upload>,
+    sending: JoinSet<Result<PartReceipt>>,
+    sending_bytes: u64,
+    receipts: Vec<PartReceipt>,
+    /// Committed or aborted: nothing is left to clean up.
+    ended: bool,
+}
+
+impl Session {
+    /// Begins an upload.
+    pub(super) async fn begin(client: Arc<Client>, key: &str, options: &PutOptions) -> Result<Self> {
+        let limit = client.policy().first_byte_timeout;
+        let upload = {
+            let mut attempts = client.attempts();
+            loop {
+                let permit = client.permit().await;
+                let error = match within(limit, client.store().begin_upload(key, options)).await {
+                    Some(Ok(upload)) => {
+                        attempts.succeeded();
+                        break Arc::new(upload);
+                    }
+                    Some(Err(error)) => error,
+                    None => client.silence(Operation::BeginUpload, key, "no answer in time"),
+                };
+                drop(permit);
+                attempts.failed(error).await?;
+            }
+        };
+        Ok(Self { client, upload, sending: JoinSet::new(), sending_bytes: 0, receipts: Vec::new(), ended: false })
+    }
+
+    /// Bytes of the parts that are on the way.
+    pub(super) fn sending_bytes(&self) -> u64 {
+        self.sending_bytes
+    }
+
+    /// Starts to send a part.
+    pub(super) fn send(&mut self, number: u32, offset: u64, payload: Payload) {
+        self.sending_bytes += payload.len() as u64;
+        let (client, upload) = (self.client.clone(), self.upload.clone());
+        self.sending.spawn(async move { send_part(&client, &upload, number, offset, &payload).await });
+    }
+
+    /// Waits for the next part that has arrived, or the first that has not.
+    pub(super) async fn part_done(&mut self) -> Result<()> {
+        match self.sending.join_next().await {
+            None => Ok(()),
+            Some(Ok(receipt)) => {
+                let receipt = receipt?;
+                self.sending_bytes -= receipt.size;
+                self.receipts.push(receipt);
+                Ok(())
+            }
+            Some(Err(panic)) => Err(self.error(ErrorKind::Cancelled, "a part was lost").with_source(panic)),
+        }
+    }
+
+    fn error(&self, kind: ErrorKind, message: &str) -> Error {
+        self.client.store().error(kind, Operation::PutPart, &self.upload.key, message)
+    }
+
+    /// Waits for all parts and makes them the object.
+    pub(super) async fn commit(mut self, condition: &Condition) -> Result<Version> {
+        match self.try_commit(condition).await {
+            Ok(version) => {
+                self.ended = true;
+                Ok(version)
+            }
+            Err(error) => {
+                self.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn try_commit(&mut self, condition: &Condition) -> Result<Version> {
+        while !self.sending.is_empty() {
+            self.part_done().await?;
+        }
+        self.receipts.sort_by_key(|receipt| receipt.number);
+        let (store, upload) = (self.client.store(), &*self.upload);
+        let mut attempts = self.client.attempts();
+        loop {
+            let permit = self.client.permit().await;
+            let error = match within(COMMIT_TIMEOUT, store.commit(upload, &self.receipts, condition)).await {
+                Some(Ok(version)) => return Ok(version),
+                Some(Err(error)) => error,
+                None => self.client.silence(Operation::Commit, &upload.key, "no answer in time"),
+            };
+            drop(permit);
+            // An answer was lost, and now the upload is gone: perhaps it is the object already.
+            if attempts.outcome_unknown()
+                && matches!(error.kind(), ErrorKind::UploadGone | ErrorKind::Precondition)
+                && let Some(version) = store.committed(upload, &self.receipts).await?
+            {
+                return Ok(version);
+            }
+            attempts.failed(error).await?;
+        }
+    }
+
+    /// Stops what is on the way and forgets the upload. What cannot be forgotten is said in the log.
+    pub(super) async fn abort(&mut self) {
+        self.ended = true;
+        abort(&self.client, &self.upload, &mut self.sending).await;
+    }
+}
+
+/// A session that is dropped before its end was cancelled: it is aborted in the background.
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.ended {
+            let (client, upload) = (self.client.clone(), self.upload.clone());
+            let mut sending = std::mem::take(&mut self.sending);
+            clean_up(async move { abort(&client, &upload, &mut sending).await });
+        }
+    }
+}
+
+async fn abort(client: &Client, upload: &Upload, sending: &mut JoinSet<Result<PartReceipt>>) {
+    // First the sockets: a part that arrives after the abort would stay.
+    sending.shutdown().await;
+    let problem = match within(ABORT_TIMEOUT, client.abort(upload)).await {
+        Some(Ok(())) => return,
+        Some(Err(error)) => error.to_string(),
+        None => "no answer in time".to_owned(),
+    };
+    let url = client.store().url(&upload.key);
+    log::warn!("upload {} of {url} could not be aborted and stays in the bucket: {problem}", upload.id);
+}
+
+async fn send_part(
+    client: &Client,
+    upload: &Upload,
+    number: u32,
+    offset: u64,
+    payload: &Payload,
+) -> Result<PartReceipt> {
+    let limit = client.policy().first_byte_timeout.max(client.policy().idle_timeout);
+    let mut attempts = client.attempts();
+    loop {
+        let permit = client.permit().await;
+        let error = match idle(limit, client.store().put_part(upload, number, offset, payload)).await {
+            Some(Ok(receipt)) => {
+                attempts.succeeded();
+                return Ok(receipt);
+            }
+            Some(Err(error)) => error,
+            None => {
+                let message = format!("part {number} stood still for {} s", limit.as_secs_f64());
+                client.silence(Operation::PutPart, &upload.key, &message)
+            }
+        };
+        drop(permit);
+        attempts.failed(error).await?;
+    }
+}

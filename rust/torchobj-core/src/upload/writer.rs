@@ -1,0 +1,133 @@
+//! Writes an object whose bytes come by and by: full parts are sent while the next is filled, in bounded memory.
+//!
+//! The object appears by [`Writer::close`], if nothing failed, and by nothing else.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::plan;
+use super::session::Session;
+use crate::buffer::{Dest, Landing, Memory};
+use crate::client::Client;
+use crate::error::{ErrorKind, Operation, Result};
+use crate::types::{Payload, PutOptions, Version};
+
+/// An object that is being written.
+#[derive(Debug)]
+pub struct Writer {
+    client: Arc<Client>,
+    key: String,
+    options: PutOptions,
+    /// The part that is being filled.
+    part: Option<(Landing, Dest)>,
+    /// Parts begun, the one being filled included.
+    number: u32,
+    /// Bytes in parts that were given to the session.
+    offset: u64,
+    session: Option<Session>,
+}
+
+impl Writer {
+    /// A writer to `key`. Nothing is sent before the first part is full.
+    ///
+    /// # Errors
+    /// `InvalidKey`, or `Unsupported` when the store keeps no such condition.
+    pub fn new(client: Arc<Client>, key: &str, options: PutOptions) -> Result<Self> {
+        client.store().check_key(Operation::Put, key)?;
+        client.check_condition(Operation::Put, key, &options.condition)?;
+        Ok(Self { client, key: key.to_owned(), options, part: None, number: 0, offset: 0, session: None })
+    }
+
+    /// Bytes written so far.
+    pub fn position(&self) -> u64 {
+        self.offset + self.part.as_ref().map_or(0, |(_, dest)| dest.filled() as u64)
+    }
+
+    /// Copies bytes into the part that is being filled, as many as it has room for, and says how many. When that is
+    /// fewer than there are, [`send_part`](Self::send_part) comes next.
+    ///
+    /// # Errors
+    /// There is no memory for another part.
+    pub fn fill(&mut self, bytes: &[u8]) -> Result<usize> {
+        if self.part.is_none() {
+            self.number += 1;
+            let part_bytes = plan::growing_part_bytes(self.client.part_bytes(), self.number);
+            let part_bytes = usize::try_from(part_bytes).expect("a part fits the address space");
+            let memory = Memory::allocate(part_bytes).map_err(|source| {
+                let message = format!("no memory for a part of {part_bytes} bytes");
+                self.client.store().error(ErrorKind::Io, Operation::PutPart, &self.key, &message).with_source(source)
+            })?;
+            self.part = Some(Landing::new(memory));
+        }
+        let (_, dest) = self.part.as_mut().expect("filled in just above");
+        Ok(dest.fill(bytes))
+    }
+
+    /// Sends the part that is full, after waiting until the parts on the way leave room for the next.
+    ///
+    /// # Errors
+    /// What kept an earlier part from arriving, after its retries. The upload is aborted then.
+    pub async fn send_part(&mut self) -> Result<()> {
+        match self.try_send_part().await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.abort().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn try_send_part(&mut self) -> Result<()> {
+        let Some(payload) = self.take_part() else { return Ok(()) };
+        if u64::from(self.number) > plan::MOST_PARTS {
+            let message = format!("more than {} parts: set a larger part_bytes", plan::MOST_PARTS);
+            return Err(self.client.store().error(ErrorKind::InvalidRequest, Operation::PutPart, &self.key, &message));
+        }
+        let session = match &mut self.session {
+            Some(session) => session,
+            None => self.session.insert(Session::begin(self.client.clone(), &self.key, &self.options).await?),
+        };
+        let size = payload.len() as u64;
+        session.send(self.number, self.offset, payload);
+        self.offset += size;
+        let next = plan::growing_part_bytes(self.client.part_bytes(), self.number + 1);
+        while session.sending_bytes() > 0
+            && session.sending_bytes() + next > self.client.policy().write_buffer_bytes.max(2 * next)
+        {
+            session.part_done().await?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of the part that is being filled, to be sent.
+    fn take_part(&mut self) -> Option<Payload> {
+        let (landing, dest) = self.part.take()?;
+        let filled = dest.filled();
+        drop(dest);
+        let buffer = landing.finish(filled).expect("the only writer of the part was dropped just above");
+        Some(Bytes::from_owner(buffer).into())
+    }
+
+    /// Sends what is left and makes the object, in one request if it is smaller than a part.
+    ///
+    /// # Errors
+    /// What kept a part, or the commit, from succeeding, after its retries. The object is what it was before.
+    pub async fn close(&mut self) -> Result<Version> {
+        if self.session.is_none() {
+            let payload = self.take_part().unwrap_or_default();
+            return self.client.put_whole(&self.key, &payload, &self.options).await;
+        }
+        self.send_part().await?;
+        let session = self.session.take().expect("send_part keeps the session unless it failed");
+        session.commit(&self.options.condition).await
+    }
+
+    /// Forgets everything. The object is what it was before.
+    pub async fn abort(&mut self) {
+        self.part = None;
+        if let Some(mut session) = self.session.take() {
+            session.abort().await;
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! URLs of objects. A key is whatever stands behind the bucket, letter for letter: nothing is decoded or normalised.
+
+use std::fmt;
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// A scheme, a bucket, and a key that may be empty: `s3://bucket/some key`, `file:///folder/file`.
+///
+/// A `file` URL has no bucket; its key is the path without the leading slash.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ObjectUrl {
+    /// `s3`, `file` or `memory`.
+    pub scheme: String,
+    /// The bucket; empty for `file`.
+    pub bucket: String,
+    /// The key, raw.
+    pub key: String,
+}
+
+impl ObjectUrl {
+    /// Reads a URL.
+    ///
+    /// # Errors
+    /// `Config` when there is no scheme, or no bucket where the scheme has buckets.
+    pub fn parse(url: &str) -> Result<Self> {
+        let refuse = |message: &str| Error::new(ErrorKind::Config, Operation::Connect, url, message);
+        let (scheme, rest) = url
+            .split_once("://")
+            .ok_or_else(|| refuse("not a URL: expected scheme://bucket/key, as s3://bucket/prefix/"))?;
+        let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
+        match (scheme, bucket) {
+            ("file", "") => {}
+            ("file", _) => return Err(refuse("a file URL has three slashes: file:///folder")),
+            (_, "") => return Err(refuse("the URL names no bucket: expected scheme://bucket/key")),
+            _ => {}
+        }
+        Ok(Self { scheme: scheme.to_owned(), bucket: bucket.to_owned(), key: key.to_owned() })
+    }
+}
+
+impl fmt::Display for ObjectUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}://{}/{}", self.scheme, self.bucket, self.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_kept_letter_for_letter() {
+        for key in ["", "a", "/a", "a//b/", "../x", "a b+%20?#🎉"] {
+            let url = format!("s3://bucket/{key}");
+            let parsed = ObjectUrl::parse(&url).unwrap();
+            assert_eq!((parsed.bucket.as_str(), parsed.key.as_str()), ("bucket", key));
+            assert_eq!(parsed.to_string(), url);
+        }
+        assert_eq!(ObjectUrl::parse("s3://bucket").unwrap().key, "");
+    }
+
+    #[test]
+    fn a_url_without_scheme_or_bucket_is_refused() {
+        for url in ["bucket/key", "/tmp/x", "s3:///key", "s3://", "file://host/x"] {
+            assert_eq!(ObjectUrl::parse(url).unwrap_err().kind(), ErrorKind::Config, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_file_url_is_a_path() {
+        assert_eq!(ObjectUrl::parse("file:///data/x").unwrap().key, "data/x");
+    }
+}

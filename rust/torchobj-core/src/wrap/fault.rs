@@ -1,0 +1,199 @@
+//! A store that fails by script: what the policies must survive, over any store and without a network.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::buffer::Dest;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::store::{ObjectStore, Opened};
+use crate::types::{
+    Capabilities, Condition, GetRequest, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions, Upload,
+    Version,
+};
+use crate::url::ObjectUrl;
+
+/// What one call does instead of succeeding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Fails with this kind before anything is done.
+    Fail(ErrorKind),
+    /// Is done, and then its answer is lost.
+    LoseAnswer,
+    /// Answers after this long.
+    Late(Duration),
+    /// Breaks the body after so many bytes.
+    CutBody(usize),
+    /// Stands still in the body after so many bytes.
+    StallBody(usize),
+    /// Answers with the bytes before those that were asked for.
+    WrongRange,
+}
+
+type Script = Arc<Mutex<Vec<(Operation, VecDeque<Fault>)>>>;
+
+/// A store over another that fails by script.
+#[derive(Debug)]
+pub struct FaultyStore {
+    inner: Arc<dyn ObjectStore>,
+    script: Script,
+}
+
+impl FaultyStore {
+    /// `inner`, with nothing failing yet.
+    pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
+        Self { inner, script: Script::default() }
+    }
+
+    /// The next calls of `operation` meet these faults, one each.
+    pub fn script(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
+        let mut script = self.script.lock().expect("no holder of this lock panics");
+        script.push((operation, faults.into_iter().collect()));
+    }
+
+    /// Faults that no call has met yet.
+    pub fn pending(&self) -> usize {
+        self.script.lock().expect("no holder of this lock panics").iter().map(|(_, faults)| faults.len()).sum()
+    }
+
+    fn next(&self, operation: Operation) -> Option<Fault> {
+        let mut script = self.script.lock().expect("no holder of this lock panics");
+        script.iter_mut().filter(|(of, _)| *of == operation).find_map(|(_, faults)| faults.pop_front())
+    }
+
+    async fn meet<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let reset = |message| Err(self.inner.error(ErrorKind::Reset, operation, key, message));
+        match self.next(operation) {
+            None => call.await,
+            Some(Fault::Fail(kind)) => Err(self.inner.error(kind, operation, key, "by script")),
+            Some(Fault::LoseAnswer) => {
+                call.await?;
+                reset("the answer was lost by script")
+            }
+            Some(Fault::Late(by)) => {
+                tokio::time::sleep(by).await;
+                call.await
+            }
+            Some(body @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::WrongRange)) => {
+                panic!("{body:?} is for reads, not for {operation}")
+            }
+        }
+    }
+}
+
+struct FaultyBody {
+    inner: Box<dyn Opened>,
+    fault: Fault,
+    error: Option<Error>,
+}
+
+#[async_trait]
+impl Opened for FaultyBody {
+    fn size(&self) -> u64 {
+        self.inner.size()
+    }
+
+    fn version(&self) -> Option<&Version> {
+        self.inner.version()
+    }
+
+    fn range(&self) -> Range<u64> {
+        let Range { start, end } = self.inner.range();
+        if self.fault == Fault::WrongRange { start.saturating_sub(1)..end.saturating_sub(1) } else { start..end }
+    }
+
+    async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
+        let (Fault::CutBody(bytes) | Fault::StallBody(bytes)) = self.fault else {
+            return self.inner.read_into(dest).await;
+        };
+        let bytes = bytes.min(dest.remaining());
+        let mut piece = dest.carve(bytes);
+        self.inner.read_into(&mut piece).await?;
+        match self.error.take() {
+            Some(error) if matches!(self.fault, Fault::CutBody(_)) => Err(error),
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+#[async_trait]
+impl ObjectStore for FaultyStore {
+    fn url(&self, key: &str) -> String {
+        self.inner.url(key)
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+        let key = request.key;
+        let fault = self.next(Operation::Get);
+        match fault {
+            Some(fault @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::WrongRange)) => {
+                let inner = self.inner.open(request).await?;
+                let error = self.inner.error(ErrorKind::Reset, Operation::Get, key, "the body was cut by script");
+                Ok(Box::new(FaultyBody { inner, fault, error: Some(error) }))
+            }
+            Some(Fault::Fail(kind)) => Err(self.inner.error(kind, Operation::Get, key, "by script")),
+            Some(Fault::LoseAnswer) => Err(self.inner.error(ErrorKind::Reset, Operation::Get, key, "by script")),
+            Some(Fault::Late(by)) => {
+                tokio::time::sleep(by).await;
+                self.inner.open(request).await
+            }
+            None => self.inner.open(request).await,
+        }
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectHead> {
+        self.meet(Operation::Head, key, self.inner.head(key)).await
+    }
+
+    async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
+        self.meet(Operation::List, request.prefix, self.inner.list(request.clone())).await
+    }
+
+    async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        self.meet(Operation::Put, key, self.inner.put(key, payload, options)).await
+    }
+
+    async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
+        self.meet(Operation::BeginUpload, key, self.inner.begin_upload(key, options)).await
+    }
+
+    async fn put_part(&self, upload: &Upload, number: u32, offset: u64, payload: &Payload) -> Result<PartReceipt> {
+        self.meet(Operation::PutPart, &upload.key, self.inner.put_part(upload, number, offset, payload)).await
+    }
+
+    async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
+        self.meet(Operation::Commit, &upload.key, self.inner.commit(upload, parts, condition)).await
+    }
+
+    async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>> {
+        self.inner.committed(upload, parts).await
+    }
+
+    async fn holds(&self, key: &str, payload: &Payload) -> Result<Option<Version>> {
+        self.inner.holds(key, payload).await
+    }
+
+    async fn abort(&self, upload: &Upload) -> Result<()> {
+        self.meet(Operation::Abort, &upload.key, self.inner.abort(upload)).await
+    }
+
+    async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
+        self.meet(Operation::ListUploads, prefix, self.inner.uploads(prefix)).await
+    }
+
+    async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
+        self.meet(Operation::Copy, key, self.inner.copy(source, key)).await
+    }
+
+    async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
+        let key = keys.first().map_or("", String::as_str);
+        self.meet(Operation::Delete, key, self.inner.delete(keys)).await
+    }
+}

@@ -1,0 +1,5 @@
+//! Decorators: stores over any store.
+
+mod fault;
+
+pub use fault::{Fault, FaultyStore};
