@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::read::Read;
 use crate::store::{ObjectStore, Opened};
 use crate::transfer::{Attempts, Permit, Permits, Policy, Quota, idle, within};
 use crate::types::{Condition, GetRequest, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
@@ -124,16 +125,16 @@ impl Client {
         }
     }
 
-    /// Writes an object in one request. A conditional write whose answer was lost is settled by looking.
+    /// Writes an object in one request. A conditional write whose answer was lost is settled by reading it back.
     ///
     /// # Errors
     /// `Precondition`, `AccessDenied`, and what persists after the retries.
-    pub async fn put_whole(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+    pub async fn put_whole(self: &Arc<Self>, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         self.store.check_key(Operation::Put, key)?;
         let mut attempts = self.attempts();
         loop {
             let permit = self.permit().await;
-            let limit = self.policy.first_byte_timeout + self.policy.idle_timeout;
+            let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
             let error = match idle(limit, self.store.put(key, payload, options)).await {
                 Some(Ok(version)) => {
                     attempts.succeeded();
@@ -142,15 +143,31 @@ impl Client {
                 Some(Err(error)) => error,
                 None => self.silence(Operation::Put, key, &format!("nothing moved for {} s", limit.as_secs_f64())),
             };
+            drop(permit);
             if error.kind() == ErrorKind::Precondition
                 && attempts.outcome_unknown()
-                && let Some(version) = self.store.holds(key, payload).await?
+                && let Some(version) = self.holds(key, payload).await?
             {
                 return Ok(version);
             }
-            drop(permit);
             attempts.failed(error).await?;
         }
+    }
+
+    /// The version of the object `key` if it is `payload`, byte for byte.
+    async fn holds(self: &Arc<Self>, key: &str, payload: &Payload) -> Result<Option<Version>> {
+        let landed = match self.get(Read::whole(key)).await {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            landed => landed?,
+        };
+        let mut rest = landed.buffer.as_slice();
+        for piece in payload.pieces() {
+            match rest.strip_prefix(&**piece) {
+                Some(behind) => rest = behind,
+                None => return Ok(None),
+            }
+        }
+        Ok(landed.version.filter(|_| rest.is_empty()))
     }
 
     /// Copies an object of the same kind of store to `key`.

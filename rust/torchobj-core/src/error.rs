@@ -85,9 +85,13 @@ impl ErrorKind {
         match self {
             Self::Throttled => Retry::Throttled,
             Self::Stale | Self::Misaddressed | Self::ClockSkew | Self::ExpiredCredentials => Retry::Now,
-            Self::Server | Self::Connect | Self::Reset | Self::Timeout | Self::ShortBody | Self::Protocol => {
-                Retry::Later
-            }
+            Self::Server
+            | Self::Connect
+            | Self::Reset
+            | Self::Timeout
+            | Self::ShortBody
+            | Self::Protocol
+            | Self::Integrity => Retry::Later,
             _ => Retry::Never,
         }
     }

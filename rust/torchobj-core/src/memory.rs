@@ -224,7 +224,7 @@ impl ObjectStore for MemoryStore {
         self.check_key(Operation::BeginUpload, key)?;
         let mut state = self.state();
         let id = state.next("upload").as_str().to_owned();
-        let upload = Upload { key: key.to_owned(), id: id.clone(), begun_ms: Some(now_ms()) };
+        let upload = Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: Some(now_ms()) };
         let pending =
             Pending { upload: upload.clone(), attributes: options.attributes.clone(), parts: BTreeMap::new() };
         state.uploads.insert(id, pending);
@@ -268,12 +268,6 @@ impl ObjectStore for MemoryStore {
         let state = self.state();
         let object = state.objects.get(&upload.key).map(|object| &object.version);
         Ok(state.commits.get(&upload.id).filter(|version| object == Some(version)).cloned())
-    }
-
-    async fn holds(&self, key: &str, payload: &Payload) -> Result<Option<Version>> {
-        let state = self.state();
-        let object = state.objects.get(key).filter(|object| object.body == join(payload));
-        Ok(object.map(|object| object.version.clone()))
     }
 
     async fn abort(&self, upload: &Upload) -> Result<()> {

@@ -49,9 +49,6 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     /// Whether the object now is what this upload would have made it: asked when the answer to a commit was lost.
     async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>>;
 
-    /// Whether the object now holds `payload`: asked when the answer to a conditional put was lost.
-    async fn holds(&self, key: &str, payload: &Payload) -> Result<Option<Version>>;
-
     /// Forgets an upload and its parts. An upload that is gone already is no error.
     async fn abort(&self, upload: &Upload) -> Result<()>;
 

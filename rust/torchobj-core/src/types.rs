@@ -195,6 +195,8 @@ pub struct Upload {
     pub key: String,
     /// The store's name for it.
     pub id: String,
+    /// What its object will be known by, when the answer to the commit is lost; empty for an upload of others.
+    pub nonce: String,
     /// When it began, in milliseconds since 1970, where a listing of uploads tells.
     pub begun_ms: Option<i64>,
 }

@@ -1,5 +1,7 @@
 //! The suite on the store in memory, and on one whose every operation fails now and then.
 
+#![expect(clippy::print_stdout, reason = "says which check fails")]
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,7 +44,7 @@ async fn a_store_that_fails_now_and_then_passes_the_suite() {
         Operation::Delete,
     ];
     for (name, check) in SUITE {
-        if *name == "a_wrong_part_is_refused_at_the_commit" {
+        if ["a_wrong_part_is_refused_at_the_commit", "an_upload_that_ended_takes_no_parts"].contains(name) {
             // Speaks to the store itself, where nothing retries.
             continue;
         }

@@ -76,14 +76,11 @@ pub(super) async fn a_manifest_holds_what_was_listed(subject: Subject) {
     let filter = Filter::new(Some("*.png"), Vec::new(), Some(25)).unwrap();
     subject.list_into(&mut manifest, "x://bucket", "train/", &filter).await.unwrap();
     assert_eq!(manifest.len(), 25);
-    for index in 0..25 {
+    for (index, key) in keys.iter().enumerate().take(25) {
         let object = manifest.get(index).unwrap();
-        assert_eq!(
-            (object.url(), object.size),
-            (format!("x://bucket/{}", keys[index]), Some(keys[index].len() as u64))
-        );
+        assert_eq!((object.url(), object.size), (format!("x://bucket/{}", key), Some(key.len() as u64)));
         let read =
             crate::read::Read { size: object.size, version: object.version, ..crate::read::Read::whole(object.key) };
-        assert_eq!(subject.get(read).await.unwrap().buffer.as_slice(), keys[index].as_bytes());
+        assert_eq!(subject.get(read).await.unwrap().buffer.as_slice(), key.as_bytes());
     }
 }

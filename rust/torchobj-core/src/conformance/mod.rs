@@ -1,5 +1,6 @@
 //! What every store must do, as functions over a [`Client`]. A store is right when all of them pass on it; what it
 //! declares that it cannot do, it must refuse by a typed error.
+#![expect(clippy::unwrap_used, reason = "a failed check is a panic that says where")]
 
 mod keys;
 mod lists;
@@ -59,6 +60,7 @@ suite! {
     uploads::an_upload_replaces_only_at_its_commit,
     uploads::a_commit_if_absent_never_replaces,
     uploads::a_wrong_part_is_refused_at_the_commit,
+    uploads::an_upload_that_ended_takes_no_parts,
     lists::all_keys_are_listed_once_and_in_order,
     lists::a_prefix_and_a_delimiter_select,
     lists::a_listing_begins_after_a_key,

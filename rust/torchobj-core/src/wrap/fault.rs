@@ -176,10 +176,6 @@ impl ObjectStore for FaultyStore {
         self.inner.committed(upload, parts).await
     }
 
-    async fn holds(&self, key: &str, payload: &Payload) -> Result<Option<Version>> {
-        self.inner.holds(key, payload).await
-    }
-
     async fn abort(&self, upload: &Upload) -> Result<()> {
         self.meet(Operation::Abort, &upload.key, self.inner.abort(upload)).await
     }

@@ -1,0 +1,102 @@
+//! What a store is set up with. Plain data, no secrets: it is compared, hashed, and pickled above.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How connections are made and kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct HttpConfig {
+    /// For one TCP connect and its TLS handshake, each.
+    pub connect_timeout: Duration,
+    /// Connections that were idle for longer are not used again. S3 closes its own after 5 to 20 s.
+    pub keep_alive: Duration,
+    /// Whether the server's certificate is checked.
+    pub verify_tls: bool,
+    /// PEM file of the certificates to trust, in place of the system's.
+    pub ca_bundle: Option<PathBuf>,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(5),
+            keep_alive: Duration::from_secs(8),
+            verify_tls: true,
+            ca_bundle: None,
+        }
+    }
+}
+
+/// How a bucket is named in a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Addressing {
+    /// As the SDK's rules say: in the host where that works, in the path of a custom endpoint.
+    #[default]
+    Auto,
+    /// `https://host/bucket/key`
+    Path,
+    /// `https://bucket.host/key`
+    Virtual,
+}
+
+/// The checksum that is sent with bodies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Checksum {
+    /// CRC64NVME to AWS, CRC32C to a custom endpoint.
+    #[default]
+    Auto,
+    /// `x-amz-checksum-crc64nvme`
+    Crc64Nvme,
+    /// `x-amz-checksum-crc32c`
+    Crc32C,
+    /// None, for stores that refuse them.
+    Off,
+}
+
+/// Encryption by the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Encryption {
+    /// What the bucket says.
+    #[default]
+    Bucket,
+    /// SSE-S3.
+    Aes256,
+    /// SSE-KMS, with a key or the account's own.
+    Kms {
+        /// Key id or ARN.
+        key_id: Option<String>,
+        /// Two layers (DSSE).
+        dual_layer: bool,
+    },
+    /// SSE-C: the 32 bytes of the key, raw or in Base64, are read from this file.
+    CustomerKeyFile(PathBuf),
+}
+
+/// How S3, or what speaks like it, is reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct S3Config {
+    /// Region; found out when `None`.
+    pub region: Option<String>,
+    /// Endpoint; that of AWS, or the environment's, when `None`.
+    pub endpoint_url: Option<String>,
+    /// Profile in the shared configuration files.
+    pub profile: Option<String>,
+    /// Requests are not signed.
+    pub anonymous: bool,
+    /// How buckets are named.
+    pub addressing: Addressing,
+    /// The requester pays.
+    pub requester_pays: bool,
+    /// Encryption of what is written, and of what is read under SSE-C.
+    pub encryption: Encryption,
+    /// Storage class of what is written.
+    pub storage_class: Option<String>,
+    /// Checksum of what is written.
+    pub checksum: Checksum,
+    /// The server keeps objects as files: keys that it would alias are refused.
+    pub keys_are_paths: bool,
+    /// Everything goes through the SDK.
+    pub force_sdk: bool,
+    /// Connections.
+    pub http: HttpConfig,
+}

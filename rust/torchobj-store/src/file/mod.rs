@@ -1,0 +1,167 @@
+//! A folder as a store: keys are paths below it. Objects appear whole, by rename; versions are inode, size and mtime.
+//!
+//! What is being written lies in files beside its target, named so that no listing shows them. `read` opens and lists,
+//! `write` puts, copies and deletes, `upload` writes in parts. Everything runs on the blocking threads of the runtime.
+
+mod read;
+mod upload;
+mod write;
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::store::{ObjectStore, Opened};
+use torchobj_core::types::{
+    Attributes, Capabilities, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt, Payload,
+    PutOptions, Upload, Version,
+};
+use torchobj_core::url::ObjectUrl;
+
+/// What the names of files begin with that are being written.
+const TEMPORARY: &str = ".torchobj-";
+
+/// A folder as a store.
+#[derive(Clone, Debug)]
+pub struct FileStore {
+    root: Arc<Path>,
+}
+
+impl FileStore {
+    /// The store in `root`, which need not exist before the first write.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into().into() }
+    }
+
+    fn path(&self, key: &str) -> PathBuf {
+        self.root.join(key)
+    }
+
+    /// Runs `work` where it may block, and gives its error the operation and the URL.
+    async fn blocking<T: Send + 'static>(
+        &self,
+        operation: Operation,
+        key: &str,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let done = tokio::task::spawn_blocking(work).await;
+        let done = done.unwrap_or_else(|lost| Err(io::Error::other(lost)));
+        done.map_err(|error| self.io_error(operation, key, error))
+    }
+
+    fn io_error(&self, operation: Operation, key: &str, error: io::Error) -> Error {
+        let (kind, message) = match error.kind() {
+            io::ErrorKind::NotFound if operation == Operation::List => (ErrorKind::NoBucket, "no such folder"),
+            io::ErrorKind::NotFound => (ErrorKind::NotFound, "no such file"),
+            // A folder is no object, nor is anything below a file.
+            io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => (ErrorKind::NotFound, "not a file"),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (ErrorKind::AccessDenied, "refused"),
+            io::ErrorKind::AlreadyExists => (ErrorKind::Precondition, "the condition does not hold"),
+            io::ErrorKind::UnexpectedEof => (ErrorKind::ShortBody, "the file ended early"),
+            io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
+            _ => (ErrorKind::Io, "the file system failed"),
+        };
+        self.error(kind, operation, key, message).with_source(error)
+    }
+
+    /// Attributes have no place beside a file: those that matter are refused rather than lost.
+    fn refuse_attributes(&self, operation: Operation, key: &str, options: &PutOptions) -> Result<()> {
+        if options.attributes == Attributes::default() {
+            return Ok(());
+        }
+        Err(self.error(ErrorKind::Unsupported, operation, key, "files have no headers, metadata or storage class"))
+    }
+}
+
+/// Inode, size and time of the last change: what differs when a file was replaced or rewritten.
+fn version(metadata: &Metadata) -> Version {
+    let (inode, size) = (metadata.ino(), metadata.len());
+    Version::new(format!("{inode:x}-{size:x}-{:x}.{:x}", metadata.mtime(), metadata.mtime_nsec()))
+}
+
+fn modified_ms(metadata: &Metadata) -> i64 {
+    metadata.mtime() * 1000 + metadata.mtime_nsec() / 1_000_000
+}
+
+#[async_trait]
+impl ObjectStore for FileStore {
+    fn url(&self, key: &str) -> String {
+        let root = self.root.to_string_lossy();
+        format!("file://{}/{key}", root.trim_end_matches('/'))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            keys: KeyRules::Path,
+            put_if_absent: true,
+            // Between looking and renaming another writer may come.
+            put_if_matches: false,
+            attributes: false,
+            min_part_bytes: 1,
+            max_parts: 10_000,
+            max_put_bytes: u64::MAX,
+            checksums: false,
+        }
+    }
+
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+        self.open_file(request).await
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectHead> {
+        self.check_key(Operation::Head, key)?;
+        let path = self.path(key);
+        let metadata = self.blocking(Operation::Head, key, move || read::file_metadata(&path)).await?;
+        Ok(ObjectHead {
+            size: metadata.len(),
+            version: Some(version(&metadata)),
+            modified_ms: Some(modified_ms(&metadata)),
+            attributes: Attributes::default(),
+        })
+    }
+
+    async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
+        self.list_page(request).await
+    }
+
+    async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        self.put_file(key, payload, options).await
+    }
+
+    async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
+        self.begin(key, options).await
+    }
+
+    async fn put_part(&self, upload: &Upload, number: u32, offset: u64, payload: &Payload) -> Result<PartReceipt> {
+        self.write_part(upload, number, offset, payload).await
+    }
+
+    async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
+        self.commit_upload(upload, parts, condition).await
+    }
+
+    async fn committed(&self, _upload: &Upload, _parts: &[PartReceipt]) -> Result<Option<Version>> {
+        // The answer of a rename is not lost.
+        Ok(None)
+    }
+
+    async fn abort(&self, upload: &Upload) -> Result<()> {
+        self.abort_upload(upload).await
+    }
+
+    async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
+        self.list_uploads(prefix).await
+    }
+
+    async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
+        self.copy_file(source, key).await
+    }
+
+    async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
+        Ok(self.delete_files(keys).await)
+    }
+}

@@ -1,0 +1,276 @@
+//! One request at a time over one connection.
+
+use std::io::IoSlice;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use torchobj_core::buffer::Dest;
+use torchobj_core::error::ErrorKind;
+
+use super::head::Head;
+use super::{Failure, Framing, Transport};
+
+/// Room for a head and, in the same call to the kernel, a small body or the first bytes of a large one.
+const BUFFER_BYTES: usize = 8 << 10;
+
+/// Heads do not grow above this: S3 has 2 KiB of metadata and some headers of its own.
+const LARGEST_HEAD_BYTES: usize = 60 << 10;
+
+/// Pieces of a payload that are offered to the kernel at a time.
+const SLICES: usize = 16;
+
+/// A connection to a server, and what of its answer was received and not yet taken.
+pub(crate) struct Connection {
+    transport: Transport,
+    /// The head of the current answer, and what came with it; `start..end` were not taken yet.
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    head: Head,
+    /// What of the current body has not been received yet, where its length is known.
+    remaining: u64,
+    /// Whether requests were answered over this connection before.
+    used: bool,
+    /// The request was not sent whole, or the answer was not what the rules allow: no other request follows.
+    spoilt: bool,
+}
+
+impl Connection {
+    pub(super) fn new(transport: Transport) -> Self {
+        Self {
+            transport,
+            buffer: vec![0; BUFFER_BYTES],
+            start: 0,
+            end: 0,
+            head: Head::new(),
+            remaining: 0,
+            used: false,
+            spoilt: false,
+        }
+    }
+
+    /// Whether another request may follow: the answer was taken to its last byte, and nothing came behind it.
+    pub(super) fn is_reusable(&self) -> bool {
+        let done = match self.head.framing {
+            Framing::Empty | Framing::Length(_) => self.remaining == 0 && self.start == self.end,
+            Framing::Odd => false,
+        };
+        done && self.head.keep_alive && !self.spoilt
+    }
+
+    /// Whether an idle connection is still open, with nothing in it.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.transport.is_quiet()
+    }
+
+    /// Sends a request and receives the head of its answer. `bodiless` is a HEAD.
+    pub(crate) async fn exchange(&mut self, head: &[u8], payload: &[Bytes], bodiless: bool) -> Result<u16, Failure> {
+        (self.start, self.end, self.remaining) = (0, 0, 0);
+        let sent = self.send(head, payload).await;
+        self.spoilt = !matches!(sent, Ok(true));
+        let received = self.receive_head(bodiless).await;
+        match (sent, received) {
+            // A server may answer and close before it has read everything: its answer says more than a broken pipe.
+            (_, Ok(())) => {
+                self.used = true;
+                Ok(self.head.status)
+            }
+            (Err(error), Err(_)) if self.used && self.end == 0 => Err(stale(Some(error))),
+            (Err(error), Err(_)) => Err(Failure::broken("the connection broke while the request was sent", error)),
+            (Ok(_), Err(failure)) => Err(failure),
+        }
+    }
+
+    /// Sends everything and says true; or false when the server began to answer before it had read it all.
+    async fn send(&mut self, head: &[u8], payload: &[Bytes]) -> std::io::Result<bool> {
+        let mut unsent = Unsent { head, payload, index: 0, offset: 0 };
+        std::future::poll_fn(|cx| self.poll_send(cx, &mut unsent)).await
+    }
+
+    fn poll_send(&mut self, cx: &mut Context<'_>, unsent: &mut Unsent<'_>) -> Poll<std::io::Result<bool>> {
+        loop {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = unsent.slices(&mut slices);
+            let written = if count > 0 {
+                Pin::new(&mut self.transport).poll_write_vectored(cx, &slices[..count])
+            } else {
+                Pin::new(&mut self.transport).poll_flush(cx).map_ok(|()| 0)
+            };
+            match written? {
+                Poll::Ready(_) if count == 0 => return Poll::Ready(Ok(true)),
+                Poll::Ready(0) => return Poll::Ready(Err(std::io::ErrorKind::WriteZero.into())),
+                Poll::Ready(bytes) => unsent.advance(bytes),
+                Poll::Pending if unsent.payload.is_empty() => return Poll::Pending,
+                Poll::Pending => {
+                    let mut room = ReadBuf::new(&mut self.buffer[self.end..]);
+                    return match Pin::new(&mut self.transport).poll_read(cx, &mut room) {
+                        Poll::Pending => Poll::Pending,
+                        Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                        Poll::Ready(Ok(())) => {
+                            let count = room.filled().len();
+                            self.end += count;
+                            Poll::Ready(Ok(false))
+                        }
+                    };
+                }
+            }
+        }
+    }
+
+    async fn receive_head(&mut self, bodiless: bool) -> Result<(), Failure> {
+        loop {
+            if self.end > 0 && self.head.parse(&self.buffer[..self.end], bodiless)? {
+                if !(100..200).contains(&self.head.status) {
+                    break;
+                }
+                // 100 Continue and 103 Early Hints say nothing that we asked for.
+                self.buffer.copy_within(self.head.end..self.end, 0);
+                self.end -= self.head.end;
+                continue;
+            }
+            if self.end == self.buffer.len() {
+                if self.end >= LARGEST_HEAD_BYTES {
+                    return Err(Failure::new(ErrorKind::Protocol, "the head of the answer has no end"));
+                }
+                self.buffer.resize((self.end * 2).min(LARGEST_HEAD_BYTES), 0);
+            }
+            match self.transport.read(&mut self.buffer[self.end..]).await {
+                Ok(0) if self.end == 0 && self.used => return Err(stale(None)),
+                Ok(0) => return Err(Failure::new(ErrorKind::Reset, "the server closed the connection unanswered")),
+                Ok(count) => self.end += count,
+                Err(error) if self.end == 0 && self.used => return Err(stale(Some(error))),
+                Err(error) => return Err(Failure::broken("the connection broke before the answer", error)),
+            }
+        }
+        self.start = self.head.end;
+        self.remaining = match self.head.framing {
+            Framing::Length(length) => length,
+            Framing::Empty | Framing::Odd => 0,
+        };
+        Ok(())
+    }
+
+    /// How the end of the current body is known.
+    pub(crate) fn framing(&self) -> Framing {
+        self.head.framing
+    }
+
+    /// A header of the current answer.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
+    /// All headers of the current answer.
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.head.headers(&self.buffer[..self.head.end])
+    }
+
+    /// Receives the body, of known length, into `dest`; returns when it ended or `dest` is full.
+    pub(crate) async fn read_body(&mut self, dest: &mut Dest) -> Result<(), Failure> {
+        let here = &self.buffer[self.start..self.end];
+        let here = &here[..here.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX))];
+        let taken = dest.fill(here);
+        self.start += taken;
+        self.remaining -= taken as u64;
+        while self.remaining > 0 && dest.remaining() > 0 {
+            let room = dest.unfilled_mut();
+            let most = room.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
+            let count = match self.transport.read(&mut room[..most]).await {
+                Ok(0) => {
+                    return Err(Failure::new(ErrorKind::ShortBody, "the server closed the connection in the body"));
+                }
+                Ok(count) => count,
+                Err(error) => return Err(Failure::broken("the connection broke in the body", error)),
+            };
+            dest.advance(count);
+            self.remaining -= count as u64;
+        }
+        Ok(())
+    }
+
+    /// Receives a short body of known length.
+    pub(super) async fn read_text(&mut self, limit: usize) -> Result<Vec<u8>, Failure> {
+        let too_long = Failure::new(ErrorKind::Protocol, "the answer is too long");
+        let length = usize::try_from(self.remaining).ok().filter(|length| *length <= limit).ok_or(too_long)?;
+        let mut text = vec![0; length];
+        let here = (self.end - self.start).min(length);
+        text[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
+        self.start += here;
+        match self.transport.read_exact(&mut text[here..]).await {
+            Ok(_) => {
+                self.remaining = 0;
+                Ok(text)
+            }
+            Err(error) => Err(Failure::broken("the connection broke in the body", error)),
+        }
+    }
+
+    /// The connection without its state, and everything of the current answer that was received, its head included.
+    pub(super) fn into_parts(self) -> (Transport, Vec<u8>) {
+        let mut received = self.buffer;
+        received.truncate(self.end);
+        (self.transport, received)
+    }
+
+    /// A connection over which an answer was read by other means, to its end.
+    pub(super) fn answered(transport: Transport, keep_alive: bool) -> Self {
+        let mut connection = Self::new(transport);
+        connection.used = true;
+        connection.head.keep_alive = keep_alive;
+        connection
+    }
+
+    /// Whether the current answer allows another request.
+    pub(super) fn keeps_alive(&self) -> bool {
+        self.head.keep_alive && !self.spoilt
+    }
+}
+
+fn stale(source: Option<std::io::Error>) -> Failure {
+    Failure { kind: ErrorKind::Stale, message: "the server had closed the kept connection", source }
+}
+
+/// What of a request is still to be sent.
+struct Unsent<'a> {
+    head: &'a [u8],
+    payload: &'a [Bytes],
+    /// The piece being sent: 0 is the head.
+    index: usize,
+    offset: usize,
+}
+
+impl<'a> Unsent<'a> {
+    fn piece(&self, index: usize) -> Option<&'a [u8]> {
+        if index == 0 { Some(self.head) } else { self.payload.get(index - 1).map(|piece| &**piece) }
+    }
+
+    fn slices(&self, slices: &mut [IoSlice<'a>]) -> usize {
+        let mut count = 0;
+        let mut offset = self.offset;
+        let mut index = self.index;
+        while let (Some(piece), true) = (self.piece(index), count < slices.len()) {
+            if offset < piece.len() {
+                slices[count] = IoSlice::new(&piece[offset..]);
+                count += 1;
+            }
+            offset = 0;
+            index += 1;
+        }
+        count
+    }
+
+    fn advance(&mut self, mut bytes: usize) {
+        while let Some(piece) = self.piece(self.index) {
+            let left = piece.len() - self.offset;
+            if bytes < left {
+                self.offset += bytes;
+                return;
+            }
+            bytes -= left;
+            self.index += 1;
+            self.offset = 0;
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Makes connections: address, socket, proxy, TLS, each with its time limit. Keeps none.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::time::timeout;
+
+use super::Target;
+use super::dns::Resolver;
+use super::proxy::Proxies;
+use super::socket::Socket;
+use super::tls::TlsStream;
+use super::transport::Transport;
+use super::trust;
+use crate::config::HttpConfig;
+
+/// Makes the connections of one client.
+#[derive(Debug)]
+pub(crate) struct Dialer {
+    config: HttpConfig,
+    resolver: Resolver,
+    proxies: Proxies,
+    /// Made at the first use: reading the system's certificates takes milliseconds.
+    tls: OnceLock<Arc<ClientConfig>>,
+}
+
+impl Dialer {
+    /// A dialer for `config`, with the proxies of the environment.
+    pub(crate) fn new(config: &HttpConfig) -> io::Result<Self> {
+        let proxies = Proxies::from_env()?;
+        Ok(Self { config: config.clone(), resolver: Resolver::default(), proxies, tls: OnceLock::new() })
+    }
+
+    /// How long a connection may have been idle to be used again.
+    pub(super) fn keep_alive(&self) -> Duration {
+        self.config.keep_alive
+    }
+
+    /// Whether requests to `target` must name it whole, for a proxy that is no tunnel.
+    pub(crate) fn absolute_form(&self, target: &Target) -> bool {
+        !target.tls && self.proxies.of(target).is_some()
+    }
+
+    fn tls(&self) -> io::Result<Arc<ClientConfig>> {
+        if let Some(config) = self.tls.get() {
+            return Ok(config.clone());
+        }
+        let config = trust::tls_config(&self.config)?;
+        Ok(self.tls.get_or_init(|| config).clone())
+    }
+
+    /// Connects to `target`, or to its proxy.
+    pub(crate) async fn dial(&self, target: &Target) -> io::Result<Transport> {
+        let proxy = self.proxies.of(target);
+        let (host, port) = proxy.map_or((target.host.as_str(), target.port), |proxy| (&proxy.host, proxy.port));
+        let mut socket = self.connect(host, port).await?;
+        if !target.tls {
+            return Ok(Transport::Plain(socket));
+        }
+        let name = ServerName::try_from(target.host.trim_matches(['[', ']']).to_owned()).map_err(io::Error::other)?;
+        let tls = self.tls()?;
+        let handshake = async move {
+            if let Some(proxy) = proxy {
+                proxy.tunnel(&mut socket, target).await?;
+            }
+            TlsStream::connect(socket, tls, name).await
+        };
+        let stream = timeout(self.config.connect_timeout, handshake)
+            .await
+            .map_err(|_| self.late(&format!("TLS handshake with {}", target.authority())))??;
+        Ok(Transport::Tls(Box::new(stream)))
+    }
+
+    /// Tries the addresses of `host`, one after the other.
+    async fn connect(&self, host: &str, port: u16) -> io::Result<Socket> {
+        let limit = self.config.connect_timeout;
+        let addresses = timeout(limit, self.resolver.resolve(host, port))
+            .await
+            .map_err(|_| self.late(&format!("looking up {host}")))?
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot look up {host}: {error}")))?;
+        let mut last = None;
+        for address in addresses {
+            let error = match timeout(limit, Socket::connect(address)).await {
+                Ok(Ok(socket)) => return Ok(socket),
+                Ok(Err(error)) => io::Error::new(error.kind(), format!("cannot connect to {address}: {error}")),
+                Err(_) => self.late(&format!("connecting to {address}")),
+            };
+            self.resolver.unreachable(host, address.ip());
+            last = Some(error);
+        }
+        Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"))))
+    }
+
+    fn late(&self, what: &str) -> io::Error {
+        let seconds = self.config.connect_timeout.as_secs_f64();
+        io::Error::new(io::ErrorKind::TimedOut, format!("{what} took more than {seconds} s"))
+    }
+}

@@ -1,0 +1,160 @@
+//! The head of an answer, parsed where it lies. Reads no sockets.
+
+use torchobj_core::error::ErrorKind;
+
+use super::Failure;
+
+/// S3 answers with a dozen headers, and with one more for each entry of metadata.
+const MOST_HEADERS: usize = 128;
+
+/// Where a name and a value lie in the bytes of a head.
+type Span = (u16, u16, u16, u16);
+
+/// How the end of a body is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Framing {
+    /// There is none.
+    Empty,
+    /// It has so many bytes.
+    Length(u64),
+    /// Chunked, or until the connection closes.
+    Odd,
+}
+
+/// Where everything is in the bytes of a head. Used again for the next one.
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) status: u16,
+    pub(super) framing: Framing,
+    pub(super) keep_alive: bool,
+    /// Its length in bytes.
+    pub(super) end: usize,
+    spans: Vec<Span>,
+}
+
+impl Head {
+    pub(super) fn new() -> Self {
+        Self { status: 0, framing: Framing::Empty, keep_alive: false, end: 0, spans: Vec::new() }
+    }
+
+    /// Parses the head that `bytes` begin with; false when more bytes are needed. `bodiless` is an answer to HEAD.
+    pub(super) fn parse(&mut self, bytes: &[u8], bodiless: bool) -> Result<bool, Failure> {
+        let malformed = Failure::new(ErrorKind::Protocol, "the head of the answer is malformed");
+        let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+        let mut response = httparse::Response::new(&mut headers);
+        self.end = match response.parse(bytes) {
+            Ok(httparse::Status::Complete(end)) => end,
+            Ok(httparse::Status::Partial) => return Ok(false),
+            Err(_) => return Err(malformed),
+        };
+        self.status = response.code.unwrap_or_default();
+        self.keep_alive = response.version == Some(1);
+        let mut length: Option<u64> = None;
+        let mut odd = false;
+        self.spans.clear();
+        let origin = bytes.as_ptr() as usize;
+        for header in response.headers.iter() {
+            if header.name.eq_ignore_ascii_case("content-length") {
+                let value = std::str::from_utf8(header.value).ok().and_then(|value| value.trim().parse().ok());
+                match (value, length) {
+                    (Some(value), None) => length = Some(value),
+                    (Some(value), Some(before)) if value == before => {}
+                    _ => return Err(malformed),
+                }
+            } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
+                odd = true;
+            } else if header.name.eq_ignore_ascii_case("connection") {
+                for token in header.value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+                    if token.eq_ignore_ascii_case(b"close") {
+                        self.keep_alive = false;
+                    } else if token.eq_ignore_ascii_case(b"keep-alive") {
+                        self.keep_alive = true;
+                    }
+                }
+            }
+            let name = header.name.as_ptr() as usize - origin;
+            let value = if header.value.is_empty() { self.end } else { header.value.as_ptr() as usize - origin };
+            let span = (name, name + header.name.len(), value, value + header.value.len());
+            let narrow = |at: usize| u16::try_from(at).ok();
+            let (Some(a), Some(b), Some(c), Some(d)) = (narrow(span.0), narrow(span.1), narrow(span.2), narrow(span.3))
+            else {
+                return Err(malformed);
+            };
+            self.spans.push((a, b, c, d));
+        }
+        self.framing = match (bodiless || matches!(self.status, 100..=199 | 204 | 304), odd, length) {
+            (true, ..) => Framing::Empty,
+            (false, false, Some(length)) => Framing::Length(length),
+            (false, ..) => Framing::Odd,
+        };
+        Ok(true)
+    }
+
+    /// Names and values, from the bytes that were parsed; values that are no UTF-8 are passed over.
+    pub(super) fn headers<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.spans.iter().filter_map(move |&(a, b, c, d)| {
+            let name = std::str::from_utf8(&bytes[usize::from(a)..usize::from(b)]).ok()?;
+            let value = std::str::from_utf8(&bytes[usize::from(c)..usize::from(d)]).ok()?;
+            Some((name, value))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str, bodiless: bool) -> (Head, bool) {
+        let mut head = Head::new();
+        let done = head.parse(text.as_bytes(), bodiless).unwrap();
+        (head, done)
+    }
+
+    #[test]
+    fn the_length_of_the_body_is_known_from_the_head() {
+        for (text, bodiless, framing) in [
+            ("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n", false, Framing::Length(12)),
+            ("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n", true, Framing::Empty),
+            ("HTTP/1.1 204 No Content\r\n\r\n", false, Framing::Empty),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n", false, Framing::Odd),
+            ("HTTP/1.0 200 OK\r\n\r\n", false, Framing::Odd),
+            ("HTTP/1.1 200 OK\r\ncontent-length: 7\r\nContent-Length: 7\r\n\r\n", false, Framing::Length(7)),
+        ] {
+            let (head, done) = parse(text, bodiless);
+            assert!(done && head.framing == framing && head.end == text.len(), "{text}: {head:?}");
+        }
+    }
+
+    #[test]
+    fn a_connection_is_kept_unless_the_head_says_otherwise() {
+        for (text, keep) in [
+            ("HTTP/1.1 200 OK\r\n\r\n", true),
+            ("HTTP/1.1 200 OK\r\nConnection: foo, Close\r\n\r\n", false),
+            ("HTTP/1.0 200 OK\r\n\r\n", false),
+            ("HTTP/1.0 200 OK\r\nConnection: keep-alive\r\n\r\n", true),
+        ] {
+            assert_eq!(parse(text, false).0.keep_alive, keep, "{text}");
+        }
+    }
+
+    #[test]
+    fn half_a_head_asks_for_more_and_a_wrong_one_is_refused() {
+        assert!(!parse("HTTP/1.1 200 OK\r\nContent-Le", false).1);
+        for text in [
+            "HTTQ/1.1 200 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        ] {
+            let failure = Head::new().parse(text.as_bytes(), false).unwrap_err();
+            assert_eq!(failure.kind, ErrorKind::Protocol, "{text}");
+        }
+    }
+
+    #[test]
+    fn headers_are_found_where_they_lie() {
+        let text = "HTTP/1.1 200 OK\r\nETag: \"a\"\r\nEmpty:\r\nX-Amz-Meta-A: b  c\r\n\r\nbody";
+        let (head, _) = parse(text, false);
+        let headers: Vec<_> = head.headers(text.as_bytes()).collect();
+        assert_eq!(headers, [("ETag", "\"a\""), ("Empty", ""), ("X-Amz-Meta-A", "b  c")]);
+    }
+}

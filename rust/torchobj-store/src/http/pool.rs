@@ -1,0 +1,176 @@
+//! Keeps connections that are idle, the newest used first, none longer than the server would.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use torchobj_core::error::ErrorKind;
+
+use super::{Connection, Dialer, Failure, Target};
+
+/// Connections to all servers of one client.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    dialer: Arc<Dialer>,
+    lines: Mutex<HashMap<Target, Arc<Line>>>,
+}
+
+impl Pool {
+    pub(crate) fn new(dialer: Arc<Dialer>) -> Self {
+        Self { dialer, lines: Mutex::default() }
+    }
+
+    /// The connections to `target`.
+    pub(crate) fn line(&self, target: &Target) -> Arc<Line> {
+        let mut lines = self.lines.lock().expect("no holder of this lock panics");
+        let line = lines.entry(target.clone()).or_insert_with(|| {
+            Arc::new(Line { target: target.clone(), dialer: self.dialer.clone(), idle: Mutex::default() })
+        });
+        line.clone()
+    }
+}
+
+/// Connections to one server.
+pub(crate) struct Line {
+    target: Target,
+    dialer: Arc<Dialer>,
+    idle: Mutex<Idle>,
+}
+
+#[derive(Default)]
+struct Idle {
+    /// The longest idle first.
+    connections: Vec<(Connection, Instant)>,
+    /// Whether a task is there that closes what is idle for too long.
+    swept: bool,
+}
+
+impl std::fmt::Debug for Line {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Line({})", self.target.authority())
+    }
+}
+
+impl Line {
+    /// The server.
+    pub(crate) fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Whether requests must name the target whole.
+    pub(crate) fn absolute_form(&self) -> bool {
+        self.dialer.absolute_form(&self.target)
+    }
+
+    /// A connection for one request, kept or new.
+    pub(crate) async fn lease(self: &Arc<Self>) -> Result<Lease, Failure> {
+        while let Some(connection) = self.pop() {
+            if connection.is_quiet() {
+                return Ok(Lease { line: self.clone(), connection: Some(connection) });
+            }
+        }
+        match self.dialer.dial(&self.target).await {
+            Ok(transport) => Ok(Lease { line: self.clone(), connection: Some(Connection::new(transport)) }),
+            Err(error) => Err(refused(error)),
+        }
+    }
+
+    fn pop(&self) -> Option<Connection> {
+        let mut idle = self.idle.lock().expect("no holder of this lock panics");
+        let (connection, since) = idle.connections.pop()?;
+        if since.elapsed() < self.dialer.keep_alive() {
+            return Some(connection);
+        }
+        // The newest is too old, so all are. They are closed without the lock.
+        let old = std::mem::take(&mut idle.connections);
+        drop(idle);
+        drop(old);
+        None
+    }
+
+    fn push(self: &Arc<Self>, connection: Connection) {
+        let mut idle = self.idle.lock().expect("no holder of this lock panics");
+        idle.connections.push((connection, Instant::now()));
+        if !idle.swept {
+            idle.swept = true;
+            tokio::spawn(sweep(Arc::downgrade(self), self.dialer.keep_alive()));
+        }
+    }
+
+    /// Closes what is idle for too long, and says when to come again: never, when nothing is left.
+    fn close_old(&self, keep_alive: Duration) -> Option<Duration> {
+        let mut idle = self.idle.lock().expect("no holder of this lock panics");
+        let old = idle.connections.partition_point(|(_, since)| since.elapsed() >= keep_alive);
+        let old: Vec<_> = idle.connections.drain(..old).collect();
+        let next = idle.connections.first().map(|(_, since)| keep_alive.saturating_sub(since.elapsed()));
+        idle.swept = next.is_some();
+        drop(idle);
+        drop(old);
+        next
+    }
+}
+
+/// Lives while there are idle connections: it ends with the last one, or with the line.
+async fn sweep(line: Weak<Line>, keep_alive: Duration) {
+    let mut wait = keep_alive;
+    loop {
+        tokio::time::sleep(wait.max(Duration::from_millis(10))).await;
+        let Some(line) = line.upgrade() else { return };
+        match line.close_old(keep_alive) {
+            Some(next) => wait = next,
+            None => return,
+        }
+    }
+}
+
+/// What kind of failure it is that no connection could be made.
+fn refused(error: io::Error) -> Failure {
+    let (kind, message) = match error.kind() {
+        io::ErrorKind::TimedOut => (ErrorKind::Timeout, "no connection"),
+        // A certificate that is not trusted today is not trusted in a second.
+        io::ErrorKind::InvalidData => (ErrorKind::InvalidRequest, "the TLS handshake failed"),
+        io::ErrorKind::InvalidInput => (ErrorKind::Config, "no connection"),
+        _ => (ErrorKind::Connect, "no connection"),
+    };
+    Failure { kind, message, source: Some(error) }
+}
+
+/// A connection that is in use. Dropped before its answer was taken whole it is closed, and the request with it.
+pub(crate) struct Lease {
+    line: Arc<Line>,
+    /// Taken when the lease ends.
+    connection: Option<Connection>,
+}
+
+impl Lease {
+    /// The connection.
+    pub(crate) fn connection(&mut self) -> &mut Connection {
+        self.connection.as_mut().expect("only the end of the lease takes the connection")
+    }
+
+    /// The connection, to be read only.
+    pub(crate) fn answer(&self) -> &Connection {
+        self.connection.as_ref().expect("only the end of the lease takes the connection")
+    }
+
+    /// Takes a short body of any framing, up to `limit` bytes.
+    pub(crate) async fn read_text(&mut self, method: &'static str, limit: usize) -> Result<Vec<u8>, Failure> {
+        if self.answer().framing() != super::Framing::Odd {
+            return self.connection().read_text(limit).await;
+        }
+        let connection = self.connection.take().expect("only the end of the lease takes the connection");
+        let (text, kept) = super::odd::collect(connection, method, limit).await?;
+        self.connection = Some(kept);
+        Ok(text)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if let Some(connection) = self.connection.take().filter(Connection::is_reusable) {
+            self.line.push(connection);
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! Which proxy a request takes, and the tunnel through it. Does not connect.
+
+use std::io;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use http::Uri;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::Target;
+use super::socket::Socket;
+use crate::env;
+
+/// The proxies of the environment, read once per client.
+#[derive(Debug, Default)]
+pub(super) struct Proxies {
+    https: Option<Proxy>,
+    http: Option<Proxy>,
+    direct: Vec<String>,
+}
+
+/// A proxy that speaks HTTP.
+#[derive(Clone)]
+pub(super) struct Proxy {
+    pub(super) host: String,
+    pub(super) port: u16,
+    /// `Basic …`, from the URL's user and password.
+    authorization: Option<String>,
+}
+
+impl std::fmt::Debug for Proxy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Proxy({}:{})", self.host, self.port)
+    }
+}
+
+impl Proxies {
+    /// Those of the environment.
+    pub(super) fn from_env() -> io::Result<Self> {
+        let proxy = |names: &[&str]| env::first(names).map(|url| parse(names[0], &url)).transpose();
+        let direct = env::first(&env::NO_PROXY).unwrap_or_default();
+        let direct = direct.split(',').map(|host| host.trim().to_ascii_lowercase()).filter(|host| !host.is_empty());
+        Ok(Self { https: proxy(&env::HTTPS_PROXY)?, http: proxy(&env::HTTP_PROXY)?, direct: direct.collect() })
+    }
+
+    /// The proxy for `target`, if it is not reached directly.
+    pub(super) fn of(&self, target: &Target) -> Option<&Proxy> {
+        let proxy = if target.tls { self.https.as_ref() } else { self.http.as_ref() };
+        proxy.filter(|_| !self.is_direct(&target.host, target.port))
+    }
+
+    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, or by `*`.
+    fn is_direct(&self, host: &str, port: u16) -> bool {
+        let host = host.to_ascii_lowercase();
+        self.direct.iter().any(|rule| {
+            let (rule, of_port) = match rule.rsplit_once(':') {
+                Some((name, of_port)) if !name.contains(':') => (name, of_port.parse::<u16>().ok()),
+                _ => (rule.as_str(), None),
+            };
+            let domain = rule.trim_start_matches('*').trim_start_matches('.');
+            of_port.is_none_or(|of_port| of_port == port)
+                && (rule == "*"
+                    || host == domain
+                    || host.strip_suffix(domain).is_some_and(|rest| !domain.is_empty() && rest.ends_with('.')))
+        })
+    }
+}
+
+fn parse(name: &str, url: &str) -> io::Result<Proxy> {
+    let refuse = || {
+        let message = format!("{name}: not the URL of an http proxy, as http://proxy:3128");
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    };
+    let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
+    let uri: Uri = with_scheme.parse().map_err(|_| refuse())?;
+    if uri.scheme_str() != Some("http") {
+        return Err(refuse());
+    }
+    let authority = uri.authority().ok_or_else(refuse)?;
+    let authorization = authority.as_str().rsplit_once('@').map(|(user, _)| {
+        let user = percent_decode(user);
+        format!("Basic {}", BASE64_STANDARD.encode(user))
+    });
+    Ok(Proxy { host: authority.host().to_owned(), port: authority.port_u16().unwrap_or(80), authorization })
+}
+
+fn percent_decode(text: &str) -> Vec<u8> {
+    // The decoder of listings knows `+` as a space, which in a password it is not.
+    crate::s3::encode::decode_listed(&text.replace('+', "%2B")).unwrap_or_else(|| text.to_owned()).into_bytes()
+}
+
+impl Proxy {
+    /// Asks the proxy, over `socket`, for a tunnel to `target`.
+    pub(super) async fn tunnel(&self, socket: &mut Socket, target: &Target) -> io::Result<()> {
+        let authority = target.authority();
+        let mut request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n");
+        if let Some(authorization) = &self.authorization {
+            request.push_str(&format!("Proxy-Authorization: {authorization}\r\n"));
+        }
+        request.push_str("\r\n");
+        socket.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        // Byte by byte: what follows the head belongs to the tunnel.
+        while !answer.ends_with(b"\r\n\r\n") {
+            if answer.len() > 16 << 10 {
+                return Err(io::Error::other(format!("{self:?}: its answer to CONNECT has no end")));
+            }
+            answer.push(socket.read_u8().await?);
+        }
+        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut response = httparse::Response::new(&mut headers);
+        response.parse(&answer).map_err(io::Error::other)?;
+        match response.code {
+            Some(200..=299) => Ok(()),
+            code => {
+                let (code, reason) = (code.unwrap_or_default(), response.reason.unwrap_or_default());
+                Err(io::Error::other(format!("{self:?} refused the tunnel to {authority}: {code} {reason}")))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn direct(rules: &str) -> Proxies {
+        Proxies { direct: rules.split(',').map(str::to_owned).collect(), ..Proxies::default() }
+    }
+
+    #[test]
+    fn no_proxy_names_hosts_domains_and_ports() {
+        let rules = direct("localhost,.example.com,10.0.0.1:9000,s3.amazonaws.com");
+        for host in ["localhost", "a.example.com", "example.com", "b.s3.amazonaws.com"] {
+            assert!(rules.is_direct(host, 443), "{host}");
+        }
+        for host in ["notexample.com", "10.0.0.1", "amazonaws.com"] {
+            assert!(!rules.is_direct(host, 443), "{host}");
+        }
+        assert!(rules.is_direct("10.0.0.1", 9000));
+        assert!(direct("*").is_direct("anything", 1));
+    }
+
+    #[test]
+    fn the_password_of_a_proxy_is_sent_and_not_shown() {
+        let proxy = parse("https_proxy", "http://user:p%40ss+word@proxy.local:3128").unwrap();
+        assert_eq!((proxy.host.as_str(), proxy.port), ("proxy.local", 3128));
+        assert_eq!(
+            proxy.authorization.as_deref(),
+            Some(&*format!("Basic {}", BASE64_STANDARD.encode("user:p@ss+word")))
+        );
+        assert_eq!(format!("{proxy:?}"), "Proxy(proxy.local:3128)");
+    }
+
+    #[test]
+    fn what_is_no_http_proxy_is_refused_by_name() {
+        for url in ["socks5://proxy:1080", "http://", "http://a b"] {
+            assert!(parse("https_proxy", url).unwrap_err().to_string().contains("https_proxy"), "{url}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! A TCP socket that a forked child can close: opened, registered and closed inside `fork::enter`.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use rustix::io::Errno;
+use socket2::{Domain, Protocol, Socket as RawSocket, Type};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use torchobj_core::fork;
+
+/// A connected socket. Dropping it closes it, whatever was on its way.
+#[derive(Debug)]
+pub(crate) struct Socket {
+    /// Taken by `drop` only, to be closed inside.
+    stream: Option<TcpStream>,
+    descriptor: RawFd,
+}
+
+impl Socket {
+    /// Connects to `address`. Small writes are sent at once (no Nagle).
+    pub(crate) async fn connect(address: SocketAddr) -> io::Result<Self> {
+        let socket = Self::open(address)?;
+        let stream = socket.stream();
+        stream.writable().await?;
+        if let Some(error) = stream.take_error()? {
+            return Err(error);
+        }
+        stream.set_nodelay(true)?;
+        Ok(socket)
+    }
+
+    fn open(address: SocketAddr) -> io::Result<Self> {
+        let inside = fork::enter();
+        let raw = RawSocket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        raw.set_nonblocking(true)?;
+        match raw.connect(&address.into()) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
+            Err(error) => return Err(error),
+        }
+        let stream = TcpStream::from_std(raw.into())?;
+        let descriptor = stream.as_raw_fd();
+        fork::register(&inside, descriptor);
+        Ok(Self { stream: Some(stream), descriptor })
+    }
+
+    fn stream(&self) -> &TcpStream {
+        self.stream.as_ref().expect("only drop takes the stream")
+    }
+
+    fn stream_mut(&mut self) -> Pin<&mut TcpStream> {
+        Pin::new(self.stream.as_mut().expect("only drop takes the stream"))
+    }
+
+    /// Whether nothing arrived, and nobody closed, since the last answer was read.
+    pub(crate) fn is_quiet(&self) -> bool {
+        matches!(self.stream().try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let inside = fork::enter();
+        fork::forget(&inside, self.descriptor);
+        drop(self.stream.take());
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        self.stream_mut().poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.stream_mut().poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.stream_mut().poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream_mut().poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.stream_mut().poll_shutdown(cx)
+    }
+}

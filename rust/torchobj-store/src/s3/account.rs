@@ -1,0 +1,200 @@
+//! What the buckets of one configuration share: connections, credentials, the SDK's configuration, and the clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use aws_config::environment::EnvironmentVariableRegionProvider;
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::ProfileFileRegionProvider;
+use aws_config::{BehaviorVersion, SdkConfig};
+use aws_sdk_s3::config::retry::RetryConfig;
+use aws_sdk_s3::config::timeout::TimeoutConfig;
+use aws_sdk_s3::config::{
+    Builder, Region, RequestChecksumCalculation, ResponseChecksumValidation, StalledStreamProtectionConfig,
+};
+use aws_types::service_config::ServiceConfigKey;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use tokio::sync::OnceCell;
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+
+use super::answer::skew_s;
+use super::credentials::{Credentials, ForSdk};
+use super::wire::Wire;
+use crate::config::{Addressing, Encryption, S3Config};
+use crate::env;
+use crate::http::{Dialer, Pool};
+
+/// Where an endpoint knows no regions, signatures name this one: FlashBlade, SwiftStack, MinIO and Ceph take it.
+pub(super) const DEFAULT_REGION: &str = "us-east-1";
+
+/// A key of SSE-C, as its three headers want it.
+#[derive(Clone, Debug)]
+pub(super) struct CustomerKey {
+    pub(super) key: String,
+    pub(super) md5: String,
+}
+
+/// One configuration, and everything that its buckets share.
+#[derive(Debug)]
+pub struct Account {
+    pub(super) config: S3Config,
+    pub(super) pool: Pool,
+    wire: Wire,
+    /// Asked of the environment, the profiles and the instance at the first use.
+    environment: OnceCell<Environment>,
+    pub(super) customer_key: Option<CustomerKey>,
+    /// Seconds that the stores' clock is ahead of ours.
+    skew_s: AtomicI64,
+}
+
+/// What the environment says.
+#[derive(Debug)]
+pub(super) struct Environment {
+    pub(super) sdk: SdkConfig,
+    /// `None` when requests are not signed.
+    pub(super) credentials: Option<Arc<Credentials>>,
+    pub(super) endpoint_url: Option<String>,
+    /// `None`: to be found out.
+    pub(super) region: Option<String>,
+}
+
+impl Account {
+    /// An account; nothing is asked of the network before its first use.
+    ///
+    /// # Errors
+    /// `Config`: a proxy that is no URL, a file that cannot be read.
+    pub fn new(mut config: S3Config) -> Result<Self> {
+        if config.http.ca_bundle.is_none() {
+            config.http.ca_bundle = env::first(&[env::AWS_CA_BUNDLE]).map(Into::into);
+        }
+        let refuse = |what: String| move |source: std::io::Error| misconfigured(&what).with_source(source);
+        let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse(String::new()))?);
+        let customer_key = match &config.encryption {
+            Encryption::CustomerKeyFile(path) => {
+                let what = format!("sse_customer_key_file={}", path.display());
+                Some(CustomerKey::read(path).map_err(refuse(what))?)
+            }
+            _ => None,
+        };
+        let wire = Wire::new(dialer.clone(), config.http.keep_alive);
+        let pool = Pool::new(dialer);
+        let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));
+        Ok(Self { config, pool, wire, environment, customer_key, skew_s })
+    }
+
+    /// What the environment says, asked once.
+    pub(super) async fn environment(&self) -> &Environment {
+        self.environment.get_or_init(|| self.ask_environment()).await
+    }
+
+    async fn ask_environment(&self) -> Environment {
+        let config = &self.config;
+        let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(self.wire.clone());
+        if let Some(profile) = &config.profile {
+            loader = loader.profile_name(profile);
+        }
+        if let Some(region) = &config.region {
+            loader = loader.region(Region::new(region.clone()));
+        } else {
+            // The instance is not asked: what counts is where the bucket is, and the bucket says it.
+            let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
+            loader = loader.region(chain.or_else(ProfileFileRegionProvider::new()));
+        }
+        if config.anonymous {
+            loader = loader.no_credentials();
+        }
+        let sdk = loader.load().await;
+        let credentials = sdk.credentials_provider().map(|provider| Arc::new(Credentials::new(provider)));
+        let endpoint_url = config.endpoint_url.clone().or_else(|| configured_endpoint(&sdk));
+        // Behind a path without a slash at its end the SDK's rules put the bucket's name into its last component.
+        let endpoint_url = endpoint_url.map(|url| if url.ends_with('/') { url } else { url + "/" });
+        let region = sdk.region().map(ToString::to_string);
+        let region = region.or_else(|| endpoint_url.as_ref().map(|_| DEFAULT_REGION.to_owned()));
+        Environment { sdk, credentials, endpoint_url, region }
+    }
+
+    /// An SDK client for `region`.
+    pub(super) fn sdk(&self, environment: &Environment, region: &str) -> aws_sdk_s3::Client {
+        let mut builder = Builder::from(&environment.sdk)
+            .region(Region::new(region.to_owned()))
+            .http_client(self.wire.clone())
+            // Attempts are counted, and silences ended, above the trait.
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(TimeoutConfig::disabled())
+            .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
+            .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
+            .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
+        builder.set_endpoint_url(environment.endpoint_url.clone());
+        if self.path_style(environment) {
+            builder = builder.force_path_style(true);
+        }
+        match &environment.credentials {
+            Some(credentials) => builder = builder.credentials_provider(ForSdk(credentials.clone())),
+            None => builder = builder.allow_no_auth(),
+        }
+        aws_sdk_s3::Client::from_conf(builder.build())
+    }
+
+    /// Whether buckets are named in the path. Custom endpoints seldom have a name in the DNS for each bucket.
+    pub(super) fn path_style(&self, environment: &Environment) -> bool {
+        match self.config.addressing {
+            Addressing::Path => true,
+            Addressing::Virtual => false,
+            Addressing::Auto => environment.endpoint_url.is_some(),
+        }
+    }
+
+    /// Seconds that the stores' clock is ahead of ours, as far as is known.
+    pub(super) fn skew_s(&self) -> i64 {
+        self.skew_s.load(Ordering::Relaxed)
+    }
+
+    /// The time that requests are signed with.
+    pub(super) fn now(&self) -> SystemTime {
+        let skew_s = self.skew_s();
+        let now = SystemTime::now();
+        let by = Duration::from_secs(skew_s.unsigned_abs());
+        if skew_s >= 0 { now + by } else { now - by }
+    }
+
+    /// Learns the store's clock from an answer's `Date`; false when the request was signed with it already.
+    pub(super) fn learn_clock(&self, date: Option<&str>, used_skew_s: i64) -> bool {
+        const NOTICED_S: u64 = 60;
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now_s = i64::try_from(since_1970.as_secs()).unwrap_or_default();
+        let Some(skew_s) = date.and_then(|date| skew_s(date, now_s)) else { return false };
+        if self.skew_s.swap(skew_s, Ordering::Relaxed).abs_diff(skew_s) > NOTICED_S {
+            log::warn!("the clock of this machine is off by {skew_s} s: requests are signed with the store's");
+        }
+        used_skew_s.abs_diff(skew_s) > NOTICED_S
+    }
+}
+
+/// The endpoint that `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or a profile names, as the SDK itself reads it.
+fn configured_endpoint(sdk: &SdkConfig) -> Option<String> {
+    let key = ServiceConfigKey::builder().service_id("S3").env("AWS_ENDPOINT_URL").profile("endpoint_url").build();
+    let key = key.expect("all three are set");
+    let of_service = sdk.service_config().and_then(|config| config.load_config(key));
+    of_service.or_else(|| sdk.endpoint_url().map(str::to_owned))
+}
+
+pub(super) fn misconfigured(message: &str) -> Error {
+    Error::new(ErrorKind::Config, Operation::Connect, "s3://", message)
+}
+
+impl CustomerKey {
+    fn read(path: &std::path::Path) -> std::io::Result<Self> {
+        let text = std::fs::read(path)?;
+        let key = match <[u8; 32]>::try_from(text.as_slice()) {
+            Ok(key) => key.to_vec(),
+            Err(_) => BASE64_STANDARD.decode(text.trim_ascii()).map_err(std::io::Error::other)?,
+        };
+        if key.len() != 32 {
+            return Err(std::io::Error::other("expected 32 bytes, raw or in Base64"));
+        }
+        let md5 = BASE64_STANDARD.encode(super::checksum::md5(&key));
+        Ok(Self { key: BASE64_STANDARD.encode(key), md5 })
+    }
+}

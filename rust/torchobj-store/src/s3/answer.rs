@@ -1,0 +1,196 @@
+//! What an answer that is no success means. Reads no sockets.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use aws_smithy_types::date_time::{DateTime, Format};
+use torchobj_core::error::{Error, ErrorKind, Operation};
+
+use super::xml;
+
+/// What S3 says in the XML of an error.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct ServerError {
+    pub(super) code: Option<String>,
+    pub(super) message: Option<String>,
+    pub(super) request_id: Option<String>,
+    pub(super) region: Option<String>,
+}
+
+impl ServerError {
+    /// Reads the XML; an answer that is none says nothing.
+    pub(super) fn parse(text: &[u8]) -> Self {
+        let mut error = Self::default();
+        // A text that breaks off half-way still says what stood before.
+        let _ = xml::each_text(text, |path, text| {
+            let field = match path.last() {
+                Some(name) if name == "Code" => &mut error.code,
+                Some(name) if name == "Message" => &mut error.message,
+                Some(name) if name == "RequestId" => &mut error.request_id,
+                Some(name) if name == "Region" => &mut error.region,
+                _ => return,
+            };
+            field.get_or_insert(text);
+        });
+        error
+    }
+}
+
+/// What kind of failure a status and a code are.
+pub(super) fn kind_of(operation: Operation, status: u16, code: Option<&str>) -> ErrorKind {
+    match code {
+        Some("NoSuchKey") => return ErrorKind::NotFound,
+        Some("NoSuchBucket") => return ErrorKind::NoBucket,
+        Some("NoSuchUpload") => return ErrorKind::UploadGone,
+        Some(
+            "SlowDown"
+            | "SlowDownRead"
+            | "SlowDownWrite"
+            | "ServiceUnavailable"
+            | "TooManyRequests"
+            | "RequestLimitExceeded",
+        ) => {
+            return ErrorKind::Throttled;
+        }
+        Some("InternalError" | "ConditionalRequestConflict" | "OperationAborted") => return ErrorKind::Server,
+        Some("RequestTimeout") => return ErrorKind::Timeout,
+        Some("RequestTimeTooSkewed") => return ErrorKind::ClockSkew,
+        Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired") => {
+            return ErrorKind::ExpiredCredentials;
+        }
+        Some("InvalidAccessKeyId" | "SignatureDoesNotMatch" | "InvalidToken" | "InvalidSecurity") => {
+            return ErrorKind::Credentials;
+        }
+        Some("AuthorizationHeaderMalformed" | "PermanentRedirect" | "IllegalLocationConstraintException") => {
+            return ErrorKind::Misaddressed;
+        }
+        Some("BadDigest" | "XAmzContentChecksumMismatch" | "IncompleteBody") => return ErrorKind::Integrity,
+        Some("KeyTooLongError" | "InvalidURI") => return ErrorKind::InvalidKey,
+        Some("NotImplemented") => return ErrorKind::Unsupported,
+        _ => {}
+    }
+    let reading = matches!(operation, Operation::Get | Operation::Head);
+    match status {
+        301 | 307 | 308 => ErrorKind::Misaddressed,
+        401 => ErrorKind::Credentials,
+        403 => ErrorKind::AccessDenied,
+        404 => ErrorKind::NotFound,
+        405 | 501 => ErrorKind::Unsupported,
+        408 => ErrorKind::Timeout,
+        412 if reading => ErrorKind::Changed,
+        412 => ErrorKind::Precondition,
+        416 => ErrorKind::Range,
+        429 | 503 => ErrorKind::Throttled,
+        500..=599 => ErrorKind::Server,
+        // A 200 with an error in it that we do not know is the server's failure all the same.
+        200..=299 => ErrorKind::Server,
+        _ => ErrorKind::InvalidRequest,
+    }
+}
+
+/// What the user can do next, where there is something.
+pub(super) fn hint(operation: Operation, kind: ErrorKind, code: Option<&str>) -> Option<&'static str> {
+    match (kind, code) {
+        (ErrorKind::AccessDenied, _) if matches!(operation, Operation::Get | Operation::Head) => {
+            Some("without the permission s3:ListBucket this is also what S3 says of an object that does not exist")
+        }
+        (ErrorKind::AccessDenied, _) => Some("the credentials lack the permission for this"),
+        (ErrorKind::Credentials, Some("SignatureDoesNotMatch")) => Some("is the secret key right?"),
+        (ErrorKind::Credentials, Some("InvalidAccessKeyId")) => Some("is the access key one of this endpoint?"),
+        (ErrorKind::NoBucket, _) => Some("check the bucket's name and the endpoint"),
+        (ErrorKind::ClockSkew, _) => Some("the clock of this machine is off"),
+        (ErrorKind::Misaddressed, _) => Some("the bucket is in another region: set region, or leave it out"),
+        (ErrorKind::InvalidRequest | ErrorKind::Unsupported, _)
+            if matches!(
+                operation,
+                Operation::Put | Operation::PutPart | Operation::BeginUpload | Operation::Commit
+            ) =>
+        {
+            Some("a store that does not know checksum headers wants checksum=\"none\"")
+        }
+        _ => None,
+    }
+}
+
+/// The error for an answer.
+pub(super) fn error(
+    operation: Operation,
+    url: String,
+    status: u16,
+    said: ServerError,
+    header: impl Fn(&str) -> Option<String>,
+) -> Error {
+    let kind = kind_of(operation, status, said.code.as_deref());
+    let hint = hint(operation, kind, said.code.as_deref());
+    let request_id = header("x-amz-request-id").or(said.request_id);
+    let retry_after = header("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    let message = said.message.unwrap_or_else(|| reason(status).to_owned());
+    let error = Error::new(kind, operation, url, message)
+        .with_status(status, said.code)
+        .with_request_id(request_id)
+        .with_retry_after(retry_after.map(|wait| wait.min(Duration::from_secs(60))));
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
+
+/// An answer to HEAD has no body that could say more.
+fn reason(status: u16) -> &'static str {
+    http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("unknown status")
+}
+
+/// Seconds that the clock of an answer's `Date` header is ahead of `now_s`.
+pub(super) fn skew_s(date: &str, now_s: i64) -> Option<i64> {
+    let date = DateTime::from_str(date, Format::HttpDate).ok()?;
+    Some(date.secs() - now_s)
+}
+
+/// Milliseconds since 1970 of a `Last-Modified` header.
+pub(super) fn http_date_ms(text: &str) -> Option<i64> {
+    DateTime::from_str(text, Format::HttpDate).ok()?.to_millis().ok()
+}
+
+/// Milliseconds since 1970 of a time in XML.
+pub(super) fn xml_date_ms(text: &str) -> Option<i64> {
+    DateTime::from_str(text, Format::DateTime).ok()?.to_millis().ok()
+}
+
+/// The number in a header.
+pub(super) fn number<T: FromStr>(text: Option<&str>) -> Option<T> {
+    text.and_then(|text| text.trim().parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_says_everything_that_the_answer_said() {
+        let text = b"<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please &amp; wait</Message>\
+            <RequestId>R1</RequestId><HostId>h</HostId></Error>";
+        let said = ServerError::parse(text);
+        let header = |name: &str| (name == "retry-after").then(|| "7".to_owned());
+        let error = error(Operation::Get, "s3://b/k".into(), 503, said, header);
+        assert_eq!(error.kind(), ErrorKind::Throttled);
+        assert_eq!(error.retry_after(), Some(Duration::from_secs(7)));
+        assert_eq!(error.to_string(), "get s3://b/k: 503 SlowDown: Please & wait, after 1 attempt (request id R1)");
+    }
+
+    #[test]
+    fn an_answer_that_is_no_xml_is_known_by_its_status() {
+        for text in [&b"<html><body>Bad gateway"[..], b"", b"\xff\xfe", b"<a></b>"] {
+            let error = error(Operation::Get, "u".into(), 502, ServerError::parse(text), |_| None);
+            assert_eq!(error.kind(), ErrorKind::Server);
+            assert!(error.to_string().contains("502: Bad Gateway"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_same_status_means_other_things_to_reads_and_writes() {
+        assert_eq!(kind_of(Operation::Get, 412, None), ErrorKind::Changed);
+        assert_eq!(kind_of(Operation::Put, 412, None), ErrorKind::Precondition);
+        assert_eq!(kind_of(Operation::Commit, 404, Some("NoSuchUpload")), ErrorKind::UploadGone);
+        assert_eq!(kind_of(Operation::Commit, 200, Some("SomethingNew")), ErrorKind::Server);
+    }
+}

@@ -1,0 +1,171 @@
+//! One bucket: where it is, and what signs for it. What can be asked of it stands in the rooms beside.
+
+use std::sync::{Arc, OnceLock, RwLock};
+
+use tokio::sync::Mutex;
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::types::Payload;
+
+use super::account::{Account, DEFAULT_REGION};
+use super::answer::ServerError;
+use super::endpoint::Address;
+use super::sign::Signer;
+
+/// A signer, and the generation of credentials that it signs with.
+pub(super) type Signing = (Arc<Signer>, u64);
+
+/// A bucket of an account.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    pub(super) account: Arc<Account>,
+    pub(super) name: String,
+    known: RwLock<Known>,
+    /// One resolution at a time.
+    resolving: Mutex<()>,
+    by_sdk: OnceLock<bool>,
+}
+
+/// What was found out.
+#[derive(Debug, Default)]
+struct Known {
+    /// The region that the store itself told.
+    region: Option<String>,
+    address: Option<Arc<Address>>,
+    signing: Option<Signing>,
+    sdk: Option<aws_sdk_s3::Client>,
+}
+
+impl Bucket {
+    pub(super) fn new(account: Arc<Account>, name: &str) -> Self {
+        let (known, resolving, by_sdk) = (RwLock::default(), Mutex::default(), OnceLock::new());
+        Self { account, name: name.to_owned(), known, resolving, by_sdk }
+    }
+
+    /// The URL of a key, or of the bucket.
+    pub(super) fn url_of(&self, key: Option<&str>) -> String {
+        format!("s3://{}/{}", self.name, key.unwrap_or_default())
+    }
+
+    /// Whether the SDK makes all requests: by the setting, or because we cannot sign them.
+    pub(super) async fn by_sdk(&self) -> Result<bool> {
+        if let Some(by_sdk) = self.by_sdk.get() {
+            return Ok(*by_sdk);
+        }
+        let by_sdk = self.account.config.force_sdk || self.address(Operation::Connect).await?.sdk_only;
+        Ok(*self.by_sdk.get_or_init(|| by_sdk))
+    }
+
+    /// Where the bucket is.
+    pub(super) async fn address(&self, operation: Operation) -> Result<Arc<Address>> {
+        if let Some(address) = &self.known.read().expect("no holder of this lock panics").address {
+            return Ok(address.clone());
+        }
+        let _resolving = self.resolving.lock().await;
+        let learnt = {
+            let known = self.known.read().expect("no holder of this lock panics");
+            if let Some(address) = &known.address {
+                return Ok(address.clone());
+            }
+            known.region.clone()
+        };
+        let environment = self.account.environment().await;
+        let region = match learnt.or_else(|| environment.region.clone()) {
+            Some(region) => region,
+            None => self.find_region(operation).await?,
+        };
+        let address = Arc::new(self.account.resolve(environment, &self.name, &region).await?);
+        self.known.write().expect("no holder of this lock panics").address = Some(address.clone());
+        Ok(address)
+    }
+
+    /// Asks S3 in which region the bucket is: anybody may, and every answer says it, also a refusal.
+    async fn find_region(&self, operation: Operation) -> Result<String> {
+        let environment = self.account.environment().await;
+        let address = self.account.resolve(environment, &self.name, DEFAULT_REGION).await?;
+        let path = String::from_utf8_lossy(&address.path_of(None)).into_owned();
+        let head = format!("HEAD {path} HTTP/1.1\r\nhost: {}\r\nuser-agent: torchobj\r\n\r\n", address.host);
+        let failed = |failure| self.failure(operation, None, failure);
+        let mut lease = address.line.lease().await.map_err(failed)?;
+        let connection = lease.connection();
+        let status = connection.exchange(head.as_bytes(), Payload::default().pieces(), true).await.map_err(failed)?;
+        match (connection.header("x-amz-bucket-region"), status) {
+            (Some(region), _) => {
+                log::info!("{} is in region {region}", self.url_of(None));
+                Ok(region.to_owned())
+            }
+            (None, 404) => {
+                let message = "no such bucket";
+                Err(self.error(ErrorKind::NoBucket, operation, None, message).with_status(status, None))
+            }
+            (None, 500..) => {
+                Err(super::answer::error(operation, self.url_of(None), status, ServerError::default(), |_| None))
+            }
+            (None, _) => Ok(DEFAULT_REGION.to_owned()),
+        }
+    }
+
+    /// The store said in which region the bucket is.
+    pub(super) fn learn_region(&self, region: &str) {
+        let mut known = self.known.write().expect("no holder of this lock panics");
+        if known.region.as_deref() != Some(region) {
+            log::warn!("{} is in region {region}: set region to save the detour", self.url_of(None));
+            *known = Known { region: Some(region.to_owned()), ..Known::default() };
+        }
+    }
+
+    /// What signs requests to `address`; `None` when they are not signed.
+    pub(super) async fn signer(&self, operation: Operation, address: &Arc<Address>) -> Result<Option<Signing>> {
+        let environment = self.account.environment().await;
+        let Some(credentials) = &environment.credentials else { return Ok(None) };
+        let loaded = credentials.current().await.map_err(|error| {
+            let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or anonymous=True for a \
+                public bucket";
+            let message = "no credentials";
+            self.error(ErrorKind::Credentials, operation, None, message).with_source(Chain(error)).with_hint(hint)
+        })?;
+        {
+            let known = self.known.read().expect("no holder of this lock panics");
+            let current = known.address.as_ref().is_some_and(|known| Arc::ptr_eq(known, address));
+            match &known.signing {
+                Some(signing) if signing.1 == loaded.generation && current => return Ok(Some(signing.clone())),
+                _ => {}
+            }
+        }
+        let signer = Signer::new(loaded.identity.clone(), address.region.clone(), address.service.clone());
+        let signing = (Arc::new(signer), loaded.generation);
+        let mut known = self.known.write().expect("no holder of this lock panics");
+        if known.address.as_ref().is_some_and(|known| Arc::ptr_eq(known, address)) {
+            known.signing = Some(signing.clone());
+        }
+        Ok(Some(signing))
+    }
+
+    /// The SDK's client for the bucket's region.
+    pub(super) async fn sdk(&self, operation: Operation) -> Result<aws_sdk_s3::Client> {
+        let address = self.address(operation).await?;
+        if let Some(sdk) = &self.known.read().expect("no holder of this lock panics").sdk {
+            return Ok(sdk.clone());
+        }
+        let sdk = self.account.sdk(self.account.environment().await, &address.region);
+        self.known.write().expect("no holder of this lock panics").sdk = Some(sdk.clone());
+        Ok(sdk)
+    }
+}
+
+/// Shows an error with its causes: the SDK's own `Display` names the outermost only.
+#[derive(Debug)]
+pub(super) struct Chain<E>(pub(super) E);
+
+impl<E: std::error::Error> std::fmt::Display for Chain<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl<E: std::error::Error> std::error::Error for Chain<E> {}

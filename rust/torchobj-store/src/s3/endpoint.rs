@@ -1,0 +1,155 @@
+//! Where a bucket is: the SDK's own endpoint rules, asked once per bucket and region.
+
+use std::sync::Arc;
+
+use aws_sdk_s3::config::endpoint::{DefaultResolver, Params, ResolveEndpoint};
+use http::Uri;
+use torchobj_core::error::Result;
+
+use super::account::{Account, Environment, misconfigured};
+use super::encode;
+use crate::config::Addressing;
+use crate::http::{Line, Target};
+
+/// Where requests for a bucket go, and what their signatures name.
+#[derive(Debug)]
+pub(super) struct Address {
+    pub(super) line: Arc<Line>,
+    /// What the `Host` header says.
+    pub(super) host: String,
+    /// What paths begin with: `/`, `/bucket/`, or more.
+    pub(super) path: Vec<u8>,
+    pub(super) region: String,
+    pub(super) service: String,
+    /// Signatures are such as we cannot make (S3 Express, SigV4A): the SDK makes these requests.
+    pub(super) sdk_only: bool,
+}
+
+impl Account {
+    /// The address of `bucket` in `region`.
+    pub(super) async fn resolve(&self, environment: &Environment, bucket: &str, region: &str) -> Result<Address> {
+        let refuse = |error: &dyn std::fmt::Display| misconfigured(&format!("bucket {bucket:?}: {error}"));
+        let mut params = Params::builder().bucket(bucket).region(region);
+        params = params
+            .set_use_fips(environment.sdk.use_fips())
+            .set_use_dual_stack(environment.sdk.use_dual_stack())
+            .set_endpoint(environment.endpoint_url.clone())
+            .set_force_path_style(self.path_style(environment).then_some(true));
+        let params = params.build().map_err(|error| refuse(&error))?;
+        let endpoint = DefaultResolver::new().resolve_endpoint(&params).await.map_err(|error| refuse(&error))?;
+        let uri: Uri = endpoint.url().parse().map_err(|error| refuse(&error))?;
+        let tls = match uri.scheme_str() {
+            Some("https") => true,
+            Some("http") => false,
+            _ => {
+                return Err(misconfigured(&format!(
+                    "endpoint_url={}: must begin with https:// or http://",
+                    endpoint.url()
+                )));
+            }
+        };
+        let host = uri.host().ok_or_else(|| refuse(&"the endpoint has no host"))?.to_owned();
+        // The rules name a bucket in the path where its name is no name of a host, whatever was asked for.
+        if self.config.addressing == Addressing::Virtual && !host.starts_with(bucket) {
+            return Err(misconfigured(&format!(
+                "addressing_style=\"virtual\": bucket {bucket:?} cannot be part of a host"
+            )));
+        }
+        let target = Target { host, port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }), tls };
+        let mut path = uri.path().as_bytes().to_vec();
+        if path.last() != Some(&b'/') {
+            path.push(b'/');
+        }
+        // The rules name the best scheme first.
+        let scheme = endpoint.auth_schemes().first();
+        let property = |name: &str| scheme?.get(name)?.as_string().map(str::to_owned);
+        let sdk_only = scheme.is_some_and(|scheme| scheme.name() != "sigv4");
+        Ok(Address {
+            host: target.host_header(),
+            line: self.pool.line(&target),
+            path,
+            region: property("signingRegion").unwrap_or_else(|| region.to_owned()),
+            service: property("signingName").unwrap_or_else(|| "s3".to_owned()),
+            sdk_only,
+        })
+    }
+}
+
+impl Address {
+    /// The path of `key`, or of the bucket.
+    pub(super) fn path_of(&self, key: Option<&str>) -> Vec<u8> {
+        let mut path = self.path.clone();
+        match key {
+            Some(key) => encode::key_into(&mut path, key),
+            None if path.len() > 1 => {
+                path.pop();
+            }
+            None => {}
+        }
+        path
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_config::{BehaviorVersion, SdkConfig};
+
+    use super::*;
+    use crate::config::S3Config;
+
+    async fn address(config: S3Config, bucket: &str, region: &str) -> Result<Address> {
+        let environment = Environment {
+            sdk: SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build(),
+            credentials: None,
+            endpoint_url: config.endpoint_url.clone(),
+            region: None,
+        };
+        Account::new(config).unwrap().resolve(&environment, bucket, region).await
+    }
+
+    fn custom(endpoint: &str, addressing: Addressing) -> S3Config {
+        S3Config { endpoint_url: Some(endpoint.into()), addressing, ..S3Config::default() }
+    }
+
+    #[tokio::test]
+    async fn buckets_of_aws_are_named_in_the_host_unless_they_have_dots() {
+        let plain = address(S3Config::default(), "bucket", "eu-west-1").await.unwrap();
+        assert_eq!((plain.host.as_str(), plain.path.as_slice()), ("bucket.s3.eu-west-1.amazonaws.com", &b"/"[..]));
+        assert_eq!((plain.region.as_str(), plain.service.as_str(), plain.sdk_only), ("eu-west-1", "s3", false));
+        let dotted = address(S3Config::default(), "my.bucket", "eu-west-1").await.unwrap();
+        assert_eq!((dotted.host.as_str(), dotted.path.as_slice()), ("s3.eu-west-1.amazonaws.com", &b"/my.bucket/"[..]));
+    }
+
+    #[tokio::test]
+    async fn a_custom_endpoint_has_the_bucket_in_its_path() {
+        let address = address(custom("http://10.0.0.1:9000/base/", Addressing::Auto), "b", "us-east-1").await.unwrap();
+        assert_eq!((address.host.as_str(), address.path.as_slice()), ("10.0.0.1:9000", &b"/base/b/"[..]));
+        assert_eq!(address.path_of(Some("a b//c")), b"/base/b/a%20b//c");
+        assert_eq!(address.path_of(None), b"/base/b");
+    }
+
+    #[tokio::test]
+    async fn a_custom_endpoint_can_have_the_bucket_in_its_host() {
+        let virtual_host = custom("https://store.example", Addressing::Virtual);
+        let address = address(virtual_host, "bucket", "us-east-1").await.unwrap();
+        assert_eq!((address.host.as_str(), address.path.as_slice()), ("bucket.store.example", &b"/"[..]));
+    }
+
+    #[tokio::test]
+    async fn what_we_cannot_sign_is_left_to_the_sdk() {
+        let express = address(S3Config::default(), "data--use1-az4--x-s3", "us-east-1").await.unwrap();
+        assert!(express.sdk_only);
+        let multi_region =
+            address(S3Config::default(), "arn:aws:s3::123456789012:accesspoint:mfzwi23gnjvgw.mrap", "us-east-1");
+        assert!(multi_region.await.unwrap().sdk_only);
+        let point = address(S3Config::default(), "arn:aws:s3:eu-west-1:123456789012:accesspoint:mine", "eu-west-1");
+        let point = point.await.unwrap();
+        assert!(!point.sdk_only && point.host.starts_with("mine-123456789012.s3-accesspoint.eu-west-1."), "{point:?}");
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_without_http_is_refused() {
+        let error = address(custom("ftp://x", Addressing::Auto), "b", "us-east-1").await.unwrap_err();
+        assert!(error.to_string().contains("ftp://x"), "{error}");
+    }
+}

@@ -1,0 +1,126 @@
+//! S3, and what speaks like it.
+//!
+//! An [`Account`] is a configuration and what its buckets share; an [`S3Store`] is one bucket. The hot path is ours:
+//! `endpoint` says where the bucket is, `request` signs (`sign`, `encode`) and asks, `get`, `put` and `list` say what;
+//! `answer` and `xml` read what comes back. The control path is the SDK's: `control` for what is rare, `sdk` for
+//! everything when we cannot sign or were told not to; both over our own connections (`wire`).
+
+mod account;
+mod answer;
+mod bucket;
+mod checksum;
+mod control;
+mod copy;
+mod credentials;
+pub(crate) mod encode;
+mod endpoint;
+mod get;
+mod list;
+mod put;
+mod request;
+mod sdk;
+pub mod sign;
+mod wire;
+mod xml;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use torchobj_core::error::{Error, Result};
+use torchobj_core::store::{ObjectStore, Opened};
+use torchobj_core::types::{
+    Capabilities, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions,
+    Upload, Version,
+};
+use torchobj_core::url::ObjectUrl;
+
+pub use account::Account;
+use bucket::Bucket;
+
+/// A bucket as a store.
+#[derive(Debug)]
+pub struct S3Store(Arc<Bucket>);
+
+impl S3Store {
+    /// The bucket `name` of an account; nothing is asked before its first use.
+    pub fn new(account: Arc<Account>, name: &str) -> Self {
+        Self(Arc::new(Bucket::new(account, name)))
+    }
+}
+
+#[async_trait]
+impl ObjectStore for S3Store {
+    fn url(&self, key: &str) -> String {
+        self.0.url_of(Some(key))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            keys: if self.0.account.config.keys_are_paths { KeyRules::Path } else { KeyRules::Raw },
+            put_if_absent: true,
+            put_if_matches: true,
+            attributes: true,
+            // User guide, "Amazon S3 multipart upload limits".
+            min_part_bytes: 5 << 20,
+            max_parts: 10_000,
+            max_put_bytes: 5 << 30,
+            checksums: true,
+        }
+    }
+
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+        if self.0.by_sdk().await? { self.0.sdk_open(request).await } else { self.0.open(request).await }
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectHead> {
+        if self.0.by_sdk().await? { Ok(self.0.sdk_head(key).await?.0) } else { self.0.head(key).await }
+    }
+
+    async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
+        if self.0.by_sdk().await? { self.0.sdk_list(&request).await } else { self.0.list(&request).await }
+    }
+
+    async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        if self.0.by_sdk().await? {
+            self.0.sdk_put(key, payload, options).await
+        } else {
+            self.0.put(key, payload, options).await
+        }
+    }
+
+    async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
+        self.0.begin_upload(key, options).await
+    }
+
+    async fn put_part(&self, upload: &Upload, number: u32, _offset: u64, payload: &Payload) -> Result<PartReceipt> {
+        if self.0.by_sdk().await? {
+            self.0.sdk_put_part(upload, number, payload).await
+        } else {
+            self.0.put_part(upload, number, payload).await
+        }
+    }
+
+    async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
+        self.0.commit(upload, parts, condition).await
+    }
+
+    async fn committed(&self, upload: &Upload, _parts: &[PartReceipt]) -> Result<Option<Version>> {
+        self.0.committed(upload).await
+    }
+
+    async fn abort(&self, upload: &Upload) -> Result<()> {
+        self.0.abort(upload).await
+    }
+
+    async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
+        self.0.uploads(prefix).await
+    }
+
+    async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
+        self.0.copy(source, key).await
+    }
+
+    async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
+        self.0.delete(keys).await
+    }
+}

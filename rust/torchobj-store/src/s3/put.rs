@@ -1,0 +1,133 @@
+//! Writing objects and parts, on the hot path.
+
+use std::borrow::Cow;
+
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, PutOptions, Upload, Version};
+
+use super::Bucket;
+use super::checksum::Algorithm;
+use super::request::{Answer, Ask};
+use crate::config::{Checksum, Encryption};
+
+type Headers<'a> = Vec<(&'a str, Cow<'a, str>)>;
+
+impl Bucket {
+    /// The checksum that bodies carry.
+    pub(super) async fn algorithm(&self) -> Option<Algorithm> {
+        match self.account.config.checksum {
+            Checksum::Off => None,
+            Checksum::Crc32C => Some(Algorithm::Crc32C),
+            Checksum::Crc64Nvme => Some(Algorithm::Crc64Nvme),
+            Checksum::Auto => Some(match self.account.environment().await.endpoint_url {
+                None => Algorithm::Crc64Nvme,
+                Some(_) => Algorithm::Crc32C,
+            }),
+        }
+    }
+
+    /// Writes an object in one request.
+    pub(super) async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        let operation = Operation::Put;
+        let metadata = self.metadata_headers(operation, key, &options.attributes)?;
+        let mut headers = self.attribute_headers(&options.attributes);
+        headers.extend(metadata.iter().map(|(name, value)| (name.as_str(), Cow::Borrowed(*value))));
+        headers.extend(condition_header(&options.condition));
+        if let Some(algorithm) = self.algorithm().await {
+            headers.push((algorithm.header(), Cow::Owned(algorithm.encode(algorithm.of(payload)))));
+        }
+        let ask = Ask { operation, method: "PUT", key: Some(key), query: &[], headers, payload };
+        let answer = self.ask(&ask).await?;
+        self.version_of(operation, key, &answer)
+    }
+
+    /// Writes a part.
+    pub(super) async fn put_part(&self, upload: &Upload, number: u32, payload: &Payload) -> Result<PartReceipt> {
+        let operation = Operation::PutPart;
+        let mut headers = self.customer_key_headers();
+        let checksum = self.algorithm().await.map(|algorithm| (algorithm, algorithm.of(payload)));
+        if let Some((algorithm, checksum)) = checksum {
+            headers.push((algorithm.header(), Cow::Owned(algorithm.encode(checksum))));
+        }
+        let part_number = number.to_string();
+        let query = [("partNumber", part_number.as_str()), ("uploadId", upload.id.as_str())];
+        let ask = Ask { operation, method: "PUT", key: Some(&upload.key), query: &query, headers, payload };
+        let answer = self.ask(&ask).await?;
+        let version = self.version_of(operation, &upload.key, &answer)?;
+        Ok(PartReceipt {
+            number,
+            size: payload.len() as u64,
+            version,
+            checksum: checksum.map(|(_, checksum)| checksum),
+        })
+    }
+
+    fn version_of(&self, operation: Operation, key: &str, answer: &Answer) -> Result<Version> {
+        let etag = answer.header("etag").map(Version::new);
+        etag.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without an ETag"))
+    }
+
+    /// Headers that say what the object carries and how it is kept, but for its metadata.
+    fn attribute_headers<'a>(&'a self, attributes: &'a Attributes) -> Headers<'a> {
+        let mut headers = self.customer_key_headers();
+        let mut push = |name, value: Option<&'a str>| headers.extend(value.map(|value| (name, Cow::Borrowed(value))));
+        push("content-type", Some(attributes.content_type.as_deref().unwrap_or("application/octet-stream")));
+        push("content-encoding", attributes.content_encoding.as_deref());
+        push("content-disposition", attributes.content_disposition.as_deref());
+        push("content-language", attributes.content_language.as_deref());
+        push("cache-control", attributes.cache_control.as_deref());
+        push("x-amz-storage-class", self.storage_class(attributes));
+        match &self.account.config.encryption {
+            Encryption::Bucket | Encryption::CustomerKeyFile(_) => {}
+            Encryption::Aes256 => push("x-amz-server-side-encryption", Some("AES256")),
+            Encryption::Kms { key_id, dual_layer } => {
+                push("x-amz-server-side-encryption", Some(if *dual_layer { "aws:kms:dsse" } else { "aws:kms" }));
+                push("x-amz-server-side-encryption-aws-kms-key-id", key_id.as_deref());
+            }
+        }
+        headers
+    }
+
+    /// The storage class of an object: its own, or the configuration's.
+    pub(super) fn storage_class<'a>(&'a self, attributes: &'a Attributes) -> Option<&'a str> {
+        attributes.storage_class.as_deref().or(self.account.config.storage_class.as_deref())
+    }
+
+    /// Metadata as headers; refused where a header cannot carry it.
+    pub(super) fn metadata_headers<'a>(
+        &self,
+        operation: Operation,
+        key: &str,
+        attributes: &'a Attributes,
+    ) -> Result<Vec<(String, &'a str)>> {
+        let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+        let mut headers = Vec::with_capacity(attributes.metadata.len());
+        for (name, value) in &attributes.metadata {
+            let printable = value.bytes().all(|byte| matches!(byte, b' '..=b'~')) && value.trim() == value;
+            if name.is_empty() || !name.bytes().all(token) || !printable {
+                let message = format!("metadata {name:?}={value:?}: names are tokens, values printable ASCII");
+                return Err(self.error(ErrorKind::InvalidRequest, operation, Some(key), &message));
+            }
+            headers.push((format!("x-amz-meta-{}", name.to_ascii_lowercase()), value.as_str()));
+        }
+        Ok(headers)
+    }
+
+    /// The headers of SSE-C, for whatever reads or writes bytes.
+    pub(super) fn customer_key_headers<'a>(&self) -> Headers<'a> {
+        let Some(customer) = &self.account.customer_key else { return Vec::new() };
+        vec![
+            ("x-amz-server-side-encryption-customer-algorithm", Cow::Borrowed("AES256")),
+            ("x-amz-server-side-encryption-customer-key", Cow::Owned(customer.key.clone())),
+            ("x-amz-server-side-encryption-customer-key-md5", Cow::Owned(customer.md5.clone())),
+        ]
+    }
+}
+
+fn condition_header(condition: &Condition) -> Option<(&str, Cow<'_, str>)> {
+    match condition {
+        Condition::Always => None,
+        Condition::Absent => Some(("if-none-match", Cow::Borrowed("*"))),
+        Condition::Matches(version) => Some(("if-match", Cow::Borrowed(version.as_str()))),
+    }
+}

@@ -1,0 +1,240 @@
+//! One request to a bucket, signed, and its answer or its error. The hot path: every GET, HEAD, LIST, PUT and part.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::types::Payload;
+
+use super::Bucket;
+use super::answer::{self, ServerError};
+use super::encode;
+use super::sign::{Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
+use crate::http::{Failure, Framing, Lease, Line, Target};
+
+/// Errors of S3 are a few hundred bytes; a proxy's page of HTML is not read to its end.
+const LARGEST_ERROR_BYTES: usize = 64 << 10;
+
+/// Redirects that one request follows.
+const MOST_REDIRECTS: usize = 3;
+
+/// What is asked.
+pub(super) struct Ask<'a> {
+    pub(super) operation: Operation,
+    pub(super) method: &'static str,
+    /// `None` asks the bucket.
+    pub(super) key: Option<&'a str>,
+    /// Names and values, sorted by name.
+    pub(super) query: &'a [(&'a str, &'a str)],
+    /// Lower-case names and values. Those that begin with `x-amz-` are signed.
+    pub(super) headers: Vec<(&'a str, Cow<'a, str>)>,
+    pub(super) payload: &'a Payload,
+}
+
+/// What a request was made with.
+pub(super) struct Used<'a> {
+    pub(super) region: &'a str,
+    pub(super) skew_s: i64,
+    /// Of the credentials.
+    pub(super) generation: Option<u64>,
+}
+
+/// An answer that is a success, its body not yet read.
+pub(super) struct Answer {
+    pub(super) lease: Lease,
+    pub(super) status: u16,
+}
+
+impl Answer {
+    /// A header.
+    pub(super) fn header(&self, name: &str) -> Option<&str> {
+        self.lease.answer().header(name)
+    }
+}
+
+impl Bucket {
+    /// Asks, at the bucket's address, and where that answers with a temporary redirect, there.
+    pub(super) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer> {
+        let address = self.address(ask.operation).await?;
+        let signer = self.signer(ask.operation, &address).await?;
+        let skew_s = self.account.skew_s();
+        let path = address.path_of(ask.key);
+        let mut elsewhere: Option<(Arc<Line>, String)> = None;
+        for _ in 0..=MOST_REDIRECTS {
+            let (line, host) = match &elsewhere {
+                None => (&address.line, address.host.as_str()),
+                Some((line, host)) => (line, host.as_str()),
+            };
+            let head = self.head_of(ask, line, host, &path, signer.as_ref().map(|(signer, _)| &**signer));
+            let failed = |failure| self.failure(ask.operation, ask.key, failure);
+            let mut lease = line.lease().await.map_err(failed)?;
+            let bodiless = ask.method == "HEAD";
+            let status = lease.connection().exchange(&head, ask.payload.pieces(), bodiless).await.map_err(failed)?;
+            match status {
+                200..=299 => return Ok(Answer { lease, status }),
+                307 | 308 if lease.answer().header("location").is_some() => {
+                    let location = lease.answer().header("location").unwrap_or_default();
+                    let target = redirected(location, line.target());
+                    let target = target.ok_or_else(|| {
+                        let message = format!("a redirect to {location:?}, which is no URL");
+                        self.error(ErrorKind::Protocol, ask.operation, ask.key, &message)
+                    })?;
+                    elsewhere = Some((self.account.pool.line(&target), target.host_header()));
+                }
+                _ => {
+                    let used = Used { region: &address.region, skew_s, generation: signer.map(|(_, number)| number) };
+                    return Err(self.refused(ask, lease, status, used).await);
+                }
+            }
+        }
+        Err(self.error(ErrorKind::Protocol, ask.operation, ask.key, "too many redirects"))
+    }
+
+    /// The head of the request, as it is sent.
+    fn head_of(&self, ask: &Ask<'_>, line: &Line, host: &str, path: &[u8], signer: Option<&Signer>) -> Vec<u8> {
+        let time = Timestamp::new(self.account.now());
+        let mut query = Vec::new();
+        for (index, (name, value)) in ask.query.iter().enumerate() {
+            query.extend_from_slice(if index > 0 { b"&" } else { b"" });
+            encode::query_into(&mut query, name);
+            query.push(b'=');
+            encode::query_into(&mut query, value);
+        }
+        let mut headers: Vec<(&str, &str)> = Vec::with_capacity(ask.headers.len() + 6);
+        headers.push(("host", host));
+        headers.extend(ask.headers.iter().map(|(name, value)| (*name, &**value)));
+        if let Some(signer) = signer {
+            headers.push(("x-amz-content-sha256", UNSIGNED_PAYLOAD));
+            headers.push(("x-amz-date", time.as_str()));
+            headers.extend(signer.session_token().map(|token| ("x-amz-security-token", token)));
+        }
+        if self.account.config.requester_pays {
+            headers.push(("x-amz-request-payer", "requester"));
+        }
+        let signed = |(name, _): &&(&str, &str)| *name == "host" || name.starts_with("x-amz-");
+        let mut out = Vec::with_capacity(640);
+        out.extend_from_slice(ask.method.as_bytes());
+        out.push(b' ');
+        if line.absolute_form() {
+            out.extend_from_slice(b"http://");
+            out.extend_from_slice(host.as_bytes());
+        }
+        out.extend_from_slice(path);
+        if !query.is_empty() {
+            out.push(b'?');
+            out.extend_from_slice(&query);
+        }
+        out.extend_from_slice(b" HTTP/1.1\r\n");
+        for (name, value) in &headers {
+            push_header(&mut out, name, value);
+        }
+        push_header(&mut out, "user-agent", concat!("torchobj/", env!("CARGO_PKG_VERSION")));
+        if ask.method == "PUT" {
+            push_header(&mut out, "content-length", &ask.payload.len().to_string());
+        }
+        if let Some(signer) = signer {
+            let mut canonical: Vec<(&str, &str)> = headers.iter().filter(signed).copied().collect();
+            canonical.sort_unstable_by_key(|(name, _)| *name);
+            out.extend_from_slice(b"authorization: ");
+            let canonical = Canonical { method: ask.method, path, query: &query, headers: &canonical };
+            signer.authorize_into(&mut out, &time, &canonical);
+            out.extend_from_slice(b"\r\n");
+        }
+        out.extend_from_slice(b"\r\n");
+        out
+    }
+
+    async fn refused(&self, ask: &Ask<'_>, mut lease: Lease, status: u16, used: Used<'_>) -> Error {
+        let text = if ask.method == "HEAD" || lease.answer().framing() == Framing::Empty {
+            Vec::new()
+        } else {
+            // An answer whose body is lost is known by its status.
+            lease.read_text(ask.method, LARGEST_ERROR_BYTES).await.unwrap_or_default()
+        };
+        let header = |name: &str| lease.answer().header(name).map(str::to_owned);
+        self.refusal(ask.operation, ask.key, status, &text, header, used).await
+    }
+
+    /// The error that a refusal is. What it teaches about region, clock and credentials is learnt, and the request may
+    /// be made again at once; unless it was made with just that, and would be refused again.
+    pub(super) async fn refusal(
+        &self,
+        operation: Operation,
+        key: Option<&str>,
+        status: u16,
+        text: &[u8],
+        header: impl Fn(&str) -> Option<String>,
+        used: Used<'_>,
+    ) -> Error {
+        let said = ServerError::parse(text);
+        let region = header("x-amz-bucket-region").or_else(|| said.region.clone());
+        let error = answer::error(operation, self.url_of(key), status, said, &header);
+        let learnt = match error.kind() {
+            ErrorKind::ClockSkew => self.account.learn_clock(header("date").as_deref(), used.skew_s),
+            ErrorKind::ExpiredCredentials => match (&self.account.environment().await.credentials, used.generation) {
+                (Some(credentials), Some(generation)) => {
+                    credentials.expired(generation);
+                    true
+                }
+                _ => false,
+            },
+            // To a wrong region S3 answers HEAD with 400, without a code, but with the right one.
+            ErrorKind::Misaddressed | ErrorKind::InvalidRequest => match region {
+                Some(region) if region != used.region => {
+                    self.learn_region(&region);
+                    return error.with_kind(ErrorKind::Misaddressed);
+                }
+                _ => error.kind() == ErrorKind::InvalidRequest,
+            },
+            _ => true,
+        };
+        if learnt { error } else { error.with_kind(ErrorKind::InvalidRequest) }
+    }
+
+    /// An error about a key, or about the bucket.
+    pub(super) fn error(&self, kind: ErrorKind, operation: Operation, key: Option<&str>, message: &str) -> Error {
+        Error::new(kind, operation, self.url_of(key), message)
+    }
+
+    /// The error that a failure of a connection is.
+    pub(super) fn failure(&self, operation: Operation, key: Option<&str>, failure: Failure) -> Error {
+        let error = self.error(failure.kind, operation, key, failure.message);
+        match failure.source {
+            Some(source) => error.with_source(source),
+            None => error,
+        }
+    }
+}
+
+fn push_header(out: &mut Vec<u8>, name: &str, value: &str) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value.as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Where a `Location` leads: its host, or the same one when it names none.
+fn redirected(location: &str, from: &Target) -> Option<Target> {
+    let uri: http::Uri = location.parse().ok()?;
+    let Some(host) = uri.host() else { return Some(from.clone()) };
+    let tls = match uri.scheme_str() {
+        Some("https") => true,
+        // Never from a secret channel to an open one.
+        Some("http") if !from.tls => false,
+        _ => return None,
+    };
+    Some(Target { host: host.to_owned(), port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }), tls })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirect_never_leaves_tls() {
+        let from = Target { host: "a".into(), port: 443, tls: true };
+        assert_eq!(redirected("https://b:9/x", &from), Some(Target { host: "b".into(), port: 9, tls: true }));
+        assert_eq!(redirected("/other/path", &from), Some(from.clone()));
+        assert_eq!(redirected("http://b/x", &from), None);
+    }
+}

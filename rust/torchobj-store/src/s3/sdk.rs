@@ -1,0 +1,268 @@
+//! The hot path's requests, through the SDK: for buckets whose requests we cannot sign (S3 Express, multi-region access
+//! points), and for everybody who sets `force_sdk`.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use aws_sdk_s3::primitives::ByteStream;
+use aws_sdk_s3::types::{ChecksumAlgorithm, EncodingType, StorageClass};
+use bytes::Bytes;
+use torchobj_core::buffer::Dest;
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::store::Opened;
+use torchobj_core::types::{
+    Attributes, Condition, GetRequest, ListEntry, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions,
+    Upload, Version,
+};
+
+use super::bucket::{Bucket, Chain};
+use super::checksum::Algorithm;
+use super::encode::decode_listed;
+use super::get::{NONCE_HEADER, content_range, range_header};
+use super::xml;
+
+impl Bucket {
+    /// GetObject.
+    pub(super) async fn sdk_open(self: &Arc<Self>, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+        let operation = Operation::Get;
+        let key = request.key;
+        let mut call = self
+            .sdk(operation)
+            .await?
+            .get_object()
+            .bucket(&self.name)
+            .key(key)
+            .set_range(request.range.as_ref().map(range_header))
+            .set_request_payer(self.request_payer());
+        if let Some(version) = request.version.filter(|version| !version.as_str().starts_with("W/")) {
+            call = call.if_match(version.as_str());
+        }
+        if let Some(customer) = &self.account.customer_key {
+            call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
+            call = call.sse_customer_key_md5(&customer.md5);
+        }
+        let answer = self.sdk_answer(operation, Some(key), call.send()).await?;
+        let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(key), message);
+        let length = answer.content_length.and_then(|length| u64::try_from(length).ok());
+        let length = length.ok_or_else(|| wrong("an answer without a length"))?;
+        let (range, size) = match answer.content_range.as_deref() {
+            None => (0..length, length),
+            Some(header) => content_range(header).ok_or_else(|| wrong(&format!("Content-Range {header:?}")))?,
+        };
+        if range.end - range.start != length {
+            return Err(wrong(&format!("the body has {length} bytes, its Content-Range {range:?}")));
+        }
+        let version = answer.e_tag.map(Version::new);
+        let (body, left) = (answer.body, Bytes::new());
+        Ok(Box::new(OpenedObject { bucket: self.clone(), key: key.to_owned(), size, range, version, body, left }))
+    }
+
+    /// HeadObject, and the nonce of the upload that made the object.
+    pub(super) async fn sdk_head(&self, key: &str) -> Result<(ObjectHead, Option<String>)> {
+        let operation = Operation::Head;
+        let mut call = self.sdk(operation).await?.head_object().bucket(&self.name).key(key);
+        call = call.set_request_payer(self.request_payer());
+        if let Some(customer) = &self.account.customer_key {
+            call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
+            call = call.sse_customer_key_md5(&customer.md5);
+        }
+        let answer = self.sdk_answer(operation, Some(key), call.send()).await?;
+        let mut metadata = answer.metadata.unwrap_or_default();
+        let nonce = metadata.remove(&NONCE_HEADER["x-amz-meta-".len()..]);
+        let mut metadata: Vec<_> = metadata.into_iter().collect();
+        metadata.sort();
+        let attributes = Attributes {
+            content_type: answer.content_type,
+            content_encoding: answer.content_encoding,
+            content_disposition: answer.content_disposition,
+            content_language: answer.content_language,
+            cache_control: answer.cache_control,
+            storage_class: answer.storage_class.map(|class| class.as_str().to_owned()),
+            metadata,
+        };
+        let size = answer.content_length.and_then(|length| u64::try_from(length).ok());
+        let size =
+            size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without a size"))?;
+        let modified_ms = answer.last_modified.and_then(|time| time.to_millis().ok());
+        Ok((ObjectHead { size, version: answer.e_tag.map(Version::new), modified_ms, attributes }, nonce))
+    }
+
+    /// ListObjectsV2.
+    pub(super) async fn sdk_list(&self, request: &ListRequest<'_>) -> Result<ListPage> {
+        let operation = Operation::List;
+        let call = self
+            .sdk(operation)
+            .await?
+            .list_objects_v2()
+            .bucket(&self.name)
+            .prefix(request.prefix)
+            .encoding_type(EncodingType::Url)
+            .set_delimiter(request.delimiter.map(str::to_owned))
+            .set_start_after(request.start_after.map(str::to_owned))
+            .set_continuation_token(request.continuation.map(str::to_owned))
+            .set_max_keys(request.max_entries.and_then(|most| i32::try_from(most).ok()))
+            .set_request_payer(self.request_payer());
+        let answer = self.sdk_answer(operation, Some(request.prefix), call.send()).await?;
+        let encoded = answer.encoding_type.is_some();
+        let decode = |key: String| if encoded { decode_listed(&key).unwrap_or(key) } else { key };
+        let entries = answer.contents.unwrap_or_default().into_iter().filter_map(|object| {
+            Some(ListEntry {
+                key: decode(object.key?),
+                size: object.size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0),
+                version: object.e_tag.map(|etag| xml::quoted(&etag)),
+                modified_ms: object.last_modified.and_then(|time| time.to_millis().ok()),
+                storage_class: object.storage_class.map(|class| class.as_str().to_owned()),
+            })
+        });
+        let prefixes = answer.common_prefixes.unwrap_or_default().into_iter().filter_map(|prefix| prefix.prefix);
+        Ok(ListPage {
+            entries: entries.collect(),
+            prefixes: prefixes.map(decode).collect(),
+            continuation: answer.next_continuation_token.filter(|_| answer.is_truncated == Some(true)),
+        })
+    }
+
+    /// PutObject.
+    pub(super) async fn sdk_put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        let operation = Operation::Put;
+        let attributes = &options.attributes;
+        let metadata = self.metadata_headers(operation, key, attributes)?.into_iter();
+        let metadata = metadata.map(|(header, value)| (header["x-amz-meta-".len()..].to_owned(), value.to_owned()));
+        let (encryption, key_id) = self.server_side_encryption();
+        let mut call = self
+            .sdk(operation)
+            .await?
+            .put_object()
+            .bucket(&self.name)
+            .key(key)
+            .body(stream(payload))
+            .set_metadata(Some(metadata.collect()))
+            .content_type(attributes.content_type.as_deref().unwrap_or("application/octet-stream"))
+            .set_content_encoding(attributes.content_encoding.clone())
+            .set_content_disposition(attributes.content_disposition.clone())
+            .set_content_language(attributes.content_language.clone())
+            .set_cache_control(attributes.cache_control.clone())
+            .set_storage_class(self.storage_class(attributes).map(StorageClass::from))
+            .set_server_side_encryption(encryption)
+            .set_ssekms_key_id(key_id)
+            .set_request_payer(self.request_payer());
+        if let Some(customer) = &self.account.customer_key {
+            call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
+            call = call.sse_customer_key_md5(&customer.md5);
+        }
+        call = match self.algorithm().await {
+            None => call,
+            Some(algorithm @ Algorithm::Crc64Nvme) => call
+                .checksum_algorithm(ChecksumAlgorithm::Crc64Nvme)
+                .checksum_crc64_nvme(algorithm.encode(algorithm.of(payload))),
+            Some(algorithm @ Algorithm::Crc32C) => call
+                .checksum_algorithm(ChecksumAlgorithm::Crc32C)
+                .checksum_crc32_c(algorithm.encode(algorithm.of(payload))),
+        };
+        call = match &options.condition {
+            Condition::Always => call,
+            Condition::Absent => call.if_none_match("*"),
+            Condition::Matches(version) => call.if_match(version.as_str()),
+        };
+        let sent = call.customize().disable_payload_signing().send();
+        let answer = self.sdk_answer(operation, Some(key), sent).await?;
+        let etag = answer.e_tag.map(Version::new);
+        etag.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without an ETag"))
+    }
+
+    /// UploadPart.
+    pub(super) async fn sdk_put_part(&self, upload: &Upload, number: u32, payload: &Payload) -> Result<PartReceipt> {
+        let operation = Operation::PutPart;
+        let mut call = self
+            .sdk(operation)
+            .await?
+            .upload_part()
+            .bucket(&self.name)
+            .key(&upload.key)
+            .upload_id(&upload.id)
+            .part_number(i32::try_from(number).unwrap_or(i32::MAX))
+            .body(stream(payload))
+            .set_request_payer(self.request_payer());
+        if let Some(customer) = &self.account.customer_key {
+            call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
+            call = call.sse_customer_key_md5(&customer.md5);
+        }
+        let checksum = self.algorithm().await.map(|algorithm| (algorithm, algorithm.of(payload)));
+        call = match checksum {
+            None => call,
+            Some((algorithm @ Algorithm::Crc64Nvme, checksum)) => {
+                call.checksum_algorithm(ChecksumAlgorithm::Crc64Nvme).checksum_crc64_nvme(algorithm.encode(checksum))
+            }
+            Some((algorithm @ Algorithm::Crc32C, checksum)) => {
+                call.checksum_algorithm(ChecksumAlgorithm::Crc32C).checksum_crc32_c(algorithm.encode(checksum))
+            }
+        };
+        let sent = call.customize().disable_payload_signing().send();
+        let answer = self.sdk_answer(operation, Some(&upload.key), sent).await?;
+        let etag = answer.e_tag.map(Version::new);
+        let version = etag.ok_or_else(|| {
+            self.error(ErrorKind::Protocol, operation, Some(&upload.key), "an answer without an ETag")
+        })?;
+        Ok(PartReceipt {
+            number,
+            size: payload.len() as u64,
+            version,
+            checksum: checksum.map(|(_, checksum)| checksum),
+        })
+    }
+}
+
+/// The SDK takes one piece without a copy; several are joined.
+fn stream(payload: &Payload) -> ByteStream {
+    match payload.pieces() {
+        [piece] => ByteStream::from(piece.clone()),
+        pieces => ByteStream::from(Bytes::from(pieces.concat())),
+    }
+}
+
+struct OpenedObject {
+    bucket: Arc<Bucket>,
+    key: String,
+    size: u64,
+    range: Range<u64>,
+    version: Option<Version>,
+    body: ByteStream,
+    /// What of the last frame found no room.
+    left: Bytes,
+}
+
+#[async_trait]
+impl Opened for OpenedObject {
+    fn size(&self) -> u64 {
+        self.size
+    }
+
+    fn version(&self) -> Option<&Version> {
+        self.version.as_ref()
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
+        loop {
+            let taken = dest.fill(&self.left);
+            self.left = self.left.slice(taken..);
+            if dest.remaining() == 0 {
+                return Ok(());
+            }
+            match self.body.try_next().await {
+                Ok(Some(frame)) => self.left = frame,
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    let message = "the connection broke in the body";
+                    let error = Chain(error);
+                    let broken = self.bucket.error(ErrorKind::Reset, Operation::Get, Some(&self.key), message);
+                    return Err(broken.with_source(error));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The XML of S3: small documents, read by path.
+
+use quick_xml::Reader;
+use quick_xml::events::Event;
+use torchobj_core::types::{ListEntry, ListPage, Version};
+
+use super::answer::xml_date_ms;
+use super::encode::decode_listed;
+
+/// What is wrong with a document.
+#[derive(Debug)]
+pub(super) struct Malformed(String);
+
+impl<E: std::error::Error> From<E> for Malformed {
+    fn from(error: E) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl std::fmt::Display for Malformed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "malformed XML: {}", self.0)
+    }
+}
+
+/// Calls `text` with the names of the open elements and the text between the tags of each element that has no other
+/// within.
+pub(super) fn each_text(document: &[u8], mut text: impl FnMut(&[String], String)) -> Result<(), Malformed> {
+    each(document, |event| {
+        if let Seen::Text(path, found) = event {
+            text(path, found);
+        }
+    })
+}
+
+enum Seen<'a> {
+    /// An innermost element has ended.
+    Text(&'a [String], String),
+    /// An element with others within has ended.
+    End(&'a [String]),
+}
+
+fn each(document: &[u8], mut seen: impl FnMut(Seen<'_>)) -> Result<(), Malformed> {
+    let mut reader = Reader::from_reader(document);
+    let mut path: Vec<String> = Vec::new();
+    let mut text = String::new();
+    let mut innermost = false;
+    loop {
+        match reader.read_event()? {
+            Event::Start(tag) => {
+                path.push(tag.local_name().as_ref().to_owned());
+                text.clear();
+                innermost = true;
+            }
+            Event::Empty(tag) => {
+                path.push(tag.local_name().as_ref().to_owned());
+                seen(Seen::Text(&path, String::new()));
+                path.pop();
+                innermost = false;
+            }
+            Event::Text(piece) => text.push_str(&piece),
+            Event::CData(piece) => text.push_str(&piece),
+            Event::GeneralRef(entity) => match entity.resolve_char_ref()? {
+                Some(letter) => text.push(letter),
+                None => text.push_str(quick_xml::escape::resolve_xml_entity(&entity).unwrap_or_default()),
+            },
+            Event::End(_) => {
+                let found = std::mem::take(&mut text);
+                seen(if innermost { Seen::Text(&path, found) } else { Seen::End(&path) });
+                path.pop();
+                innermost = false;
+            }
+            Event::Eof if path.is_empty() => return Ok(()),
+            Event::Eof => return Err(Malformed(format!("it ends within <{}>", path.join("><")))),
+            _ => {}
+        }
+    }
+}
+
+/// Reads a page of ListObjectsV2. Names are decoded by the encoding that the answer says it has, not by the one that
+/// was asked for.
+pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
+    let mut page = ListPage::default();
+    let mut encoded = false;
+    let mut truncated = false;
+    let mut next = None;
+    let mut entry = Entry::default();
+    each(document, |event| match event {
+        Seen::Text(path, text) => match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            [_, "EncodingType"] => encoded = text == "url",
+            [_, "IsTruncated"] => truncated = text == "true",
+            [_, "NextContinuationToken"] => next = Some(text),
+            [_, "CommonPrefixes", "Prefix"] => page.prefixes.push(text),
+            [_, "Contents", "Key"] => entry.key = text,
+            [_, "Contents", "Size"] => entry.size = text.parse().unwrap_or(0),
+            [_, "Contents", "ETag"] => entry.etag = Some(text),
+            [_, "Contents", "LastModified"] => entry.modified_ms = xml_date_ms(&text),
+            [_, "Contents", "StorageClass"] => entry.storage_class = Some(text),
+            _ => {}
+        },
+        Seen::End(path) => {
+            if matches!(path, [_, contents] if contents == "Contents") {
+                page.entries.push(std::mem::take(&mut entry).into());
+            }
+        }
+    })?;
+    if encoded {
+        // The element may stand behind the keys that it speaks of.
+        let decode = |text: &mut String| {
+            if let Some(decoded) = decode_listed(text) {
+                *text = decoded;
+            }
+        };
+        page.entries.iter_mut().for_each(|entry| decode(&mut entry.key));
+        page.prefixes.iter_mut().for_each(decode);
+    }
+    page.continuation = next.filter(|_| truncated);
+    Ok(page)
+}
+
+#[derive(Default)]
+struct Entry {
+    key: String,
+    size: u64,
+    etag: Option<String>,
+    modified_ms: Option<i64>,
+    storage_class: Option<String>,
+}
+
+impl From<Entry> for ListEntry {
+    fn from(entry: Entry) -> Self {
+        let Entry { key, size, etag, modified_ms, storage_class } = entry;
+        Self { key, size, version: etag.map(|etag| quoted(&etag)), modified_ms, storage_class }
+    }
+}
+
+/// An ETag as headers have it. Some stores leave the quotes out in a listing.
+pub(super) fn quoted(etag: &str) -> Version {
+    if etag.ends_with('"') { Version::new(etag) } else { Version::new(format!("\"{etag}\"")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
+<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix>p%2F</Prefix>
+ <Contents><Key>p/a+b%2Bc</Key><LastModified>2026-01-02T03:04:05.000Z</LastModified><ETag>&quot;abc&quot;</ETag>
+  <Size>7</Size><Owner><ID>x</ID></Owner><StorageClass>STANDARD</StorageClass></Contents>
+ <Contents><Key>p/%F0%9F%8E%89</Key><ETag>def</ETag><Size>0</Size></Contents>
+ <CommonPrefixes><Prefix>p/x+y/</Prefix></CommonPrefixes>
+ <IsTruncated>true</IsTruncated><NextContinuationToken>t&amp;1&#x3D;</NextContinuationToken>ENCODING</ListBucketResult>"#;
+
+    #[test]
+    fn names_are_decoded_as_the_answer_says() {
+        let page = list_page(PAGE.replace("ENCODING", "<EncodingType>url</EncodingType>").as_bytes()).unwrap();
+        let keys: Vec<_> = page.entries.iter().map(|entry| entry.key.as_str()).collect();
+        assert_eq!(keys, ["p/a b+c", "p/🎉"]);
+        assert_eq!(page.prefixes, ["p/x y/"]);
+        let page = list_page(PAGE.replace("ENCODING", "").as_bytes()).unwrap();
+        assert_eq!(page.entries[0].key, "p/a+b%2Bc");
+    }
+
+    #[test]
+    fn all_of_an_entry_is_read() {
+        let page = list_page(PAGE.replace("ENCODING", "").as_bytes()).unwrap();
+        let first = &page.entries[0];
+        assert_eq!((first.size, first.version.clone()), (7, Some(Version::new("\"abc\""))));
+        assert_eq!((first.modified_ms, first.storage_class.as_deref()), (Some(1_767_323_045_000), Some("STANDARD")));
+        assert_eq!(page.entries[1].version, Some(Version::new("\"def\"")));
+        assert_eq!(page.continuation.as_deref(), Some("t&1="));
+    }
+
+    #[test]
+    fn the_last_page_has_no_continuation_and_half_a_page_is_an_error() {
+        let last = PAGE.replace("true", "false");
+        assert_eq!(list_page(last.as_bytes()).unwrap().continuation, None);
+        assert!(list_page(b"<ListBucketResult><Contents></Wrong>").is_err());
+        assert!(list_page(PAGE.split_at(PAGE.len() / 2).0.as_bytes()).is_err());
+    }
+}

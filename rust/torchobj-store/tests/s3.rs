@@ -1,0 +1,77 @@
+//! The conformance suite on servers that speak S3. They need Python and its packages: `make rust` runs these.
+#![expect(clippy::print_stdout, reason = "says which check fails")]
+
+mod server;
+
+use std::sync::Arc;
+
+use server::Server;
+use torchobj_core::client::Client;
+use torchobj_core::conformance::SUITE;
+use torchobj_core::transfer::Policy;
+use torchobj_store::config::{Addressing, Checksum, S3Config};
+
+/// Parts of the least size that S3 takes.
+fn policy() -> Policy {
+    Policy { part_bytes: 5 << 20, whole_below_bytes: 6 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
+}
+
+async fn run(server: &Server, config: &S3Config, prefix: &str, but: &[&str]) {
+    let mut failed = Vec::new();
+    for (index, (name, check)) in SUITE.iter().enumerate() {
+        if but.contains(name) {
+            continue;
+        }
+        let client: Arc<Client> = server.bucket(&format!("{prefix}-{index}"), config.clone(), policy());
+        if let Err(panic) = tokio::spawn(check(client)).await {
+            println!("{name}: {panic}");
+            failed.push(name);
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn the_strict_server_passes_the_whole_suite() {
+    let server = Server::start("strict", &[]);
+    for (prefix, checksum) in [("nvme", Checksum::Crc64Nvme), ("c", Checksum::Crc32C), ("off", Checksum::Off)] {
+        run(&server, &S3Config { checksum, ..server.config() }, prefix, &[]).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn the_strict_server_passes_it_through_the_sdk_too() {
+    let server = Server::start("strict", &[]);
+    run(&server, &S3Config { force_sdk: true, ..server.config() }, "sdk", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn the_strict_server_passes_it_over_tls_and_with_the_bucket_in_the_host() {
+    let server = Server::start("strict", &["--tls"]);
+    let mut config = server.config();
+    config.http.ca_bundle = Some(server.text("ca_file").into());
+    run(&server, &config, "tls", &[]).await;
+    let server = Server::start("strict", &[]);
+    let port = server.text("endpoint").rsplit_once(':').unwrap().1.to_owned();
+    let endpoint_url = Some(format!("http://s3.localhost:{port}"));
+    let config = S3Config { endpoint_url, addressing: Addressing::Virtual, ..server.config() };
+    run(&server, &config, "host", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python and versitygw: make rust"]
+async fn versitygw_passes_what_it_declares() {
+    let server = Server::start("versitygw", &[]);
+    run(&server, &S3Config { keys_are_paths: true, ..server.config() }, "gw", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python and moto: make rust"]
+async fn moto_passes_what_it_declares() {
+    let server = Server::start("moto", &[]);
+    // To a part of an upload that is gone moto 5.2 answers with a traceback, and closes the connection.
+    run(&server, &server.config(), "moto", &["an_upload_that_ended_takes_no_parts"]).await;
+}

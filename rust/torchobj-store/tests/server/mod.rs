@@ -1,0 +1,129 @@
+//! Servers of the tests, started by `python -m tests.servers`; each is gone with its handle.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+use torchobj_core::client::Client;
+use torchobj_core::transfer::Policy;
+use torchobj_store::config::S3Config;
+use torchobj_store::s3::sign::{Canonical, Identity, Signer, Timestamp, UNSIGNED_PAYLOAD};
+use torchobj_store::s3::{Account, S3Store};
+
+/// A running server.
+pub(crate) struct Server {
+    process: Child,
+    announced: Value,
+}
+
+impl Server {
+    /// Starts `kind`: `strict`, `moto` or `versitygw`. The credentials of the process are those of the server from here
+    /// on: all servers have the same.
+    pub(crate) fn start(kind: &str, options: &[&str]) -> Self {
+        let python = std::env::var("TORCHOBJ_PYTHON").unwrap_or_else(|_| "python3".into());
+        let mut process = Command::new(python)
+            .args(["-m", "tests.servers", "serve", kind])
+            .args(options)
+            .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("python starts");
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let announced = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{kind} did not start: {line:?}"));
+        Self { process, announced }
+    }
+
+    pub(crate) fn text(&self, name: &str) -> &str {
+        self.announced[name].as_str().unwrap_or_else(|| panic!("no {name} in {}", self.announced))
+    }
+
+    fn identity(&self) -> Identity {
+        let of = |name| self.text(name).to_owned();
+        Identity { access_key: of("access_key"), secret_key: of("secret_key"), session_token: None }
+    }
+
+    /// A configuration for this server. Credentials come from a profile file, as a user's would.
+    pub(crate) fn config(&self) -> S3Config {
+        let file = std::env::temp_dir().join(format!("torchobj-credentials-{}", std::process::id()));
+        let (id, secret) = (self.text("access_key"), self.text("secret_key"));
+        std::fs::write(&file, format!("[default]\naws_access_key_id={id}\naws_secret_access_key={secret}\n")).unwrap();
+        // SAFETY: every test of the process sets the same values.
+        #[expect(unsafe_code, reason = "the environment of a test process")]
+        unsafe {
+            std::env::set_var("AWS_SHARED_CREDENTIALS_FILE", &file);
+            std::env::set_var("AWS_EC2_METADATA_DISABLED", "true");
+        }
+        let endpoint_url = Some(self.text("endpoint").to_owned());
+        S3Config { endpoint_url, ..S3Config::default() }
+    }
+
+    /// A client on the new bucket `name`.
+    pub(crate) fn bucket(&self, name: &str, config: S3Config, policy: Policy) -> Arc<Client> {
+        self.create_bucket(name);
+        self.client(name, config, policy)
+    }
+
+    /// A client on the bucket `name`.
+    pub(crate) fn client(&self, name: &str, config: S3Config, policy: Policy) -> Arc<Client> {
+        let account = Arc::new(Account::new(config).unwrap());
+        Arc::new(Client::new(Arc::new(S3Store::new(account, name)), policy))
+    }
+
+    fn create_bucket(&self, name: &str) {
+        if self.announced["control"].is_string() {
+            self.control("POST", "buckets", &serde_json::json!({"name": name}));
+            return;
+        }
+        let host = self.text("endpoint").split_once("://").unwrap().1;
+        let time = Timestamp::new(SystemTime::now());
+        let path = format!("/{name}");
+        let headers = [("host", host), ("x-amz-content-sha256", UNSIGNED_PAYLOAD), ("x-amz-date", time.as_str())];
+        let mut authorization = Vec::new();
+        let canonical = Canonical { method: "PUT", path: path.as_bytes(), query: b"", headers: &headers };
+        Signer::new(self.identity(), "us-east-1", "s3").authorize_into(&mut authorization, &time, &canonical);
+        let mut lines: Vec<_> = headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        lines.push(format!("authorization: {}", String::from_utf8(authorization).unwrap()));
+        let answer = exchange(host, "PUT", &path, &lines, "");
+        assert!(answer.starts_with("HTTP/1.1 200"), "create bucket {name}: {answer}");
+    }
+
+    /// Calls the control API of the strict server.
+    pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Value {
+        let (host, base) = self.text("control").split_once("://").unwrap().1.split_once('/').unwrap();
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let answer =
+            exchange(host, method, &format!("/{base}/{path}"), &["content-type: application/json".into()], &body);
+        let (head, json) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {answer}");
+        serde_json::from_str(json).unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The end of its input ends it.
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+fn exchange(host: &str, method: &str, path: &str, headers: &[String], body: &str) -> String {
+    let mut socket = TcpStream::connect(host).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let headers: String =
+        headers.iter().filter(|line| !line.starts_with("host:")).map(|line| format!("{line}\r\n")).collect();
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n"
+    );
+    socket.write_all(head.as_bytes()).unwrap();
+    socket.write_all(body.as_bytes()).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    answer
+}

@@ -1,0 +1,50 @@
+"""The command line: `python -m tests.servers serve <kind>` and `... install`. Leaves the work to one module each."""
+
+from __future__ import annotations
+
+import argparse
+
+from .install import InstallFailed, install_versitygw
+from .strict.server import DEFAULT_BASE_DOMAIN
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.servers", description="S3 servers for tests, on loopback.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("install", help="build versitygw, if it is not there yet, and print its path")
+    serve = commands.add_parser("serve", help="start a server, print where it is as JSON, serve until stdin ends")
+    kinds = serve.add_subparsers(dest="kind", required=True)
+    strict = kinds.add_parser("strict", help="verifies everything, misbehaves by script")
+    strict.add_argument("--tls", action="store_true", help="speak TLS under a certificate made for this run")
+    strict.add_argument(
+        "--base-domain", default=DEFAULT_BASE_DOMAIN, help="of virtual-host style (default %(default)s)"
+    )
+    kinds.add_parser("moto", help="moto's S3, with connections kept alive")
+    kinds.add_parser("versitygw", help="versitygw over a directory of its own")
+    return parser
+
+
+def main() -> None:
+    arguments = _parser().parse_args()
+    try:
+        if arguments.command == "install":
+            print(install_versitygw())
+        # Each server's module is imported when it is wanted: moto alone takes a second.
+        elif arguments.kind == "strict":
+            from .strict_server import serve_strict
+
+            serve_strict(base_domain=arguments.base_domain, tls=arguments.tls)
+        elif arguments.kind == "moto":
+            from . import moto_server
+
+            moto_server.serve()
+        else:
+            from . import versitygw
+
+            versitygw.serve()
+    except InstallFailed as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

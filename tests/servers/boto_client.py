@@ -1,0 +1,35 @@
+"""Makes boto3 clients of test servers, and tells how they were refused. Leaves what to ask of them to tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import boto3  # type: ignore[import-untyped]
+from botocore.config import Config  # type: ignore[import-untyped]
+from botocore.exceptions import ClientError  # type: ignore[import-untyped]
+
+from .launch import Server
+
+
+def boto_client(server: Server, *, config: Config | None = None, **changed: Any) -> Any:
+    """Returns a path-style client that tries everything once; `changed` replaces arguments of boto3's `client`."""
+    own = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, connect_timeout=5, read_timeout=10)
+    given = {
+        "endpoint_url": server.endpoint,
+        "aws_access_key_id": server.access_key,
+        "aws_secret_access_key": server.secret_key,
+        "region_name": server.region,
+        "verify": server.ca_file,
+        "config": own.merge(config or Config()),
+    }
+    return boto3.session.Session().client("s3", **given | changed)
+
+
+def refusal(call: Callable[..., Any], **named: Any) -> tuple[int, str]:
+    """Returns status and code of the error that a boto3 call meets; AssertionError where it meets none."""
+    try:
+        call(**named)
+    except ClientError as error:
+        return error.response["ResponseMetadata"]["HTTPStatusCode"], error.response["Error"]["Code"]
+    raise AssertionError(f"{call.__name__} was not refused")

@@ -1,0 +1,57 @@
+"""Decides whether a verified request may go on: region, redirects, public buckets, who pays. Leaves keys to operations."""
+
+from __future__ import annotations
+
+from .accounts import OWNER_ID
+from .errors import S3Error
+from .exchange import Request
+from .store import Bucket
+
+_WITHOUT_BUCKET = ("ListBuckets", "CreateBucket")
+_PUBLIC = ("GetObject", "HeadObject", "ListObjectsV2", "HeadBucket")
+
+
+def check_access(request: Request) -> None:
+    """Refuses a request with the error that S3 gives; returns nothing where it may be performed."""
+    identity = request.identity
+    if request.operation in _WITHOUT_BUCKET:
+        # One endpoint stands for those of all regions, so there is no region that these two had to be signed for.
+        if identity is None:
+            raise S3Error("AccessDenied")
+        return
+    bucket = request.bucket
+    _check_redirect(bucket)
+    if identity is None:
+        if not bucket.public or request.operation not in _PUBLIC:
+            raise S3Error("AccessDenied")
+    elif identity.region != bucket.region:
+        message = f"the region '{identity.region}' is wrong; expecting '{bucket.region}'"
+        raise S3Error("AuthorizationHeaderMalformed", message, details={"Region": bucket.region})
+    _check_owner(request, bucket)
+
+
+def _check_redirect(bucket: Bucket) -> None:
+    if bucket.elsewhere is not None:
+        details = {"Endpoint": bucket.elsewhere.endpoint, "Bucket": bucket.name}
+        raise S3Error("PermanentRedirect", details=details, headers=[("x-amz-bucket-region", bucket.elsewhere.region)])
+
+
+def _check_owner(request: Request, bucket: Bucket) -> None:
+    if request.headers.get("x-amz-expected-bucket-owner") not in (None, OWNER_ID):
+        raise S3Error("AccessDenied")
+    # S3 exempts the bucket's owner; here nobody is, since every account would be that owner.
+    if bucket.requester_pays and request.headers.get("x-amz-request-payer") != "requester":
+        raise S3Error("AccessDenied", "The bucket is a requester pays bucket: x-amz-request-payer is missing.")
+
+
+def headers_of_every_answer(request: Request) -> list[tuple[str, str]]:
+    """Returns the headers that answers about this bucket carry, be they errors or not."""
+    bucket = request.state.buckets.get(request.target.bucket or "")
+    if bucket is None:
+        return []
+    headers = []
+    if request.operation in ("HeadBucket", "ListObjectsV2") and bucket.elsewhere is None:
+        headers.append(("x-amz-bucket-region", bucket.home_region))
+    if bucket.requester_pays and request.headers.get("x-amz-request-payer") == "requester":
+        headers.append(("x-amz-request-charged", "requester"))
+    return headers

@@ -1,0 +1,157 @@
+"""Puts answers on the wire, whole or with the faults that an Action asks for. Leaves choosing faults to `faults`.
+
+Every fault here is one of bytes and time: the operation was performed, and its answer is what gets damaged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from .exchange import Response
+from .faults import Action
+from .peer import Peer
+from .state import RequestRecord
+
+# Small enough to send the first bytes of a large body soon, large enough to be few calls.
+_BLOCK_BYTES = 256 * 1024
+# A chunked answer comes in at least this many chunks, if it has as many bytes.
+_CHUNKS = 5
+# A dripping body goes out in this many pieces per second.
+_DRIPS_PER_S = 20
+_INFORMATIONAL = {100: "", 102: "", 103: "Link: </early>; rel=preload\r\n"}
+
+
+def _reason(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Unknown"
+
+
+def informational(status: int) -> bytes:
+    """Returns a whole 1xx answer, which precedes the final one."""
+    return f"HTTP/1.1 {status} {_reason(status)}\r\n{_INFORMATIONAL[status]}\r\n".encode()
+
+
+def _damaged(response: Response, action: Action) -> Response:
+    """Returns the answer with its content changed, in ways that leave its framing right."""
+    body = response.body
+    headers = response.headers
+    if action.corrupt_byte_at is not None and action.corrupt_byte_at < len(body):
+        changed = bytearray(body)
+        changed[action.corrupt_byte_at] ^= 0xFF
+        body = bytes(changed)
+    if action.shorter_length:
+        body = body[: -action.shorter_length]
+    if action.wrong_content_range:
+        headers = [(name, _shifted(value) if name == "Content-Range" else value) for name, value in headers]
+    return Response(response.status, headers, body, response.promised_length_bytes)
+
+
+def _shifted(content_range: str) -> str:
+    """Returns a Content-Range of as many bytes that begins one later."""
+    bounds, _, size = content_range.removeprefix("bytes ").partition("/")
+    start, _, last = bounds.partition("-")
+    return f"bytes {int(start) + 1}-{int(last) + 1}/{size}"
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A piece of a body: its bytes, what frames them, and the pause before them."""
+
+    content: memoryview
+    before: bytes
+    after: bytes
+    pause_s: float
+
+
+def _blocks(body: memoryview, action: Action, sent_bytes: int) -> Iterator[_Block]:
+    """Splits the first `sent_bytes` of a body where a fault needs a boundary."""
+    size = _BLOCK_BYTES
+    if action.chunked:
+        size = min(size, max(1, len(body) // _CHUNKS))
+    if action.slow_drip:
+        size = max(1, int(action.slow_drip / _DRIPS_PER_S))
+    stall_at = action.stall_body_at
+    position = 0
+    while position < sent_bytes:
+        whole_end = min(position + size, len(body))
+        if stall_at is not None and position < stall_at:
+            whole_end = min(whole_end, stall_at)
+        content = body[position : min(whole_end, sent_bytes)]
+        pause_s = len(content) / action.slow_drip if action.slow_drip and position else 0.0
+        if position == stall_at:
+            pause_s += action.stall_s
+        # A chunk that the cut goes through is announced whole, as a server that dies in it would have done.
+        before = b"%x\r\n" % (whole_end - position) if action.chunked else b""
+        after = b"\r\n" if action.chunked and position + len(content) == whole_end else b""
+        yield _Block(content, before, after, pause_s)
+        position += len(content)
+
+
+def _bytes_to_send(action: Action, size_bytes: int) -> int:
+    if action.cut_body is None:
+        return size_bytes
+    if isinstance(action.cut_body, float):
+        return int(size_bytes * action.cut_body)
+    return min(action.cut_body, size_bytes)
+
+
+def _head_of(response: Response, framing: list[tuple[str, str]]) -> bytes:
+    lines = [f"HTTP/1.1 {response.status} {_reason(response.status)}"]
+    lines += [f"{name}: {value}" for name, value in [*response.headers, *framing]]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+def _framing_of(response: Response, action: Action, *, has_body: bool, keep_open: bool) -> list[tuple[str, str]]:
+    framing = []
+    if has_body and action.chunked:
+        framing.append(("Transfer-Encoding", "chunked"))
+    elif has_body and not action.no_length:
+        framing.append(("Content-Length", str(len(response.body))))
+    elif response.promised_length_bytes is not None:
+        framing.append(("Content-Length", str(response.promised_length_bytes)))
+    if not keep_open or action.no_length:
+        framing.append(("Connection", "close"))
+    return framing
+
+
+async def send(
+    peer: Peer, response: Response, action: Action, record: RequestRecord, *, has_body: bool, keep_open: bool
+) -> bool:
+    """Sends an answer as an action has it.
+
+    has_body: whether one may follow the head, that is not after HEAD, 204 or 304.
+    keep_open: whether the connection would stay open if there were no fault.
+    Returns: whether it stays open; a connection that was reset is gone already.
+    Errors: ConnectionError where the client goes before the end.
+    """
+    if action.informational is not None:
+        peer.write(informational(action.informational))
+    await peer.pause(action.delay_first_byte_s)
+    response = _damaged(response, action)
+    record.status = response.status
+    peer.write(_head_of(response, _framing_of(response, action, has_body=has_body, keep_open=keep_open)))
+    if has_body:
+        await _send_body(peer, memoryview(response.body), action, record)
+    await peer.drain()
+    if action.reset:
+        await peer.reset()
+    cut = has_body and action.cut_body is not None
+    return keep_open and not (cut or action.reset or action.no_length or action.close_after)
+
+
+async def _send_body(peer: Peer, body: memoryview, action: Action, record: RequestRecord) -> None:
+    sent_bytes = _bytes_to_send(action, len(body))
+    for block in _blocks(body, action, sent_bytes):
+        await peer.pause(block.pause_s)
+        # Counted before it is written: a client that has the last byte finds it counted.
+        record.bytes_sent += len(block.content)
+        peer.write(block.before, block.content, block.after)
+        await peer.drain()
+    if sent_bytes == len(body) == action.stall_body_at:
+        await peer.pause(action.stall_s)
+    if action.cut_body is None:
+        peer.write(b"0\r\n\r\n" if action.chunked else b"", b"\xee" * action.longer_body)

@@ -1,0 +1,122 @@
+"""Buckets, objects and multipart uploads in memory. Leaves every rule of the API to the operations."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from .attributes import Attributes
+from .checksums import Checksum
+from .encryption import Encryption
+from .errors import S3Error
+
+DEFAULT_REGION = "us-east-1"
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """A whole object; it is replaced, never changed, so that an answer under way keeps what it began with."""
+
+    body: bytes
+    etag: str
+    modified_s: float
+    attributes: Attributes
+    encryption: Encryption
+    checksum: Checksum
+
+
+@dataclass(frozen=True)
+class Part:
+    """One uploaded part."""
+
+    body: bytes
+    etag: str
+    modified_s: float
+    checksum: Checksum | None
+
+
+@dataclass
+class Upload:
+    """A multipart upload under way; `algorithm` is None where its client asked for no checksum."""
+
+    key: str
+    upload_id: str
+    initiated_s: float
+    attributes: Attributes
+    encryption: Encryption
+    algorithm: str | None
+    checksum_type: str
+    parts: dict[int, Part] = field(default_factory=dict)
+
+
+class ObjectTable:
+    """A bucket's objects by key, with the keys kept sorted by code point, which is the order of their UTF-8 bytes."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, StoredObject] = {}
+        self._keys: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def get(self, key: str) -> StoredObject | None:
+        return self._objects.get(key)
+
+    def put(self, key: str, stored: StoredObject) -> None:
+        if key not in self._objects:
+            insort(self._keys, key)
+        self._objects[key] = stored
+
+    def delete(self, key: str) -> None:
+        if self._objects.pop(key, None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+
+    def position_of(self, key: str) -> int:
+        """Returns the index of the first key that is not before this one."""
+        return bisect_left(self._keys, key)
+
+    def key_at(self, position: int) -> str | None:
+        return self._keys[position] if position < len(self._keys) else None
+
+    def __getitem__(self, key: str) -> StoredObject:
+        return self._objects[key]
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Where a bucket that this server does not hold is to be found."""
+
+    region: str
+    endpoint: str
+
+
+@dataclass
+class Bucket:
+    """A bucket and the flags that a test may have set on it."""
+
+    name: str
+    created_s: float
+    region: str = DEFAULT_REGION
+    public: bool = False
+    requester_pays: bool = False
+    requires_sse_kms: bool = False
+    elsewhere: Elsewhere | None = None
+    objects: ObjectTable = field(default_factory=ObjectTable)
+    uploads: dict[str, Upload] = field(default_factory=dict)
+
+    @property
+    def home_region(self) -> str:
+        """The region that x-amz-bucket-region names."""
+        return self.elsewhere.region if self.elsewhere is not None else self.region
+
+    def stored(self, key: str) -> StoredObject:
+        stored = self.objects.get(key)
+        if stored is None:
+            raise S3Error("NoSuchKey", details={"Key": key})
+        return stored
+
+    def upload(self, key: str, upload_id: str) -> Upload:
+        upload = self.uploads.get(upload_id)
+        if upload is None or upload.key != key:
+            raise S3Error("NoSuchUpload", details={"UploadId": upload_id})
+        return upload
