@@ -121,9 +121,10 @@ pub(super) async fn a_wrong_part_is_refused_at_the_commit(subject: Subject) {
 pub(super) async fn an_upload_that_ended_takes_no_parts(subject: Subject) {
     let store = subject.store();
     let upload = store.begin_upload("k", &PutOptions::default()).await.unwrap();
+    let part = store.put_part(&upload, 1, 0, &pattern(10, 10).into()).await.unwrap();
     store.abort(&upload).await.unwrap();
     store.abort(&upload).await.expect("an upload that is gone is no error");
-    let late = store.put_part(&upload, 1, 0, &pattern(10, 10).into()).await;
+    assert_eq!(kind_of(store.commit(&upload, &[part], &Condition::Always).await), ErrorKind::UploadGone);
+    let late = store.put_part(&upload, 2, 10, &pattern(10, 10).into()).await;
     assert_eq!(kind_of(late), ErrorKind::UploadGone);
-    assert_eq!(kind_of(store.commit(&upload, &[], &Condition::Always).await), ErrorKind::UploadGone);
 }

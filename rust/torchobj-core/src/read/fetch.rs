@@ -165,6 +165,10 @@ impl Client {
                 let message = format!("the object changed: it was {asked:?}, now it is {got:?}");
                 Err(self.store().error(ErrorKind::Changed, Operation::Get, key, &message))
             }
+            (Some(_), None) => {
+                let message = "the answer does not say which version it is of";
+                Err(self.store().error(ErrorKind::Protocol, Operation::Get, key, message))
+            }
             _ => Ok(opened),
         }
     }

@@ -68,13 +68,15 @@ impl Connection {
     /// Sends a request and receives the head of its answer. `bodiless` is a HEAD.
     pub(crate) async fn exchange(&mut self, head: &[u8], payload: &[Bytes], bodiless: bool) -> Result<u16, Failure> {
         (self.start, self.end, self.remaining) = (0, 0, 0);
+        // Until its answer has begun: a request that is given up half-way takes the connection with it.
+        self.spoilt = true;
         let sent = self.send(head, payload).await;
-        self.spoilt = !matches!(sent, Ok(true));
         let received = self.receive_head(bodiless).await;
         match (sent, received) {
             // A server may answer and close before it has read everything: its answer says more than a broken pipe.
-            (_, Ok(())) => {
+            (sent, Ok(())) => {
                 self.used = true;
+                self.spoilt = !matches!(sent, Ok(true));
                 Ok(self.head.status)
             }
             (Err(error), Err(_)) if self.used && self.end == 0 => Err(stale(Some(error))),
@@ -205,6 +207,20 @@ impl Connection {
             }
             Err(error) => Err(Failure::broken("the connection broke in the body", error)),
         }
+    }
+
+    /// Receives a body of known length, and leaves it to be taken.
+    pub(super) async fn peek_text(&mut self) -> Result<&[u8], Failure> {
+        let end = self.start + usize::try_from(self.remaining).unwrap_or(usize::MAX);
+        if self.buffer.len() < end {
+            self.buffer.resize(end, 0);
+        }
+        if self.end < end {
+            let read = self.transport.read_exact(&mut self.buffer[self.end..end]).await;
+            read.map_err(|error| Failure::broken("the connection broke in the body", error))?;
+            self.end = end;
+        }
+        Ok(&self.buffer[self.start..end])
     }
 
     /// The connection without its state, and everything of the current answer that was received, its head included.

@@ -3,7 +3,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::Request;
@@ -23,7 +23,7 @@ pub(super) async fn collect(
 ) -> Result<(Vec<u8>, Connection), Failure> {
     let keep_alive = connection.keeps_alive();
     let (transport, received) = connection.into_parts();
-    let replay = Replay { transport, received, replayed: 0 };
+    let replay = Replay { transport, received, replayed: 0, asked: false, reader: None };
     let (mut sender, driver) = http1::handshake(TokioIo::new(replay)).await.map_err(broken)?;
     let request =
         Request::builder().method(method).uri("/").body(Empty::<Bytes>::new()).expect("method and path are ours");
@@ -38,7 +38,7 @@ pub(super) async fn collect(
     };
     let (body, driver) = tokio::join!(body, driver.without_shutdown());
     let (text, parts) = (body?, driver.map_err(broken)?);
-    let Replay { transport, received, replayed } = parts.io.into_inner();
+    let Replay { transport, received, replayed, .. } = parts.io.into_inner();
     let rest = parts.read_buf.len() + received.len() - replayed;
     Ok((text, Connection::answered(transport, keep_alive && rest == 0)))
 }
@@ -52,10 +52,17 @@ struct Replay {
     transport: Transport,
     received: Vec<u8>,
     replayed: usize,
+    /// Whether hyper has sent its request: to an answer that comes before, it would close the connection.
+    asked: bool,
+    reader: Option<Waker>,
 }
 
 impl AsyncRead for Replay {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if !self.asked {
+            self.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
         if self.replayed < self.received.len() {
             let count = buf.remaining().min(self.received.len() - self.replayed);
             buf.put_slice(&self.received[self.replayed..self.replayed + count]);
@@ -67,7 +74,11 @@ impl AsyncRead for Replay {
 }
 
 impl AsyncWrite for Replay {
-    fn poll_write(self: Pin<&mut Self>, _cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(mut self: Pin<&mut Self>, _cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.asked = true;
+        if let Some(reader) = self.reader.take() {
+            reader.wake();
+        }
         Poll::Ready(Ok(buf.len()))
     }
 

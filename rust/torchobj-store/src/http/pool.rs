@@ -165,6 +165,11 @@ impl Lease {
         self.connection = Some(kept);
         Ok(text)
     }
+
+    /// Receives a short body of known length and leaves it to be taken.
+    pub(crate) async fn peek_text(&mut self) -> Result<&[u8], Failure> {
+        self.connection().peek_text().await
+    }
 }
 
 impl Drop for Lease {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
 use aws_config::environment::EnvironmentVariableRegionProvider;
 use aws_config::meta::region::RegionProviderChain;
@@ -162,13 +162,17 @@ impl Account {
     /// Learns the store's clock from an answer's `Date`; false when the request was signed with it already.
     pub(super) fn learn_clock(&self, date: Option<&str>, used_skew_s: i64) -> bool {
         const NOTICED_S: u64 = 60;
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let now_s = i64::try_from(since_1970.as_secs()).unwrap_or_default();
-        let Some(skew_s) = date.and_then(|date| skew_s(date, now_s)) else { return false };
+        let Some(skew_s) = date.and_then(skew_s) else { return false };
         if self.skew_s.swap(skew_s, Ordering::Relaxed).abs_diff(skew_s) > NOTICED_S {
             log::warn!("the clock of this machine is off by {skew_s} s: requests are signed with the store's");
         }
         used_skew_s.abs_diff(skew_s) > NOTICED_S
+    }
+
+    /// Whether a request was signed with a time that S3 does not take: more than 15 minutes from its own.
+    pub(super) fn is_skewed(&self, date: Option<&str>, used_skew_s: i64) -> bool {
+        const ALLOWED_S: u64 = 15 * 60;
+        date.and_then(skew_s).is_some_and(|skew_s| used_skew_s.abs_diff(skew_s) >= ALLOWED_S)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What an answer that is no success means. Reads no sockets.
 
 use std::str::FromStr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aws_smithy_types::date_time::{DateTime, Format};
 use torchobj_core::error::{Error, ErrorKind, Operation};
@@ -140,10 +140,10 @@ fn reason(status: u16) -> &'static str {
     http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("unknown status")
 }
 
-/// Seconds that the clock of an answer's `Date` header is ahead of `now_s`.
-pub(super) fn skew_s(date: &str, now_s: i64) -> Option<i64> {
+/// Seconds that the clock of an answer's `Date` header is ahead of ours.
+pub(super) fn skew_s(date: &str) -> Option<i64> {
     let date = DateTime::from_str(date, Format::HttpDate).ok()?;
-    Some(date.secs() - now_s)
+    Some(date.secs() - DateTime::from(SystemTime::now()).secs())
 }
 
 /// Milliseconds since 1970 of a `Last-Modified` header.

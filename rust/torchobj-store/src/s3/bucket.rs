@@ -79,7 +79,7 @@ impl Bucket {
     }
 
     /// Asks S3 in which region the bucket is: anybody may, and every answer says it, also a refusal.
-    async fn find_region(&self, operation: Operation) -> Result<String> {
+    pub(super) async fn find_region(&self, operation: Operation) -> Result<String> {
         let environment = self.account.environment().await;
         let address = self.account.resolve(environment, &self.name, DEFAULT_REGION).await?;
         let path = String::from_utf8_lossy(&address.path_of(None)).into_owned();

@@ -11,7 +11,7 @@ use torchobj_core::store::Opened;
 use torchobj_core::types::{Attributes, ByteRange, GetRequest, ObjectHead, Payload, Version};
 
 use super::Bucket;
-use super::answer::{http_date_ms, number};
+use super::answer::{ServerError, error, http_date_ms, number};
 use super::request::{Answer, Ask};
 use crate::http::{Framing, Lease};
 
@@ -37,6 +37,9 @@ impl Bucket {
         let ask = Ask { operation, method: "GET", key: Some(request.key), query: &[], headers, payload: &payload };
         let mut answer = self.ask(&ask).await?;
         let version = answer.header("etag").map(Version::new);
+        if version.is_none() && answer.header("content-type").is_some_and(|kind| kind.contains("xml")) {
+            answer = self.unless_error(&ask, answer).await?;
+        }
         let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(request.key), message);
         let announced = match answer.status {
             206 => {
@@ -63,6 +66,22 @@ impl Bucket {
             }
         };
         Ok(Box::new(OpenedObject { bucket: self.clone(), key: request.key.to_owned(), size, range, version, body }))
+    }
+
+    /// A 200 whose body is an error, as proxies of S3 make them: objects have an ETag, errors have none.
+    async fn unless_error(&self, ask: &Ask<'_>, mut answer: Answer) -> Result<Answer> {
+        const LARGEST_ERROR_BYTES: u64 = 64 << 10;
+        match answer.lease.answer().framing() {
+            Framing::Length(length) if length <= LARGEST_ERROR_BYTES => {}
+            _ => return Ok(answer),
+        }
+        let text = answer.lease.peek_text().await.map_err(|failure| self.failure(ask.operation, ask.key, failure))?;
+        let said = ServerError::parse(text);
+        if said.code.is_none() {
+            return Ok(answer);
+        }
+        let header = |name: &str| answer.header(name).map(str::to_owned);
+        Err(error(ask.operation, self.url_of(ask.key), answer.status, said, header))
     }
 
     /// Size, version and attributes.

@@ -4,6 +4,7 @@ use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{ListPage, ListRequest, Payload};
 
 use super::Bucket;
+use super::answer::{ServerError, error};
 use super::request::Ask;
 use super::xml;
 
@@ -30,7 +31,17 @@ impl Bucket {
         let mut answer = self.ask(&ask).await?;
         let text = answer.lease.read_text("GET", LARGEST_PAGE_BYTES).await;
         let text = text.map_err(|failure| self.failure(operation, Some(request.prefix), failure))?;
-        xml::list_page(&text)
-            .map_err(|problem| self.error(ErrorKind::Protocol, operation, Some(request.prefix), &problem.to_string()))
+        match xml::list_page(&text) {
+            Ok(page) => Ok(page),
+            Err(problem) => {
+                let said = ServerError::parse(&text);
+                if said.code.is_none() {
+                    let message = problem.to_string();
+                    return Err(self.error(ErrorKind::Protocol, operation, Some(request.prefix), &message));
+                }
+                let header = |name: &str| answer.header(name).map(str::to_owned);
+                Err(error(operation, self.url_of(Some(request.prefix)), answer.status, said, header))
+            }
+        }
     }
 }

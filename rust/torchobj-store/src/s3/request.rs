@@ -167,8 +167,16 @@ impl Bucket {
         used: Used<'_>,
     ) -> Error {
         let said = ServerError::parse(text);
-        let region = header("x-amz-bucket-region").or_else(|| said.region.clone());
-        let error = answer::error(operation, self.url_of(key), status, said, &header);
+        let mut region = header("x-amz-bucket-region").or_else(|| said.region.clone());
+        let silent = said.code.is_none();
+        let mut error = answer::error(operation, self.url_of(key), status, said, &header);
+        if silent && status == 403 && self.account.is_skewed(header("date").as_deref(), used.skew_s) {
+            error = error.with_kind(ErrorKind::ClockSkew);
+        }
+        if region.is_none() && operation == Operation::Head && matches!(status, 301 | 400) {
+            // An answer to HEAD has no body that could say it.
+            region = self.find_region(operation).await.ok();
+        }
         let learnt = match error.kind() {
             ErrorKind::ClockSkew => self.account.learn_clock(header("date").as_deref(), used.skew_s),
             ErrorKind::ExpiredCredentials => match (&self.account.environment().await.credentials, used.generation) {
@@ -178,7 +186,7 @@ impl Bucket {
                 }
                 _ => false,
             },
-            // To a wrong region S3 answers HEAD with 400, without a code, but with the right one.
+            // To a wrong region S3 answers HEAD with 400 and no code.
             ErrorKind::Misaddressed | ErrorKind::InvalidRequest => match region {
                 Some(region) if region != used.region => {
                     self.learn_region(&region);

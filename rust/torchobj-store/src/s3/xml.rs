@@ -85,6 +85,7 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
     let mut truncated = false;
     let mut next = None;
     let mut entry = Entry::default();
+    let mut root = None;
     each(document, |event| match event {
         Seen::Text(path, text) => match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [_, "EncodingType"] => encoded = text == "url",
@@ -101,9 +102,14 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
         Seen::End(path) => {
             if matches!(path, [_, contents] if contents == "Contents") {
                 page.entries.push(std::mem::take(&mut entry).into());
+            } else if let [name] = path {
+                root = Some(name.clone());
             }
         }
     })?;
+    if root.as_deref() != Some("ListBucketResult") {
+        return Err(Malformed(format!("<{}> is no listing", root.unwrap_or_default())));
+    }
     if encoded {
         // The element may stand behind the keys that it speaks of.
         let decode = |text: &mut String| {
@@ -176,6 +182,7 @@ mod tests {
         let last = PAGE.replace("true", "false");
         assert_eq!(list_page(last.as_bytes()).unwrap().continuation, None);
         assert!(list_page(b"<ListBucketResult><Contents></Wrong>").is_err());
+        assert!(list_page(b"<Error><Code>SlowDown</Code></Error>").is_err());
         assert!(list_page(PAGE.split_at(PAGE.len() / 2).0.as_bytes()).is_err());
     }
 }

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
@@ -20,8 +20,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `kind`: `strict`, `moto` or `versitygw`. The credentials of the process are those of the server from here
-    /// on: all servers have the same.
+    /// Starts `kind`: `strict`, `moto` or `versitygw`.
     pub(crate) fn start(kind: &str, options: &[&str]) -> Self {
         let python = std::env::var("TORCHOBJ_PYTHON").unwrap_or_else(|_| "python3".into());
         let mut process = Command::new(python)
@@ -47,11 +46,17 @@ impl Server {
         Identity { access_key: of("access_key"), secret_key: of("secret_key"), session_token: None }
     }
 
-    /// A configuration for this server. Credentials come from a profile file, as a user's would.
+    /// A configuration for this server, whose credentials are a profile of a file, as a user's would be.
     pub(crate) fn config(&self) -> S3Config {
+        static PROFILES: Mutex<String> = Mutex::new(String::new());
+        let mut profiles = PROFILES.lock().unwrap();
         let file = std::env::temp_dir().join(format!("torchobj-credentials-{}", std::process::id()));
-        let (id, secret) = (self.text("access_key"), self.text("secret_key"));
-        std::fs::write(&file, format!("[default]\naws_access_key_id={id}\naws_secret_access_key={secret}\n")).unwrap();
+        let (profile, id, secret) = (self.text("access_key"), self.text("access_key"), self.text("secret_key"));
+        let entry = format!("[{profile}]\naws_access_key_id={id}\naws_secret_access_key={secret}\n");
+        if !profiles.contains(&entry) {
+            profiles.push_str(&entry);
+        }
+        std::fs::write(&file, profiles.as_bytes()).unwrap();
         // SAFETY: every test of the process sets the same values.
         #[expect(unsafe_code, reason = "the environment of a test process")]
         unsafe {
@@ -59,7 +64,7 @@ impl Server {
             std::env::set_var("AWS_EC2_METADATA_DISABLED", "true");
         }
         let endpoint_url = Some(self.text("endpoint").to_owned());
-        S3Config { endpoint_url, ..S3Config::default() }
+        S3Config { endpoint_url, profile: Some(profile.to_owned()), ..S3Config::default() }
     }
 
     /// A client on the new bucket `name`.
