@@ -299,6 +299,8 @@ impl fmt::Display for Error {
             write!(f, ": {source}")?;
         }
         match (fields.attempts, fields.elapsed) {
+            // Refused before anything was asked.
+            (1, _) if fields.status.is_none() && fields.kind.retry() == Retry::Never => {}
             (1, _) => write!(f, ", after 1 attempt")?,
             (attempts, Some(elapsed)) => write!(f, ", after {attempts} attempts in {:.1} s", elapsed.as_secs_f64())?,
             (attempts, None) => write!(f, ", after {attempts} attempts")?,

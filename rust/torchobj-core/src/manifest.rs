@@ -86,6 +86,11 @@ impl Manifest {
         self.records.capacity() + self.starts.capacity() * size_of::<u64>()
     }
 
+    /// The bases that occur, in the order in which they came.
+    pub fn bases(&self) -> &[String] {
+        &self.bases
+    }
+
     /// Object `index`.
     pub fn get(&self, index: usize) -> Option<Object<'_>> {
         let start = usize::try_from(*self.starts.get(index)?).expect("it is in memory");

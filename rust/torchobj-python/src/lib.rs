@@ -1,1 +1,43 @@
+//! The binding: takes arguments, releases the GIL, calls torchobj-core and torchobj-store, and wraps the result.
+//!
+//! The map: `store`, `manifest` and `writer` are the classes · `buffer` is memory that both sides see, and
+//! readers of it ·
+//! `process` keeps one client per configuration and process · `wait` runs work while Python waits · `config`, `error`
+//! and `log` translate.
 
+mod buffer;
+mod config;
+mod error;
+mod log;
+mod manifest;
+mod process;
+mod store;
+mod wait;
+mod writer;
+
+use pyo3::prelude::*;
+
+/// What the package `torchobj` is made of. Not for others: names change without notice.
+#[pymodule(name = "_torchobj")]
+mod native {
+    #[pymodule_export]
+    use crate::buffer::{Buffer, ObjectReader};
+    #[pymodule_export]
+    use crate::config::default_config;
+    #[pymodule_export]
+    use crate::manifest::Manifest;
+    #[pymodule_export]
+    use crate::process::{after_fork_in_child, after_fork_in_parent, before_fork, finish};
+    #[pymodule_export]
+    use crate::store::{ListPages, NativeStore, get_many};
+    #[pymodule_export]
+    use crate::writer::NativeWriter;
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        crate::log::install();
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}

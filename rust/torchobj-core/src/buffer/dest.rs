@@ -139,6 +139,11 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts(self.memory.start().as_ptr(), self.len) }
     }
 
+    /// Where the bytes begin, for who exports them to another language and keeps this buffer meanwhile.
+    pub fn start(&self) -> std::ptr::NonNull<u8> {
+        self.memory.start()
+    }
+
     /// The bytes, to be changed.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as in `as_slice`, and `&mut self` is the only access.

@@ -3,7 +3,7 @@
 use super::{Subject, get, get_range, kind_of, pattern, put};
 use crate::buffer::{Landing, Memory};
 use crate::error::ErrorKind;
-use crate::read::{Job, Read, ReadAhead, get_many};
+use crate::read::{Job, Read, ReadAhead, Window, get_many};
 use crate::types::{ByteRange, Version};
 
 pub(super) async fn what_was_put_is_read(subject: Subject) {
@@ -116,7 +116,19 @@ pub(super) async fn a_buffer_that_is_too_small_is_refused(subject: Subject) {
 pub(super) async fn a_file_like_reader_reads_what_is_there(subject: Subject) {
     let body = pattern(3 << 20, 6);
     put(&subject, "file", body.clone()).await;
-    let mut reader = ReadAhead::new(subject.clone(), "file");
+    for window in
+        [Window::default(), Window { jump_bytes: 50_000, ahead_bytes: 0 }, Window { jump_bytes: 0, ahead_bytes: 0 }]
+    {
+        read_here_and_there(&subject, &body, window).await;
+    }
+    put(&subject, "empty", "").await;
+    assert_eq!(ReadAhead::new(subject.clone(), "empty", Window::default()).size().await.unwrap(), 0);
+    let missing = ReadAhead::new(subject, "missing", Window::default()).size().await;
+    assert_eq!(kind_of(missing), ErrorKind::NotFound);
+}
+
+async fn read_here_and_there(subject: &Subject, body: &[u8], window: Window) {
+    let mut reader = ReadAhead::new(subject.clone(), "file", window);
     assert_eq!(reader.size().await.unwrap(), body.len() as u64);
     let mut rng = fastrand::Rng::with_seed(11);
     let mut position = 0;
@@ -133,7 +145,4 @@ pub(super) async fn a_file_like_reader_reads_what_is_there(subject: Subject) {
         assert!(landing.finish(count).unwrap().as_slice() == expected, "{position} {length}");
         position += count;
     }
-    put(&subject, "empty", "").await;
-    assert_eq!(ReadAhead::new(subject.clone(), "empty").size().await.unwrap(), 0);
-    assert_eq!(kind_of(ReadAhead::new(subject, "missing").size().await), ErrorKind::NotFound);
 }

@@ -1,6 +1,6 @@
 //! Reads an object as a file: from any position, ahead of a position that moves on, within a bound.
 //!
-//! What was fetched lies in pieces, at most [`BOUND_BYTES`] of them, the longest unused dropped first. A jump fetches
+//! What was fetched lies in pieces, within the bound of its [`Window`], the longest unused dropped first. A jump fetches
 //! one small piece, for four bytes of a large object must not fetch it. A reader that goes on has as much fetched ahead
 //! as it has read in one run, up to the bound. What a large read still misses goes straight into the reader's memory,
 //! as parallel ranges, while the pieces behind it are on their way.
@@ -15,18 +15,38 @@ use crate::read::{Landed, Read};
 use crate::runtime::Task;
 use crate::types::{ByteRange, Version};
 
-/// All pieces of one reader.
-const BOUND_BYTES: u64 = 64 << 20;
-/// The first piece after a jump: the head of an archive with its index, or its tail, is found in one request.
-const JUMP_BYTES: u64 = 256 << 10;
 /// What a read misses beyond this goes straight to its memory.
 const DIRECT_BYTES: u64 = 1 << 20;
+
+/// What a reader fetches beside what it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// The first piece after a jump. By default 256 KiB: the head of an archive with its index, or its tail, is found
+    /// in one request. With 0 exactly what is read is fetched.
+    pub jump_bytes: u64,
+    /// How far ahead of its position a reader that goes on fetches at most; 0 for never.
+    pub ahead_bytes: u64,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        Self { jump_bytes: 256 << 10, ahead_bytes: 32 << 20 }
+    }
+}
+
+impl Window {
+    /// All pieces of one reader: those ahead, and as much that was read already.
+    fn bound_bytes(self) -> u64 {
+        (2 * self.ahead_bytes).max(4 * self.jump_bytes)
+    }
+}
 
 /// An object, read as a file.
 #[derive(Debug)]
 pub struct ReadAhead {
     client: Arc<Client>,
     key: String,
+    window: Window,
     /// Known from the first answer on.
     size: Option<u64>,
     version: Option<Version>,
@@ -50,8 +70,8 @@ enum Body {
 
 impl ReadAhead {
     /// A reader of `key`; nothing is asked before its first use.
-    pub fn new(client: Arc<Client>, key: &str) -> Self {
-        Self { client, key: key.to_owned(), size: None, version: None, pieces: Vec::new(), run: 0..0 }
+    pub fn new(client: Arc<Client>, key: &str, window: Window) -> Self {
+        Self { client, key: key.to_owned(), window, size: None, version: None, pieces: Vec::new(), run: 0..0 }
     }
 
     /// Size of the object in bytes, from its first piece when nothing was read before.
@@ -62,7 +82,7 @@ impl ReadAhead {
         if let Some(size) = self.size {
             return Ok(size);
         }
-        let read = Read { range: Some(ByteRange::Bounded(0..JUMP_BYTES)), ..Read::whole(&self.key) };
+        let read = Read { range: Some(ByteRange::Bounded(0..self.window.jump_bytes.max(1))), ..Read::whole(&self.key) };
         let landed = match self.client.get(read).await {
             // Every range of an empty object is refused.
             Err(error) if error.kind() == ErrorKind::Range => {
@@ -96,11 +116,11 @@ impl ReadAhead {
             }
             let next = self.pieces.iter().map(|piece| piece.range.start).filter(|start| *start > at).min();
             let missing_end = end.min(next.unwrap_or(u64::MAX));
-            if missing_end - at >= DIRECT_BYTES {
+            if missing_end - at >= DIRECT_BYTES || self.window.jump_bytes == 0 {
                 self.fetch_ahead(end, size);
                 at += self.read_direct(at..missing_end, dest).await?;
             } else {
-                self.fetch(at..(at + JUMP_BYTES).max(missing_end).min(size).min(next.unwrap_or(u64::MAX)));
+                self.fetch(at..(at + self.window.jump_bytes).max(missing_end).min(size).min(next.unwrap_or(u64::MAX)));
             }
         }
         self.fetch_ahead(end, size);
@@ -121,7 +141,7 @@ impl ReadAhead {
         let to = usize::try_from(end.min(range.end) - range.start).expect("within a piece");
         let copied = dest.fill(&buffer.as_slice()[from..to]);
         // A piece that was read to its end is not needed by a reader that goes on, and small jumps back are rare.
-        if end < range.end || range.end - range.start <= JUMP_BYTES {
+        if end < range.end || range.end - range.start <= self.window.jump_bytes {
             self.pieces.push(Piece { range, body: Body::Here(buffer) });
         }
         Ok(copied as u64)
@@ -142,9 +162,9 @@ impl ReadAhead {
 
     /// Starts to fetch what lies behind `end`, as far ahead as the run has earned.
     fn fetch_ahead(&mut self, end: u64, size: u64) {
-        let ahead_bytes = (self.run.end - self.run.start).min(BOUND_BYTES / 2);
+        let ahead_bytes = (self.run.end - self.run.start).min(self.window.ahead_bytes);
         let goal = (end + ahead_bytes).min(size);
-        let piece_bytes = (ahead_bytes / 4).min(self.client.policy().part_bytes).max(JUMP_BYTES);
+        let piece_bytes = (ahead_bytes / 4).min(self.client.policy().part_bytes).max(self.window.jump_bytes);
         let mut at = end;
         while at < goal {
             match self.pieces.iter().find(|piece| piece.range.contains(&at)) {
@@ -163,7 +183,7 @@ impl ReadAhead {
     fn fetch(&mut self, range: Range<u64>) {
         let mut held: u64 = self.pieces.iter().map(|piece| piece.range.end - piece.range.start).sum();
         held += range.end - range.start;
-        while held > BOUND_BYTES && !self.pieces.is_empty() {
+        while held > self.window.bound_bytes() && !self.pieces.is_empty() {
             let dropped = self.pieces.remove(0).range;
             held -= dropped.end - dropped.start;
         }

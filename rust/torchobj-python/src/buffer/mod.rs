@@ -1,0 +1,179 @@
+//! Memory that Python and Rust both see: buffers, and in `reader` files over them. The only module of this crate with
+//! `unsafe`.
+//!
+//! `Buffer` exports memory of ours through the buffer protocol: a view holds the object, the object holds the memory.
+//! `lend` takes memory of Python's for as long as a read writes to it: the export is kept until the last writer is
+//! gone. That may be a task which was cancelled a moment ago, on a thread without the GIL; so what is no longer needed
+//! is laid aside there, and released by the next thread that comes by with the GIL.
+#![expect(unsafe_code, reason = "the buffer protocol is pointers; each use says which invariant it keeps")]
+
+mod reader;
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use torchobj_core::buffer::{Buffer as Landed, Landing, Memory};
+use torchobj_core::fork;
+
+pub(crate) use reader::ObjectReader;
+
+/// Bytes that were read.
+///
+/// Supports the buffer protocol, writable: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share its memory,
+/// which lives until the buffer and every view are gone.
+#[pyclass(module = "torchobj", frozen, sequence, weakref)]
+pub(crate) struct Buffer {
+    landed: Landed,
+}
+
+impl From<Landed> for Buffer {
+    fn from(landed: Landed) -> Self {
+        Self { landed }
+    }
+}
+
+impl Buffer {
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.landed.as_slice()
+    }
+}
+
+#[pymethods]
+impl Buffer {
+    #[new]
+    fn new(py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let source = contiguous(data)?;
+        let memory = Memory::allocate(source.len_bytes())?;
+        let (landing, mut dest) = Landing::new(memory);
+        with_bytes(py, &source, |bytes| dest.fill(bytes));
+        drop(dest);
+        source.release(py);
+        let landed = landing.finish(usize::MAX).map_err(|_| PyBufferError::new_err("a writer is left: a bug"))?;
+        Ok(Self { landed })
+    }
+
+    fn __len__(&self) -> usize {
+        self.landed.len()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<torchobj.Buffer of {} bytes>", self.landed.len())
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        match contiguous(other) {
+            Ok(other) => {
+                let equal = with_bytes(py, &other, |bytes| bytes == self.as_slice());
+                other.release(py);
+                Ok(equal.into_pyobject(py)?.to_owned().into_any().unbind())
+            }
+            Err(_) => Ok(py.NotImplemented()),
+        }
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        let bytes = PyBytes::new(slf.py(), slf.get().as_slice());
+        Ok((slf.get_type().into_any(), (bytes,)))
+    }
+
+    unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let landed = &slf.get().landed;
+        let length = landed.len() as ffi::Py_ssize_t;
+        let start = landed.start().as_ptr().cast();
+        // SAFETY: `view` is the caller's to be filled; it takes a reference to `slf`, which keeps the region where it
+        // is; the region has `length` initialised bytes, and no writer of ours is left.
+        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(slf.py())),
+        }
+    }
+
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
+}
+
+/// An export of Python's that Rust writes to or reads from; laid aside when it is dropped.
+struct Lent(Option<PyUntypedBuffer>);
+
+static LAID_ASIDE: Mutex<Vec<PyUntypedBuffer>> = Mutex::new(Vec::new());
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.0.take() {
+            let _inside = fork::enter();
+            LAID_ASIDE.lock().expect("no holder of this lock panics").push(buffer);
+        }
+    }
+}
+
+/// Releases the exports that nobody needs any more.
+pub(crate) fn release_lent(py: Python<'_>) {
+    let buffers = {
+        let _inside = fork::enter();
+        std::mem::take(&mut *LAID_ASIDE.lock().expect("no holder of this lock panics"))
+    };
+    buffers.into_iter().for_each(|buffer| buffer.release(py));
+}
+
+fn contiguous(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    let buffer = PyUntypedBuffer::get(object)?;
+    if buffer.is_c_contiguous() {
+        return Ok(buffer);
+    }
+    buffer.release(object.py());
+    Err(PyBufferError::new_err("the buffer is not C-contiguous"))
+}
+
+fn start_of(buffer: &PyUntypedBuffer) -> NonNull<u8> {
+    NonNull::new(buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling())
+}
+
+/// Calls `read` with the bytes of an export, the GIL released.
+fn with_bytes<T: Send>(py: Python<'_>, buffer: &PyUntypedBuffer, read: impl FnOnce(&[u8]) -> T + Send) -> T {
+    // SAFETY: the export keeps these bytes where they are until it is released, after `read`. That another thread of
+    // Python's changes them meanwhile is as with any `write` of a file: its bytes are then either.
+    let bytes = unsafe { std::slice::from_raw_parts(start_of(buffer).as_ptr(), buffer.len_bytes()) };
+    py.detach(|| read(bytes))
+}
+
+/// The bytes of any contiguous buffer, shared until the last copy of the result is gone.
+pub(crate) fn share(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
+    struct Shared {
+        start: NonNull<u8>,
+        length: usize,
+        /// Keeps the bytes where they are.
+        _export: Lent,
+    }
+    // SAFETY: the pointer is to bytes that the export keeps; they are only read.
+    unsafe impl Send for Shared {}
+    // SAFETY: as above.
+    unsafe impl Sync for Shared {}
+    impl AsRef<[u8]> for Shared {
+        fn as_ref(&self) -> &[u8] {
+            // SAFETY: the export keeps `length` bytes where they are.
+            unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+        }
+    }
+    let buffer = contiguous(data)?;
+    let (start, length) = (start_of(&buffer), buffer.len_bytes());
+    Ok(Bytes::from_owner(Shared { start, length, _export: Lent(Some(buffer)) }))
+}
+
+/// Memory of Python's to read into.
+pub(crate) fn lend(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    let buffer = contiguous(object)?;
+    if buffer.readonly() {
+        buffer.release(object.py());
+        return Err(PyValueError::new_err("cannot read into a read-only buffer"));
+    }
+    let (start, length) = (start_of(&buffer), buffer.len_bytes());
+    // SAFETY: the export is writable and keeps these bytes where they are until `Lent` is dropped; Python objects that
+    // see them are not written through Rust references.
+    Ok(unsafe { Memory::lent(start, length, Box::new(Lent(Some(buffer)))) })
+}

@@ -1,0 +1,113 @@
+//! Configurations of Python as those of Rust. The dataclasses of `torchobj.config` have checked every value.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use torchobj_core::transfer::Policy;
+use torchobj_store::config::{Addressing, Checksum, Encryption, HttpConfig, S3Config};
+
+/// A `torchobj.StoreConfig`.
+#[derive(FromPyObject)]
+pub(crate) struct StoreConfig {
+    region: Option<String>,
+    endpoint_url: Option<String>,
+    profile: Option<String>,
+    anonymous: bool,
+    addressing_style: String,
+    verify_tls: bool,
+    ca_bundle: Option<PathBuf>,
+    requester_pays: bool,
+    encryption: Option<String>,
+    kms_key_id: Option<String>,
+    customer_key_file: Option<PathBuf>,
+    storage_class: Option<String>,
+    checksum: String,
+    key_rules: String,
+    force_sdk: bool,
+    part_bytes: u64,
+    whole_below_bytes: u64,
+    write_buffer_bytes: u64,
+    max_in_flight_number: usize,
+    max_attempts: u32,
+    retry_timeout_s: f64,
+    connect_timeout_s: f64,
+    first_byte_timeout_s: f64,
+    idle_timeout_s: f64,
+    keep_alive_s: f64,
+}
+
+impl StoreConfig {
+    /// How the bucket is reached.
+    pub(crate) fn s3(&self) -> S3Config {
+        S3Config {
+            region: self.region.clone(),
+            endpoint_url: self.endpoint_url.clone(),
+            profile: self.profile.clone(),
+            anonymous: self.anonymous,
+            addressing: match self.addressing_style.as_str() {
+                "path" => Addressing::Path,
+                "virtual" => Addressing::Virtual,
+                _ => Addressing::Auto,
+            },
+            requester_pays: self.requester_pays,
+            encryption: match (self.encryption.as_deref(), &self.customer_key_file) {
+                (_, Some(file)) => Encryption::CustomerKeyFile(file.clone()),
+                (Some("AES256"), None) => Encryption::Aes256,
+                (Some(kms), None) => {
+                    Encryption::Kms { key_id: self.kms_key_id.clone(), dual_layer: kms == "aws:kms:dsse" }
+                }
+                (None, None) => Encryption::Bucket,
+            },
+            storage_class: self.storage_class.clone(),
+            checksum: match self.checksum.as_str() {
+                "crc64nvme" => Checksum::Crc64Nvme,
+                "crc32c" => Checksum::Crc32C,
+                "none" => Checksum::Off,
+                _ => Checksum::Auto,
+            },
+            keys_are_paths: self.key_rules == "path",
+            force_sdk: self.force_sdk,
+            http: HttpConfig {
+                connect_timeout: Duration::from_secs_f64(self.connect_timeout_s),
+                keep_alive: Duration::from_secs_f64(self.keep_alive_s),
+                verify_tls: self.verify_tls,
+                ca_bundle: self.ca_bundle.clone(),
+            },
+        }
+    }
+
+    /// How it is used.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy {
+            part_bytes: self.part_bytes,
+            whole_below_bytes: self.whole_below_bytes,
+            max_in_flight: self.max_in_flight_number,
+            write_buffer_bytes: self.write_buffer_bytes,
+            max_attempts: self.max_attempts,
+            retry_timeout: Duration::from_secs_f64(self.retry_timeout_s),
+            first_byte_timeout: Duration::from_secs_f64(self.first_byte_timeout_s),
+            idle_timeout: Duration::from_secs_f64(self.idle_timeout_s),
+        }
+    }
+}
+
+/// The defaults of Rust by the names of Python, for the test that compares them.
+#[pyfunction]
+pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let (policy, http) = (Policy::default(), HttpConfig::default());
+    let defaults = PyDict::new(py);
+    defaults.set_item("part_bytes", policy.part_bytes)?;
+    defaults.set_item("whole_below_bytes", policy.whole_below_bytes)?;
+    defaults.set_item("write_buffer_bytes", policy.write_buffer_bytes)?;
+    defaults.set_item("max_in_flight_number", policy.max_in_flight)?;
+    defaults.set_item("max_attempts", policy.max_attempts)?;
+    defaults.set_item("retry_timeout_s", policy.retry_timeout.as_secs_f64())?;
+    defaults.set_item("first_byte_timeout_s", policy.first_byte_timeout.as_secs_f64())?;
+    defaults.set_item("idle_timeout_s", policy.idle_timeout.as_secs_f64())?;
+    defaults.set_item("connect_timeout_s", http.connect_timeout.as_secs_f64())?;
+    defaults.set_item("keep_alive_s", http.keep_alive.as_secs_f64())?;
+    defaults.set_item("verify_tls", http.verify_tls)?;
+    Ok(defaults)
+}

@@ -1,0 +1,77 @@
+//! Errors of Rust as exceptions of `torchobj.exceptions`, by their kind.
+
+use pyo3::PyTypeInfo;
+use pyo3::prelude::*;
+use torchobj_core::error::{Error, ErrorKind};
+
+/// The classes; each is also the builtin that people already catch.
+mod classes {
+    pyo3::import_exception!(torchobj.exceptions, AccessDeniedError);
+    pyo3::import_exception!(torchobj.exceptions, BucketNotFoundError);
+    pyo3::import_exception!(torchobj.exceptions, ConfigError);
+    pyo3::import_exception!(torchobj.exceptions, CredentialsError);
+    pyo3::import_exception!(torchobj.exceptions, IntegrityError);
+    pyo3::import_exception!(torchobj.exceptions, InvalidKeyError);
+    pyo3::import_exception!(torchobj.exceptions, ObjectChangedError);
+    pyo3::import_exception!(torchobj.exceptions, ObjectNotFoundError);
+    pyo3::import_exception!(torchobj.exceptions, PreconditionFailedError);
+    pyo3::import_exception!(torchobj.exceptions, RangeError);
+    pyo3::import_exception!(torchobj.exceptions, StoreConnectionError);
+    pyo3::import_exception!(torchobj.exceptions, StoreError);
+    pyo3::import_exception!(torchobj.exceptions, StoreTimeoutError);
+    pyo3::import_exception!(torchobj.exceptions, ThrottledError);
+    pyo3::import_exception!(torchobj.exceptions, UnsupportedError);
+}
+
+fn new<E: PyTypeInfo>(message: String) -> PyErr {
+    PyErr::new::<E, _>(message)
+}
+
+/// The exception that `error` is.
+pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    let build = match error.kind() {
+        ErrorKind::NotFound => new::<classes::ObjectNotFoundError>,
+        ErrorKind::NoBucket => new::<classes::BucketNotFoundError>,
+        ErrorKind::AccessDenied => new::<classes::AccessDeniedError>,
+        ErrorKind::Credentials | ErrorKind::ExpiredCredentials => new::<classes::CredentialsError>,
+        ErrorKind::Changed => new::<classes::ObjectChangedError>,
+        ErrorKind::Precondition => new::<classes::PreconditionFailedError>,
+        ErrorKind::Range => new::<classes::RangeError>,
+        ErrorKind::InvalidKey => new::<classes::InvalidKeyError>,
+        ErrorKind::Unsupported => new::<classes::UnsupportedError>,
+        ErrorKind::Config => new::<classes::ConfigError>,
+        ErrorKind::Throttled => new::<classes::ThrottledError>,
+        ErrorKind::Timeout => new::<classes::StoreTimeoutError>,
+        ErrorKind::Connect | ErrorKind::Reset | ErrorKind::Stale | ErrorKind::ShortBody => {
+            new::<classes::StoreConnectionError>
+        }
+        ErrorKind::Integrity => new::<classes::IntegrityError>,
+        _ => new::<classes::StoreError>,
+    };
+    let exception = build(error.to_string());
+    let value = exception.value(py);
+    let set = [
+        value.setattr("url", error.url()),
+        value.setattr("operation", error.operation().to_string()),
+        value.setattr("status", error.status()),
+        value.setattr("code", error.code()),
+        value.setattr("request_id", error.request_id()),
+        value.setattr("attempts", error.attempts()),
+    ];
+    match set.into_iter().find_map(Result::err) {
+        Some(problem) => problem,
+        None => exception,
+    }
+}
+
+/// `?` for results of the core.
+pub(crate) trait OrRaise<T> {
+    /// The value, or the error as an exception.
+    fn or_raise(self, py: Python<'_>) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for Result<T, Error> {
+    fn or_raise(self, py: Python<'_>) -> PyResult<T> {
+        self.map_err(|error| exception(py, &error))
+    }
+}

@@ -1,0 +1,312 @@
+//! A store, as `torchobj.Store` uses it.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use torchobj_core::client::Client;
+use torchobj_core::error::Error;
+use torchobj_core::read::{Job, Landed, Read, get_many as read_many};
+use torchobj_core::runtime::{Task, runtime};
+use torchobj_core::types::{Attributes, ByteRange, Condition, ListPage, ListRequest, ObjectHead, PutOptions, Version};
+use torchobj_core::url::ObjectUrl;
+
+use crate::buffer::{self, Buffer};
+use crate::config::StoreConfig;
+use crate::error::{OrRaise, exception};
+use crate::process::{self, Place};
+use crate::wait::wait;
+
+/// Key, size, version, modified (milliseconds since 1970), storage class.
+type Entry = (String, u64, Option<String>, Option<i64>, Option<String>);
+
+/// Content type, encoding, disposition, language, cache control, storage class, metadata.
+pub(crate) type AttributeFields = (
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Vec<(String, String)>,
+);
+
+/// A bucket or folder, and how it is used.
+#[pyclass(module = "torchobj._torchobj", frozen)]
+pub(crate) struct NativeStore {
+    place: Place,
+    config: StoreConfig,
+}
+
+impl NativeStore {
+    /// The client of the process that asks.
+    pub(crate) fn client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
+        let client = py.detach(|| process::client(&self.place, self.config.s3(), self.config.policy()));
+        client.or_raise(py)
+    }
+}
+
+#[pymethods]
+impl NativeStore {
+    #[new]
+    fn new(scheme: String, bucket: String, config: StoreConfig) -> Self {
+        Self { place: Place { scheme, bucket }, config }
+    }
+
+    /// The URL of a key.
+    fn url(&self, py: Python<'_>, key: &str) -> PyResult<String> {
+        Ok(self.client(py)?.store().url(key))
+    }
+
+    /// Reads an object, or bytes `start..end` of it; a negative `start` counts from the end.
+    #[pyo3(signature = (key, start=None, end=None, version=None))]
+    fn get(
+        &self,
+        py: Python<'_>,
+        key: String,
+        start: Option<i64>,
+        end: Option<u64>,
+        version: Option<String>,
+    ) -> PyResult<Buffer> {
+        let client = self.client(py)?;
+        let range = start.map(|start| byte_range(start, end));
+        let read = Read { range, version: version.map(Version::new), ..Read::whole(key) };
+        let landed = wait(py, async move { client.get(read).await })?.or_raise(py)?;
+        Ok(landed.buffer.into())
+    }
+
+    /// Reads ranges `(key, start, end)`, and checks that those of one object are of one version.
+    fn get_ranges(&self, py: Python<'_>, ranges: Vec<(String, i64, Option<u64>)>) -> PyResult<Vec<Buffer>> {
+        let client = self.client(py)?;
+        let jobs = ranges.into_iter().map(|(key, start, end)| {
+            let read = Read { range: Some(byte_range(start, end)), ..Read::whole(key) };
+            Job { client: client.clone(), read }
+        });
+        let jobs = jobs.collect();
+        let landed = wait(py, read_many(jobs, true))?;
+        let landed = first_error(py, landed)?;
+        Ok(landed.into_iter().map(|landed| landed.buffer.into()).collect())
+    }
+
+    /// Size, version, modified, and attributes of an object.
+    fn head(&self, py: Python<'_>, key: String) -> PyResult<(u64, Option<String>, Option<i64>, AttributeFields)> {
+        let client = self.client(py)?;
+        let head = wait(py, async move { client.head(&key).await })?.or_raise(py)?;
+        let ObjectHead { size, version, modified_ms, attributes: a } = head;
+        let attributes = (
+            a.content_type,
+            a.content_encoding,
+            a.content_disposition,
+            a.content_language,
+            a.cache_control,
+            a.storage_class,
+            a.metadata,
+        );
+        Ok((size, version.map(|version| version.as_str().to_owned()), modified_ms, attributes))
+    }
+
+    /// Writes any buffer as an object and returns its version.
+    #[pyo3(signature = (key, data, attributes, if_none_match=false, if_match=None))]
+    fn put(
+        &self,
+        py: Python<'_>,
+        key: String,
+        data: &Bound<'_, PyAny>,
+        attributes: AttributeFields,
+        if_none_match: bool,
+        if_match: Option<String>,
+    ) -> PyResult<String> {
+        let client = self.client(py)?;
+        let options = put_options(attributes, if_none_match, if_match);
+        let payload = buffer::share(data)?.into();
+        let version = wait(py, async move { client.put(&key, payload, &options).await })?.or_raise(py)?;
+        Ok(version.as_str().to_owned())
+    }
+
+    /// Pages of a listing.
+    #[pyo3(signature = (prefix, delimiter=None, start_after=None))]
+    fn list(
+        &self,
+        py: Python<'_>,
+        prefix: String,
+        delimiter: Option<String>,
+        start_after: Option<String>,
+    ) -> PyResult<ListPages> {
+        let client = self.client(py)?;
+        let listing = Listing { client, prefix, delimiter, start_after };
+        let first = listing.clone().page(None);
+        let next = py.detach(|| {
+            let _runtime = runtime().enter();
+            Task::spawn(first)
+        });
+        Ok(ListPages { listing, next: Some(next) })
+    }
+
+    /// Copies an object of the same kind of store.
+    fn copy(&self, py: Python<'_>, source_url: &str, key: String) -> PyResult<String> {
+        let client = self.client(py)?;
+        let source = ObjectUrl::parse(source_url).or_raise(py)?;
+        let version = wait(py, async move { client.copy(&source, &key).await })?.or_raise(py)?;
+        Ok(version.as_str().to_owned())
+    }
+
+    /// Deletes objects.
+    fn delete(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<()> {
+        let client = self.client(py)?;
+        wait(py, async move { client.delete(&keys).await })?.or_raise(py)
+    }
+
+    /// Unfinished uploads under a prefix: key, id, and when they began in milliseconds since 1970.
+    fn uploads(&self, py: Python<'_>, prefix: String) -> PyResult<Vec<(String, String, Option<i64>)>> {
+        let client = self.client(py)?;
+        let uploads = wait(py, async move { client.uploads(&prefix).await })?.or_raise(py)?;
+        Ok(uploads.into_iter().map(|upload| (upload.key, upload.id, upload.begun_ms)).collect())
+    }
+}
+
+/// Reads whole objects of any stores: `jobs` are pairs of a store and a key. Results are buffers, or with `into` the
+/// number of bytes written; with `return_errors` an exception in place of what could not be read.
+#[pyfunction]
+#[pyo3(signature = (jobs, into=None, return_errors=false))]
+pub(crate) fn get_many<'py>(
+    py: Python<'py>,
+    jobs: Vec<(Bound<'py, NativeStore>, String)>,
+    into: Option<Vec<Bound<'py, PyAny>>>,
+    return_errors: bool,
+) -> PyResult<Bound<'py, PyList>> {
+    let lent = into.is_some();
+    let mut memory = match into {
+        Some(buffers) => buffers.iter().map(|object| buffer::lend(object).map(Some)).collect::<PyResult<Vec<_>>>()?,
+        None => Vec::new(),
+    };
+    memory.resize_with(jobs.len(), || None);
+    let mut known: Option<(&Bound<'_, NativeStore>, Arc<Client>)> = None;
+    let mut reads = Vec::with_capacity(jobs.len());
+    for ((store, key), into) in jobs.iter().zip(memory) {
+        let client = match &known {
+            Some((last, client)) if last.is(store) => client.clone(),
+            _ => {
+                let client = store.get().client(py)?;
+                known = Some((store, client.clone()));
+                client
+            }
+        };
+        reads.push(Job { client, read: Read { into, ..Read::whole(key.as_str()) } });
+    }
+    let results = wait(py, read_many(reads, !return_errors))?;
+    let list = PyList::empty(py);
+    if return_errors {
+        for result in results {
+            match result {
+                Ok(landed) if lent => list.append(landed.buffer.len())?,
+                Ok(landed) => list.append(Buffer::from(landed.buffer).into_pyobject(py)?)?,
+                Err(error) => list.append(exception(py, &error).into_value(py))?,
+            }
+        }
+        return Ok(list);
+    }
+    for landed in first_error(py, results)? {
+        if lent {
+            list.append(landed.buffer.len())?;
+        } else {
+            list.append(Buffer::from(landed.buffer).into_pyobject(py)?)?;
+        }
+    }
+    Ok(list)
+}
+
+/// All results, or the first error that is not the consequence of another.
+pub(crate) fn first_error(py: Python<'_>, results: Vec<Result<Landed, Error>>) -> PyResult<Vec<Landed>> {
+    use torchobj_core::error::ErrorKind;
+    let consequence = |error: &Error| error.kind() == ErrorKind::Cancelled;
+    if let Some(Err(error)) = results.iter().find(|result| result.as_ref().is_err_and(|error| !consequence(error))) {
+        return Err(exception(py, error));
+    }
+    results.into_iter().collect::<Result<_, _>>().or_raise(py)
+}
+
+fn byte_range(start: i64, end: Option<u64>) -> ByteRange {
+    match (u64::try_from(start), end) {
+        (Err(_), _) => ByteRange::Suffix(start.unsigned_abs()),
+        (Ok(start), None) => ByteRange::From(start),
+        (Ok(start), Some(end)) => ByteRange::Bounded(start..end.max(start)),
+    }
+}
+
+/// Options of a write from the fields of Python.
+pub(crate) fn put_options(fields: AttributeFields, if_none_match: bool, if_match: Option<String>) -> PutOptions {
+    let (content_type, content_encoding, content_disposition, content_language, cache_control, storage_class, metadata) =
+        fields;
+    let attributes = Attributes {
+        content_type,
+        content_encoding,
+        content_disposition,
+        content_language,
+        cache_control,
+        storage_class,
+        metadata,
+    };
+    let condition = match (if_none_match, if_match) {
+        (true, _) => Condition::Absent,
+        (false, Some(version)) => Condition::Matches(Version::new(version)),
+        (false, None) => Condition::Always,
+    };
+    PutOptions { attributes, condition }
+}
+
+/// What is listed.
+#[derive(Clone)]
+struct Listing {
+    client: Arc<Client>,
+    prefix: String,
+    delimiter: Option<String>,
+    start_after: Option<String>,
+}
+
+impl Listing {
+    async fn page(self, continuation: Option<String>) -> Result<ListPage, Error> {
+        let request = ListRequest {
+            prefix: &self.prefix,
+            delimiter: self.delimiter.as_deref(),
+            start_after: self.start_after.as_deref().filter(|_| continuation.is_none()),
+            continuation: continuation.as_deref(),
+            max_entries: None,
+        };
+        self.client.list(request).await
+    }
+}
+
+/// Pages of a listing; the next is fetched while one is used.
+#[pyclass(module = "torchobj._torchobj")]
+pub(crate) struct ListPages {
+    listing: Listing,
+    next: Option<Task<Result<ListPage, Error>>>,
+}
+
+#[pymethods]
+impl ListPages {
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(Vec<Entry>, Vec<String>)>> {
+        let Some(next) = self.next.take() else { return Ok(None) };
+        let listing = self.listing.clone();
+        let (page, next) = wait(py, async move {
+            let page = match next.await {
+                Ok(page) => page,
+                Err(lost) => std::panic::resume_unwind(lost.into_panic()),
+            };
+            let continuation = page.as_ref().ok().and_then(|page| page.continuation.clone());
+            let next = continuation.map(|continuation| Task::spawn(listing.page(Some(continuation))));
+            (page, next)
+        })?;
+        let page = page.or_raise(py)?;
+        self.next = next;
+        let entries = page.entries.into_iter().map(|entry| {
+            let version = entry.version.map(|version| version.as_str().to_owned());
+            (entry.key, entry.size, version, entry.modified_ms, entry.storage_class)
+        });
+        Ok(Some((entries.collect(), page.prefixes)))
+    }
+}

@@ -1,0 +1,76 @@
+"""Train from object storage: PyTorch datasets and checkpoints for S3, with a Rust core.
+
+The map: `Store` reads, writes and lists a bucket (`store`) · `S3MapDataset` and its kin are datasets (`datasets`) ·
+`S3Checkpoint` and `open` are files over objects (`checkpoint`) · `StoreConfig` says how (`config`) · every exception is
+in `exceptions`. Importing torchobj, and using a store, imports no torch: what needs it is loaded at its first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from torchobj import _process
+from torchobj._torchobj import Buffer, Manifest, ObjectReader, __version__
+from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
+from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.exceptions import StoreError as S3Exception
+from torchobj.store import ListPage, ObjectInfo, Store, get_many
+
+if TYPE_CHECKING:
+    from torchobj.checkpoint.s3 import S3Checkpoint
+    from torchobj.datasets.iterable import S3IterableDataset
+    from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
+    from torchobj.datasets.ragged import RaggedBatch
+    from torchobj.datasets.readers import S3ReaderConstructor
+
+_process.install()
+
+#: The reader of s3torchconnector by its name.
+S3Reader = ObjectReader
+#: The writer of s3torchconnector by its name.
+S3Writer = ObjectWriter
+
+#: What needs torch, and where it lives.
+_LAZY = {
+    "ObjectMapDataset": "torchobj.datasets.map",
+    "RaggedBatch": "torchobj.datasets.ragged",
+    "S3Checkpoint": "torchobj.checkpoint.s3",
+    "S3IterableDataset": "torchobj.datasets.iterable",
+    "S3MapDataset": "torchobj.datasets.map",
+    "S3ReaderConstructor": "torchobj.datasets.readers",
+}
+
+__all__ = [
+    "Buffer",
+    "ListPage",
+    "Manifest",
+    "ObjectInfo",
+    "ObjectMapDataset",
+    "ObjectReader",
+    "ObjectWriter",
+    "RaggedBatch",
+    "S3Checkpoint",
+    "S3ClientConfig",
+    "S3Exception",
+    "S3IterableDataset",
+    "S3MapDataset",
+    "S3Reader",
+    "S3ReaderConstructor",
+    "S3Writer",
+    "Store",
+    "StoreConfig",
+    "__version__",
+    "get_many",
+    "open",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'torchobj' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

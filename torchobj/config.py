@@ -1,0 +1,190 @@
+"""How stores are reached and used. Frozen, checked at construction. Reads no environment and no files.
+
+Credentials are never part of a configuration: they come from where the AWS SDKs look, at the moment of use.
+"""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Literal
+
+from torchobj.exceptions import ConfigError
+
+__all__ = ["S3ClientConfig", "StoreConfig"]
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+AddressingStyle = Literal["auto", "path", "virtual"]
+ChecksumAlgorithm = Literal["auto", "crc64nvme", "crc32c", "none"]
+Encryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
+KeyRules = Literal["any", "path"]
+
+
+def _check(name: str, value: object, allowed: str, *, ok: bool) -> None:
+    if not ok:
+        raise ConfigError(f"{name}={value!r}: must be {allowed}")
+
+
+def _check_number(name: str, value: object, low: float, high: float, unit: str = "", *, whole: bool = True) -> None:
+    kinds = int if whole else (int, float)
+    number = value if isinstance(value, kinds) and not isinstance(value, bool) else math.nan
+    text = {5 * MIB: "5 MiB", 5 * GIB: "5 GiB", MIB: "1 MiB", 64 * GIB: "64 GiB"}
+    allowed = f"{text.get(int(low), low)}..{text.get(int(high), high)}{unit}"
+    _check(name, value, allowed, ok=low <= number <= high)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreConfig:
+    """How a store is reached, and how it is used.
+
+    Example:
+        >>> StoreConfig(endpoint_url="http://localhost:9000", max_in_flight=32).max_in_flight
+        32
+        >>> StoreConfig(part_bytes=1 << 20)
+        Traceback (most recent call last):
+        torchobj.exceptions.ConfigError: part_bytes=1048576: must be 5 MiB..5 GiB
+    """
+
+    region: str | None = None
+    """Region of the bucket. None: `AWS_REGION`, the profile, or what the bucket itself says."""
+    endpoint_url: str | None = None
+    """Where the store is. None: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile, or AWS."""
+    profile: str | None = None
+    """Profile of the shared configuration files. None: `AWS_PROFILE`, or `default`."""
+    anonymous: bool = False
+    """Requests are not signed: public buckets need no credentials."""
+    addressing_style: AddressingStyle = "auto"
+    """The bucket in the `path`, or as part of the host (`virtual`). `auto`: in the host on AWS, in the path of a custom
+    endpoint."""
+    verify_tls: bool = True
+    """Whether the certificate of the server is checked."""
+    ca_bundle: str | Path | None = None
+    """PEM file of the certificates to trust. None: `AWS_CA_BUNDLE`, or the system's."""
+    requester_pays: bool = False
+    """Whoever reads pays, for buckets that ask for it."""
+    encryption: Encryption | None = None
+    """Encryption of what is written: SSE-S3, SSE-KMS, or KMS in two layers. None: as the bucket says."""
+    kms_key_id: str | None = None
+    """Key of SSE-KMS. None: the account's own."""
+    customer_key_file: str | Path | None = None
+    """File with the 32 bytes, raw or in Base64, of the key of SSE-C. The file is read in each process; the key is in no
+    pickle and in no log."""
+    storage_class: str | None = None
+    """Storage class of what is written, as `STANDARD_IA`."""
+    checksum: ChecksumAlgorithm = "auto"
+    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint. `none` for stores
+    that refuse the headers."""
+    key_rules: KeyRules = "any"
+    """`path` for servers that keep objects as files and would take `a//b` for `a/b`: such keys are refused here."""
+    force_sdk: bool = False
+    """Every request goes through the AWS SDK instead of torchobj's own connections: slower, for comparison."""
+    part_bytes: int = 8 * MIB
+    """Size of a range of a large read and of the first parts of an upload. AWS advises 8 or 16 MiB. 5 MiB..5 GiB."""
+    whole_below_bytes: int = 16 * MIB
+    """Objects smaller than this are read and written by one request, where their size is known."""
+    write_buffer_bytes: int = 64 * MIB
+    """Memory of one writer for parts that are being filled or sent; two parts at the least."""
+    max_in_flight: int | Literal["auto"] = "auto"
+    """Requests at a time, of all stores with this configuration in a process. `auto`: 64. 1..4096."""
+    max_attempts: int = 10
+    """Attempts of a request, the first included. Bytes that arrive start the count anew. 1..1000."""
+    retry_timeout_s: float = 180.0
+    """No attempt begins later than this after the first."""
+    connect_timeout_s: float = 5.0
+    """For a TCP connect, and for a TLS handshake."""
+    first_byte_timeout_s: float = 30.0
+    """From a request to the head of its answer."""
+    idle_timeout_s: float = 20.0
+    """How long a transfer may stand still. Nothing limits how long one may take that goes on."""
+    keep_alive_s: float = 8.0
+    """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
+
+    def __post_init__(self) -> None:
+        _check("addressing_style", self.addressing_style, "auto, path or virtual",
+               ok=self.addressing_style in ("auto", "path", "virtual"))
+        _check("checksum", self.checksum, "auto, crc64nvme, crc32c or none",
+               ok=self.checksum in ("auto", "crc64nvme", "crc32c", "none"))
+        _check("encryption", self.encryption, "None, AES256, aws:kms or aws:kms:dsse",
+               ok=self.encryption in (None, "AES256", "aws:kms", "aws:kms:dsse"))
+        _check("key_rules", self.key_rules, "any or path", ok=self.key_rules in ("any", "path"))
+        _check("kms_key_id", self.kms_key_id, "None unless encryption is aws:kms or aws:kms:dsse",
+               ok=self.kms_key_id is None or self.encryption in ("aws:kms", "aws:kms:dsse"))
+        _check("customer_key_file", self.customer_key_file, "None where encryption is set",
+               ok=self.customer_key_file is None or self.encryption is None)
+        _check("endpoint_url", self.endpoint_url, "a URL that begins with http:// or https://",
+               ok=self.endpoint_url is None or self.endpoint_url.startswith(("http://", "https://")))
+        _check("requester_pays", self.requester_pays, "False where anonymous is True: somebody must be billed",
+               ok=not (self.requester_pays and self.anonymous))
+        _check_number("part_bytes", self.part_bytes, 5 * MIB, 5 * GIB)
+        _check_number("whole_below_bytes", self.whole_below_bytes, MIB, 5 * GIB)
+        _check_number("write_buffer_bytes", self.write_buffer_bytes, 5 * MIB, 64 * GIB)
+        if self.max_in_flight != "auto":
+            _check_number("max_in_flight", self.max_in_flight, 1, 4096)
+        _check_number("max_attempts", self.max_attempts, 1, 1000)
+        for name in ("retry_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "keep_alive_s"):
+            _check_number(name, getattr(self, name), 0.01, 86_400, " s", whole=False)
+
+    @property
+    def max_in_flight_number(self) -> int:
+        """What `max_in_flight` amounts to."""
+        return 64 if self.max_in_flight == "auto" else self.max_in_flight
+
+
+@dataclasses.dataclass(frozen=True)
+class S3ClientConfig:
+    """The configuration class of s3torchconnector 1.5, by its names and defaults.
+
+    `torchobj.StoreConfig` says the same and more; wherever one is taken, so is the other.
+    """
+
+    throughput_target_gbps: float = 10.0
+    """At other values than the default: so many requests at a time as AWS advises for it, one per 0.4 Gbit/s."""
+    part_size: int = 8 * MIB
+    """Size of a range of a large read and of a part of an upload, in bytes: 5 MiB..5 GiB."""
+    unsigned: bool = False
+    """Requests are not signed."""
+    force_path_style: bool = False
+    """The bucket stands in the path of a URL."""
+    max_attempts: int = 10
+    """Attempts of a request, the first included."""
+    profile: str | None = None
+    """Profile of the shared configuration files."""
+    requester_pays: bool = False
+    """Whoever reads pays."""
+
+    def __post_init__(self) -> None:
+        _check_number("throughput_target_gbps", self.throughput_target_gbps, 0.001, 100_000, whole=False)
+        _check_number("part_size", self.part_size, 5 * MIB, 5 * GIB)
+        _check_number("max_attempts", self.max_attempts, 1, 1000)
+        _check("requester_pays", self.requester_pays, "False where unsigned is True",
+               ok=not (self.requester_pays and self.unsigned))
+
+    def to_store_config(self) -> StoreConfig:
+        """The same as a `StoreConfig`."""
+        usual = S3ClientConfig.__dataclass_fields__["throughput_target_gbps"].default
+        # aws-c-s3, s3_client.c: 100 Gbit/s over 250 connections, ten at the least.
+        requests = min(4096, max(10, math.ceil(self.throughput_target_gbps / 0.4)))
+        return StoreConfig(
+            profile=self.profile,
+            anonymous=self.unsigned,
+            addressing_style="path" if self.force_path_style else "auto",
+            requester_pays=self.requester_pays,
+            part_bytes=self.part_size,
+            max_in_flight="auto" if self.throughput_target_gbps == usual else requests,
+            max_attempts=self.max_attempts,
+        )
+
+
+def store_config(
+    config: StoreConfig | S3ClientConfig | None, region: str | None = None, endpoint_url: str | None = None
+) -> StoreConfig:
+    """`config` as a `StoreConfig`, with region and endpoint where they are given."""
+    if config is None:
+        config = StoreConfig()
+    elif isinstance(config, S3ClientConfig):
+        config = config.to_store_config()
+    elif not isinstance(config, StoreConfig):
+        raise ConfigError(f"config={config!r}: must be a StoreConfig or an S3ClientConfig")
+    changes = {"region": region, "endpoint_url": endpoint_url}
+    changes = {name: value for name, value in changes.items() if value is not None}
+    return dataclasses.replace(config, **changes) if changes else config

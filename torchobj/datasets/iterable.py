@@ -1,0 +1,156 @@
+"""Iterable datasets: objects one after the other, read ahead, split over ranks and workers on request."""
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import torch.utils.data
+
+from torchobj._torchobj import ObjectReader
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.datasets import ragged  # noqa: F401  teaches default_collate what to do with readers
+from torchobj.datasets.errors import note
+from torchobj.datasets.listing import Listing, batches
+from torchobj.datasets.map import Transform, identity
+from torchobj.datasets.readers import ReaderConstructor
+
+__all__ = ["S3IterableDataset"]
+
+#: Objects of one read; the next is on its way while one is used.
+_BATCH_OBJECTS = 32
+
+
+class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
+    """The objects under a prefix, or objects by name, one after the other in that order.
+
+    Objects are read 32 at a time, the next 32 while these are used.
+
+    Args:
+        url: `s3://bucket/prefix/`.
+        transform: Makes a sample of a reader; without one a sample is the reader.
+        region, endpoint_url: In place of the configuration's.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        enable_sharding: Each rank of torch.distributed and each DataLoader worker gets every n-th object. Without it each
+            gets all.
+
+    Raises:
+        ConfigError: An argument is wrong. Nothing is asked of the store here.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        transform: Transform | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        enable_sharding: bool = False,
+    ) -> None:
+        chosen = store_config(config, region, endpoint_url)
+        listing = Listing(chosen, url=url, schemes=("s3",))
+        self._set_up(listing, chosen, transform or identity, None, enable_sharding=enable_sharding)
+
+    def _set_up(
+        self,
+        listing: Listing,
+        config: StoreConfig,
+        transform: Transform,
+        reader_constructor: ReaderConstructor | None,
+        *,
+        enable_sharding: bool,
+    ) -> None:
+        self._listing, self._config, self._transform = listing, config, transform
+        self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
+        self._enable_sharding = enable_sharding
+
+    @classmethod
+    def from_prefix(
+        cls,
+        s3_uri: str,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        transform: Transform = identity,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        enable_sharding: bool = False,
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        """The objects under a prefix. Arguments as for `S3MapDataset.from_prefix`, and `enable_sharding`."""
+        config = store_config(s3client_config, region, endpoint)
+        dataset = cls.__new__(cls)
+        listing = Listing(config, url=s3_uri, schemes=("s3",))
+        dataset._set_up(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
+        return dataset
+
+    @classmethod
+    def from_objects(
+        cls,
+        object_uris: str | Iterable[str],
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        transform: Transform = identity,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        enable_sharding: bool = False,
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        """The objects that are named, in that order; nothing is listed."""
+        config = store_config(s3client_config, region, endpoint)
+        dataset = cls.__new__(cls)
+        listing = Listing(config, objects=object_uris, schemes=("s3",))
+        dataset._set_up(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
+        return dataset
+
+    @property
+    def region(self) -> str | None:
+        """The region that was given."""
+        return self._config.region
+
+    @property
+    def endpoint(self) -> str | None:
+        """The endpoint that was given."""
+        return self._config.endpoint_url
+
+    def _share(self) -> range:
+        """The objects of this rank and worker, as of now: torch.distributed may have been initialised since."""
+        rank, world_size, worker, workers = 0, 1, 0, 1
+        if self._enable_sharding:
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            info = torch.utils.data.get_worker_info()
+            if info is not None:
+                worker, workers = info.id, info.num_workers
+        return range(rank * workers + worker, len(self._listing.manifest()), world_size * workers)
+
+    def __iter__(self) -> Iterator[Any]:
+        manifest = self._listing.manifest()
+        with ThreadPoolExecutor(1, thread_name_prefix="torchobj-iterable") as ahead:
+            coming = None
+            for indices in [*batches(self._share(), _BATCH_OBJECTS), []]:
+                asked = ahead.submit(self._readers, indices) if indices else None
+                if coming is not None:
+                    for index, reader in coming.result():
+                        yield self._sample(manifest.url(index), index, reader)
+                coming = asked
+
+    def _readers(self, indices: list[int]) -> list[tuple[int, ObjectReader]]:
+        manifest = self._listing.manifest()
+        if self._reader_constructor.whole:
+            readers = manifest.read(self._listing.stores(), indices)
+            return list(zip(indices, readers, strict=True))
+        return [(index, self._lazy_reader(index)) for index in indices]
+
+    def _lazy_reader(self, index: int) -> ObjectReader:
+        _, key, _, _ = self._listing.manifest().entry(index)
+        url = self._listing.manifest().url(index)
+        kind = self._reader_constructor
+        bucket = url.split("/", 3)[2]
+        return ObjectReader.open(self._listing.store_of(index), url, bucket, key, kind.jump_bytes, kind.ahead_bytes)
+
+    def _sample(self, url: str, index: int, reader: ObjectReader) -> Any:
+        try:
+            return self._transform(reader)
+        except Exception as error:
+            note(error, "in the transform", url, index)
+            raise

@@ -1,0 +1,112 @@
+"""What a dataset is made of: a prefix to be listed, or objects by name; listed once, when first needed."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torchobj import _torchobj
+from torchobj._torchobj import Manifest
+from torchobj.config import StoreConfig
+from torchobj.datasets import rendezvous
+from torchobj.exceptions import ConfigError
+from torchobj.urls import parse
+
+logger = logging.getLogger("torchobj")
+
+
+class Listing:
+    """The objects of a dataset.
+
+    Listed by the first who needs them, once; pickled with the dataset from then on. Under torch.distributed rank 0 lists
+    for all ranks.
+    """
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        url: str | None = None,
+        objects: str | Iterable[str] | None = None,
+        glob: str | None = None,
+        suffixes: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        schemes: tuple[str, ...],
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise ConfigError(f"limit={limit!r}: must be 1 or more")
+        self._config, self._schemes = config, schemes
+        self._url = parse(url, schemes) if url is not None else None
+        self._filter = (glob, [suffixes] if isinstance(suffixes, str) else list(suffixes or []), limit)
+        # An iterable is used up once, here, as s3torchconnector does.
+        self._objects = [objects] if isinstance(objects, str) else None if objects is None else list(objects)
+        for name in self._objects or []:
+            if not parse(name, schemes).key:
+                raise ConfigError(f"url={name!r}: names no object")
+        self._manifest: Manifest | None = None
+        self._agreed: rendezvous.Agreement | None = None
+        self._stores: list[_torchobj.NativeStore] | None = None
+        self._listing = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """What is listed, for people; the same on every rank."""
+        if self._url is not None:
+            return f"{self._url} {self._filter}"
+        return f"{len(self._objects or [])} objects"
+
+    def manifest(self) -> Manifest:
+        """The objects. The first call lists; each sees to it that the ranks of the job agree.
+
+        Raises:
+            ManifestMismatchError: Ranks that had listed before torch.distributed was initialised listed other objects.
+        """
+        with self._listing:
+            if self._manifest is None:
+                self._manifest, self._agreed = rendezvous.share(self.name, self._list)
+            elif self._agreed is None:
+                self._agreed = rendezvous.compare(self.name, self._manifest)
+            return self._manifest
+
+    def _list(self) -> Manifest:
+        if self._url is None:
+            return Manifest.from_urls(self._objects or [])
+        url = self._url
+        store = _torchobj.NativeStore(url.scheme, url.bucket, self._config)
+        glob, suffixes, limit = self._filter
+        manifest = Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit)
+        if len(manifest) == 0:
+            logger.warning("%s: no objects", self.name)
+        return manifest
+
+    def stores(self) -> "list[_torchobj.NativeStore]":
+        """A store for each of the manifest's bases, in its order."""
+        if self._stores is None:
+            urls = [parse(f"{base}/") for base in self.manifest().bases()]
+            self._stores = [_torchobj.NativeStore(url.scheme, url.bucket, self._config) for url in urls]
+        return self._stores
+
+    def store_of(self, index: int) -> "_torchobj.NativeStore":
+        """The store of one object."""
+        manifest = self.manifest()
+        base, _, _, _ = manifest.entry(index)
+        return self.stores()[manifest.bases().index(base)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A process that unpickles this is a worker of the job, or another job: what was agreed stays agreed.
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_listing", "_stores")}
+        if self._manifest is not None:
+            state["_objects"] = None
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._stores, self._listing = None, threading.Lock()
+
+
+def batches(indices: Iterable[int], size: int) -> Iterable[list[int]]:
+    """Indices by `size`, the last list shorter."""
+    iterator = iter(indices)
+    while batch := list(itertools.islice(iterator, size)):
+        yield batch

@@ -1,0 +1,243 @@
+"""Map-style datasets: one object is one sample."""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self
+
+import torch.utils.data
+
+from torchobj._torchobj import Manifest, ObjectReader
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.datasets import ragged  # noqa: F401  teaches default_collate what to do with readers
+from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note
+from torchobj.datasets.listing import Listing
+from torchobj.datasets.readers import ReaderConstructor
+from torchobj.urls import SCHEMES
+
+__all__ = ["ObjectMapDataset", "S3MapDataset"]
+
+Transform = Callable[[ObjectReader], Any]
+
+
+def identity(reader: ObjectReader) -> ObjectReader:
+    """The transform of who gives none."""
+    return reader
+
+
+class ObjectMapDataset(torch.utils.data.Dataset[Any]):
+    """A dataset of the objects under a prefix, in key order.
+
+    The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all.
+    A DataLoader gets a batch by one call that reads all its objects at once.
+
+    Args:
+        url: `s3://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is raw, `train` also selects
+            `training/x`.
+        transform: Makes a sample of a reader. Without one a sample is the reader, and the default collation makes a
+            `RaggedBatch` of readers.
+        glob: Only keys whose part behind the prefix matches: `*` stays within a component, `**` does not.
+        suffixes: Only keys that end so; one, or any of several.
+        limit: At most so many objects, the first in key order.
+        region, endpoint_url: In place of the configuration's.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        on_error: What to do about a sample that cannot be read or made: `raise`; `replace` by the next one that can; or
+            a callable that gets index, URL and exception and returns a sample. Counted in `failed_samples`.
+
+    Raises:
+        ConfigError: An argument is wrong. Nothing is asked of the store here.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://pictures")
+        >>> for key in ("train/b", "train/a", "test/c"):
+        ...     _ = store.put(key, key.encode())
+        >>> dataset = ObjectMapDataset("memory://pictures/train/", transform=lambda reader: reader.read())
+        >>> len(dataset), dataset[0], dataset[-1]
+        (2, b'train/a', b'train/b')
+    """
+
+    _schemes: tuple[str, ...] = SCHEMES
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        transform: Transform | None = None,
+        glob: str | None = None,
+        suffixes: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        chosen = store_config(config, region, endpoint_url)
+        listing = Listing(chosen, url=url, glob=glob, suffixes=suffixes, limit=limit, schemes=self._schemes)
+        self._set_up(listing, chosen, transform, None, on_error)
+
+    def _set_up(
+        self,
+        listing: Listing,
+        config: StoreConfig,
+        transform: Transform | None,
+        reader_constructor: ReaderConstructor | None,
+        on_error: OnError,
+    ) -> None:
+        check_on_error(on_error)
+        self._listing, self._config, self._on_error = listing, config, on_error
+        self._transform = transform or identity
+        self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
+        self.failed_samples = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        """The objects, listed at the first use."""
+        return self._listing.manifest()
+
+    @property
+    def region(self) -> str | None:
+        """The region that was given."""
+        return self._config.region
+
+    @property
+    def endpoint(self) -> str | None:
+        """The endpoint that was given."""
+        return self._config.endpoint_url
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Any:
+        """Sample `index`; a negative one counts from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+            StoreError: It cannot be read.
+        """
+        return self._samples([self._position(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples of a batch, read at once; what a DataLoader calls."""
+        if type(self).__getitem__ is not ObjectMapDataset.__getitem__:
+            # What a subclass makes of a sample is what a batch is made of.
+            return [self[index] for index in indices]
+        return self._samples([self._position(index) for index in indices])
+
+    def _position(self, index: int) -> int:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(f"index {index!r}: must be an int") from None
+        length = len(self)
+        if not -length <= number < length:
+            raise IndexError(f"index {number} of {length} samples")
+        return number % length
+
+    def _samples(self, positions: list[int]) -> list[Any]:
+        raising = self._on_error == "raise"
+        readers = self._readers(positions, return_errors=not raising)
+        return [self._sample(position, reader) for position, reader in zip(positions, readers, strict=True)]
+
+    def _readers(self, positions: list[int], *, return_errors: bool) -> list[Any]:
+        manifest = self.manifest
+        if self._reader_constructor.whole:
+            return manifest.read(self._listing.stores(), positions, return_errors)
+        return [self._lazy_reader(position) for position in positions]
+
+    def _lazy_reader(self, position: int) -> ObjectReader:
+        _, key, _, _ = self.manifest.entry(position)
+        url = self.manifest.url(position)
+        bucket = url.split("/", 3)[2]
+        kind = self._reader_constructor
+        return ObjectReader.open(self._listing.store_of(position), url, bucket, key, kind.jump_bytes, kind.ahead_bytes)
+
+    def _sample(self, position: int, reader: ObjectReader | Exception) -> Any:
+        url = self.manifest.url(position)
+        error: Exception
+        if isinstance(reader, Exception):
+            error = reader
+        else:
+            try:
+                return self._transform(reader)
+            except Exception as raised:
+                note(raised, "in the transform", url, position)
+                if self._on_error == "raise":
+                    raise
+                error = raised
+        self.failed_samples += 1
+        if callable(self._on_error):
+            return self._on_error(position, url, error)
+        return self._replacement(position, error)
+
+    def _replacement(self, position: int, error: Exception) -> Any:
+        for step in range(1, min(REPLACEMENTS, len(self))):
+            neighbour = (position + step) % len(self)
+            [reader] = self._readers([neighbour], return_errors=True)
+            if not isinstance(reader, Exception):
+                try:
+                    return self._transform(reader)
+                except Exception as raised:
+                    note(raised, "in the transform", self.manifest.url(neighbour), neighbour)
+        raise error
+
+
+class S3MapDataset(ObjectMapDataset):
+    """An `ObjectMapDataset` of `s3://` URLs, with the classmethods of s3torchconnector."""
+
+    _schemes = ("s3",)
+
+    @classmethod
+    def from_prefix(
+        cls,
+        s3_uri: str,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        transform: Transform = identity,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        """The objects under a prefix.
+
+        Args:
+            s3_uri: `s3://bucket/prefix`.
+            region: Found out when None.
+            endpoint: AWS, or the environment's, when None.
+            transform: Makes a sample of a reader.
+            s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
+            reader_constructor: From `S3ReaderConstructor`.
+        """
+        config = store_config(s3client_config, region, endpoint)
+        listing = Listing(config, url=s3_uri, schemes=cls._schemes)
+        return cls._from_listing(listing, config, transform, reader_constructor)
+
+    @classmethod
+    def from_objects(
+        cls,
+        object_uris: str | Iterable[str],
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        transform: Transform = identity,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        """The objects that are named, in that order; nothing is listed. Arguments as for `from_prefix`."""
+        config = store_config(s3client_config, region, endpoint)
+        listing = Listing(config, objects=object_uris, schemes=cls._schemes)
+        return cls._from_listing(listing, config, transform, reader_constructor)
+
+    @classmethod
+    def _from_listing(
+        cls,
+        listing: Listing,
+        config: StoreConfig,
+        transform: Transform,
+        reader_constructor: ReaderConstructor | None,
+    ) -> Self:
+        dataset = cls.__new__(cls)
+        dataset._set_up(listing, config, transform, reader_constructor, "raise")
+        return dataset

@@ -1,0 +1,48 @@
+"""URLs of objects, taken apart. Keys are raw: nothing is decoded. Knows no store."""
+
+from typing import NamedTuple
+
+from torchobj.exceptions import ConfigError
+
+SCHEMES = ("s3", "file", "memory")
+
+
+class Url(NamedTuple):
+    """`scheme://bucket/key`; a `file` URL has no bucket, its key is the path without the leading slash."""
+
+    scheme: str
+    bucket: str
+    key: str
+
+    @property
+    def base(self) -> str:
+        """What stands before the key: `s3://bucket`."""
+        return f"{self.scheme}://{self.bucket}"
+
+    def __str__(self) -> str:
+        return f"{self.base}/{self.key}"
+
+
+def parse(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
+    """Takes a URL apart.
+
+    Raises:
+        ConfigError: no URL, another scheme, or no bucket; the message says what was expected.
+
+    Example:
+        >>> parse("s3://bucket/some key//é")
+        Url(scheme='s3', bucket='bucket', key='some key//é')
+    """
+    if not isinstance(url, str):
+        raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise ConfigError(f"url={url!r}: not a URL, expected one such as s3://bucket/key")
+    if scheme not in schemes:
+        raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected {' or '.join(f'{name}://' for name in schemes)}")
+    bucket, _, key = rest.partition("/")
+    if scheme == "file" and bucket:
+        raise ConfigError(f"url={url!r}: a file URL has three slashes, as file:///folder/file")
+    if scheme != "file" and not bucket:
+        raise ConfigError(f"url={url!r}: no bucket, expected {scheme}://bucket/key")
+    return Url(scheme, bucket, key)
