@@ -74,7 +74,7 @@ def contiguous(buffer: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(buffer, torch.Tensor):
         return buffer
-    if buffer.device.type != "cpu" or not buffer.iscontiguous():
+    if buffer.device.type != "cpu" or not buffer.is_contiguous():
         raise ConfigError(f"a tensor on {buffer.device} with strides {buffer.stride()}: must be contiguous, on the CPU")
     return buffer.detach().reshape(-1).view(torch.uint8).numpy()
 

@@ -1,21 +1,25 @@
-//! What must hold when the process forks. Knows no Python: the binding calls [`before`], [`after_in_parent`] and
-//! [`after_in_child`] from the interpreter's own hooks.
+//! What must hold when the process forks.
 //!
 //! A forked child has one thread. Whatever lock another thread held at that moment stays locked for ever in the child,
 //! and every socket of the parent is open in it too. So:
 //!
-//! * Each short critical section that a child may enter later runs inside [`enter`]. `before` waits until nobody is
-//!   inside and lets nobody in until the fork is done; then no such lock is held.
+//! * Each short critical section that a child may enter later runs inside [`enter`]. Handlers of `pthread_atfork` wait
+//!   until nobody is inside, and let nobody in until the fork is done; then no such lock is held.
 //! * Sockets are opened and closed inside, and registered here; the child closes its copies of them raw, without
 //!   the objects that own them, which belong to a runtime whose threads do not exist in the child.
 //! * Everything else of the parent (runtime, clients, pools of connections) is leaked in the child and built anew:
 //!   see [`generation`].
+//!
+//! Not by the hooks of Python's `os.register_at_fork`: between its `before` and the fork another thread may get the GIL
+//! and wait, with it, to enter, while the forking thread waits for the GIL. Nothing runs between a handler of
+//! `pthread_atfork` and the fork.
+#![expect(unsafe_code, reason = "pthread_atfork, and closing a descriptor that no object of this process owns")]
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, Once};
 use std::time::Duration;
 
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
@@ -31,9 +35,11 @@ thread_local! {
 #[derive(Debug)]
 pub struct Inside(());
 
-/// Enters a section during which the process does not fork. Short: no waiting for the network, nor for another lock
-/// that is held across such a wait.
+/// Enters a section during which the process does not fork. Short: no waiting for the network, for Python's GIL, nor
+/// for another lock that is held across such a wait.
 pub fn enter() -> Inside {
+    static HANDLERS: Once = Once::new();
+    HANDLERS.call_once(install);
     DEPTH.with(|depth| {
         if depth.get() == 0 {
             loop {
@@ -61,23 +67,36 @@ impl Drop for Inside {
     }
 }
 
-/// Called by the forking thread, which is not inside. Returns when nobody is.
-pub fn before() {
+fn install() {
+    // SAFETY: the handlers are functions of this library, which is never unloaded; they do not unwind (no step of theirs
+    // panics), and are called by fork() in the forking thread only.
+    let refused = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    assert_eq!(refused, 0, "the system has no memory for three handlers");
+}
+
+/// In the forking thread, which is not inside. Returns when nobody is.
+extern "C" fn before() {
     CLOSED.store(true, Ordering::SeqCst);
     while INSIDE.load(Ordering::SeqCst) != 0 {
         std::thread::yield_now();
     }
 }
 
-/// Called in the parent after the fork.
-pub fn after_in_parent() {
+extern "C" fn after_in_parent() {
     CLOSED.store(false, Ordering::SeqCst);
 }
 
-/// Called in the child after the fork. Returns the inherited sockets: the caller closes them.
-pub fn after_in_child() -> Vec<RawFd> {
+/// Closes the inherited sockets.
+extern "C" fn after_in_child() {
     CLOSED.store(false, Ordering::SeqCst);
-    std::mem::take(&mut *SOCKETS.lock().expect("no holder of this lock panics")).into_iter().collect()
+    // Nobody was inside at the fork, so nobody holds this lock.
+    if let Ok(mut sockets) = SOCKETS.lock() {
+        for socket in std::mem::take(&mut *sockets) {
+            // SAFETY: the parent's object owns its own descriptor, not this copy, and is never dropped in the child.
+            // A failure leaves nothing to be done.
+            let _ = unsafe { libc::close(socket) };
+        }
+    }
 }
 
 /// Which process this is. State that was built under another number belongs to the parent and must not be touched.

@@ -27,7 +27,7 @@ mod native {
     #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]
-    use crate::process::{after_fork_in_child, after_fork_in_parent, before_fork, finish};
+    use crate::process::finish;
     #[pymodule_export]
     use crate::store::{ListPages, NativeStore, get_many};
     #[pymodule_export]

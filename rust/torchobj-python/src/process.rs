@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
-use std::os::fd::RawFd;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -92,24 +91,6 @@ impl Clients {
             }
         }
     }
-}
-
-/// To be called in the forking thread before the fork.
-#[pyfunction]
-pub(crate) fn before_fork() {
-    fork::before();
-}
-
-/// To be called in the parent after the fork.
-#[pyfunction]
-pub(crate) fn after_fork_in_parent() {
-    fork::after_in_parent();
-}
-
-/// To be called in the child after the fork. Returns the file descriptors of the parent's sockets, to be closed.
-#[pyfunction]
-pub(crate) fn after_fork_in_child() -> Vec<RawFd> {
-    fork::after_in_child()
 }
 
 /// Waits, for at most `limit_s`, until what dropped writers left behind is cleaned up; to be called at exit.

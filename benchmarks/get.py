@@ -1,0 +1,168 @@
+"""How much CPU and time does a GET cost, of many small objects at once and of one large one, beside other clients?
+
+    python benchmarks/get.py                           # everything, about ten minutes
+    python benchmarks/get.py --quick                   # a look, about a minute
+    python benchmarks/get.py --only "many 110 KiB"     # the cases whose label has these words
+    python benchmarks/get.py --url s3://bucket/prefix/ --prepare      # a real bucket; writes 2.5 GiB to it first
+
+Needs the extra `bench`, and for the lab nginx with its lua module and, for the bare limit, cargo. A case is read by one
+client after the other, round after round; each run is a process of its own. Figures are those of the client's process:
+the server runs beside it on the same machine, as does whatever else does.
+"""
+
+import argparse
+import contextlib
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import report, targets
+from benchmarks.lab import limit, nginx, versitygw
+from benchmarks.lab.objects import KIB, MIB, Family, size_text
+from benchmarks.lab.place import Place
+from benchmarks.lab.prepare import upload
+from benchmarks.measure import Job, Measured, Nursery
+from benchmarks.report import LIMIT, OURS, Outcome
+from benchmarks.rivals import CLIENTS
+
+SMALL = (Family(4 * KIB, 1024), Family(110 * KIB, 1024))
+PARTS = Family(8 * MIB, 32)
+LARGE = tuple(Family(mib * MIB, 1) for mib in (1, 4, 8, 16, 32, 64, 128, 512, 1024))
+QUICK = ("many 4 KiB plain", "many 110 KiB plain", "many 110 KiB TLS", "one 16 MiB plain", "one 128 MiB")
+# Over one connection of 80 MiB/s a larger object takes a second or more, and says nothing new.
+ONE_CONNECTION_MOST = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is read from where, and by whom."""
+
+    kind: str
+    family: Family
+    batch: int
+    origin: str
+    clients: Sequence[str]
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind} {size_text(self.family.size)} {self.origin}"
+
+
+def lab_cases() -> Iterator[Case]:
+    everybody = list(CLIENTS)
+    for family in SMALL:
+        yield Case("many", family, 256, "plain", [OURS, LIMIT, *everybody[1:]])
+    for family in SMALL:
+        yield Case("many", family, 256, "TLS", everybody)
+    yield Case("many", PARTS, 32, "plain", [OURS, LIMIT, *everybody[1:]])
+    for family in LARGE:
+        yield Case("one", family, 0, "plain", everybody)
+    for family in LARGE:
+        alone = family.size > ONE_CONNECTION_MOST
+        yield Case("one", family, 0, "limited", [name for name in everybody if not (alone and name == "obstore")])
+    for family in SMALL:
+        yield Case("many", family, 256, "versitygw", everybody)
+
+
+def bucket_cases() -> Iterator[Case]:
+    for family in (*SMALL, PARTS):
+        yield Case("many", family, min(256, family.count), "bucket", list(CLIENTS))
+    for family in LARGE:
+        yield Case("one", family, 0, "bucket", list(CLIENTS))
+
+
+@contextlib.contextmanager
+def origins(cases: Sequence[Case]) -> Iterator[dict[str, Place]]:
+    """The places of the lab that `cases` need."""
+    faces = {"plain": nginx.PLAIN, "TLS": nginx.TLS, "limited": nginx.LIMITED}
+    wanted = {case.origin for case in cases}
+    with contextlib.ExitStack() as stack:
+        places = {}
+        chosen = {name: face for name, face in faces.items() if name in wanted}
+        if chosen:
+            found = stack.enter_context(nginx.running([*SMALL, PARTS, *LARGE], list(chosen.values())))
+            places |= {name: found[face] for name, face in chosen.items()}
+        if "versitygw" in wanted:
+            places["versitygw"] = stack.enter_context(versitygw.running(SMALL))
+        yield places
+
+
+class Bench:
+    """Runs cases, by processes that it keeps for each client."""
+
+    def __init__(self, rounds: int, least_s: float) -> None:
+        self._rounds = rounds
+        self._least_s = least_s
+        self._nurseries: dict[str, Nursery] = {}
+        self._limit: Path | None = None
+
+    def close(self) -> None:
+        for nursery in self._nurseries.values():
+            nursery.close()
+
+    def _measure(self, client: str, case: Case, place: Place) -> Measured:
+        if client == LIMIT:
+            self._limit = self._limit or limit.build()
+            return limit.run(self._limit, place, case.family, self._least_s)
+        if client not in self._nurseries:
+            self._nurseries[client] = Nursery(client)
+        # One object is read in as many calls as fit in a moment, at least once.
+        least_s = self._least_s if case.batch else self._least_s / 4
+        return self._nurseries[client].run(Job(place, case.family, case.batch, least_s))
+
+    def run(self, case: Case, place: Place, without: Sequence[str]) -> Outcome:
+        """All rounds of a case: A B C A B C."""
+        outcome = Outcome(case.label, case.family.size, case.batch)
+        clients = [client for client in case.clients if client not in without]
+        for _, client in itertools.product(range(self._rounds), clients):
+            outcome.runs.setdefault(client, []).append(self._measure(client, case, place))
+        return outcome
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few cases, three short rounds: not to be quoted")
+    parser.add_argument("--rounds", type=int, help="rounds of each case (default 5, with --quick 3)")
+    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
+    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
+    parser.add_argument("--url", help="s3://bucket/prefix/ in place of the lab; credentials from the environment")
+    parser.add_argument("--prepare", action="store_true", help="write the objects to --url first, where missing")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    about = report.machine()
+    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
+    cases = list(bucket_cases() if given.url else lab_cases())
+    words = given.only or (QUICK if given.quick and not given.url else None)
+    if words:
+        cases = [case for case in cases if any(word in case.label for word in words)]
+    bench = Bench(given.rounds or (3 if given.quick else 5), 0.4 if given.quick else 1.0)
+    outcomes = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(bench.close)
+        if given.url:
+            place = Place.from_url(given.url)
+            if given.prepare:
+                print(f"{upload(place, [*SMALL, PARTS, *LARGE])} objects written to {given.url}\n", flush=True)
+            places = {"bucket": place}
+        else:
+            places = stack.enter_context(origins(cases))
+        for case in cases:
+            outcomes.append(bench.run(case, places[case.origin], given.without))
+            print(report.table(outcomes[-1]), "", sep="\n", flush=True)
+    verdicts = [] if given.url else targets.verdicts(outcomes)
+    if verdicts:
+        print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
+    name = "get-url" if given.url else "get-quick" if given.quick else "get"
+    question = (__doc__ or "").splitlines()[0]
+    print(report.write(name, question, about, outcomes, [verdict.fields() for verdict in verdicts]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Runs Debian's nginx as the cheapest S3 there is: objects are files, no signature is looked at. Leaves what the
+objects contain to `objects`.
+
+One process serves all faces of the lab, each on a port of its own: plain, TLS, with a latency, with a tail, and with a
+limit for each connection. A latency is `ngx.sleep` of the lua module, which costs almost no CPU and holds no worker.
+"""
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.lab.objects import Family, pieces
+from benchmarks.lab.place import Place
+from tests.servers.certificates import make_certificates
+from tests.servers.install import cache_directory
+
+PACKAGES = ("nginx", "libnginx-mod-http-lua")
+BUCKET = "bench"
+_MODULES = ("ndk_http_module.so", "ngx_http_lua_module.so")
+_MODULE_FOLDERS = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules", "/usr/local/lib/nginx/modules")
+_START_LIMIT_S = 10.0
+# nginx cannot be given port 0, so a port that was free a moment ago may be taken.
+_PORT_ATTEMPTS = 5
+# linux/prctl.h
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Face:
+    """How one port serves."""
+
+    tls: bool = False
+    latency_ms: int = 0
+    """Before each answer."""
+    tail: bool = False
+    """One request in a hundred waits 0.1 to 0.6 s instead, lognormally around 0.2 s."""
+    rate: str | None = None
+    """nginx's `limit_rate` of each connection: `80m` is 80 MiB/s."""
+
+
+PLAIN = Face()
+TLS = Face(tls=True)
+LATENCY = Face(latency_ms=20)
+TAIL = Face(latency_ms=20, tail=True)
+LIMITED = Face(latency_ms=20, rate="80m")
+
+
+@dataclass(frozen=True)
+class _Installed:
+    binary: str
+    modules: Sequence[str]
+
+
+def _find() -> _Installed | None:
+    binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    for folder in map(Path, _MODULE_FOLDERS):
+        modules = [folder / name for name in _MODULES]
+        if binary is not None and all(module.exists() for module in modules):
+            return _Installed(binary, [str(module) for module in modules])
+    return None
+
+
+def _install() -> _Installed:
+    """nginx with lua; from Debian's packages where it is missing and we may install them."""
+    found = _find()
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "--no-install-recommends", *PACKAGES]):
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+        found = _find()
+    if found is None:
+        raise SystemExit(f"the lab needs nginx with its lua module; on Debian: apt-get install {' '.join(PACKAGES)}")
+    return found
+
+
+def objects_folder(families: Sequence[Family]) -> Path:
+    """The folder of buckets, with every object of `families` in it. Kept from run to run."""
+    root = cache_directory() / "lab" / "objects-1"
+    for family in families:
+        for index, name in enumerate(family.names()):
+            path = root / BUCKET / name
+            if path.exists() and path.stat().st_size == family.size:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f"{path.name}.{os.getpid()}")
+            with partial.open("wb") as file:
+                for piece in pieces(index, family.size):
+                    file.write(piece)
+            partial.replace(path)
+    return root
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _sleep_lua(face: Face) -> str:
+    if not face.latency_ms and not face.tail:
+        return ""
+    usual = f"ngx.sleep({face.latency_ms / 1000})"
+    if not face.tail:
+        return f"access_by_lua_block {{ {usual} }}"
+    # Box and Muller's normal deviate; the bounds are the issue's.
+    return f"""access_by_lua_block {{
+            if math.random() < 0.01 then
+                local normal = math.sqrt(-2 * math.log(1 - math.random())) * math.cos(2 * math.pi * math.random())
+                ngx.sleep(math.min(0.6, math.max(0.1, 0.2 * math.exp(0.5 * normal))))
+            else
+                {usual}
+            end
+        }}"""
+
+
+def _server(face: Face, port: int, directory: Path) -> str:
+    tls = ""
+    if face.tls:
+        # As S3 does: TLS 1.2 and 1.3; records of 16 KiB are nginx's default.
+        tls = f"""
+        ssl_certificate {directory}/server.pem;
+        ssl_certificate_key {directory}/server-key.pem;
+        ssl_protocols TLSv1.2 TLSv1.3;"""
+    rate = ""
+    if face.rate is not None:
+        # nginx sends a chunk and then waits as long as that should have taken. Its own chunk of 2 MiB would send a
+        # quarter of a part at once.
+        rate = f"""
+        limit_rate {face.rate};
+        sendfile_max_chunk 256k;"""
+    return f"""
+    server {{
+        listen 127.0.0.1:{port}{" ssl" if face.tls else ""} reuseport backlog=4096;{tls}{rate}
+        location / {{ {_sleep_lua(face)} }}
+    }}"""
+
+
+def _config(installed: _Installed, folder: Path, faces: dict[Face, int], directory: Path) -> str:
+    load = "\n".join(f"load_module {module};" for module in installed.modules)
+    servers = "".join(_server(face, port, directory) for face, port in faces.items())
+    temporary = "\n".join(
+        f"    {name}_temp_path {directory}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    return f"""{load}
+{"user root;" if os.geteuid() == 0 else ""}
+daemon off;
+worker_processes 2;
+worker_rlimit_nofile 8192;
+pid {directory}/nginx.pid;
+error_log {directory}/error.log warn;
+events {{ worker_connections 4096; }}
+http {{
+{temporary}
+    init_worker_by_lua_block {{ math.randomseed(ngx.worker.id() + 1) }}
+    default_type application/octet-stream;
+    access_log off;
+    root {folder};
+    open_file_cache max=8192 inactive=1h;
+    open_file_cache_valid 1h;
+    sendfile on;
+    # Without tcp_nopush: with it the tail of an answer of 110 KiB is held back for 40 ms where windows are small.
+    tcp_nopush off;
+    tcp_nodelay on;
+    keepalive_requests 1000000000;
+    keepalive_timeout 75;
+{servers}
+}}
+"""
+
+
+def _die_with_parent() -> None:
+    """SIGTERM, which nginx's master hands on to its workers: SIGKILL would leave them behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _answers(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1.0):
+        return True
+    return False
+
+
+def _started(process: subprocess.Popen[bytes], ports: Sequence[int]) -> bool:
+    deadline_s = time.monotonic() + _START_LIMIT_S
+    while process.poll() is None and time.monotonic() < deadline_s:
+        if all(_answers(port) for port in ports):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@contextlib.contextmanager
+def running(families: Sequence[Family], faces: Sequence[Face]) -> Iterator[dict[Face, Place]]:
+    """nginx with the objects of `families`: the place of each face, until the block ends."""
+    installed = _install()
+    folder = objects_folder(families)
+    with tempfile.TemporaryDirectory(prefix="torchobj-nginx-") as name:
+        directory = Path(name)
+        certificates = make_certificates(directory, "bench.localhost")
+        for _ in range(_PORT_ATTEMPTS):
+            ports = {face: _free_port() for face in faces}
+            (directory / "nginx.conf").write_text(_config(installed, folder, ports, directory))
+            command = [installed.binary, "-p", name, "-c", "nginx.conf", "-e", f"{name}/error.log"]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509  no other thread runs yet
+            )
+            try:
+                if _started(process, list(ports.values())):
+                    ca_file = str(certificates.ca_file)
+                    yield {face: _place(face, port, ca_file) for face, port in ports.items()}
+                    return
+            finally:
+                process.terminate()
+                process.wait()
+        raise SystemExit(f"nginx did not start:\n{(directory / 'error.log').read_text()[-4000:]}")
+
+
+def _place(face: Face, port: int, ca_file: str) -> Place:
+    scheme = "https" if face.tls else "http"
+    return Place(
+        bucket=BUCKET,
+        endpoint_url=f"{scheme}://127.0.0.1:{port}",
+        region="us-east-1",
+        access_key="bench",
+        secret_key="bench",
+        ca_file=ca_file if face.tls else None,
+    )

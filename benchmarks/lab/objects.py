@@ -1,0 +1,69 @@
+"""What the benchmark's objects are called and contain, so that any client's bytes can be checked. Stores nothing."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# Three bytes less than a MiB: a part that landed at another part's place differs from what belongs there.
+_PERIOD_BYTES = MIB - 3
+
+
+@dataclass(frozen=True)
+class Family:
+    """`count` objects of one size; object `i` is `name` and `i`."""
+
+    size: int
+    count: int
+
+    @property
+    def name(self) -> str:
+        """What the keys begin with."""
+        return f"{size_text(self.size).replace(' ', '')}/"
+
+    def names(self) -> list[str]:
+        """Keys, without the prefix of a place."""
+        return [f"{self.name}{index}" for index in range(self.count)]
+
+
+def size_text(size: int) -> str:
+    """`110 KiB`."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+@cache
+def _pattern() -> bytes:
+    return random.Random(0).randbytes(_PERIOD_BYTES) * 2
+
+
+def pieces(index: int, size: int) -> Iterator[memoryview]:
+    """The content of object `index`, a MiB or less at a time: one random pattern, begun elsewhere for each object."""
+    pattern = memoryview(_pattern())
+    at = 0
+    while at < size:
+        start = (at + index * 4099) % _PERIOD_BYTES
+        length = min(_PERIOD_BYTES, size - at)
+        yield pattern[start : start + length]
+        at += length
+
+
+def check(name: str, size: int, content: Any) -> None:
+    """Raises AssertionError unless `content`, any buffer, is that of the object `name`, byte for byte."""
+    index = int(name.rsplit("/", 1)[1])
+    # numpy compares some ten times faster than memoryview does.
+    found = np.frombuffer(content, np.uint8)
+    if len(found) != size:
+        raise AssertionError(f"{name}: {len(found)} bytes in place of {size}")
+    at = 0
+    for piece in pieces(index, size):
+        if not np.array_equal(found[at : at + len(piece)], np.frombuffer(piece, np.uint8)):
+            raise AssertionError(f"{name}: wrong bytes between {at} and {at + len(piece)}")
+        at += len(piece)

@@ -1,0 +1,220 @@
+"""Takes one measurement: a client reads what a job says, in a process of its own, between two looks at the clock, the
+CPU time and the memory. Leaves what to measure to the benchmarks, and what to make of it to `report`.
+
+A nursery is a process that has imported one client and made none. It forks a child for each job, so that each job has a
+fresh process, and none pays for imports: torch alone takes three seconds. `python -m benchmarks.measure CLIENT` is a
+nursery; jobs and results are lines of JSON.
+"""
+
+import dataclasses
+import gc
+import itertools
+import json
+import mmap
+import os
+import resource
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benchmarks.lab.objects import MIB, Family, check
+from benchmarks.lab.place import Place
+from benchmarks.rivals import Client, load
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_SMALL = Family(4 << 10, 1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a client reads: `batch` objects of `family` at a time, or with 0 one at a time; over and over."""
+
+    place: Place
+    family: Family
+    batch: int
+    least_s: float
+    """Calls are made until this time is over, one at the least."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What it took. CPU is that of the client's process, in user and system mode together."""
+
+    objects: int
+    bytes: int
+    wall_s: float
+    cpu_s: float
+    call_s: list[float]
+    """Of each call."""
+    call_cpu_s: list[float]
+    grown_bytes: int | None = None
+    """Peak of resident memory over what it was before: of the first call for one object, of all calls for many."""
+
+    @property
+    def objects_per_s(self) -> float:
+        return self.objects / self.wall_s
+
+    @property
+    def cpu_us(self) -> float:
+        """CPU microseconds for an object."""
+        return self.cpu_s / self.objects * 1e6
+
+
+def _memory_bytes(field: str) -> int | None:
+    """A field of Linux's `/proc/self/status`; None elsewhere."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
+
+
+def _reset_peak() -> None:
+    """Makes the peak of resident memory that of now (proc(5), clear_refs)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return
+
+
+def _touch(size: int) -> None:
+    """Writes to three times `size` bytes of memory in huge pages, to once in small ones, and gives them back.
+
+    A virtual machine's memory that was never used, or was given back to the host, is found by the host at its first
+    use, up to forty times slower than a page fault (128 MiB: 295 ms, not 7). Without this the client that comes first
+    pays for all, and a GET of 1 GiB takes 0.4 or 3 s by chance.
+    """
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    for length, huge in ((3 * size, True), (size, False)):
+        with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+            if huge and advice is not None:
+                memory.madvise(advice)
+            for at in range(0, length, mmap.PAGESIZE):
+                memory[at] = 1
+
+
+def _calls(client: Client, job: Job) -> Iterator[tuple[list[str], Callable[[], Any]]]:
+    """The names that a call reads, and the call, for ever."""
+    names = job.family.names()
+    width = job.batch or 1
+    for start in itertools.cycle(range(0, len(names) - width + 1, width)):
+        group = names[start : start + width]
+        keys = [job.place.key(name) for name in group]
+        if job.batch:
+            yield group, lambda keys=keys: client.many(keys)
+        else:
+            yield group, lambda keys=keys: client.one(keys[0], job.family.size)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(make: Callable[[Place], Client], job: Job) -> Measured:
+    """Reads as `job` says, in this process. The last call's bytes are compared, each one, after the clock stopped."""
+    job.place.enter()
+    client = make(job.place)
+    calls = _calls(client, job)
+    if job.batch:
+        for _, call in itertools.islice(calls, 2):
+            call()
+    else:
+        # A connection, credentials, threads: what any later call finds. The object itself is read for the first time.
+        client.one(job.place.key(_SMALL.names()[0]), _SMALL.size)
+    _touch(max(32 * MIB, job.family.size * (job.batch or 1)))
+    gc.collect()
+    before_bytes = _memory_bytes("VmRSS")
+    _reset_peak()
+    call_s: list[float] = []
+    call_cpu_s: list[float] = []
+    peak_bytes: int | None = None
+    started_s, started_cpu_s = time.perf_counter(), _cpu_s()
+    content, names = None, []
+    for names, call in calls:  # noqa: B007  the last ones are those of `content`
+        # Before the next call, as a loop over batches does.
+        content = None
+        begun_s, begun_cpu_s = time.perf_counter(), _cpu_s()
+        content = call()
+        call_s.append(time.perf_counter() - begun_s)
+        call_cpu_s.append(_cpu_s() - begun_cpu_s)
+        if peak_bytes is None or job.batch:
+            peak_bytes = _memory_bytes("VmHWM")
+        if time.perf_counter() - started_s >= job.least_s:
+            break
+    wall_s, cpu_s = time.perf_counter() - started_s, _cpu_s() - started_cpu_s
+    for name, found in zip(names, content if job.batch else [content], strict=True):
+        check(name, job.family.size, found)
+    objects = len(call_s) * (job.batch or 1)
+    grown = None if peak_bytes is None or before_bytes is None else peak_bytes - before_bytes
+    return Measured(objects, objects * job.family.size, wall_s, cpu_s, call_s, call_cpu_s, grown)
+
+
+def _answer(make: Callable[[Place], Client], line: str) -> dict[str, Any]:
+    fields = json.loads(line)
+    job = Job(Place(**fields.pop("place")), Family(**fields.pop("family")), **fields)
+    try:
+        return dataclasses.asdict(measure(make, job))
+    except Exception:
+        return {"error": traceback.format_exc()}
+
+
+def _serve(name: str) -> None:
+    """Forks a child for each line of stdin; the child's line is the result."""
+    make = load(name)
+    gc.collect()
+    # Nothing of what was imported is looked at by collections in the children.
+    gc.freeze()
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            _end_with(_answer(make, line))
+        os.waitpid(child, 0)
+
+
+def _end_with(result: dict[str, Any]) -> NoReturn:
+    """Writes the result and ends the child, whatever threads a client left."""
+    os.write(1, (json.dumps(result) + "\n").encode())
+    os._exit(0)
+
+
+class Nursery:
+    """A process that has imported one client and forks a child for each job."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        command = [sys.executable, "-m", "benchmarks.measure", name]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=_REPOSITORY, stdin=pipe, stdout=pipe, text=True)
+        assert self._process.stdin is not None, "stdin=PIPE was passed above"
+        assert self._process.stdout is not None, "stdout=PIPE was passed above"
+        self._jobs, self._results = self._process.stdin, self._process.stdout
+
+    def run(self, job: Job) -> Measured:
+        """Runs a job in a child.
+
+        Raises:
+            RuntimeError: The client failed, with its traceback.
+        """
+        self._jobs.write(json.dumps(dataclasses.asdict(job)) + "\n")
+        self._jobs.flush()
+        line = self._results.readline()
+        answer = json.loads(line) if line else {"error": "the process ended"}
+        if "error" in answer:
+            raise RuntimeError(f"{self._name} with {job.family}: {answer['error']}")
+        return Measured(**answer)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._jobs.close()
+        self._results.close()
+        self._process.wait()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

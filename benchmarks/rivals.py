@@ -1,0 +1,216 @@
+"""Clients of S3 with one face: read many small objects at once, read one large object. Leaves measuring to `measure`.
+
+Each is used as its own documentation advises for speed, with what was found faster on loopback by trying; where that is
+not what the documentation shows, it is a client of its own. Every byte of every object ends in the memory of the
+caller: a list of buffers for many objects, one contiguous buffer for one.
+"""
+
+import asyncio
+import importlib
+import io
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.lab.place import Place
+
+# Parts of a large object that is read in parallel by hand, as AWS advises.
+_PART_BYTES = 8 << 20
+
+# Requests at a time over a network, for everybody. On loopback each client has what is fastest there, said below.
+_FAR_REQUESTS = 64
+
+
+class Client(Protocol):
+    """What is measured."""
+
+    def many(self, keys: Sequence[str]) -> Sequence[Any]:
+        """The bytes of each object, in order."""
+
+    def one(self, key: str, size: int) -> Any:
+        """The bytes of one object. `size` is for who must know it to read in parallel."""
+
+
+class Torchobj:
+    """torchobj with its own configuration: `Store.get_many` and `Store.get`, which is not told the size."""
+
+    modules = ("torchobj",)
+
+    def __init__(self, place: Place) -> None:
+        import torchobj
+
+        config = torchobj.StoreConfig(endpoint_url=place.endpoint_url, region=place.region, ca_bundle=place.ca_file)
+        self._store = torchobj.Store(f"s3://{place.bucket}", config=config)
+
+    def many(self, keys: Sequence[str]) -> Sequence[Any]:
+        return self._store.get_many(keys)
+
+    def one(self, key: str, size: int) -> Any:
+        del size
+        return self._store.get(key)
+
+
+def _obstore(place: Place) -> Any:
+    from obstore.store import S3Store
+
+    options = {"allow_http": True}
+    if place.endpoint_url is None:
+        return S3Store(place.bucket, region=place.region, client_options=options)
+    path_style = {"endpoint": place.endpoint_url, "virtual_hosted_style_request": False}
+    return S3Store(place.bucket, region=place.region, client_options=options, **path_style)
+
+
+class Obstore:
+    """obstore as documented: `get_async` and `bytes_async`, gathered; one object by `get`.
+
+    As many at a time as torchobj has. 32 and 64 at a time, lanes in place of a semaphore, and all 256 at once were
+    tried: the last is the slowest, the others do not differ by more than the noise.
+    """
+
+    modules = ("obstore", "obstore.store")
+
+    def __init__(self, place: Place) -> None:
+        import obstore
+
+        self._module, self._store = obstore, _obstore(place)
+        self._runner = asyncio.Runner()
+
+    async def _gather(self, keys: Sequence[str]) -> Sequence[Any]:
+        leave = asyncio.Semaphore(_FAR_REQUESTS)
+
+        async def read(key: str) -> Any:
+            async with leave:
+                result = await self._module.get_async(self._store, key)
+                return await result.bytes_async()
+
+        return await asyncio.gather(*[read(key) for key in keys])
+
+    def many(self, keys: Sequence[str]) -> Sequence[Any]:
+        return self._runner.run(self._gather(keys))
+
+    def one(self, key: str, size: int) -> Any:
+        del size
+        return self._module.get(self._store, key).bytes()
+
+
+class ObstoreByHand:
+    """obstore at its best, found by trying: its blocking calls in threads, and ranges of 8 MiB copied into one array.
+
+    A blocking call polls its request in the calling thread; an async one pays for several wake-ups between threads.
+    4 to 64 threads were tried: from 8 to 24 they do not differ by more than the noise, 64 are slower. (`get_ranges`
+    merges ranges that touch into one request, so it reads no object in parallel.)
+    """
+
+    modules = ("obstore", "obstore.store")
+
+    def __init__(self, place: Place) -> None:
+        import obstore
+
+        self._module, self._store = obstore, _obstore(place)
+        self._threads = ThreadPoolExecutor(12 if place.near else _FAR_REQUESTS)
+
+    def many(self, keys: Sequence[str]) -> Sequence[Any]:
+        return list(self._threads.map(lambda key: self._module.get(self._store, key).bytes(), keys))
+
+    def one(self, key: str, size: int) -> Any:
+        if size <= _PART_BYTES:
+            return self._module.get(self._store, key).bytes()
+        whole = np.empty(size, np.uint8)
+
+        def read(start: int) -> None:
+            end = min(start + _PART_BYTES, size)
+            part = self._module.get_range(self._store, key, start=start, end=end)
+            whole[start:end] = np.frombuffer(part, np.uint8)
+
+        for _ in self._threads.map(read, range(0, size, _PART_BYTES)):
+            pass
+        return whole
+
+
+class S3TorchConnector:
+    """s3torchconnector: what `S3MapDataset.__getitem__` does with `transform=S3Reader.read`, in threads.
+
+    Its reads release the GIL. 1, 4, 8, 16 and 32 threads were tried at 10 and 100 Gbit/s of target: 16 and 10 are the
+    fastest at 4 KiB, and at 110 KiB no other is faster by more than the noise. The range-based reader is five times
+    slower for small objects; for large ones `read` and its `readinto` are alike.
+    """
+
+    modules = ("s3torchconnector",)
+
+    def __init__(self, place: Place) -> None:
+        from s3torchconnector import S3ClientConfig
+        from s3torchconnector._s3client import S3Client
+
+        config = S3ClientConfig(force_path_style=place.endpoint_url is not None)
+        self._client = S3Client(place.region or "us-east-1", endpoint=place.endpoint_url, s3client_config=config)
+        self._bucket = place.bucket
+        self._threads = ThreadPoolExecutor(16 if place.near else _FAR_REQUESTS)
+
+    def _read(self, key: str) -> bytes:
+        content: bytes = self._client.get_object(self._bucket, key).read()
+        return content
+
+    def many(self, keys: Sequence[str]) -> Sequence[Any]:
+        return list(self._threads.map(self._read, keys))
+
+    def one(self, key: str, size: int) -> Any:
+        del size
+        return self._read(key)
+
+
+class Boto3:
+    """boto3: `get_object` in threads, and `download_fileobj` into a `BytesIO` with its defaults.
+
+    The GIL is what limits it: from 1 to 32 threads it becomes no faster on loopback.
+    """
+
+    modules = ("boto3", "s3transfer", "botocore.config")
+
+    def __init__(self, place: Place) -> None:
+        import boto3
+        from botocore.config import Config
+
+        threads = 10 if place.near else _FAR_REQUESTS
+        style = {"addressing_style": "auto" if place.endpoint_url is None else "path"}
+        self._bucket = place.bucket
+        self._threads = ThreadPoolExecutor(threads)
+        self._client = boto3.session.Session().client(
+            "s3",
+            endpoint_url=place.endpoint_url,
+            region_name=place.region,
+            verify=place.ca_file,
+            config=Config(max_pool_connections=threads, s3=style),
+        )
+
+    def _read(self, key: str) -> bytes:
+        content: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        return content
+
+    def many(self, keys: Sequence[str]) -> Sequence[Any]:
+        return list(self._threads.map(self._read, keys))
+
+    def one(self, key: str, size: int) -> Any:
+        del size
+        file = io.BytesIO()
+        self._client.download_fileobj(self._bucket, key, file)
+        return file.getbuffer()
+
+
+CLIENTS: dict[str, Any] = {
+    "torchobj": Torchobj,
+    "obstore": Obstore,
+    "obstore by hand": ObstoreByHand,
+    "s3torchconnector": S3TorchConnector,
+    "boto3": Boto3,
+}
+
+
+def load(name: str) -> Callable[[Place], Client]:
+    """The class of a client, with everything imported that its first use would import."""
+    client = CLIENTS[name]
+    for module in client.modules:
+        importlib.import_module(module)
+    made: Callable[[Place], Client] = client
+    return made

@@ -1,0 +1,106 @@
+"""Servers, buckets and configurations of the tests. Each server is started once a session, each bucket is a test's own."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.servers import launch
+from tests.servers.boto_client import boto_client
+from tests.servers.strict.control import Control
+
+from torchobj import StoreConfig
+
+_numbers = itertools.count(1)
+
+
+class Place(NamedTuple):
+    """A bucket of a test server."""
+
+    bucket: str
+    config: StoreConfig
+    server: launch.Server
+    boto: Any
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.bucket}"
+
+    def body(self, key: str) -> bytes:
+        """What boto3 reads."""
+        return self.boto.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+
+    def keys(self) -> list[str]:
+        return [item["Key"] for item in self.boto.list_objects_v2(Bucket=self.bucket).get("Contents", [])]
+
+    def uploads(self) -> list[Any]:
+        return self.boto.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, launch.Server], None]]:
+    """Credentials of the servers as profiles of a file; none of the machine's own are seen."""
+    file = tmp_path_factory.mktemp("aws") / "credentials"
+    file.touch()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ |= {
+        "AWS_SHARED_CREDENTIALS_FILE": str(file),
+        "AWS_CONFIG_FILE": str(file.with_name("config")),
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+    def add(profile: str, server: launch.Server) -> None:
+        entry = f"[{profile}]\naws_access_key_id={server.access_key}\naws_secret_access_key={server.secret_key}\n"
+        with file.open("a") as out:
+            out.write(entry)
+
+    yield add
+
+
+def _server(kind: str) -> Any:
+    @pytest.fixture(scope="session", name=f"{kind}_server")
+    def started(credentials: Callable[[str, launch.Server], None]) -> Iterator[launch.Server]:
+        with launch.start(kind) as server:
+            credentials(kind, server)
+            yield server
+
+    return started
+
+
+strict_server = _server("strict")
+moto_server = _server("moto")
+versitygw_server = _server("versitygw")
+
+
+def _place(kind: str, server: launch.Server, **changed: Any) -> Place:
+    bucket = f"test-{next(_numbers)}"
+    boto = boto_client(server)
+    boto.create_bucket(Bucket=bucket)
+    config = StoreConfig(endpoint_url=server.endpoint, profile=kind, **changed)
+    return Place(bucket, config, server, boto)
+
+
+@pytest.fixture
+def place(strict_server: launch.Server) -> Place:
+    """An empty bucket of the strict server."""
+    return _place("strict", strict_server)
+
+
+@pytest.fixture(params=["strict", "moto", "versitygw"])
+def any_place(request: pytest.FixtureRequest) -> Place:
+    """An empty bucket, of each server in turn."""
+    return _place(request.param, request.getfixturevalue(f"{request.param}_server"))
+
+
+@pytest.fixture
+def control(strict_server: launch.Server) -> Iterator[Control]:
+    """The strict server's control, its faults and its record empty."""
+    client = Control(strict_server.control)
+    client.clear_faults()
+    client.forget_requests()
+    yield client
+    client.clear_faults()
+    client.clock(0)

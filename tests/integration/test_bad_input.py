@@ -1,0 +1,154 @@
+"""What is wrong for good is one clear error: its kind, URL, status, request id, attempts, and the next step."""
+
+import logging
+import os
+import time
+
+import pytest
+
+import torchobj
+from torchobj import exceptions
+
+SECRET_WORDS = ("secret", "aws_secret_access_key")
+
+
+def config(server, **changed):
+    return torchobj.StoreConfig(endpoint_url=server.endpoint, **{"profile": "strict", **changed})
+
+
+def test_no_credentials(strict_server, monkeypatch, tmp_path):
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    started = time.monotonic()
+    with pytest.raises(exceptions.CredentialsError) as caught:
+        torchobj.Store("s3://any", config=config(strict_server, profile=None)).get("k")
+    assert "AWS_ACCESS_KEY_ID" in str(caught.value)
+    assert "anonymous=True" in str(caught.value)
+    assert time.monotonic() - started < 20
+
+
+def test_a_wrong_secret_is_refused_and_not_printed(strict_server, place, monkeypatch, caplog):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", strict_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-wrong-SECRET-key")
+    store = torchobj.Store(place.url, config=config(strict_server, profile=None, max_attempts=3))
+    with pytest.raises(exceptions.CredentialsError, match="403 SignatureDoesNotMatch") as caught:
+        store.get("k")
+    assert caught.value.request_id
+    seen = [str(caught.value), repr(store), repr(store.config), caplog.text]
+    assert not any("a-wrong-SECRET-key" in text for text in seen)
+
+
+def test_missing_and_forbidden(place, strict_server):
+    store = torchobj.Store(place.url, config=place.config)
+    with pytest.raises(exceptions.ObjectNotFoundError) as caught:
+        store.get("missing")
+    assert (caught.value.status, caught.value.code, caught.value.attempts) == (404, "NoSuchKey", 1)
+    assert f"get {place.url}/missing: 404 NoSuchKey" in str(caught.value)
+    assert f"(request id {caught.value.request_id})" in str(caught.value)
+    with pytest.raises(exceptions.BucketNotFoundError, match="check the bucket's name"):
+        torchobj.Store("s3://no-such-bucket", config=place.config).get("k")
+    with pytest.raises(exceptions.BucketNotFoundError):
+        list(torchobj.Store("s3://no-such-bucket", config=place.config).list())
+    with pytest.raises(PermissionError, match="403 AccessDenied"):
+        torchobj.Store(place.url, config=config(strict_server, anonymous=True)).get("k")
+
+
+def test_a_wrong_region_is_mended_and_said(control, strict_server, caplog):
+    caplog.set_level(logging.INFO)
+    control.bucket("elsewhere", {"region": "ap-south-1"})
+    store = torchobj.Store("s3://elsewhere", config=config(strict_server, region="eu-west-1"))
+    store.put("k", b"x")
+    assert store.get("k") == b"x"
+    assert "s3://elsewhere/ is in region ap-south-1" in caplog.text
+
+
+def test_nobody_listens():
+    settings = torchobj.StoreConfig(endpoint_url="http://127.0.0.1:9", max_attempts=3, anonymous=True)
+    with pytest.raises(exceptions.StoreConnectionError) as caught:
+        torchobj.Store("s3://any", config=settings).get("k")
+    assert isinstance(caught.value, ConnectionError)
+    assert "after 3 attempts" in str(caught.value)
+    assert "127.0.0.1:9" in str(caught.value)
+
+
+def test_a_server_that_says_nothing_is_given_up(control, place, strict_server):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("k", b"x")
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 60}})
+    quick = config(strict_server, first_byte_timeout_s=0.2, max_attempts=2)
+    with pytest.raises(TimeoutError, match=r"no answer within 0.2 s, after 2 attempts"):
+        torchobj.Store(place.url, config=quick).get("k")
+
+
+def test_throttling_that_does_not_end_says_what_to_do(control, place, strict_server):
+    control.faults({"operation": "PutObject", "action": {"status": 503, "code": "SlowDown"}})
+    with pytest.raises(exceptions.ThrottledError, match="lower max_in_flight") as caught:
+        torchobj.Store(place.url, config=config(strict_server, max_attempts=3)).put("k", b"x")
+    assert (caught.value.status, caught.value.attempts) == (503, 3)
+
+
+def test_tls_is_checked_unless_it_is_switched_off(credentials):
+    from tests.servers import launch
+
+    with launch.start("strict", "--tls") as server:
+        credentials("tls", server)
+        url = "s3://tls-bucket"
+        for settings in ({"ca_bundle": server.ca_file}, {"verify_tls": False}):
+            with pytest.raises(exceptions.BucketNotFoundError):
+                torchobj.Store(url, config=config(server, profile="tls", **settings)).get("k")
+        with pytest.raises(exceptions.StoreError, match="TLS handshake failed"):
+            torchobj.Store(url, config=config(server, profile="tls")).get("k")
+        os.environ["AWS_CA_BUNDLE"] = server.ca_file
+        try:
+            with pytest.raises(exceptions.BucketNotFoundError):
+                torchobj.Store(url, config=config(server, profile="tls", keep_alive_s=7.0)).get("k")
+        finally:
+            del os.environ["AWS_CA_BUNDLE"]
+        with pytest.raises(exceptions.ConfigError, match="no-such-file"):
+            torchobj.Store(url, config=config(server, profile="tls", ca_bundle="/no-such-file")).get("k")
+
+
+def test_endpoints_come_from_the_environment(place, strict_server, monkeypatch):
+    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"x")
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.setenv(name, strict_server.endpoint)
+        # Another configuration asks the environment anew.
+        settings = torchobj.StoreConfig(profile="strict", keep_alive_s=5.0 + len(name) / 100)
+        assert torchobj.Store(place.url, config=settings).get("k") == b"x"
+        monkeypatch.delenv(name)
+
+
+def test_a_proxy_is_used_unless_the_host_is_exempt(place, strict_server, monkeypatch):
+    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"x")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    through = config(strict_server, max_attempts=1, keep_alive_s=6.0)
+    with pytest.raises(exceptions.StoreConnectionError, match="127.0.0.1:9"):
+        torchobj.Store(place.url, config=through).get("k")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert torchobj.Store(place.url, config=config(strict_server, keep_alive_s=6.1)).get("k") == b"x"
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:9")
+    with pytest.raises(exceptions.ConfigError, match="http_proxy"):
+        torchobj.Store(place.url, config=config(strict_server, keep_alive_s=6.2)).get("k")
+
+
+def test_a_credential_that_expires_is_renewed(control, strict_server, place, monkeypatch, tmp_path):
+    import json
+
+    script = tmp_path / "credentials.json"
+    aws = tmp_path / "config"
+    aws.write_text(f"[profile turning]\ncredential_process = cat {script}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(aws))
+
+    def issue(number, life_s):
+        control.account(f"AKIA{number}", "S" * 20, token=f"token-{number}", expires_in_s=life_s)
+        script.write_text(json.dumps({
+            "Version": 1, "AccessKeyId": f"AKIA{number}", "SecretAccessKey": "S" * 20, "SessionToken": f"token-{number}",
+        }))
+
+    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"x")
+    issue(1, 3600)
+    store = torchobj.Store(place.url, config=config(strict_server, profile="turning"))
+    assert store.get("k") == b"x"
+    control.clock(7200)
+    issue(2, 3600)
+    assert store.get_many(["k"] * 20) == [b"x"] * 20

@@ -1,0 +1,270 @@
+"""Map and iterable datasets under torch's own DataLoader."""
+
+import io
+import logging
+import pickle
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate
+
+import torchobj
+from torchobj import exceptions
+
+COUNT = 50
+
+
+def label_of(reader):
+    return int(reader.key.split("/")[-1].split(".")[0]), reader.read()
+
+
+def raises_for_seven(reader):
+    if reader.key.endswith("07.bin"):
+        raise ArithmeticError("seven")
+    return reader.read()
+
+
+def replacement(index, url, error):
+    return f"{index} {url.rsplit('/', 1)[1]} {type(error).__name__}".encode()
+
+
+@pytest.fixture
+def filled(place):
+    for number in range(COUNT):
+        place.boto.put_object(Bucket=place.bucket, Key=f"train/{number:02}.bin", Body=f"body {number}".encode() * number)
+    place.boto.put_object(Bucket=place.bucket, Key="train/", Body=b"")
+    place.boto.put_object(Bucket=place.bucket, Key="train/labels.csv", Body=b"x")
+    place.boto.put_object(Bucket=place.bucket, Key="training.txt", Body=b"x")
+    return place
+
+
+def expected(number):
+    return f"body {number}".encode() * number
+
+
+def dataset(place, **settings):
+    return torchobj.S3MapDataset(f"{place.url}/train/", config=place.config, suffixes=".bin", **settings)
+
+
+def test_nothing_is_asked_before_the_first_use(place, control):
+    torchobj.S3MapDataset("s3://not-there/x/", config=place.config)
+    assert control.requests() == []
+
+
+def test_a_prefix_is_listed_once_and_without_its_folder(filled, control):
+    control.forget_requests()
+    everything = torchobj.S3MapDataset(f"{filled.url}/train/", config=filled.config)
+    assert len(everything) == COUNT + 1
+    assert len(everything) == len(list(everything))
+    assert [request.operation for request in control.requests()].count("ListObjectsV2") == 1
+    raw = torchobj.S3MapDataset(f"{filled.url}/train", config=filled.config)
+    assert len(raw) == COUNT + 2
+
+
+def test_glob_suffixes_and_limit_choose(filled):
+    url = f"{filled.url}/train/"
+    for settings, count in (
+        ({"glob": "*.bin"}, COUNT),
+        ({"glob": "0?.bin"}, 10),
+        ({"glob": "*.csv"}, 1),
+        ({"suffixes": (".csv", "9.bin")}, 6),
+        ({"suffixes": ".bin", "limit": 7}, 7),
+        ({"glob": "nothing"}, 0),
+    ):
+        assert len(torchobj.S3MapDataset(url, config=filled.config, **settings)) == count, settings
+    with pytest.raises(exceptions.ConfigError, match="limit=0"):
+        torchobj.S3MapDataset(url, limit=0)
+    with pytest.raises(exceptions.ConfigError, match=r"a\[b"):
+        len(torchobj.S3MapDataset(url, config=filled.config, glob="a[b"))
+
+
+def test_samples_are_found_by_index_from_both_ends(filled):
+    samples = dataset(filled, transform=label_of)
+    assert samples[3] == (3, expected(3))
+    assert samples[-1] == (49, expected(49))
+    assert samples[torch.tensor(5)] == (5, expected(5))
+    for index in (COUNT, -COUNT - 1):
+        with pytest.raises(IndexError, match=f"index {index} of {COUNT} samples"):
+            samples[index]
+    with pytest.raises(TypeError, match="must be an int"):
+        samples["3"]
+    with pytest.raises(TypeError, match="must be an int"):
+        samples[1:3]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_read_the_right_bytes_after_the_parent_did(filled, context):
+    samples = dataset(filled, transform=label_of)
+    assert samples[1] == (1, expected(1))
+    loader = DataLoader(samples, batch_size=8, shuffle=True, num_workers=2, multiprocessing_context=context)
+    for _ in range(2 if context == "fork" else 1):
+        seen = {label: body for labels, bodies in loader for label, body in zip(labels.tolist(), bodies, strict=True)}
+        assert seen == {number: expected(number) for number in range(COUNT)}
+    assert samples[2] == (2, expected(2))
+
+
+def test_the_order_is_that_of_the_stock_loader(filled):
+    samples = dataset(filled, transform=label_of)
+    for settings in ({"shuffle": True}, {"batch_size": None}, {"batch_size": 7, "drop_last": True}, {"batch_size": 4}):
+        stock = DataLoader(range(COUNT), generator=torch.Generator().manual_seed(3), **settings)
+        ours = DataLoader(samples, generator=torch.Generator().manual_seed(3), **settings)
+        for indices, (labels, _) in zip(stock, ours, strict=True):
+            assert torch.as_tensor(indices).tolist() == torch.as_tensor(labels).tolist()
+
+
+def test_a_batch_is_read_by_requests_at_once_and_nothing_is_asked_for_sizes(filled, control):
+    samples = dataset(filled, transform=label_of)
+    len(samples)
+    control.forget_requests()
+    batch = samples.__getitems__([4, 2, 4])
+    assert [label for label, _ in batch] == [4, 2, 4]
+    assert [request.operation for request in control.requests()] == ["GetObject"] * 3
+    assert all("if-match" in request.headers for request in control.requests())
+
+
+def test_raw_bytes_are_collated_raggedly(filled):
+    batch = next(iter(DataLoader(dataset(filled), batch_size=5)))
+    assert isinstance(batch, torchobj.RaggedBatch)
+    assert [bytes(batch[index].numpy()) for index in range(5)] == [expected(number) for number in range(5)]
+    assert batch.urls == [f"{filled.url}/train/{number:02}.bin" for number in range(5)]
+    assert (batch.data.dtype, batch.offsets.dtype, len(batch.offsets)) == (torch.uint8, torch.int64, 6)
+    for workers in (0, 2):
+        batches = list(DataLoader(dataset(filled), batch_size=16, num_workers=workers))
+        assert sum(len(batch) for batch in batches) == COUNT
+    nested = default_collate([(reader, 1) for reader in dataset(filled).__getitems__([1, 2])])
+    assert bytes(nested[0][1].numpy()) == expected(2)
+    assert nested[1].tolist() == [1, 1]
+    assert batch.to("cpu").urls == batch.urls
+
+
+def test_subsets_and_concatenations_are_seen_through(filled):
+    samples = dataset(filled, transform=label_of)
+    half = Subset(samples, [1, 3, 5])
+    assert [label for label, _ in half.__getitems__([0, 2])] == [1, 5]
+    both = ConcatDataset([half, samples])
+    assert [both[index][0] for index in (0, 3, 4)] == [1, 0, 1]
+
+
+def test_what_a_subclass_makes_of_a_sample_is_in_the_batch(filled):
+    class Doubled(torchobj.S3MapDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[0] * 2
+
+    samples = Doubled(f"{filled.url}/train/", config=filled.config, suffixes=".bin", transform=label_of)
+    assert next(iter(DataLoader(samples, batch_size=4))).tolist() == [0, 2, 4, 6]
+
+
+def test_an_exception_in_a_transform_says_which_sample(filled):
+    samples = dataset(filled, transform=raises_for_seven)
+    with pytest.raises(ArithmeticError) as caught:
+        samples[7]
+    assert caught.value.__notes__ == [f"in the transform of sample 7, {filled.url}/train/07.bin"]
+    with pytest.raises(ArithmeticError, match=r"of sample 7, .*/train/07.bin"):
+        list(DataLoader(samples, batch_size=5, num_workers=1))
+
+
+def test_a_sample_that_cannot_be_made_is_replaced_or_handled(filled, control):
+    samples = dataset(filled, transform=raises_for_seven, on_error="replace")
+    assert samples[7] == expected(8)
+    assert samples.__getitems__([6, 7, 8]) == [expected(6), expected(8), expected(8)]
+    assert samples.failed_samples == 2
+    control.faults({"operation": "GetObject", "key": "0[4-6].bin", "action": {"status": 403, "code": "AccessDenied"}})
+    assert samples[4] == expected(8)
+    handled = dataset(filled, transform=raises_for_seven, on_error=replacement)
+    assert handled.__getitems__([3, 4, 7]) == [expected(3), b"4 04.bin AccessDeniedError", b"7 07.bin ArithmeticError"]
+    with pytest.raises(exceptions.AccessDeniedError):
+        dataset(filled)[4]
+    for wrong in ("skip", "ignore", 3):
+        with pytest.raises(exceptions.ConfigError, match="on_error="):
+            dataset(filled, on_error=wrong)
+
+
+def test_an_object_that_changed_or_went_since_the_listing_is_an_error(filled):
+    samples = dataset(filled, transform=label_of)
+    len(samples)
+    filled.boto.put_object(Bucket=filled.bucket, Key="train/05.bin", Body=b"longer than before" * 9)
+    filled.boto.delete_object(Bucket=filled.bucket, Key="train/06.bin")
+    with pytest.raises(exceptions.ObjectChangedError, match="train/05.bin"):
+        samples[5]
+    with pytest.raises(exceptions.ObjectNotFoundError, match="train/06.bin"):
+        samples[6]
+    assert samples[7] == (7, expected(7))
+
+
+def test_an_empty_prefix_is_an_empty_dataset_and_is_said(place, caplog):
+    caplog.set_level(logging.WARNING)
+    empty = torchobj.S3MapDataset(f"{place.url}/nothing/", config=place.config)
+    assert (len(empty), list(empty)) == (0, [])
+    assert "no objects" in caplog.text
+    with pytest.raises(IndexError):
+        empty[0]
+
+
+def test_objects_by_name_need_no_listing(filled, control):
+    control.forget_requests()
+    uris = (f"{filled.url}/train/{number:02}.bin" for number in (9, 3))
+    samples = torchobj.S3MapDataset.from_objects(uris, s3client_config=filled.config, transform=label_of)
+    assert (len(samples), samples[0], samples[1]) == (2, (9, expected(9)), (3, expected(3)))
+    assert {request.operation for request in control.requests()} == {"GetObject"}
+    one = torchobj.S3MapDataset.from_objects(f"{filled.url}/train/01.bin", s3client_config=filled.config)
+    assert one[0].read() == expected(1)
+    with pytest.raises(exceptions.ConfigError, match="names no object"):
+        torchobj.S3MapDataset.from_objects([filled.url])
+
+
+def test_a_range_reader_fetches_what_is_read(filled, control):
+    torchobj.Store(filled.url, config=filled.config).put("big/x", bytes(20 << 20))
+    for constructor, most in (
+        (torchobj.S3ReaderConstructor.range_based(100_000), 150_000),
+        (torchobj.S3ReaderConstructor.range_based(0), 100),
+        (torchobj.S3ReaderConstructor.dcp_optimized(), 1 << 20),
+    ):
+        control.forget_requests()
+        samples = torchobj.S3MapDataset.from_prefix(
+            f"{filled.url}/big/", s3client_config=filled.config, reader_constructor=constructor, transform=lambda r: r.read(10)
+        )
+        assert samples[0] == bytes(10)
+        assert sum(request.bytes_sent for request in control.requests("GetObject")) <= most
+
+
+def test_a_listed_dataset_is_pickled_with_its_listing_compactly(filled, control):
+    samples = dataset(filled, transform=label_of)
+    assert len(samples) == COUNT
+    data = pickle.dumps(samples)
+    assert len(data) < 60 * COUNT + 2500
+    control.forget_requests()
+    copy = pickle.loads(data)
+    assert (len(copy), copy[3]) == (COUNT, (3, expected(3)))
+    assert copy.manifest == samples.manifest
+    assert "ListObjectsV2" not in {request.operation for request in control.requests()}
+
+
+def test_pictures_are_decoded_from_the_reader(place):
+    for number in range(4):
+        out = io.BytesIO()
+        Image.new("L", (8, 8), number).save(out, "PNG")
+        place.boto.put_object(Bucket=place.bucket, Key=f"{number}.png", Body=out.getvalue())
+    samples = torchobj.S3MapDataset(place.url, config=place.config, transform=lambda r: Image.open(r).getpixel((0, 0)))
+    assert list(samples) == [0, 1, 2, 3]
+
+
+def test_folders_are_datasets_too(tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_text(str(number))
+    samples = torchobj.ObjectMapDataset(f"file://{tmp_path}/", transform=lambda reader: reader.read())
+    assert (len(samples), samples[2], samples[0]) == (3, b"2", b"0")
+
+
+def test_an_iterable_dataset_reads_in_order_and_shards_over_workers(filled):
+    settings = {"s3client_config": filled.config, "transform": lambda reader: reader.key}
+    keys = [f"train/{number:02}.bin" for number in range(COUNT)] + ["train/labels.csv"]
+    everything = torchobj.S3IterableDataset.from_prefix(f"{filled.url}/train/", **settings)
+    assert list(everything) == keys
+    assert list(everything) == keys
+    sharded = torchobj.S3IterableDataset.from_prefix(f"{filled.url}/train/", enable_sharding=True, **settings)
+    seen = list(DataLoader(sharded, batch_size=None, num_workers=2))
+    assert sorted(seen) == keys
+    first = iter(everything)
+    assert next(first) == keys[0]
+    first.close()

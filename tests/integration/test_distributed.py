@@ -1,0 +1,147 @@
+"""Two ranks of a job have one listing, or know that they have not."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import traceback
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchobj
+from torchobj import exceptions
+
+
+def free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def rank_main(work, rank, port, arguments, results):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    try:
+        results.put((rank, pickle.dumps(work(rank, *arguments))))
+    except BaseException as error:
+        results.put((rank, pickle.dumps((type(error).__name__, str(error), traceback.format_exc()))))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def run_ranks(work, *arguments):
+    """What each of two ranks returned, or its exception's name and text."""
+    context = multiprocessing.get_context("fork")
+    results, port = context.Queue(), free_port()
+    ranks = [context.Process(target=rank_main, args=(work, rank, port, arguments, results)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    found = dict(results.get(timeout=90) for _ in ranks)
+    for rank in ranks:
+        rank.join(30)
+        assert rank.exitcode == 0
+    return [pickle.loads(found[rank]) for rank in range(2)]
+
+
+@pytest.fixture
+def filled(place):
+    for number in range(10):
+        place.boto.put_object(Bucket=place.bucket, Key=f"train/{number}", Body=b"x")
+    return place
+
+
+def add(place_bucket, config, number):
+    torchobj.Store(f"s3://{place_bucket}", config=config).put(f"train/{number}", b"x")
+
+
+def listed_together(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config, transform=lambda reader: reader.key)
+    if rank == 0:
+        count = len(samples)
+        add(bucket, config, "added")
+    dist.barrier()
+    if rank == 1:
+        count = len(samples)
+    return count, samples.manifest.digest(), samples[count - 1]
+
+
+def test_an_object_added_between_two_listings_is_on_no_rank_or_on_all(filled):
+    results = run_ranks(listed_together, filled.bucket, filled.config)
+    assert results[0] == results[1]
+    assert results[0][0] == 10
+    assert "train/added" in filled.keys()
+
+
+def test_listings_made_before_the_job_began_are_compared(filled):
+    results = run_ranks(late_with_a_gate, filled.bucket, filled.config)
+    assert results[0] == 10
+    name, text, _ = results[1]
+    assert name == exceptions.ManifestMismatchError.__name__
+    assert "rank 1 listed 11 objects, rank 0 listed 10" in text
+
+
+def late_with_a_gate(rank, bucket, config):
+    # A store of its own orders the two listings; torch.distributed itself is initialised late.
+    gate = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]) + 1, 2, is_master=rank == 0)
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    if rank == 0:
+        before = len(samples)
+        add(bucket, config, "added")
+        gate.set("listed", "yes")
+    else:
+        gate.wait(["listed"])
+        before = len(samples)
+    dist.init_process_group("gloo")
+    list(torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True, collate_fn=len))
+    gate.set(f"done{rank}", "yes")
+    return before
+
+
+def equal_late(rank, bucket, config):
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    before = len(samples)
+    dist.init_process_group("gloo")
+    return before, len(list(torch.utils.data.DataLoader(samples, batch_size=5, collate_fn=len)))
+
+
+def test_equal_listings_made_early_are_fine(filled):
+    assert run_ranks(equal_late, filled.bucket, filled.config) == [(10, 2), (10, 2)]
+
+
+def missing_bucket(rank, config):
+    dist.init_process_group("gloo")
+    return len(torchobj.S3MapDataset("s3://no-such-bucket/x/", config=config))
+
+
+def test_the_error_of_rank_0_is_known_to_all(place):
+    results = run_ranks(missing_bucket, place.config)
+    assert results[0][0] == "BucketNotFoundError"
+    assert results[1][0] == "TorchobjError"
+    assert "BucketNotFoundError" in results[1][1]
+    assert "NoSuchBucket" in results[1][1]
+
+
+def only_rank_0(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    return len(samples) if rank == 0 else None
+
+
+def test_a_rank_that_asks_alone_waits_for_nobody(filled):
+    assert run_ranks(only_rank_0, filled.bucket, filled.config) == [10, None]
+
+
+def sharded(rank, bucket, config):
+    samples = torchobj.S3IterableDataset.from_prefix(
+        f"s3://{bucket}/train/", s3client_config=config, enable_sharding=True, transform=lambda reader: reader.key
+    )
+    dist.init_process_group("gloo")
+    return list(torch.utils.data.DataLoader(samples, batch_size=None, num_workers=2))
+
+
+def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled):
+    one, two = run_ranks(sharded, filled.bucket, filled.config)
+    assert sorted(one + two) == [f"train/{number}" for number in range(10)]

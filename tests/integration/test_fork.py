@@ -1,0 +1,180 @@
+"""A process forks while reads are in flight: both sides go on, and the child holds no connection of its parent."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import torchobj
+
+FORKS = 200
+
+
+def sockets_of(pid):
+    """Inode numbers of the sockets that a process holds."""
+    links = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(str(entry.readlink()))
+        except FileNotFoundError:
+            continue
+    return {link for link in links if link.startswith("socket:")}
+
+
+def tcp_inodes():
+    """Inode numbers of TCP sockets, by `/proc/net/tcp`."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+    return {f"socket:[{line.split()[9]}]" for line in lines}
+
+
+def in_child(work):
+    """Runs `work` in a forked child and returns what it returned, or its exception's text, within 30 s."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        try:
+            answer = repr(work())
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(writing, answer.encode()[:4000])
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = pipe.read().decode()
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, f"the child ended with {status}: {answer}"
+    return answer
+
+
+@pytest.fixture
+def store(place):
+    store = torchobj.Store(place.url, config=place.config)
+    for number in range(32):
+        store.put(f"k{number}", f"body {number}".encode() * 100)
+    return store
+
+
+KEYS = [f"k{number}" for number in range(32)]
+BODIES = [f"body {number}".encode() * 100 for number in range(32)]
+
+
+def test_a_child_reads_after_its_parent_did_and_the_parent_after_it(store):
+    assert store.get_many(KEYS) == BODIES
+    assert in_child(lambda: store.get_many(KEYS) == BODIES) == "True"
+    assert store.get_many(KEYS) == BODIES
+    assert in_child(lambda: in_child(lambda: store.get("k1") == BODIES[1])) == "'True'"
+
+
+def test_a_child_holds_none_of_its_parents_connections(store):
+    """In a process of its own, where every TCP socket is torchobj's."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        parent, child, right = pool.apply_async(look_from_both_sides, (store,)).get(90)
+    assert parent > 0, "the parent keeps connections"
+    assert (child, right) == ("set()", "True")
+
+
+def look_from_both_sides(store):
+    assert store.get_many(KEYS) == BODIES
+    ours = sockets_of(os.getpid()) & tcp_inodes()
+    child = in_child(lambda: sockets_of(os.getpid()) & tcp_inodes())
+    return len(ours), child, in_child(lambda: store.get_many(KEYS) == BODIES)
+
+
+def fork_while_reading(store):
+    stop = threading.Event()
+    errors = []
+
+    def read():
+        while not stop.is_set():
+            try:
+                assert store.get_many(KEYS) == BODIES
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    try:
+        for number in range(FORKS):
+            if number % 10 == 0:
+                assert in_child(lambda: store.get_many(KEYS[:4]) == BODIES[:4]) == "True"
+            else:
+                assert in_child(lambda: sockets_of(os.getpid()) & tcp_inodes()) == "set()"
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join(30)
+    return errors, [reader.is_alive() for reader in readers]
+
+
+def test_many_forks_while_reads_are_in_flight_never_hang(store):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(fork_while_reading, (store,)).get(100) == ([], [False, False])
+
+
+def test_buffers_of_the_parent_are_dropped_in_the_child_without_harm(store):
+    buffers = store.get_many(KEYS) + [torchobj.Buffer(bytes(1 << 20)) for _ in range(20)]
+
+    def drop():
+        buffers.clear()
+        return store.get_many(KEYS) == BODIES
+
+    assert in_child(drop) == "True"
+    assert [bytes(buffer) for buffer in buffers[:32]] == BODIES
+
+
+def test_a_writer_of_the_parent_is_not_ended_by_the_child(store, place):
+    file = torchobj.open(f"{place.url}/big", "wb", config=place.config)
+    file.write(bytes(9 << 20))
+    assert in_child(lambda: store.get("k1") == BODIES[1]) == "True"
+    file.write(bytes(9 << 20))
+    file.close()
+    assert store.head("big").size == 18 << 20
+
+
+def read_two(store):
+    return [bytes(data) for data in store.get_many(KEYS[:2])]
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_a_store_travels_to_other_processes(store, context):
+    assert store.get("k0") == BODIES[0]
+    with multiprocessing.get_context(context).Pool(1) as pool:
+        assert pool.apply_async(read_two, (store,)).get(90) == BODIES[:2]
+
+
+def test_ctrl_c_interrupts_any_blocking_call_within_a_second(place, control, strict_server):
+    patient = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", first_byte_timeout_s=100.0)
+    store = torchobj.Store(place.url, config=patient)
+    store.put("k", b"x")
+    file = torchobj.open(f"{place.url}/w", "wb", config=patient)
+    control.faults({"action": {"delay_first_byte_s": 100}})
+    calls = {
+        "get": lambda: store.get("k"),
+        "get_many": lambda: store.get_many(["k"] * 10, into=[bytearray(10) for _ in range(10)]),
+        "list": lambda: list(store.list()),
+        "put": lambda: store.put("p", bytes(100)),
+        "head": lambda: store.head("k"),
+        "length": lambda: len(torchobj.S3MapDataset(place.url, config=patient)),
+        "close": file.close,
+        "read": lambda: torchobj.open(f"{place.url}/k", config=patient).read(),
+    }
+    for name, call in calls.items():
+        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        took = time.monotonic() - started
+        timer.join()
+        assert 0.2 < took < 1.3, (name, took)
+    control.clear_faults()
+    assert store.get("k") == b"x"
+    assert file.closed

@@ -1,0 +1,227 @@
+"""The store against real servers, with boto3 as the oracle."""
+
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import torch
+
+import torchobj
+from torchobj import exceptions
+
+NASTY = ["a b", "a+b", "100%", "a?b#c", "ä/ö 日本", "🎉", "'\"<>&", "%41", "deep/er/key", "x" * 200]
+RAW = ["a//b", "/lead", "trail/", "..", ".", "a/../b", "./a", "k" * 1024]
+
+
+@pytest.mark.parametrize("key", NASTY)
+def test_what_we_put_boto3_reads_and_the_other_way_round(any_place, key):
+    store = torchobj.Store(any_place.url, config=any_place.config)
+    store.put(key, b"ours")
+    assert any_place.body(key) == b"ours"
+    any_place.boto.put_object(Bucket=any_place.bucket, Key=key, Body=b"theirs")
+    assert store.get(key) == b"theirs"
+    assert [info.key for info in store.list()] == [key]
+    store.delete(key)
+    assert any_place.keys() == []
+
+
+@pytest.mark.parametrize("key", RAW)
+def test_keys_that_are_no_paths_are_raw(place, key):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put(key, key.encode())
+    assert store.get(key) == key.encode()
+    assert place.keys() == [key]
+    assert torchobj.get_many([f"{place.url}/{key}"], config=place.config) == [key.encode()]
+
+
+@pytest.mark.parametrize("key", [*RAW[:-1], "k" * 1025])
+def test_a_server_that_keeps_files_refuses_them_by_a_typed_error(versitygw_server, key):
+    config = torchobj.StoreConfig(endpoint_url=versitygw_server.endpoint, profile="versitygw", key_rules="path")
+    store = torchobj.Store("s3://any", config=config)
+    with pytest.raises(exceptions.InvalidKeyError) as caught:
+        store.put(key, b"x")
+    assert "s3://any/" in str(caught.value)
+
+
+def test_headers_and_metadata_are_those_that_were_given(any_place):
+    store = torchobj.Store(any_place.url, config=any_place.config)
+    metadata = {"epoch": "3", "note": "two words"}
+    for key, data in (("small", b"x"), ("large", bytes(17 << 20))):
+        version = store.put(
+            key, data, content_type="image/png", cache_control="max-age=60", content_language="de",
+            content_disposition="inline", metadata=metadata,
+        )
+        theirs = any_place.boto.head_object(Bucket=any_place.bucket, Key=key)
+        assert (theirs["ContentType"], theirs["CacheControl"], theirs["ContentLanguage"]) == ("image/png", "max-age=60", "de")
+        ours = store.head(key)
+        assert (ours.size, ours.version, ours.content_type) == (len(data), version, "image/png")
+        assert dict(ours.metadata) == metadata
+        assert theirs["ETag"] == version
+        assert ours.last_modified is not None
+        assert abs(ours.last_modified - datetime.now(UTC)) < timedelta(minutes=5)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000, (8 << 20) - 1, 8 << 20, (16 << 20) + 1, 40 << 20])
+def test_objects_of_any_size_arrive_whole(place, size):
+    body = bytes(torch.randint(0, 256, (size,), dtype=torch.uint8).numpy())
+    place.boto.put_object(Bucket=place.bucket, Key="k", Body=body)
+    store = torchobj.Store(place.url, config=place.config)
+    assert store.get("k") == body
+    into = bytearray(size)
+    assert store.get_many(["k"], into=[into]) == [size]
+    assert into == body
+    store.put("back", body)
+    assert place.body("back") == body
+
+
+def test_ranges_are_those_of_a_slice(place):
+    body = bytes(range(256)) * 40
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("k", body)
+    assert store.get_range("k", 5, 10) == body[5:10]
+    assert store.get_range("k", 10_000) == body[10_000:]
+    assert store.get_range("k", -7) == body[-7:]
+    assert store.get_range("k", 10_000, 99_999) == body[10_000:]
+    assert store.get_range("k", 7, 7) == b""
+    assert store.get_ranges("k", [(0, 3), (-3, None), (100, 200)]) == [body[:3], body[-3:], body[100:200]]
+    with pytest.raises(exceptions.RangeError, match="416"):
+        store.get_range("k", len(body), len(body) + 1)
+    for start, end in ((5, 4), (-5, 4)):
+        with pytest.raises(exceptions.ConfigError, match=f"range {start}..{end}"):
+            store.get_range("k", start, end)
+
+
+def test_no_request_is_made_to_ask_for_a_size(place, control):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("small", bytes(1000))
+    store.put("large", bytes(20 << 20))
+    control.forget_requests()
+    store.get_many(["small", "large"])
+    assert {request.operation for request in control.requests()} == {"GetObject"}
+    assert len(control.requests()) == 1 + 3
+    ranges = sorted(request.headers["range"] for request in control.requests())
+    assert ranges[0] == "bytes=0-8388607"
+
+
+def test_many_come_in_order_or_the_first_error_does(place):
+    store = torchobj.Store(place.url, config=place.config)
+    keys = [f"k{number}" for number in range(100)]
+    for key in keys:
+        store.put(key, key.encode())
+    shuffled = [keys[number * 37 % 100] for number in range(100)]
+    assert [bytes(data) for data in store.get_many(shuffled)] == [key.encode() for key in shuffled]
+    assert store.get_many([]) == []
+    with pytest.raises(exceptions.ObjectNotFoundError, match=r"/missing: 404 NoSuchKey"):
+        store.get_many([*keys, "missing"])
+    found = store.get_many(["k1", "missing", "k2"], return_errors=True)
+    assert found[0] == b"k1"
+    assert isinstance(found[1], exceptions.ObjectNotFoundError)
+    assert found[2] == b"k2"
+
+
+def test_urls_of_several_buckets_and_schemes_are_one_call(place, strict_server, tmp_path):
+    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"s3")
+    (tmp_path / "some file").write_bytes(b"file")
+    torchobj.Store("memory://urls").put("k", b"memory")
+    urls = [f"{place.url}/k", f"file://{tmp_path}/some file", "memory://urls/k", f"{place.url}/k"]
+    assert torchobj.get_many(urls, config=place.config) == [b"s3", b"file", b"memory", b"s3"]
+
+
+def test_a_listing_comes_in_pages_with_its_prefixes(place, control):
+    store = torchobj.Store(place.url, config=place.config)
+    keys = [f"many/{number:04}" for number in range(1203)] + ["other/x/1", "other/x/2", "other/y"]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda key: store.put(key, b"."), keys))
+    assert [info.key for info in store.list("many/")] == keys[:1203]
+    assert [len(page.objects) for page in store.list("many/").pages()] == [1000, 203]
+    [page] = store.list("other/", "/").pages()
+    assert ([info.key for info in page.objects], page.prefixes) == (["other/y"], ["other/x/"])
+    assert [info.key for info in store.list("many/", start_after="many/1200")] == ["many/1201", "many/1202"]
+    assert list(store.list("nothing/")) == []
+    info = next(iter(store.list("many/")))
+    assert (info.size, info.storage_class) == (1, "STANDARD")
+
+
+def test_conditions_are_kept(place):
+    store = torchobj.Store(place.url, config=place.config)
+    version = store.put("k", b"one", if_none_match=True)
+    with pytest.raises(FileExistsError, match="412 PreconditionFailed"):
+        store.put("k", b"two", if_none_match=True)
+    store.put("k", b"two", if_match=version)
+    with pytest.raises(exceptions.PreconditionFailedError):
+        store.put("k", b"three", if_match=version)
+    assert store.get("k") == b"two"
+
+
+def test_copies_are_made_by_the_server(place, control):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("a b/ü", b"x", metadata={"m": "1"})
+    control.forget_requests()
+    store.copy("a b/ü", "copy")
+    store.copy(f"{place.url}/a b/ü", "again")
+    assert "GetObject" not in {request.operation for request in control.requests()}
+    assert (store.get("copy"), dict(store.head("again").metadata)) == (b"x", {"m": "1"})
+
+
+def test_an_object_that_changed_is_an_error_and_never_a_mix(place):
+    store = torchobj.Store(place.url, config=place.config)
+    old = store.put("k", b"old")
+    store.put("k", b"new")
+    with pytest.raises(exceptions.ObjectChangedError, match="412"):
+        store.get("k", version=old)
+
+
+def test_encryption_and_storage_class_go_with_every_write(strict_server, place, tmp_path):
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    for settings, header, value in (
+        ({"encryption": "AES256"}, "ServerSideEncryption", "AES256"),
+        ({"encryption": "aws:kms", "kms_key_id": "my-key"}, "SSEKMSKeyId", "my-key"),
+        ({"storage_class": "STANDARD_IA"}, "StorageClass", "STANDARD_IA"),
+        ({"customer_key_file": key}, "SSECustomerAlgorithm", "AES256"),
+    ):
+        config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", **settings)
+        store = torchobj.Store(place.url, config=config)
+        extra = {"SSECustomerKey": bytes(range(32)), "SSECustomerAlgorithm": "AES256"} if "customer_key_file" in settings else {}
+        for name, data in (("small", b"small"), ("large", bytes(17 << 20))):
+            store.put(name, data)
+            assert place.boto.head_object(Bucket=place.bucket, Key=name, **extra)[header] == value
+            assert store.get(name) == data
+    plain = torchobj.Store(place.url, config=place.config)
+    with pytest.raises(exceptions.StoreError, match="400"):
+        plain.get("small")
+
+
+def test_everything_works_through_the_sdk_too(strict_server, place):
+    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", force_sdk=True)
+    store = torchobj.Store(place.url, config=config)
+    body = bytes(torch.randint(0, 256, (20 << 20,), dtype=torch.uint8).numpy())
+    store.put("k", body, metadata={"a": "b"})
+    assert store.get("k") == body
+    assert (dict(store.head("k").metadata), [info.size for info in store.list()]) == ({"a": "b"}, [len(body)])
+
+
+def test_a_store_is_used_from_many_threads_at_once(place):
+    store = torchobj.Store(place.url, config=place.config)
+    barrier = threading.Barrier(16)
+
+    def work(number):
+        barrier.wait(10)
+        for step in range(10):
+            key = f"{number}/{step}"
+            store.put(key, key.encode())
+            assert store.get_many([key, key]) == [key.encode()] * 2
+        return number
+
+    with ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(work, range(16))) == list(range(16))
+
+
+def test_a_store_is_pickled_as_what_it_was_made_of(place):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("k", b"x")
+    copy = pickle.loads(pickle.dumps(store))
+    assert (copy.url, copy.config, copy.get("k")) == (store.url, store.config, b"x")
+    assert repr(copy) == f"Store('{place.url}')"

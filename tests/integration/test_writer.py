@@ -1,0 +1,232 @@
+"""A writer's object appears by a close before which nothing failed, and by nothing else."""
+
+import gc
+import io
+import logging
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torchobj
+from tests.servers.strict.control import FaultAction
+from torchobj import _torchobj, exceptions
+
+STATE = {"weight": torch.arange(1000.0), "bias": torch.ones(3)}
+
+
+def saved(state=STATE):
+    out = io.BytesIO()
+    torch.save(state, out)
+    return out.getvalue()
+
+
+@pytest.fixture
+def good(place):
+    """A checkpoint that was saved before; what follows must not harm it."""
+    place.boto.put_object(Bucket=place.bucket, Key="ckpt.pt", Body=saved())
+    return place
+
+
+def still_good(place):
+    loaded = torch.load(io.BytesIO(place.body("ckpt.pt")))
+    assert torch.equal(loaded["weight"], STATE["weight"])
+    assert place.uploads() == []
+    return True
+
+
+def checkpoint(place):
+    return torchobj.S3Checkpoint(s3client_config=place.config)
+
+
+@pytest.mark.parametrize("size", [10, 3_000_000])
+def test_what_torch_saves_torch_loads(any_place, size):
+    state = {"a": torch.rand(size), "b": torch.zeros((), dtype=torch.int64), "c": torch.tensor([])}
+    with checkpoint(any_place).writer(f"{any_place.url}/step 1.pt") as writer:
+        torch.save(state, writer)
+    for loaded in (
+        torch.load(io.BytesIO(any_place.body("step 1.pt"))),
+        torch.load(checkpoint(any_place).reader(f"{any_place.url}/step 1.pt")),
+    ):
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+    assert any_place.uploads() == []
+
+
+def test_a_large_object_is_written_in_parts_and_a_small_one_by_one_put(place, control):
+    for name, size, operations in (
+        ("small", 100, ["PutObject"]),
+        ("large", 20 << 20, ["CompleteMultipartUpload", "CreateMultipartUpload", *["UploadPart"] * 3]),
+    ):
+        control.forget_requests()
+        with torchobj.open(f"{place.url}/{name}", "wb", config=place.config) as file:
+            for _ in range(10):
+                assert file.write(bytes(size // 10)) == size // 10
+            assert file.tell() == size
+        assert sorted(request.operation for request in control.requests()) == operations
+        assert len(place.body(name)) == size
+
+
+def test_an_unpicklable_object_leaves_the_old_checkpoint(good):
+    with pytest.raises(Exception, match="lambda"), checkpoint(good).writer(f"{good.url}/ckpt.pt") as writer:
+        torch.save({**STATE, "bad": lambda: 1}, writer)
+    assert still_good(good)
+
+
+def test_an_unpicklable_object_without_a_with_block_is_seen_at_close(good):
+    writer = checkpoint(good).writer(f"{good.url}/ckpt.pt")
+    with pytest.raises(Exception, match="lambda"):
+        torch.save({**STATE, "bad": lambda: 1}, writer)
+    with pytest.raises(exceptions.CheckpointError, match=r"torch.save failed before its end"):
+        writer.close()
+    assert still_good(good)
+
+
+def test_any_exception_in_the_block_leaves_the_old_object(good):
+    with pytest.raises(ZeroDivisionError), torchobj.open(f"{good.url}/ckpt.pt", "wb", config=good.config) as file:
+        file.write(bytes(20 << 20))
+        _ = 1 / 0
+    assert file.closed
+    assert still_good(good)
+
+
+@pytest.mark.parametrize(
+    ("operation", "action", "kind"),
+    [
+        ("UploadPart", {"status": 403, "code": "AccessDenied"}, exceptions.AccessDeniedError),
+        ("UploadPart", {"status": 400, "code": "InvalidRequest"}, exceptions.StoreError),
+        ("CreateMultipartUpload", {"status": 403, "code": "AccessDenied"}, exceptions.AccessDeniedError),
+        ("CompleteMultipartUpload", {"status": 403, "code": "AccessDenied"}, exceptions.AccessDeniedError),
+        ("CompleteMultipartUpload", {"status": 400, "code": "InvalidPart"}, exceptions.StoreError),
+        ("PutObject", {"status": 403, "code": "AccessDenied"}, exceptions.AccessDeniedError),
+    ],
+)
+def test_the_error_is_the_real_one_and_not_torchs(good, control, operation, action: FaultAction, kind):
+    control.faults({"operation": operation, "action": action})
+    state = STATE if operation == "PutObject" else {"w": torch.rand(12_000_000)}
+    with pytest.raises(kind) as caught, checkpoint(good).writer(f"{good.url}/ckpt.pt") as writer:
+        torch.save(state, writer)
+    assert f"{good.url}/ckpt.pt" in str(caught.value)
+    assert "unexpected pos" not in str(caught.value)
+    assert caught.value.request_id in str(caught.value)
+    control.clear_faults()
+    assert still_good(good)
+
+
+def test_a_write_after_a_failure_raises_the_first_error_again(good, control):
+    control.faults({"operation": "UploadPart", "action": {"status": 403, "code": "AccessDenied"}})
+    writer = torchobj.open(f"{good.url}/ckpt.pt", "wb", config=good.config)
+    errors = []
+    for _ in range(20):
+        try:
+            writer.write(bytes(9 << 20))
+        except exceptions.AccessDeniedError as error:
+            errors.append(error)
+    with pytest.raises(exceptions.AccessDeniedError) as caught:
+        writer.close()
+    assert len(errors) > 1
+    assert all(error is caught.value for error in errors)
+    control.clear_faults()
+    assert still_good(good)
+
+
+def test_a_dropped_writer_commits_nothing_and_says_so(good, caplog):
+    caplog.set_level(logging.WARNING)
+    writer = torchobj.open(f"{good.url}/ckpt.pt", "wb", config=good.config)
+    writer.write(bytes(20 << 20))
+    del writer
+    gc.collect()
+    _torchobj.finish(10.0)
+    assert "was dropped before it was closed" in caplog.text
+    assert still_good(good)
+
+
+def test_a_process_that_ends_with_an_open_writer_leaves_no_upload(good):
+    script = (
+        "import sys, torchobj, pickle\n"
+        "config = pickle.loads(bytes.fromhex(sys.argv[2]))\n"
+        "file = torchobj.open(sys.argv[1], 'wb', config=config)\n"
+        "file.write(bytes(20 << 20))\n"
+        "sys.exit(3)\n"
+    )
+    import pickle
+
+    arguments = [f"{good.url}/ckpt.pt", pickle.dumps(good.config).hex()]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], timeout=60)
+    assert done.returncode == 3
+    assert still_good(good)
+
+
+def test_a_killed_process_leaves_the_old_object(good):
+    script = (
+        "import sys, torchobj, pickle, time\n"
+        "config = pickle.loads(bytes.fromhex(sys.argv[2]))\n"
+        "file = torchobj.open(sys.argv[1], 'wb', config=config)\n"
+        "file.write(bytes(20 << 20))\n"
+        "print('written', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    import pickle
+
+    arguments = [f"{good.url}/ckpt.pt", pickle.dumps(good.config).hex()]
+    process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"written\n"
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(10)
+    process.stdout.close()
+    assert torch.equal(torch.load(io.BytesIO(good.body("ckpt.pt")))["weight"], STATE["weight"])
+
+
+def test_closing_is_once_and_a_closed_writer_takes_nothing(place):
+    file = torchobj.open(f"{place.url}/k", "wb", config=place.config)
+    assert (file.writable(), file.readable(), file.seekable(), file.mode, file.name) == (
+        True, False, False, "wb", f"{place.url}/k",
+    )
+    file.flush()
+    file.close()
+    file.close()
+    assert place.body("k") == b""
+    for use in (lambda: file.write(b"x"), file.flush, file.tell):
+        with pytest.raises(ValueError, match="closed file"):
+            use()
+    file = torchobj.open(f"{place.url}/never", "wb", config=place.config)
+    file.write(b"x")
+    file.abort()
+    file.abort()
+    assert place.keys() == ["k"]
+
+
+def test_an_exclusive_writer_never_replaces(place):
+    with torchobj.open(f"{place.url}/k", "xb", config=place.config) as file:
+        file.write(b"first")
+    for size in (10, 20 << 20):
+        with pytest.raises(FileExistsError), torchobj.open(f"{place.url}/k", "xb", config=place.config) as file:
+            file.write(bytes(size))
+    assert place.body("k") == b"first"
+    assert place.uploads() == []
+
+
+def test_folders_are_written_as_honestly(tmp_path):
+    url = f"file://{tmp_path}/deep/er/ckpt.pt"
+    with torchobj.open(url, "wb") as file:
+        torch.save(STATE, file)
+    assert torch.equal(torch.load(torchobj.open(url))["weight"], STATE["weight"])
+    with pytest.raises(ZeroDivisionError), torchobj.open(url, "wb") as file:
+        file.write(bytes(20 << 20))
+        _ = 1 / 0
+    assert torch.equal(torch.load(torchobj.open(url))["weight"], STATE["weight"])
+    assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["ckpt.pt"]
+
+
+def test_four_bytes_of_a_large_object_do_not_fetch_it(place, control):
+    torchobj.Store(place.url, config=place.config).put("large", bytes(64 << 20))
+    control.forget_requests()
+    reader = checkpoint(place).reader(f"{place.url}/large")
+    assert reader.read(4) == bytes(4)
+    reader.seek(-4, 2)
+    assert reader.read() == bytes(4)
+    reader.close()
+    assert sum(request.bytes_sent for request in control.requests()) < 1 << 20

@@ -1,0 +1,44 @@
+"""URLs are taken apart letter for letter, or refused by name."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import torchobj
+from torchobj.exceptions import ConfigError
+from torchobj.urls import parse
+
+
+@given(st.text(max_size=40))
+def test_a_key_is_kept_letter_for_letter(key):
+    url = f"s3://bucket/{key}"
+    assert parse(url) == ("s3", "bucket", key)
+    assert str(parse(url)) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("bucket/key", "not a URL"),
+        ("gs://bucket/key", "scheme 'gs', expected s3:// or file:// or memory://"),
+        ("s3:///key", "no bucket, expected s3://bucket/key"),
+        ("s3://", "no bucket"),
+        ("file://host/key", "three slashes"),
+        (b"s3://b/k", "must be a str"),
+        (None, "must be a str"),
+    ],
+)
+def test_what_is_no_url_of_an_object_is_refused_with_what_was_expected(url, words):
+    for use in (parse, torchobj.open, torchobj.Store, lambda url: torchobj.get_many([url])):
+        with pytest.raises(ConfigError) as caught:
+            use(url)
+        assert words in str(caught.value)
+
+
+def test_a_url_without_a_key_names_no_object_and_one_with_a_key_no_store():
+    with pytest.raises(ConfigError, match="names no object"):
+        torchobj.open("s3://bucket/", "wb")
+    with pytest.raises(ConfigError, match="a Store is a whole bucket"):
+        torchobj.Store("s3://bucket/prefix/")
+    with pytest.raises(ConfigError, match="expected s3://"):
+        torchobj.S3MapDataset("file:///data/")
