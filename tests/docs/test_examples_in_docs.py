@@ -1,0 +1,49 @@
+"""Examples in docstrings run, and so do those of the README."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import torchobj
+
+ROOT = Path(__file__).parents[2]
+MODULES = ["torchobj", *(info.name for info in pkgutil.walk_packages(torchobj.__path__, "torchobj."))]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("_torchobj")])
+def test_examples_in_docstrings(name):
+    module = importlib.import_module(name)
+    options = doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
+    assert doctest.testmod(module, optionflags=options).failed == 0
+
+
+def test_the_readme_has_its_five_examples():
+    assert len(BLOCKS) == 5
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[0])
+def test_examples_of_the_readme(block, place, strict_server, monkeypatch):
+    """With the names of the README in a bucket of the test's."""
+    monkeypatch.setenv("AWS_PROFILE", "strict")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", strict_server.endpoint)
+    place.boto.create_bucket(Bucket="my-bucket") if "my-bucket" not in [
+        bucket["Name"] for bucket in place.boto.list_buckets()["Buckets"]
+    ] else None
+    for number in range(8):
+        place.boto.put_object(Bucket="my-bucket", Key=f"train/{number}.jpg", Body=picture(number))
+    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+
+
+def picture(number):
+    import io
+
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.new("RGB", (32, 32), (number, 0, 0)).save(out, "JPEG")
+    return out.getvalue()

@@ -1,0 +1,84 @@
+"""Every public name of s3torchconnector 1.5 is here, with a signature that takes what theirs takes."""
+
+import inspect
+import io
+
+import pytest
+import s3torchconnector
+import torch.utils.data
+
+import torchobj
+
+DATASETS = [(cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")]
+CONSTRUCTORS = ["sequential", "range_based", "dcp_optimized", "default", "get_reader_type_string"]
+
+
+@pytest.mark.parametrize("name", s3torchconnector.__all__)
+def test_the_name_exists(name):
+    assert getattr(torchobj, name) is not None
+    assert name in torchobj.__all__
+
+
+def assert_takes(ours, theirs, *, optional=()):
+    """Whatever can be called on theirs can be called on ours, and `optional` need not be given."""
+    mine = inspect.signature(ours).parameters
+    for position, (name, parameter) in enumerate(inspect.signature(theirs).parameters.items()):
+        assert name in mine, name
+        assert mine[name].kind == parameter.kind, name
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            assert list(mine)[position] == name
+        if parameter.default is not inspect.Parameter.empty or name in optional:
+            assert mine[name].default is not inspect.Parameter.empty, name
+        if name not in ("transform", *optional) and parameter.default is not inspect.Parameter.empty:
+            assert mine[name].default == parameter.default or "S3" in repr(parameter.default), name
+    extra = [name for name in mine if name not in inspect.signature(theirs).parameters]
+    assert all(mine[name].default is not inspect.Parameter.empty for name in extra), extra
+
+
+@pytest.mark.parametrize(("cls", "method"), DATASETS)
+def test_datasets_are_made_by_the_same_calls(cls, method):
+    ours, theirs = getattr(torchobj, cls), getattr(s3torchconnector, cls)
+    assert_takes(getattr(ours, method), getattr(theirs, method), optional=("region",))
+    assert issubclass(ours, torch.utils.data.Dataset)
+    assert issubclass(torchobj.S3IterableDataset, torch.utils.data.IterableDataset)
+
+
+@pytest.mark.parametrize("name", ["S3Checkpoint", "S3ClientConfig"])
+def test_classes_are_made_by_the_same_calls(name):
+    assert_takes(getattr(torchobj, name), getattr(s3torchconnector, name), optional=("region",))
+
+
+def test_checkpoints_have_the_same_methods():
+    for method in ("reader", "writer"):
+        assert_takes(getattr(torchobj.S3Checkpoint, method), getattr(s3torchconnector.S3Checkpoint, method))
+
+
+@pytest.mark.parametrize("method", CONSTRUCTORS)
+def test_readers_are_chosen_by_the_same_calls(method):
+    ours, theirs = getattr(torchobj.S3ReaderConstructor, method), getattr(s3torchconnector.S3ReaderConstructor, method)
+    assert_takes(ours, theirs)
+
+
+def test_kinds_of_readers_have_the_same_names():
+    for ours, theirs in ((torchobj.S3ReaderConstructor, s3torchconnector.S3ReaderConstructor),):
+        for kind in ("sequential", "range_based", "dcp_optimized", "default"):
+            assert ours.get_reader_type_string(getattr(ours, kind)()) == theirs.get_reader_type_string(getattr(theirs, kind)())
+        assert ours.get_reader_type_string(None) == theirs.get_reader_type_string(None)
+
+
+def test_readers_and_writers_have_what_theirs_have():
+    for ours, theirs in ((torchobj.S3Reader, s3torchconnector.S3Reader), (torchobj.S3Writer, s3torchconnector.S3Writer)):
+        missing = {name for name in dir(theirs) if not name.startswith("_")} - set(dir(ours))
+        assert missing <= {"writelines"}, missing
+        assert issubclass(ours, io.BufferedIOBase)
+
+
+def test_configurations_have_the_same_defaults():
+    theirs = s3torchconnector.S3ClientConfig()
+    ours = torchobj.S3ClientConfig()
+    assert all(getattr(ours, name) == getattr(theirs, name) for name in theirs.__dataclass_fields__)
+
+
+def test_their_exception_catches_ours():
+    with pytest.raises(torchobj.S3Exception):
+        torchobj.Store("memory://compat").get("missing")
