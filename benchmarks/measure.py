@@ -83,19 +83,18 @@ def _reset_peak() -> None:
 
 
 def _touch(size: int) -> None:
-    """Writes to three times `size` bytes of memory in huge pages, to once in small ones, and gives them back.
+    """Writes to `size` bytes of memory and gives them back.
 
     A virtual machine's memory that was never used, or was given back to the host, is found by the host at its first
     use, up to forty times slower than a page fault (128 MiB: 295 ms, not 7). Without this the client that comes first
     pays for all, and a GET of 1 GiB takes 0.4 or 3 s by chance.
     """
-    advice = getattr(mmap, "MADV_HUGEPAGE", None)
-    for length, huge in ((3 * size, True), (size, False)):
-        with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-            if huge and advice is not None:
-                memory.madvise(advice)
-            for at in range(0, length, mmap.PAGESIZE):
-                memory[at] = 1
+    with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        # Pages of 2 MiB, as the host has: those that a client takes next, whole or split.
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        for at in range(0, size, mmap.PAGESIZE):
+            memory[at] = 1
 
 
 def _calls(client: Client, job: Job) -> Iterator[tuple[list[str], Callable[[], Any]]]:
@@ -127,7 +126,8 @@ def measure(make: Callable[[Place], Client], job: Job) -> Measured:
     else:
         # A connection, credentials, threads: what any later call finds. The object itself is read for the first time.
         client.one(job.place.key(_SMALL.names()[0]), _SMALL.size)
-    _touch(max(32 * MIB, job.family.size * (job.batch or 1)))
+    # As much as the hungriest client needs.
+    _touch(max(32 * MIB, job.family.size * (job.batch or 1)) * 5 // 2)
     gc.collect()
     before_bytes = _memory_bytes("VmRSS")
     _reset_peak()

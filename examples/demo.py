@@ -6,6 +6,7 @@ when all is as it should be; otherwise it says what differs, and ends with 1.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -78,8 +79,10 @@ def run_to_end(s3: embedded_s3.EmbeddedS3, checkpoints: str) -> list[str]:
     with trainer(s3, checkpoints) as running:
         lines = list(running.lines())
         status = running.process.wait()
+    if status == -signal.SIGKILL:
+        sys.exit(f"The trainer was killed; {TRAINER_LIMIT_S:.0f} s is what it may take.")
     if status != 0:
-        sys.exit(f"The trainer ended with status {status} (it may take {TRAINER_LIMIT_S:.0f} s at most).")
+        sys.exit(f"The trainer ended with status {status}.")
     return lines
 
 
@@ -169,12 +172,13 @@ def main() -> int:
         say("\n6. The unbroken run and the one that was killed and resumed:")
         wrong = differences(unbroken, resumed)
 
-    seconds = time.monotonic() - started
+    say()
     for each in wrong:
-        say(f"\nWRONG: {each}")
-    if not wrong:
-        say(f"\nThe weights are equal bit for bit. All of it took {seconds:.0f} s.")
-    return 1 if wrong else 0
+        say(f"WRONG: {each}")
+    if wrong:
+        return 1
+    say(f"The weights are equal bit for bit. All of it took {time.monotonic() - started:.0f} s.")
+    return 0
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import pytest
 from tests.servers import launch
 from tests.servers.boto_client import boto_client
 from tests.servers.strict.control import Control
-
 from torchobj import StoreConfig
 
 _numbers = itertools.count(1)
@@ -40,7 +39,7 @@ class Place(NamedTuple):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str, launch.Server], None]]:
+def credentials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, launch.Server], None]:
     """Credentials of the servers as profiles of a file; none of the machine's own are seen."""
     file = tmp_path_factory.mktemp("aws") / "credentials"
     file.touch()
@@ -57,7 +56,7 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[
         with file.open("a") as out:
             out.write(entry)
 
-    yield add
+    return add
 
 
 def _server(kind: str) -> Any:

@@ -100,21 +100,49 @@ class StoreConfig:
     """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
 
     def __post_init__(self) -> None:
-        _check("addressing_style", self.addressing_style, "auto, path or virtual",
-               ok=self.addressing_style in ("auto", "path", "virtual"))
-        _check("checksum", self.checksum, "auto, crc64nvme, crc32c or none",
-               ok=self.checksum in ("auto", "crc64nvme", "crc32c", "none"))
-        _check("encryption", self.encryption, "None, AES256, aws:kms or aws:kms:dsse",
-               ok=self.encryption in (None, "AES256", "aws:kms", "aws:kms:dsse"))
+        _check(
+            "addressing_style",
+            self.addressing_style,
+            "auto, path or virtual",
+            ok=self.addressing_style in ("auto", "path", "virtual"),
+        )
+        _check(
+            "checksum",
+            self.checksum,
+            "auto, crc64nvme, crc32c or none",
+            ok=self.checksum in ("auto", "crc64nvme", "crc32c", "none"),
+        )
+        _check(
+            "encryption",
+            self.encryption,
+            "None, AES256, aws:kms or aws:kms:dsse",
+            ok=self.encryption in (None, "AES256", "aws:kms", "aws:kms:dsse"),
+        )
         _check("key_rules", self.key_rules, "any or path", ok=self.key_rules in ("any", "path"))
-        _check("kms_key_id", self.kms_key_id, "None unless encryption is aws:kms or aws:kms:dsse",
-               ok=self.kms_key_id is None or self.encryption in ("aws:kms", "aws:kms:dsse"))
-        _check("customer_key_file", self.customer_key_file, "None where encryption is set",
-               ok=self.customer_key_file is None or self.encryption is None)
-        _check("endpoint_url", self.endpoint_url, "a URL that begins with http:// or https://",
-               ok=self.endpoint_url is None or self.endpoint_url.startswith(("http://", "https://")))
-        _check("requester_pays", self.requester_pays, "False where anonymous is True: somebody must be billed",
-               ok=not (self.requester_pays and self.anonymous))
+        _check(
+            "kms_key_id",
+            self.kms_key_id,
+            "None unless encryption is aws:kms or aws:kms:dsse",
+            ok=self.kms_key_id is None or self.encryption in ("aws:kms", "aws:kms:dsse"),
+        )
+        _check(
+            "customer_key_file",
+            self.customer_key_file,
+            "None where encryption is set",
+            ok=self.customer_key_file is None or self.encryption is None,
+        )
+        _check(
+            "endpoint_url",
+            self.endpoint_url,
+            "a URL that begins with http:// or https://",
+            ok=self.endpoint_url is None or self.endpoint_url.startswith(("http://", "https://")),
+        )
+        _check(
+            "requester_pays",
+            self.requester_pays,
+            "False where anonymous is True: somebody must be billed",
+            ok=not (self.requester_pays and self.anonymous),
+        )
         _check_number("part_bytes", self.part_bytes, 5 * MIB, 5 * GIB)
         _check_number("whole_below_bytes", self.whole_below_bytes, MIB, 5 * GIB)
         _check_number("write_buffer_bytes", self.write_buffer_bytes, 5 * MIB, 64 * GIB)
@@ -156,8 +184,12 @@ class S3ClientConfig:
         _check_number("throughput_target_gbps", self.throughput_target_gbps, 0.001, 100_000, whole=False)
         _check_number("part_size", self.part_size, 5 * MIB, 5 * GIB)
         _check_number("max_attempts", self.max_attempts, 1, 1000)
-        _check("requester_pays", self.requester_pays, "False where unsigned is True",
-               ok=not (self.requester_pays and self.unsigned))
+        _check(
+            "requester_pays",
+            self.requester_pays,
+            "False where unsigned is True",
+            ok=not (self.requester_pays and self.unsigned),
+        )
 
     def to_store_config(self) -> StoreConfig:
         """The same as a `StoreConfig`."""
@@ -185,6 +217,8 @@ def store_config(
         config = config.to_store_config()
     elif not isinstance(config, StoreConfig):
         raise ConfigError(f"config={config!r}: must be a StoreConfig or an S3ClientConfig")
-    changes = {"region": region, "endpoint_url": endpoint_url}
-    changes = {name: value for name, value in changes.items() if value is not None}
-    return dataclasses.replace(config, **changes) if changes else config
+    if region is not None:
+        config = dataclasses.replace(config, region=region)
+    if endpoint_url is not None:
+        config = dataclasses.replace(config, endpoint_url=endpoint_url)
+    return config

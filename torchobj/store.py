@@ -12,7 +12,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.urls import parse
 
-__all__ = ["Listing", "ListPage", "ObjectInfo", "Store", "get_many"]
+__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "get_many"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,14 +55,16 @@ def _time(modified_ms: int | None) -> datetime | None:
 class Listing:
     """Objects under a prefix, one after the other; pages are fetched while they are used."""
 
-    def __init__(self, native: "_torchobj.NativeStore", prefix: str, delimiter: str | None, start_after: str | None):
+    def __init__(
+        self, native: "_torchobj.NativeStore", prefix: str, delimiter: str | None, start_after: str | None
+    ) -> None:
         self._native, self._arguments = native, (prefix, delimiter, start_after)
 
     def pages(self) -> Iterator[ListPage]:
         """The listing by pages, with the common prefixes."""
         for entries, prefixes in self._native.list(*self._arguments):
             objects = [ObjectInfo(key, size, version, _time(ms), kind) for key, size, version, ms, kind in entries]
-            yield ListPage(objects, prefixes)
+            yield ListPage(objects, list(prefixes))
 
     def __iter__(self) -> Iterator[ObjectInfo]:
         for page in self.pages():
@@ -115,7 +117,9 @@ class Store:
             self._url = f"file:///{place}".rstrip("/") if place else "file://"
         else:
             if parsed.key:
-                raise ConfigError(f"url={url!r}: a Store is a whole bucket, as {parsed.base!r}; give keys to its methods")
+                raise ConfigError(
+                    f"url={url!r}: a Store is a whole bucket, as {parsed.base!r}; give keys to its methods"
+                )
             place, self._url = parsed.bucket, parsed.base
         self._config = store_config(config, region, endpoint_url)
         self._native = _torchobj.NativeStore(parsed.scheme, place, self._config)
@@ -156,9 +160,13 @@ class Store:
         return self._native.get(key, version=version)
 
     @overload
-    def get_many(self, keys: Iterable[str], into: None = None, *, return_errors: Literal[False] = False) -> list[Buffer]: ...
+    def get_many(
+        self, keys: Iterable[str], into: None = None, *, return_errors: Literal[False] = False
+    ) -> list[Buffer]: ...
     @overload
-    def get_many(self, keys: Iterable[str], into: Sequence[Any], *, return_errors: Literal[False] = False) -> list[int]: ...
+    def get_many(
+        self, keys: Iterable[str], into: Sequence[Any], *, return_errors: Literal[False] = False
+    ) -> list[int]: ...
     @overload
     def get_many(
         self, keys: Iterable[str], into: Sequence[Any] | None = None, *, return_errors: bool
@@ -254,9 +262,21 @@ class Store:
         Raises:
             ObjectNotFoundError: There is none.
         """
-        size, version, modified_ms, (kind, encoding, disposition, language, cache, storage, metadata) = self._native.head(key)
+        size, version, modified_ms, (kind, encoding, disposition, language, cache, storage, metadata) = (
+            self._native.head(key)
+        )
         return ObjectInfo(
-            key, size, version, _time(modified_ms), storage, kind, encoding, disposition, language, cache, dict(metadata)
+            key,
+            size,
+            version,
+            _time(modified_ms),
+            storage,
+            kind,
+            encoding,
+            disposition,
+            language,
+            cache,
+            dict(metadata),
         )
 
     def list(self, prefix: str = "", delimiter: str | None = None, *, start_after: str | None = None) -> Listing:
@@ -292,7 +312,9 @@ def _check_range(start: int, end: int | None) -> None:
         raise ConfigError(f"range {start}..{end}: must have 0 <= start <= end, or a negative start alone")
 
 
-def _get_jobs(jobs: Sequence[tuple["_torchobj.NativeStore", str]], into: Sequence[Any] | None, *, return_errors: bool) -> Any:
+def _get_jobs(
+    jobs: Sequence[tuple["_torchobj.NativeStore", str]], into: Sequence[Any] | None, *, return_errors: bool
+) -> Any:
     if into is None:
         return _torchobj.get_many(jobs, return_errors=return_errors)
     if len(into) != len(jobs):

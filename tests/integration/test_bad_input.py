@@ -141,9 +141,16 @@ def test_a_credential_that_expires_is_renewed(control, strict_server, place, mon
 
     def issue(number, life_s):
         control.account(f"AKIA{number}", "S" * 20, token=f"token-{number}", expires_in_s=life_s)
-        script.write_text(json.dumps({
-            "Version": 1, "AccessKeyId": f"AKIA{number}", "SecretAccessKey": "S" * 20, "SessionToken": f"token-{number}",
-        }))
+        script.write_text(
+            json.dumps(
+                {
+                    "Version": 1,
+                    "AccessKeyId": f"AKIA{number}",
+                    "SecretAccessKey": "S" * 20,
+                    "SessionToken": f"token-{number}",
+                }
+            )
+        )
 
     place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"x")
     issue(1, 3600)

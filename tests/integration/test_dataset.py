@@ -32,7 +32,9 @@ def replacement(index, url, error):
 @pytest.fixture
 def filled(place):
     for number in range(COUNT):
-        place.boto.put_object(Bucket=place.bucket, Key=f"train/{number:02}.bin", Body=f"body {number}".encode() * number)
+        place.boto.put_object(
+            Bucket=place.bucket, Key=f"train/{number:02}.bin", Body=f"body {number}".encode() * number
+        )
     place.boto.put_object(Bucket=place.bucket, Key="train/", Body=b"")
     place.boto.put_object(Bucket=place.bucket, Key="train/labels.csv", Body=b"x")
     place.boto.put_object(Bucket=place.bucket, Key="training.txt", Body=b"x")
@@ -222,7 +224,10 @@ def test_a_range_reader_fetches_what_is_read(filled, control):
     ):
         control.forget_requests()
         samples = torchobj.S3MapDataset.from_prefix(
-            f"{filled.url}/big/", s3client_config=filled.config, reader_constructor=constructor, transform=lambda r: r.read(10)
+            f"{filled.url}/big/",
+            s3client_config=filled.config,
+            reader_constructor=constructor,
+            transform=lambda r: r.read(10),
         )
         assert samples[0] == bytes(10)
         assert sum(request.bytes_sent for request in control.requests("GetObject")) <= most

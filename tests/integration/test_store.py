@@ -50,11 +50,20 @@ def test_headers_and_metadata_are_those_that_were_given(any_place):
     metadata = {"epoch": "3", "note": "two words"}
     for key, data in (("small", b"x"), ("large", bytes(17 << 20))):
         version = store.put(
-            key, data, content_type="image/png", cache_control="max-age=60", content_language="de",
-            content_disposition="inline", metadata=metadata,
+            key,
+            data,
+            content_type="image/png",
+            cache_control="max-age=60",
+            content_language="de",
+            content_disposition="inline",
+            metadata=metadata,
         )
         theirs = any_place.boto.head_object(Bucket=any_place.bucket, Key=key)
-        assert (theirs["ContentType"], theirs["CacheControl"], theirs["ContentLanguage"]) == ("image/png", "max-age=60", "de")
+        assert (theirs["ContentType"], theirs["CacheControl"], theirs["ContentLanguage"]) == (
+            "image/png",
+            "max-age=60",
+            "de",
+        )
         ours = store.head(key)
         assert (ours.size, ours.version, ours.content_type) == (len(data), version, "image/png")
         assert dict(ours.metadata) == metadata
@@ -184,7 +193,11 @@ def test_encryption_and_storage_class_go_with_every_write(strict_server, place, 
     ):
         config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", **settings)
         store = torchobj.Store(place.url, config=config)
-        extra = {"SSECustomerKey": bytes(range(32)), "SSECustomerAlgorithm": "AES256"} if "customer_key_file" in settings else {}
+        extra = (
+            {"SSECustomerKey": bytes(range(32)), "SSECustomerAlgorithm": "AES256"}
+            if "customer_key_file" in settings
+            else {}
+        )
         for name, data in (("small", b"small"), ("large", bytes(17 << 20))):
             store.put(name, data)
             assert place.boto.head_object(Bucket=place.bucket, Key=name, **extra)[header] == value

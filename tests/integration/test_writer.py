@@ -183,7 +183,11 @@ def test_a_killed_process_leaves_the_old_object(good):
 def test_closing_is_once_and_a_closed_writer_takes_nothing(place):
     file = torchobj.open(f"{place.url}/k", "wb", config=place.config)
     assert (file.writable(), file.readable(), file.seekable(), file.mode, file.name) == (
-        True, False, False, "wb", f"{place.url}/k",
+        True,
+        False,
+        False,
+        "wb",
+        f"{place.url}/k",
     )
     file.flush()
     file.close()

@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from botocore.auth import S3SigV4Auth  # type: ignore[import-untyped]
-from botocore.awsrequest import AWSRequest  # type: ignore[import-untyped]
-from botocore.credentials import Credentials  # type: ignore[import-untyped]
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from .launch import Server
 

@@ -105,7 +105,7 @@ def serve() -> None:
                 _command(binary, port, Path(directory)),
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr,
-                preexec_fn=die_with_parent,  # noqa: PLW1509  no other thread runs yet
+                preexec_fn=die_with_parent,
             )
             with contextlib.ExitStack() as running:
                 running.callback(_stop, process)

@@ -42,7 +42,9 @@ def imports_of(path):
                 full = f"{inner}.{alias.name}".lstrip(".")
                 yield full if full in LEVEL else inner
         elif isinstance(node, ast.Import):
-            yield from (alias.name.removeprefix("torchobj.") for alias in node.names if alias.name.startswith("torchobj."))
+            yield from (
+                alias.name.removeprefix("torchobj.") for alias in node.names if alias.name.startswith("torchobj.")
+            )
 
 
 @pytest.mark.parametrize("path", [path for path in PYTHON if path.name != "__init__.py"], ids=module_of)
@@ -56,7 +58,10 @@ def test_imports_look_down_only(path):
 def test_the_core_knows_no_python_no_http_and_no_cloud():
     done = subprocess.run(
         ["cargo", "tree", "--locked", "--edges", "normal", "--prefix", "none", "-p", "torchobj-core"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     names = {line.split()[0] for line in done.stdout.splitlines() if line}
     forbidden = re.compile(r"pyo3|hyper|http|rustls|reqwest|aws|google|torchobj-store|torchobj-python")
@@ -67,7 +72,10 @@ def test_the_core_knows_no_python_no_http_and_no_cloud():
 def test_the_store_knows_no_python():
     done = subprocess.run(
         ["cargo", "tree", "--locked", "--edges", "normal", "--prefix", "none", "-p", "torchobj-store"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     names = {line.split()[0] for line in done.stdout.splitlines() if line}
     assert not [name for name in names if name.startswith("pyo3")]

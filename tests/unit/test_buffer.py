@@ -20,7 +20,11 @@ def test_a_buffer_is_seen_without_a_copy(store):
     store.put("k", bytes(range(256)))
     buffer = store.get("k")
     assert (len(buffer), bytes(buffer)) == (256, bytes(range(256)))
-    array, tensor, view = numpy.frombuffer(buffer, numpy.uint8), torch.frombuffer(buffer, dtype=torch.uint8), memoryview(buffer)
+    array, tensor, view = (
+        numpy.frombuffer(buffer, numpy.uint8),
+        torch.frombuffer(buffer, dtype=torch.uint8),
+        memoryview(buffer),
+    )
     array[3] = 99
     assert (tensor[3], view[3], bytes(buffer)[3]) == (99, 99, 99)
     assert tensor.data_ptr() == array.ctypes.data

@@ -9,7 +9,9 @@ import torch.utils.data
 
 import torchobj
 
-DATASETS = [(cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")]
+DATASETS = [
+    (cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")
+]
 CONSTRUCTORS = ["sequential", "range_based", "dcp_optimized", "default", "get_reader_type_string"]
 
 
@@ -62,12 +64,17 @@ def test_readers_are_chosen_by_the_same_calls(method):
 def test_kinds_of_readers_have_the_same_names():
     for ours, theirs in ((torchobj.S3ReaderConstructor, s3torchconnector.S3ReaderConstructor),):
         for kind in ("sequential", "range_based", "dcp_optimized", "default"):
-            assert ours.get_reader_type_string(getattr(ours, kind)()) == theirs.get_reader_type_string(getattr(theirs, kind)())
+            assert ours.get_reader_type_string(getattr(ours, kind)()) == theirs.get_reader_type_string(
+                getattr(theirs, kind)()
+            )
         assert ours.get_reader_type_string(None) == theirs.get_reader_type_string(None)
 
 
 def test_readers_and_writers_have_what_theirs_have():
-    for ours, theirs in ((torchobj.S3Reader, s3torchconnector.S3Reader), (torchobj.S3Writer, s3torchconnector.S3Writer)):
+    for ours, theirs in (
+        (torchobj.S3Reader, s3torchconnector.S3Reader),
+        (torchobj.S3Writer, s3torchconnector.S3Writer),
+    ):
         missing = {name for name in dir(theirs) if not name.startswith("_")} - set(dir(ours))
         assert missing <= {"writelines"}, missing
         assert issubclass(ours, io.BufferedIOBase)

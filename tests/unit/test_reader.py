@@ -37,11 +37,14 @@ steps = st.one_of(
     st.tuples(st.just("read"), st.one_of(st.none(), st.integers(-1, 30_000))),
     st.tuples(st.just("readline"), st.one_of(st.just(-1), st.integers(0, 50))),
     st.tuples(st.just("readinto"), st.integers(0, 9000)),
-    st.tuples(st.just("seek"), st.one_of(
-        st.tuples(st.integers(0, 40_000), st.just(0)),
-        st.tuples(st.integers(-40_000, 0), st.just(2)),
-        st.tuples(st.integers(-5000, 5000), st.just(1)),
-    )),
+    st.tuples(
+        st.just("seek"),
+        st.one_of(
+            st.tuples(st.integers(0, 40_000), st.just(0)),
+            st.tuples(st.integers(-40_000, 0), st.just(2)),
+            st.tuples(st.integers(-5000, 5000), st.just(1)),
+        ),
+    ),
     st.tuples(st.just("tell"), st.none()),
 )
 

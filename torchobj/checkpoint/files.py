@@ -1,6 +1,6 @@
 """Objects as files: `open`, and the writer whose object appears only by a close after which nothing failed.
 
-Reading is in Rust (`ObjectReader`). Imports no torch; what it knows of torch is the shape of a `torch.save` that failed.
+Reading is in Rust (`ObjectReader`). Imports no torch; what it knows of torch is how a `torch.save` looks that failed.
 """
 
 import io
@@ -52,9 +52,9 @@ class _Ends:
 class ObjectWriter(io.BufferedIOBase):
     """An object that is being written, as a binary file.
 
-    The object appears, whole, by a `close()` before which nothing failed; in a `with` block that is its end. An exception
-    in the block, a part that cannot be written, a writer that is dropped, or a process that is killed leave what was
-    there before; and, but for the kill, no parts in the bucket. The first error is the one that is raised.
+    The object appears, whole, by a `close()` before which nothing failed; in a `with` block that is its end. An
+    exception in the block, a part that cannot be written, a writer that is dropped, or a process that is killed leave
+    what was there before; and, but for the kill, no parts in the bucket. The first error is the one that is raised.
 
     Parts are uploaded while the next is filled, in `StoreConfig.write_buffer_bytes` of memory. An object smaller than a
     part is one PUT. Not to be used from two threads at once.
@@ -159,12 +159,15 @@ class ObjectWriter(io.BufferedIOBase):
         return self._position
 
     def writable(self) -> bool:
+        """Whether it can be written: yes."""
         return True
 
     def readable(self) -> bool:
+        """Whether it can be read: no."""
         return False
 
     def seekable(self) -> bool:
+        """Whether its position can be moved: no."""
         return False
 
     def close(self) -> None:
@@ -225,9 +228,13 @@ def open_reader(
 
 
 @overload
-def open(url: str, mode: Literal["rb"] = "rb", *, config: StoreConfig | S3ClientConfig | None = None) -> ObjectReader: ...
+def open(  # noqa: A001  the builtin's name, as in io and gzip
+    url: str, mode: Literal["rb"] = "rb", *, config: StoreConfig | S3ClientConfig | None = None
+) -> ObjectReader: ...
 @overload
-def open(url: str, mode: Literal["wb", "xb"], *, config: StoreConfig | S3ClientConfig | None = None) -> ObjectWriter: ...
+def open(  # noqa: A001  the builtin's name, as in io and gzip
+    url: str, mode: Literal["wb", "xb"], *, config: StoreConfig | S3ClientConfig | None = None
+) -> ObjectWriter: ...
 
 
 def open(  # noqa: A001  the builtin's name, as in io and gzip

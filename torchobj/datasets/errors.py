@@ -20,9 +20,13 @@ def check_on_error(on_error: Any) -> None:
         ConfigError: As said; `skip` would make batches of different sizes.
     """
     if on_error == "skip":
-        raise ConfigError("on_error='skip': is for iterable datasets, batches of a map-style one would shrink; use 'replace'")
+        raise ConfigError(
+            "on_error='skip': is for iterable datasets, batches of a map-style one would shrink; use 'replace'"
+        )
     if on_error not in ("raise", "replace") and not callable(on_error):
-        raise ConfigError(f"on_error={on_error!r}: must be 'raise', 'replace' or a callable (index, url, error) -> sample")
+        raise ConfigError(
+            f"on_error={on_error!r}: must be 'raise', 'replace' or a callable (index, url, error) -> sample"
+        )
 
 
 def note(error: BaseException, what: str, url: str, index: int) -> None:

@@ -30,8 +30,8 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         transform: Makes a sample of a reader; without one a sample is the reader.
         region, endpoint_url: In place of the configuration's.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        enable_sharding: Each rank of torch.distributed and each DataLoader worker gets every n-th object. Without it each
-            gets all.
+        enable_sharding: Each rank of torch.distributed and each DataLoader worker gets every n-th object. Without it
+            each gets all.
 
     Raises:
         ConfigError: An argument is wrong. Nothing is asked of the store here.

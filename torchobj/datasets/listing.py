@@ -19,8 +19,8 @@ logger = logging.getLogger("torchobj")
 class Listing:
     """The objects of a dataset.
 
-    Listed by the first who needs them, once; pickled with the dataset from then on. Under torch.distributed rank 0 lists
-    for all ranks.
+    Listed by the first who needs them, once; pickled with the dataset from then on. Under torch.distributed rank 0
+    lists for all ranks.
     """
 
     def __init__(

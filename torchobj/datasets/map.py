@@ -179,7 +179,7 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
             if not isinstance(reader, Exception):
                 try:
                     return self._transform(reader)
-                except Exception as raised:
+                except Exception as raised:  # noqa: BLE001  the next neighbour may do
                     note(raised, "in the transform", self.manifest.url(neighbour), neighbour)
         raise error
 

@@ -43,13 +43,15 @@ class RaggedBatch:
         """The batch with its data in pinned memory; what a DataLoader with `pin_memory` calls."""
         return RaggedBatch(self.data.pin_memory(), self.offsets, self.urls)
 
-    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "RaggedBatch":
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "RaggedBatch":  # noqa: FBT001, FBT002  torch's own signature
         """The batch with its data on `device`; the offsets stay on the CPU, where they are used."""
         return RaggedBatch(self.data.to(device, non_blocking=non_blocking), self.offsets, self.urls)
 
 
 def collate_readers(
-    batch: Sequence[ObjectReader], *, collate_fn_map: dict[type, Callable[..., Any]] | None = None
+    batch: Sequence[ObjectReader],
+    *,
+    collate_fn_map: dict[type, Callable[..., Any]] | None = None,  # noqa: ARG001  torch passes it
 ) -> RaggedBatch:
     """Makes a `RaggedBatch` of readers whose bytes are here."""
     lengths = torch.tensor([0, *(len(reader.getbuffer()) for reader in batch)], dtype=torch.int64)

@@ -48,7 +48,7 @@ class S3ReaderConstructor:
         return ReaderConstructor("range_based", size, 0)
 
     @staticmethod
-    def dcp_optimized(max_gap_size: int | float = _DCP_GAP_BYTES) -> ReaderConstructor:
+    def dcp_optimized(max_gap_size: float = _DCP_GAP_BYTES) -> ReaderConstructor:
         """For reads in rising order with gaps, as of a distributed checkpoint: fetches ahead up to `max_gap_size`."""
         if math.isnan(max_gap_size) or max_gap_size < 0:
             raise ConfigError(f"max_gap_size={max_gap_size!r}: must be 0 or more")

@@ -98,7 +98,9 @@ def _wait_for(store: Any, key: str, what: str) -> bytes:
     try:
         store.wait([key], _WAIT)
     except Exception as error:
-        raise TorchobjError(f"waited {_WAIT} for {what}: does every rank make the same datasets, in one order?") from error
+        raise TorchobjError(
+            f"waited {_WAIT} for {what}: does every rank make the same datasets, in one order?"
+        ) from error
     value: bytes = store.get(key)
     return value
 
@@ -122,7 +124,7 @@ def compare(name: str, manifest: Manifest) -> Agreement | None:
     if theirs != mine:
         count = theirs.split()[1]
         raise ManifestMismatchError(
-            f"{name}: rank {group.rank} listed {len(manifest)} objects, rank 0 listed {count}, and they are not the same: "
+            f"{name}: rank {group.rank} listed {len(manifest)} objects, rank 0 listed {count}, and they differ: "
             "make the dataset after torch.distributed is initialised, and rank 0 lists for all"
         )
     return Agreement(manifest.digest())

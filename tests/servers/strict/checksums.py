@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from awscrt import checksums as crt  # type: ignore[import-untyped]
+from awscrt import checksums as crt
 
 from .errors import S3Error
 from .wire import Headers

@@ -191,7 +191,7 @@ class _Exchange:
             return PERFORM[request.operation](request)
         except S3Error as error:
             return self._error(error)
-        except Exception as error:  # noqa: BLE001  whatever a bug raises is answered and shown
+        except Exception as error:
             # A bug in this server must look like nothing that a test could expect.
             traceback.print_exc()
             return self._error(S3Error("StrictServerBug", repr(error), status=500))
