@@ -7,6 +7,8 @@ export TORCHOBJ_CACHE := $(CACHE)
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export PYO3_BUILD_EXTENSION_MODULE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The package is used where it lies: building puts the extension module beside its sources.
+export PYTHONPATH := $(CURDIR)
 
 # The environment is named by what it is made of.
 RECIPE := $(shell cat pyproject.toml | cksum | cut -d' ' -f1)-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')

@@ -1,0 +1,65 @@
+"""What `make` needs beside Python packages: cargo-deny, and the building and trying of a wheel.
+
+`python -m tests.tools cargo-deny` checks licences, bans and sources; it builds cargo-deny once, into the cache.
+`python -m tests.tools wheel` builds a manylinux wheel into `dist/` and tries it where there is neither compiler nor Rust.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = Path(os.environ.get("TORCHOBJ_CACHE", Path.home() / ".cache" / "torchobj"))
+
+CARGO_DENY = "0.20.2"
+
+#: The oldest glibc that the wheel runs on: that of Debian 10, RHEL 8 and Ubuntu 20.04.
+MANYLINUX = "manylinux_2_28"
+
+
+def cargo_deny() -> None:
+    """Checks licences, bans and sources."""
+    root = CACHE / f"cargo-deny-{CARGO_DENY}"
+    if not (root / "bin" / "cargo-deny").exists():
+        print(f"building cargo-deny {CARGO_DENY}, once", flush=True)
+        command = ["cargo", "install", "--quiet", "--locked", "--root", str(root), f"cargo-deny@{CARGO_DENY}"]
+        subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"CARGO_TARGET_DIR": str(root / "target")})
+        shutil.rmtree(root / "target")
+    checks = ["licenses", "bans", "sources"]
+    command = [str(root / "bin" / "cargo-deny"), "--offline", "--log-level", "error", "--config", "rust/deny.toml"]
+    subprocess.run([*command, "check", "--hide-inclusion-graph", *checks], cwd=ROOT, check=True)
+
+
+def wheel() -> None:
+    """Builds a manylinux wheel and tries it."""
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    maturin = [sys.executable, "-m", "maturin", "build", "--profile", "dist", "--out", "dist", "--zig"]
+    subprocess.run([*maturin, "--compatibility", MANYLINUX], cwd=ROOT, check=True)
+    [built] = (ROOT / "dist").glob("*.whl")
+    print(f"built {built.relative_to(ROOT)}, {built.stat().st_size / 1e6:.1f} MB")
+    with tempfile.TemporaryDirectory() as folder:
+        try_wheel(built, Path(folder))
+
+
+def try_wheel(built: Path, folder: Path) -> None:
+    """Installs a wheel into a new environment and uses it, with no compiler and no Rust on the PATH."""
+    python = folder / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    environment = {"PATH": str(folder / "empty"), "HOME": str(folder), "PIP_NO_INDEX": "1"}
+    for tool in ("cargo", "rustc", "cc", "gcc", "clang", "make"):
+        assert shutil.which(tool, path=environment["PATH"]) is None
+    # torch is half a gigabyte: what needs none is tried without, and torch itself needs no compiler.
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(built)]
+    subprocess.run(install, env=environment, check=True)
+    script = (
+        "import torchobj; store = torchobj.Store('memory://wheel'); store.put('k', b'it works');"
+        "print(torchobj.__version__, bytes(store.get('k')).decode(), torchobj.__file__)"
+    )
+    subprocess.run([str(python), "-c", script], env=environment, cwd=folder, check=True)
+
+
+if __name__ == "__main__":
+    {"cargo-deny": cargo_deny, "wheel": wheel}[sys.argv[1]]()
