@@ -1,6 +1,8 @@
 //! What servers and networks do wrong, injected by the strict server: each ends in the right bytes or in one error.
 //! These need Python: `make rust` runs them.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
 mod server;
 
 use std::sync::Arc;

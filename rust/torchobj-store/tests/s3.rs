@@ -1,4 +1,6 @@
 //! The conformance suite on servers that speak S3. They need Python and its packages: `make rust` runs these.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 #![expect(clippy::print_stdout, reason = "says which check fails")]
 
 mod server;

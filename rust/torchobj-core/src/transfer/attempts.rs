@@ -12,6 +12,8 @@ const BASE: Duration = Duration::from_millis(50);
 /// The same after a 503 SlowDown or a 429.
 const THROTTLED_BASE: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(20);
+/// How long a store that never answered may refuse connections: more likely it is not there at all.
+const NEVER_ANSWERED: Duration = Duration::from_secs(5);
 /// Retries that cost no attempt: a stale connection, a learnt region, a learnt clock. Each can happen once or twice.
 const FREE_RETRIES: u32 = 4;
 /// So many bytes that arrived make an attempt a success that broke, and not a failure.
@@ -47,6 +49,9 @@ impl<'a> Attempts<'a> {
 
     /// The last attempt succeeded.
     pub fn succeeded(&self) {
+        if !self.quota.has_answered() {
+            self.quota.answered();
+        }
         if self.counted > 0 {
             self.quota.succeeded();
         }
@@ -73,6 +78,9 @@ impl<'a> Attempts<'a> {
     /// `error` itself, with the number of attempts, when there shall be no other.
     pub async fn failed(&mut self, error: Error) -> Result<()> {
         self.total += 1;
+        if error.status().is_some() {
+            self.quota.answered();
+        }
         self.outcome_unknown |= error.kind().outcome_unknown();
         let mut kind = error.kind().retry();
         if kind == Retry::Now && self.free >= FREE_RETRIES {
@@ -89,13 +97,22 @@ impl<'a> Attempts<'a> {
         };
         self.counted += 1;
         let wait = error.retry_after().unwrap_or_else(|| backoff(base, self.counted, &mut fastrand::Rng::new()));
-        if self.counted >= self.policy.max_attempts || self.started.elapsed() + wait > self.policy.retry_timeout {
+        let limit = if error.kind() == ErrorKind::Connect && !self.quota.has_answered() {
+            NEVER_ANSWERED.min(self.policy.retry_timeout)
+        } else {
+            self.policy.retry_timeout
+        };
+        if self.counted >= self.policy.max_attempts || self.started.elapsed() + wait > limit {
             return Err(self.last(error));
         }
         if !self.quota.take() {
             return Err(self.last(error).with_hint("too many requests of this client fail: it stopped retrying"));
         }
-        log::debug!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
+        if self.counted >= 3 && self.quota.may_say() {
+            log::warn!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
+        } else {
+            log::debug!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
+        }
         sleep(wait).await;
         Ok(())
     }
@@ -104,6 +121,7 @@ impl<'a> Attempts<'a> {
         let error = error.with_attempts(self.total, self.started.elapsed());
         match error.kind() {
             ErrorKind::Throttled => error.with_hint("the store asks for fewer requests: lower max_in_flight"),
+            ErrorKind::Connect if !self.quota.has_answered() => error.with_hint("is this the right endpoint?"),
             _ => error,
         }
     }
@@ -148,6 +166,20 @@ mod tests {
         let policy = Policy { max_attempts: 1000, retry_timeout: Duration::from_secs(60), ..Policy::default() };
         let (_, took) = attempts_until_error(&policy, ErrorKind::Throttled).await;
         assert!(took <= Duration::from_secs(60), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_never_answered_is_given_up_soon() {
+        let (policy, quota) = (Policy { max_attempts: 1000, ..Policy::default() }, Quota::new(100));
+        for answered in [false, true] {
+            if answered {
+                quota.answered();
+            }
+            let started = Instant::now();
+            let mut attempts = Attempts::new(&policy, &quota);
+            while attempts.failed(error(ErrorKind::Connect)).await.is_ok() {}
+            assert_eq!(started.elapsed() > NEVER_ANSWERED, answered, "{:?}", started.elapsed());
+        }
     }
 
     #[tokio::test(start_paused = true)]

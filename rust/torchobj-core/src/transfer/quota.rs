@@ -1,9 +1,10 @@
-//! A bucket of retries per client, so that an outage is not answered by a storm. Knows no store.
+//! What the requests of a client know of one another: a bucket of retries, so that an outage is not answered by a storm. Knows no store.
 //!
 //! A retry takes a token. A success puts back a fifth of one, and every second a hundredth of the bucket returns, so
 //! that steadily at most every fifth request is a retry, while a short outage of everything in flight is survived.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,25 +13,30 @@ use tokio::time::Instant;
 const TOKENS_PER_PERMIT: f64 = 20.0;
 const RETURNED_BY_SUCCESS: f64 = 0.2;
 const RETURNED_PER_SECOND: f64 = 0.01;
+const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// The retries that a client has left.
 #[derive(Debug)]
 pub struct Quota {
     capacity: f64,
     state: Mutex<State>,
+    /// Whether the store ever answered.
+    answered: AtomicBool,
 }
 
 #[derive(Debug)]
 struct State {
     tokens: f64,
     filled_at: Instant,
+    said_at: Option<Instant>,
 }
 
 impl Quota {
     /// A full bucket for a client with so many permits.
     pub fn new(permits: usize) -> Self {
         let capacity = (permits as f64 * TOKENS_PER_PERMIT).max(100.0);
-        Self { capacity, state: Mutex::new(State { tokens: capacity, filled_at: Instant::now() }) }
+        let state = State { tokens: capacity, filled_at: Instant::now(), said_at: None };
+        Self { capacity, state: Mutex::new(state), answered: AtomicBool::new(false) }
     }
 
     /// Takes a token for a retry, if there is one.
@@ -45,6 +51,26 @@ impl Quota {
         }
         state.tokens -= 1.0;
         true
+    }
+
+    /// A request got an answer, whatever it said.
+    pub fn answered(&self) {
+        self.answered.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the store ever answered a request of this client.
+    pub fn has_answered(&self) -> bool {
+        self.answered.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is time to say in the log again that requests fail: once in ten seconds.
+    pub fn may_say(&self) -> bool {
+        let mut state = self.state.lock().expect("no holder of this lock panics");
+        let silent = state.said_at.is_none_or(|at| at.elapsed() >= SAY_EVERY);
+        if silent {
+            state.said_at = Some(Instant::now());
+        }
+        silent
     }
 
     /// Puts back what a request that succeeded after a retry returns.
