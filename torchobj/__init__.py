@@ -12,8 +12,9 @@ from torchobj import _process
 from torchobj._torchobj import Buffer, Manifest, ObjectReader, __version__
 from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.config import S3ClientConfig, StoreConfig
-from torchobj.exceptions import StoreError as S3Exception
-from torchobj.store import ListPage, ObjectInfo, Store, get_many
+from torchobj.exceptions import StoreError, TorchobjError
+from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload, get_many
+from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
     from torchobj.checkpoint.s3 import S3Checkpoint
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _process.install()
 
+#: The exception of s3torchconnector by its name.
+S3Exception = StoreError
 #: The reader of s3torchconnector by its name.
 S3Reader = ObjectReader
 #: The writer of s3torchconnector by its name.
@@ -58,9 +61,14 @@ __all__ = [
     "S3Writer",
     "Store",
     "StoreConfig",
+    "StoreError",
+    "TorchobjError",
+    "UnfinishedUpload",
+    "Url",
     "__version__",
     "get_many",
     "open",
+    "parse_url",
 ]
 
 

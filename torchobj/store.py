@@ -10,9 +10,9 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse
+from torchobj.urls import parse_url
 
-__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "get_many"]
+__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "get_many"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +46,17 @@ class ListPage(NamedTuple):
     """Objects in key order."""
     prefixes: list[str]
     """Common prefixes, where the listing has a delimiter."""
+
+
+class UnfinishedUpload(NamedTuple):
+    """An upload in parts that was neither committed nor aborted; its parts are stored, and billed."""
+
+    key: str
+    """The object that it would have become."""
+    upload_id: str
+    """The store's name for it."""
+    begun: datetime | None
+    """When it began, in UTC. One that began a moment ago may be another writer's."""
 
 
 def _time(modified_ms: int | None) -> datetime | None:
@@ -111,7 +122,7 @@ class Store:
         region: str | None = None,
         endpoint_url: str | None = None,
     ) -> None:
-        parsed = parse(url)
+        parsed = parse_url(url)
         if parsed.scheme == "file":
             place = parsed.key.strip("/")
             self._url = f"file:///{place}".rstrip("/") if place else "file://"
@@ -302,6 +313,14 @@ class Store:
         """Deletes one object or many. One that does not exist is no error."""
         self._native.delete([keys] if isinstance(keys, str) else list(keys))
 
+    def unfinished_uploads(self, prefix: str = "") -> Sequence[UnfinishedUpload]:
+        """Uploads that writers left behind which were killed; what fails otherwise is aborted by itself."""
+        return [UnfinishedUpload(key, name, _time(begun_ms)) for key, name, begun_ms in self._native.uploads(prefix)]
+
+    def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Forgets an unfinished upload and its parts. One that is gone is no error."""
+        self._native.abort_upload(upload.key, upload.upload_id)
+
 
 def _open_store(url: str, config: StoreConfig) -> Store:
     return Store(url, config=config)
@@ -340,7 +359,7 @@ def get_many(
     stores: dict[str, _torchobj.NativeStore] = {}
     jobs = []
     for url in urls:
-        parsed = parse(url)
+        parsed = parse_url(url)
         store = stores.get(parsed.base)
         if store is None:
             store = stores[parsed.base] = _torchobj.NativeStore(parsed.scheme, parsed.bucket, config)

@@ -23,14 +23,14 @@ class Url(NamedTuple):
         return f"{self.base}/{self.key}"
 
 
-def parse(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
+def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
     """Takes a URL apart.
 
     Raises:
         ConfigError: no URL, another scheme, or no bucket; the message says what was expected.
 
     Example:
-        >>> parse("s3://bucket/some key//é")
+        >>> parse_url("s3://bucket/some key//é")
         Url(scheme='s3', bucket='bucket', key='some key//é')
     """
     if not isinstance(url, str):

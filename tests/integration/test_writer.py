@@ -178,6 +178,13 @@ def test_a_killed_process_leaves_the_old_object(good):
     process.wait(10)
     process.stdout.close()
     assert torch.equal(torch.load(io.BytesIO(good.body("ckpt.pt")))["weight"], STATE["weight"])
+    store = torchobj.Store(good.url, config=good.config)
+    [left] = store.unfinished_uploads()
+    assert left.key == "ckpt.pt"
+    assert store.unfinished_uploads("other") == []
+    store.abort_upload(left)
+    store.abort_upload(left)
+    assert still_good(good)
 
 
 def test_closing_is_once_and_a_closed_writer_takes_nothing(place):

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 import torchobj
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse
+from torchobj.urls import parse_url
 
 
 @given(st.text(max_size=40))
 def test_a_key_is_kept_letter_for_letter(key):
     url = f"s3://bucket/{key}"
-    assert parse(url) == ("s3", "bucket", key)
-    assert str(parse(url)) == url
+    assert parse_url(url) == ("s3", "bucket", key)
+    assert str(parse_url(url)) == url
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_a_key_is_kept_letter_for_letter(key):
     ],
 )
 def test_what_is_no_url_of_an_object_is_refused_with_what_was_expected(url, words):
-    for use in (parse, torchobj.open, torchobj.Store, lambda url: torchobj.get_many([url])):
+    for use in (parse_url, torchobj.open, torchobj.Store, lambda url: torchobj.get_many([url])):
         with pytest.raises(ConfigError) as caught:
             use(url)
         assert words in str(caught.value)

@@ -7,14 +7,14 @@ import io
 import logging
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.store import contiguous
-from torchobj.urls import Url, parse
+from torchobj.urls import Url, parse_url
 
 __all__ = ["ObjectWriter", "open"]
 
@@ -49,7 +49,14 @@ class _Ends:
         return archive and not first_name.endswith(b"/data.pkl")
 
 
-class ObjectWriter(io.BufferedIOBase):
+if TYPE_CHECKING:
+    # As in typeshed: what is a buffered file is a BinaryIO to type checkers.
+    class _BinaryFile(io.BufferedIOBase, BinaryIO): ...
+else:
+    _BinaryFile = io.BufferedIOBase
+
+
+class ObjectWriter(_BinaryFile):
     """An object that is being written, as a binary file.
 
     The object appears, whole, by a `close()` before which nothing failed; in a `with` block that is its end. An
@@ -213,7 +220,7 @@ class ObjectWriter(io.BufferedIOBase):
 
 
 def _store_of(url: str, config: StoreConfig) -> tuple[Url, "_torchobj.NativeStore"]:
-    parsed = parse(url)
+    parsed = parse_url(url)
     if not parsed.key:
         raise ConfigError(f"url={url!r}: names no object, expected {parsed.base}/key")
     return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, config)

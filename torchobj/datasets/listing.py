@@ -11,7 +11,7 @@ from torchobj._torchobj import Manifest
 from torchobj.config import StoreConfig
 from torchobj.datasets import rendezvous
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse
+from torchobj.urls import parse_url
 
 logger = logging.getLogger("torchobj")
 
@@ -37,12 +37,12 @@ class Listing:
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit!r}: must be 1 or more")
         self._config, self._schemes = config, schemes
-        self._url = parse(url, schemes) if url is not None else None
+        self._url = parse_url(url, schemes) if url is not None else None
         self._filter = (glob, [suffixes] if isinstance(suffixes, str) else list(suffixes or []), limit)
         # An iterable is used up once, here, as s3torchconnector does.
         self._objects = [objects] if isinstance(objects, str) else None if objects is None else list(objects)
         for name in self._objects or []:
-            if not parse(name, schemes).key:
+            if not parse_url(name, schemes).key:
                 raise ConfigError(f"url={name!r}: names no object")
         self._manifest: Manifest | None = None
         self._agreed: rendezvous.Agreement | None = None
@@ -83,7 +83,7 @@ class Listing:
     def stores(self) -> "list[_torchobj.NativeStore]":
         """A store for each of the manifest's bases, in its order."""
         if self._stores is None:
-            urls = [parse(f"{base}/") for base in self.manifest().bases()]
+            urls = [parse_url(f"{base}/") for base in self.manifest().bases()]
             self._stores = [_torchobj.NativeStore(url.scheme, url.bucket, self._config) for url in urls]
         return self._stores
 

@@ -8,7 +8,9 @@ use torchobj_core::client::Client;
 use torchobj_core::error::Error;
 use torchobj_core::read::{Job, Landed, Read, get_many as read_many};
 use torchobj_core::runtime::{Task, runtime};
-use torchobj_core::types::{Attributes, ByteRange, Condition, ListPage, ListRequest, ObjectHead, PutOptions, Version};
+use torchobj_core::types::{
+    Attributes, ByteRange, Condition, ListPage, ListRequest, ObjectHead, PutOptions, Upload, Version,
+};
 use torchobj_core::url::ObjectUrl;
 
 use crate::buffer::{self, Buffer};
@@ -154,6 +156,13 @@ impl NativeStore {
     fn delete(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<()> {
         let client = self.client(py)?;
         wait(py, async move { client.delete(&keys).await })?.or_raise(py)
+    }
+
+    /// Forgets an unfinished upload.
+    fn abort_upload(&self, py: Python<'_>, key: String, upload_id: String) -> PyResult<()> {
+        let client = self.client(py)?;
+        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None };
+        wait(py, async move { client.abort(&upload).await })?.or_raise(py)
     }
 
     /// Unfinished uploads under a prefix: key, id, and when they began in milliseconds since 1970.

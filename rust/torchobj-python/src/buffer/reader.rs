@@ -281,6 +281,12 @@ impl ObjectReader {
         Err(Self::unsupported(py, "not writable"))
     }
 
+    #[pyo3(signature = (lines, /))]
+    fn writelines(&self, py: Python<'_>, lines: &Bound<'_, PyAny>) -> PyResult<()> {
+        let _ = lines;
+        Err(Self::unsupported(py, "not writable"))
+    }
+
     #[pyo3(signature = (size=None, /))]
     fn truncate(&self, py: Python<'_>, size: Option<i64>) -> PyResult<u64> {
         let _ = size;
