@@ -67,7 +67,7 @@ def play(file, step, argument):
 def test_it_does_what_a_file_in_memory_does(reader_of, script):
     ours, model = reader_of(BODY), io.BytesIO(BODY)
     for step, argument in script:
-        if step == "seek" and argument[1] and model.tell() + argument[0] < 0:
+        if step == "seek" and argument[1] and argument[0] + (model.tell(), len(BODY))[argument[1] - 1] < 0:
             # BytesIO stops at 0 where files, and readers, refuse.
             continue
         assert play(ours, step, argument) == play(model, step, argument), (step, argument)
