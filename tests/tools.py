@@ -37,7 +37,9 @@ def wheel() -> None:
     """Builds a manylinux wheel and tries it."""
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     maturin = [sys.executable, "-m", "maturin", "build", "--profile", "dist", "--out", "dist", "--zig"]
-    subprocess.run([*maturin, "--compatibility", MANYLINUX], cwd=ROOT, check=True)
+    # The linker, zig, is a package of the same environment.
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run([*maturin, "--compatibility", MANYLINUX], cwd=ROOT, env=environment, check=True)
     [built] = (ROOT / "dist").glob("*.whl")
     print(f"built {built.relative_to(ROOT)}, {built.stat().st_size / 1e6:.1f} MB")
     with tempfile.TemporaryDirectory() as folder:

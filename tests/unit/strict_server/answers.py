@@ -1,0 +1,7 @@
+"""What the strict server's answers on raw sockets say."""
+
+from __future__ import annotations
+
+
+def code_in(body: bytes) -> str:
+    return body.partition(b"<Code>")[2].partition(b"</Code>")[0].decode()
