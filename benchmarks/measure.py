@@ -173,13 +173,19 @@ def _serve(name: str) -> None:
         child = os.fork()
         if child == 0:
             _end_with(_answer(make, line))
-        os.waitpid(child, 0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            _say({"error": f"the process ended with {os.waitstatus_to_exitcode(status)}"})
 
 
 def _end_with(result: dict[str, Any]) -> NoReturn:
     """Writes the result and ends the child, whatever threads a client left."""
-    os.write(1, (json.dumps(result) + "\n").encode())
+    _say(result)
     os._exit(0)
+
+
+def _say(result: dict[str, Any]) -> None:
+    os.write(1, (json.dumps(result) + "\n").encode())
 
 
 class Nursery:

@@ -207,7 +207,8 @@ impl Client {
         mut dest: Dest,
     ) -> Result<()> {
         let mut parts = JoinSet::new();
-        for range in plan::parts(range, self.policy().part_bytes) {
+        let part_bytes = plan::part_bytes(self.policy(), range.end - range.start);
+        for range in plan::parts(range, part_bytes) {
             let length = usize::try_from(range.end - range.start).expect("a part of dest");
             let next = dest.split_off(length);
             let mut part = std::mem::replace(&mut dest, next);
