@@ -28,6 +28,8 @@ from benchmarks.rivals import Client, load
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _SMALL = Family(4 << 10, 1)
+# OpenSSL sometimes does not survive boto3: its threads share an SSLContext that urllib3 changes for each connection.
+_LIVES = 5
 
 
 @dataclass(frozen=True)
@@ -164,28 +166,29 @@ def _answer(make: Callable[[Place], Client], line: str) -> dict[str, Any]:
 
 
 def _serve(name: str) -> None:
-    """Forks a child for each line of stdin; the child's line is the result."""
+    """Forks a child for each line of stdin, and answers with what the child says."""
     make = load(name)
     gc.collect()
     # Nothing of what was imported is looked at by collections in the children.
     gc.freeze()
     for line in sys.stdin:
+        result, said = os.pipe()
         child = os.fork()
         if child == 0:
-            _end_with(_answer(make, line))
+            os.close(result)
+            _end_with(_answer(make, line), said)
+        os.close(said)
+        with os.fdopen(result) as pipe:
+            answer = pipe.read()
         _, status = os.waitpid(child, 0)
-        if status != 0:
-            _say({"error": f"the process ended with {os.waitstatus_to_exitcode(status)}"})
+        print(answer or json.dumps({"died": os.waitstatus_to_exitcode(status)}), flush=True)
 
 
-def _end_with(result: dict[str, Any]) -> NoReturn:
+def _end_with(result: dict[str, Any], said: int) -> NoReturn:
     """Writes the result and ends the child, whatever threads a client left."""
-    _say(result)
+    with os.fdopen(said, "w") as pipe:
+        pipe.write(json.dumps(result))
     os._exit(0)
-
-
-def _say(result: dict[str, Any]) -> None:
-    os.write(1, (json.dumps(result) + "\n").encode())
 
 
 class Nursery:
@@ -201,15 +204,21 @@ class Nursery:
         self._jobs, self._results = self._process.stdin, self._process.stdout
 
     def run(self, job: Job) -> Measured:
-        """Runs a job in a child.
+        """Runs a job in a child. One that dies is told, and run again.
 
         Raises:
-            RuntimeError: The client failed, with its traceback.
+            RuntimeError: The client failed, with its traceback, or died again and again.
         """
-        self._jobs.write(json.dumps(dataclasses.asdict(job)) + "\n")
-        self._jobs.flush()
-        line = self._results.readline()
-        answer = json.loads(line) if line else {"error": "the process ended"}
+        for _ in range(_LIVES):
+            self._jobs.write(json.dumps(dataclasses.asdict(job)) + "\n")
+            self._jobs.flush()
+            line = self._results.readline()
+            answer = json.loads(line) if line else {"error": "the nursery ended"}
+            if "died" not in answer:
+                break
+            print(f"{self._name} died with {answer['died']} ({job.family}): once more", file=sys.stderr, flush=True)
+        else:
+            raise RuntimeError(f"{self._name} with {job.family}: died {_LIVES} times")
         if "error" in answer:
             raise RuntimeError(f"{self._name} with {job.family}: {answer['error']}")
         return Measured(**answer)

@@ -1,9 +1,11 @@
-//! Recycled blocks of 32 KiB and more, by size class. Knows nothing of who uses them.
+//! Recycled blocks of 1 KiB and more, by size class. Knows nothing of who uses them.
 //!
 //! The first write to a fresh page costs a fault and a zeroing by the kernel, more than the copy of the bytes. Blocks
-//! that come back are kept, at most [`RETAINED_BYTES`] of them, the newest handed out first because it is warm.
+//! that come back are kept, at most [`RETAINED_BYTES`] of them, the newest handed out first because it is warm. (The
+//! allocator gives a batch of 4 KiB blocks back to the kernel: 1.25 faults an object, 1.5 of 15 µs.)
 #![expect(unsafe_code, reason = "maps and unmaps pages; each use says which invariant it keeps")]
 
+use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -13,7 +15,10 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use crate::fork;
 
 /// Below this the allocator does as well.
-pub(super) const SMALLEST_BYTES: usize = 32 << 10;
+pub(super) const SMALLEST_BYTES: usize = 1 << 10;
+
+/// From here on a block is a mapping of its own; a smaller one is the allocator's.
+const MAPPED_BYTES: usize = 32 << 10;
 
 /// Blocks above this are never kept: they are few, and the kernel maps them in huge pages.
 const LARGEST_KEPT_BYTES: usize = 16 << 20;
@@ -40,8 +45,8 @@ struct Pool {
     retained_bytes: usize,
 }
 
-/// Classes from `SMALLEST_BYTES` to `LARGEST_KEPT_BYTES`: nine doublings of four steps, and the last itself.
-const CLASSES: usize = 9 * STEPS + 1;
+/// Classes from `SMALLEST_BYTES` to `LARGEST_KEPT_BYTES`: fourteen doublings of four steps, and the last itself.
+const CLASSES: usize = 14 * STEPS + 1;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool { classes: [const { Vec::new() }; CLASSES], retained_bytes: 0 });
 
@@ -75,7 +80,8 @@ pub(super) fn take(len: usize) -> io::Result<(NonNull<u8>, usize)> {
             return Ok((block, capacity));
         }
     }
-    Ok((map(capacity)?, capacity))
+    let block = if capacity < MAPPED_BYTES { allocate(capacity)? } else { map(capacity)? };
+    Ok((block, capacity))
 }
 
 /// Takes a block back from its only user.
@@ -89,7 +95,21 @@ pub(super) fn give(block: NonNull<u8>, capacity: usize) {
             return;
         }
     }
-    unmap(block, capacity);
+    if capacity < MAPPED_BYTES {
+        // SAFETY: `allocate` made this block with this layout, and its only user has given it back.
+        unsafe { dealloc(block.as_ptr(), layout(capacity)) }
+    } else {
+        unmap(block, capacity);
+    }
+}
+
+fn layout(capacity: usize) -> Layout {
+    Layout::from_size_align(capacity, 64).expect("a class is no larger than 16 MiB")
+}
+
+fn allocate(capacity: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: the smallest class is larger than nothing.
+    NonNull::new(unsafe { alloc_zeroed(layout(capacity)) }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 fn map(capacity: usize) -> io::Result<NonNull<u8>> {
@@ -128,10 +148,11 @@ mod tests {
 
     #[test]
     fn a_block_that_comes_back_is_handed_out_again() {
-        let len = 12_345_678;
-        let (block, capacity) = take(len).unwrap();
-        give(block, capacity);
-        assert_eq!(take(len).unwrap().0, block);
-        give(block, capacity);
+        for len in [1_234, 12_345_678] {
+            let (block, capacity) = take(len).unwrap();
+            give(block, capacity);
+            assert_eq!(take(len).unwrap().0, block);
+            give(block, capacity);
+        }
     }
 }
