@@ -109,7 +109,7 @@ def test_no_request_is_made_to_ask_for_a_size(place, control):
     control.forget_requests()
     store.get_many(["small", "large"])
     assert {request.operation for request in control.requests()} == {"GetObject"}
-    assert len(control.requests()) == 1 + 3
+    assert len(control.requests()) == 1 + 4
     ranges = sorted(request.headers["range"] for request in control.requests())
     assert ranges[0] == "bytes=0-8388607"
 
