@@ -5,6 +5,8 @@
 //! [`transfer`] holds the policies that stand over any store · [`client`] joins a store with them, and reads
 //! ([`read`]), writes ([`upload`]) and lists ([`manifest`]).
 
+#[cfg(target_os = "linux")]
+pub mod arena;
 pub mod buffer;
 pub mod client;
 #[cfg(feature = "conformance")]
@@ -14,6 +16,8 @@ pub mod fork;
 pub mod list;
 pub mod manifest;
 pub mod memory;
+#[cfg(target_os = "linux")]
+pub mod prefetch;
 pub mod read;
 pub mod runtime;
 pub mod store;

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::client::Client;
 use torchobj_core::error::Error;
-use torchobj_core::read::{Job, Landed, Read, get_many as read_many};
+use torchobj_core::read::{Job, Landed, Read, Target, get_many as read_many};
 use torchobj_core::runtime::{Task, runtime};
 use torchobj_core::types::{
     Attributes, ByteRange, Condition, ListPage, ListRequest, ObjectHead, PutOptions, Upload, Version,
@@ -185,10 +185,12 @@ pub(crate) fn get_many<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let lent = into.is_some();
     let mut memory = match into {
-        Some(buffers) => buffers.iter().map(|object| buffer::lend(object).map(Some)).collect::<PyResult<Vec<_>>>()?,
+        Some(buffers) => {
+            buffers.iter().map(|object| buffer::lend(object).map(Target::Given)).collect::<PyResult<Vec<_>>>()?
+        }
         None => Vec::new(),
     };
-    memory.resize_with(jobs.len(), || None);
+    memory.resize_with(jobs.len(), Target::default);
     let mut known: Option<(&Bound<'_, NativeStore>, Arc<Client>)> = None;
     let mut reads = Vec::with_capacity(jobs.len());
     for ((store, key), into) in jobs.iter().zip(memory) {

@@ -3,7 +3,7 @@
 use super::{Subject, get, get_range, kind_of, pattern, put};
 use crate::buffer::{Landing, Memory};
 use crate::error::ErrorKind;
-use crate::read::{Job, Read, ReadAhead, Window, get_many};
+use crate::read::{Job, Read, ReadAhead, Target, Window, get_many};
 use crate::types::{ByteRange, Version};
 
 pub(super) async fn what_was_put_is_read(subject: Subject) {
@@ -86,7 +86,8 @@ pub(super) async fn many_objects_come_in_their_order(subject: Subject) {
     for index in 0..150_u64 {
         let length = usize::try_from(index * 37).unwrap();
         put(&subject, &format!("k{index}"), pattern(length, index)).await;
-        let into = (index % 3 == 0).then(|| Memory::allocate(length + 10).unwrap());
+        let given = (index % 3 == 0).then(|| Target::Given(Memory::allocate(length + 10).unwrap()));
+        let into = given.unwrap_or_default();
         jobs.push(Job { client: subject.clone(), read: Read { into, ..Read::whole(format!("k{index}")) } });
     }
     for (index, landed) in get_many(jobs, true).await.into_iter().enumerate() {
@@ -106,7 +107,7 @@ pub(super) async fn one_missing_object_does_not_spoil_the_others(subject: Subjec
 
 pub(super) async fn a_buffer_that_is_too_small_is_refused(subject: Subject) {
     put(&subject, "k", pattern(100, 5)).await;
-    let into = |length| Read { into: Some(Memory::allocate(length).unwrap()), ..Read::whole("k") };
+    let into = |length| Read { into: Target::Given(Memory::allocate(length).unwrap()), ..Read::whole("k") };
     let error = subject.get(into(99)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("99"), "{error}");

@@ -1,6 +1,8 @@
 //! Reads one object, or a range of one, into memory: the first answer tells size and version, the rest follows as
 //! parts in parallel, and a body that breaks goes on at its byte. Knows nothing of other objects.
 
+use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -14,6 +16,28 @@ use crate::store::Opened;
 use crate::transfer::{Permit, idle};
 use crate::types::{ByteRange, GetRequest, Version};
 
+/// Where the bytes are to land.
+#[derive(Default)]
+pub enum Target {
+    /// Memory of ours.
+    #[default]
+    Ours,
+    /// Memory of the caller's, that is large enough.
+    Given(Memory),
+    /// Memory that is made once it is known how many bytes there are.
+    Made(Box<dyn FnOnce(usize) -> io::Result<Memory> + Send>),
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Ours => "Ours",
+            Self::Given(_) => "Given",
+            Self::Made(_) => "Made",
+        })
+    }
+}
+
 /// What is to be read.
 #[derive(Debug, Default)]
 pub struct Read {
@@ -25,8 +49,8 @@ pub struct Read {
     pub size: Option<u64>,
     /// The version that must answer, where a listing told it.
     pub version: Option<Version>,
-    /// Where to; `None` for memory of ours.
-    pub into: Option<Memory>,
+    /// Where to.
+    pub into: Target,
 }
 
 impl Read {
@@ -93,7 +117,7 @@ impl Client {
         self.store().error(ErrorKind::Io, Operation::Get, "", &format!("a writer of {range:?} outlived its read"))
     }
 
-    fn empty(&self, key: &str, into: Option<Memory>, version: Option<Version>) -> Result<Landed> {
+    fn empty(&self, key: &str, into: Target, version: Option<Version>) -> Result<Landed> {
         let (landing, dest, _) = self.landing(key, &(0..0), into)?;
         drop(dest);
         let buffer = landing.finish(0).map_err(|_| self.bug(&(0..0)))?;
@@ -101,19 +125,21 @@ impl Client {
     }
 
     /// Memory for `want`: the caller's if it is large enough, or new.
-    fn landing(&self, key: &str, want: &Range<u64>, into: Option<Memory>) -> Result<(Landing, Dest, usize)> {
+    fn landing(&self, key: &str, want: &Range<u64>, into: Target) -> Result<(Landing, Dest, usize)> {
         let length = usize::try_from(want.end - want.start).expect("objects of 2^64 bytes do not exist");
-        let memory = match into {
-            Some(memory) if memory.len() < length => {
+        let made = match into {
+            Target::Given(memory) if memory.len() < length => {
                 let message = format!("the buffer of {} bytes is too small for {length}", memory.len());
                 return Err(self.store().error(ErrorKind::Config, Operation::Get, key, &message));
             }
-            Some(memory) => memory,
-            None => Memory::allocate(length).map_err(|source| {
-                let message = format!("no memory for {length} bytes");
-                self.store().error(ErrorKind::Io, Operation::Get, key, &message).with_source(source)
-            })?,
+            Target::Given(memory) => Ok(memory),
+            Target::Ours => Memory::allocate(length),
+            Target::Made(make) => make(length),
         };
+        let memory = made.map_err(|source| {
+            let message = format!("no memory for {length} bytes");
+            self.store().error(ErrorKind::Io, Operation::Get, key, &message).with_source(source)
+        })?;
         let (landing, mut dest) = Landing::new(memory);
         drop(dest.split_off(length));
         Ok((landing, dest, length))

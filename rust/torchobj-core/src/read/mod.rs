@@ -7,6 +7,6 @@ mod many;
 mod plan;
 
 pub use ahead::{ReadAhead, Window};
-pub use fetch::{Landed, Read};
+pub use fetch::{Landed, Read, Target};
 pub use many::{Job, get_many};
 pub(crate) use plan::parts;

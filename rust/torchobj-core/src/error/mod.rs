@@ -1,6 +1,8 @@
 //! The one error of this crate and of every store: what kind of failure, in which operation, on which URL.
 //! Decisions match [`ErrorKind`]; nothing reads the text.
 
+mod travel;
+
 use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;

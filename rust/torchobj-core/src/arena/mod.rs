@@ -1,0 +1,32 @@
+//! Memory that a rank's process and its DataLoader workers share: bodies land in it once, and are read where they lie.
+//!
+//! * **Who.** The *owner* is the process that reads from the store: it alone allocates and frees. A *worker* is a process
+//!   that the owner started; it asks for objects, gets segments, and says when it is done with them. The *trainer* is the
+//!   owner again, when a worker hands a segment on to it.
+//! * **What.** One file without a name (`memfd`), sealed, mapped whole by each: much larger than the budget, and sparse.
+//!   It is gone when the last process that has it is gone; nothing is left in `/dev/shm`, whose size does not matter.
+//! * **The life of a segment.** *Filling*: a read of the owner's writes to it. *Landed*: written, and nobody else's yet.
+//!   *Claimed*: granted to one worker. *Handed*: the worker pickled it towards the trainer. *Held*: the trainer's. *Free*.
+//!   At each moment it has one owner, who may write to it. Only *claimed* and *handed* are seen by two processes: a word
+//!   in the file tells them apart, and a worker changes it once, to *released* or to *handed*.
+//! * **When it is free again.** A segment in the owner's process: when the last view of it is gone. A claimed one: when
+//!   the worker dropped it, or died. A handed one: when the trainer took and dropped it; when nobody can take it any more.
+//! * **Asking.** A worker has a lane: it writes a request, rings the owner's bell (an eventfd), and sleeps on a futex
+//!   until all answers are there. A killed worker leaves nothing half-written that anybody reads: numbers publish. It is
+//!   one message a batch, so that every decision is the owner's, who keeps the only books; nothing is locked across
+//!   processes.
+//! * **Fork.** A forked child inherits the mapping and the bell. It may attach as a worker; what it has copies of, the
+//!   parent's segments, it never frees.
+//! * **Memory.** Pages of what is free are used again while used and free ones together fit the budget; beyond it, and
+//!   when nothing is read for a while, they are punched out of the file.
+
+mod layout;
+mod map;
+mod owner;
+mod serve;
+mod space;
+mod worker;
+
+pub use owner::{Arena, Request, Segment, Usage};
+pub use serve::{Answers, Handler, serve};
+pub use worker::{Claim, Handed, Reply, Unanswered, Worker};

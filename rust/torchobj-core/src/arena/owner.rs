@@ -1,0 +1,392 @@
+//! The owner's side of an arena: the only one that allocates and frees.
+#![expect(unsafe_code, reason = "makes memory of segments; each use says which invariant it keeps")]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::thread::futex;
+
+use super::layout::{self, Answer, CLAIMED, DATA, HANDED, Header, LANES, RELEASED, SEGMENTS};
+use super::map::Map;
+use super::space::{Extent, Space, capacity_of};
+use crate::buffer::Memory;
+use crate::fork;
+
+/// How much larger than its budget an arena's file is: room for extents of every class, and for what is overdrawn.
+const SPARSE: u64 = 128;
+const LEAST_SPACE: u64 = 64 << 30;
+
+/// How long a trainer has to take what a worker handed to it before it died.
+const ORPHANED: Duration = Duration::from_secs(30);
+
+/// An arena, in the process that owns it.
+pub struct Arena {
+    map: Arc<Map>,
+    bell: OwnedFd,
+    owner: u32,
+    budget: u64,
+    books: Mutex<Books>,
+}
+
+struct Books {
+    space: Space,
+    granted: Vec<Granted>,
+    /// Ids that are in use.
+    out: Vec<u32>,
+    /// Ids that nobody uses.
+    free: Vec<u32>,
+    overdrawn: u64,
+}
+
+/// A segment that left this process.
+#[derive(Debug)]
+struct Granted {
+    extent: Option<Extent>,
+    len: u64,
+    generation: u32,
+    lane: u32,
+    /// Since when it is on its way from a worker that died.
+    orphaned: Option<Instant>,
+}
+
+/// What an arena holds, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// What segments may take.
+    pub budget: u64,
+    /// What they take.
+    pub used: u64,
+    /// What workers hold of that, and what is on its way to the trainer.
+    pub granted: u64,
+    /// How often the budget was overdrawn.
+    pub overdrawn: u64,
+}
+
+impl Arena {
+    /// A new arena whose segments take `budget` bytes, and more only when somebody waits.
+    ///
+    /// # Errors
+    /// The system refuses a file in memory, or its address space.
+    pub fn create(budget: u64) -> io::Result<Arc<Self>> {
+        let budget = budget.max(1 << 20);
+        let mut size = budget.saturating_mul(SPARSE).max(LEAST_SPACE);
+        let map = loop {
+            match Map::create(DATA + size) {
+                Ok(map) => break map,
+                // A limit of the address space (ulimit -v).
+                Err(_) if size / 2 >= 4 * budget => size /= 2,
+                Err(error) => return Err(error),
+            }
+        };
+        let header = Header(&map);
+        header.owner().store(std::process::id(), Relaxed);
+        header.magic().store(layout::MAGIC, Release);
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let books = Books {
+            space: Space::new(size, budget),
+            granted: Vec::new(),
+            out: Vec::new(),
+            free: Vec::new(),
+            overdrawn: 0,
+        };
+        Ok(Arc::new(Self { map: Arc::new(map), bell, owner: std::process::id(), budget, books: Mutex::new(books) }))
+    }
+
+    /// Its file, for who attaches.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.map.file()
+    }
+
+    /// What workers ring when they ask; a wait for it is a wait for requests.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.bell.as_fd()
+    }
+
+    /// The file's mapping, which forked children have too.
+    pub(super) fn map(&self) -> &Arc<Map> {
+        &self.map
+    }
+
+    /// The process that owns it.
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// Whether this is the process that owns it, and not a forked child.
+    pub fn is_ours(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        debug_assert!(self.is_ours(), "only the owner keeps books");
+        self.books.lock().expect("no holder of this lock panics")
+    }
+
+    /// What it holds.
+    pub fn usage(&self) -> Usage {
+        let _inside = fork::enter();
+        let books = self.books();
+        let granted = books.out.iter().map(|id| books.granted[*id as usize].extent.map_or(0, |extent| extent.capacity));
+        let granted = granted.sum();
+        Usage { budget: books.space.budget(), used: books.space.used(), granted, overdrawn: books.overdrawn }
+    }
+
+    /// What segments may take, in bytes.
+    pub fn budget(&self) -> u64 {
+        self.budget
+    }
+
+    /// Whether the budget has room for `len` bytes beside `reserved`.
+    pub fn fits(&self, len: u64, reserved: u64) -> bool {
+        let _inside = fork::enter();
+        let books = self.books();
+        books.space.used() + reserved + capacity_of(len) <= books.space.budget()
+    }
+
+    /// How much of the budget `len` bytes take.
+    pub fn charge(len: u64) -> u64 {
+        capacity_of(len)
+    }
+
+    /// A segment of `len` bytes, whether or not the budget has room.
+    ///
+    /// # Errors
+    /// The file is full, which at 128 times the budget is a bug or one object larger than that.
+    pub fn segment(self: &Arc<Self>, len: u64) -> io::Result<Arc<Segment>> {
+        let _inside = fork::enter();
+        let mut books = self.books();
+        let full = || io::Error::new(io::ErrorKind::OutOfMemory, format!("the arena has no room for {len} bytes"));
+        let extent = books.space.take(len).ok_or_else(full)?;
+        if books.space.used() > books.space.budget() {
+            books.overdrawn += 1;
+        }
+        self.cool(&mut books);
+        Ok(Arc::new(Segment { arena: self.clone(), extent: Some(extent), len }))
+    }
+
+    /// Gives back the pages of what is free beyond the budget.
+    fn cool(&self, books: &mut Books) {
+        let limit = books.space.budget();
+        for extent in books.space.cool(limit) {
+            // A file in memory can be punched; if not, its pages stay, and are used again.
+            let _ = self.map.punch(DATA + extent.offset, extent.capacity);
+        }
+    }
+
+    /// Gives back the pages of everything that is free. For when nothing is read for a while.
+    pub fn rest(&self) {
+        let _inside = fork::enter();
+        let mut books = self.books();
+        for extent in books.space.cool(0) {
+            let _ = self.map.punch(DATA + extent.offset, extent.capacity);
+        }
+    }
+
+    fn free(&self, extent: Extent) {
+        // A forked child has a copy of what its parent owned; it frees nothing.
+        if self.is_ours() {
+            let _inside = fork::enter();
+            let mut books = self.books();
+            books.space.give(extent);
+            self.cool(&mut books);
+        }
+    }
+
+    /// Moves a segment to the worker of `lane`.
+    ///
+    /// # Errors
+    /// The segment, when there are a million already.
+    pub(super) fn grant(&self, lane: u32, mut segment: Segment) -> Result<Answer, Segment> {
+        let _inside = fork::enter();
+        let mut books = self.books();
+        let id = match books.free.pop() {
+            Some(id) => id,
+            None if books.granted.len() < SEGMENTS as usize => {
+                books.granted.push(Granted { extent: None, len: 0, generation: 0, lane: 0, orphaned: None });
+                u32::try_from(books.granted.len() - 1).expect("less than a million")
+            }
+            None => return Err(segment),
+        };
+        let len = segment.len;
+        let extent = segment.extent.take().expect("it is there until it is granted or dropped");
+        books.out.push(id);
+        let granted = &mut books.granted[id as usize];
+        // 30 bits: its word has two more.
+        let generation = (granted.generation + 1) & (u32::MAX >> 2);
+        *granted = Granted { extent: Some(extent), len, generation, lane, orphaned: None };
+        Header(&self.map).state(id).store(layout::state_word(generation, CLAIMED), Release);
+        Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
+    }
+
+    /// The segment that a worker handed to the trainer; `None` when it is not, or no longer, on its way.
+    pub fn adopt(self: &Arc<Self>, id: u32, generation: u32) -> Option<Arc<Segment>> {
+        let _inside = fork::enter();
+        let mut books = self.books();
+        let granted = books.granted.get_mut(id as usize).filter(|granted| granted.generation == generation)?;
+        if Header(&self.map).state(id).load(Acquire) != layout::state_word(generation, HANDED) {
+            return None;
+        }
+        let (extent, len) = (granted.extent.take()?, granted.len);
+        books.out.retain(|out| *out != id);
+        books.free.push(id);
+        Some(Arc::new(Segment { arena: self.clone(), extent: Some(extent), len }))
+    }
+
+    /// Frees what workers have released, and what those of `dead` lanes had. What was on its way from these is kept for
+    /// a while: the trainer may take it yet. Returns how many bytes were freed.
+    pub(super) fn sweep(&self, dead: &[u32]) -> u64 {
+        self.sweep_with(dead, ORPHANED)
+    }
+
+    /// Frees what workers that died since had handed to a trainer that takes it no more.
+    pub fn collect(&self) -> u64 {
+        self.sweep_with(&[], Duration::ZERO)
+    }
+
+    fn sweep_with(&self, dead: &[u32], patience: Duration) -> u64 {
+        let _inside = fork::enter();
+        let mut books = self.books();
+        let Books { space, granted, out, free, .. } = &mut *books;
+        let mut freed = 0;
+        out.retain(|id| {
+            let segment = &mut granted[*id as usize];
+            let word = Header(&self.map).state(*id).load(Acquire);
+            let dead = dead.contains(&segment.lane);
+            let gone = match word.wrapping_sub(segment.generation << 2) {
+                RELEASED => true,
+                HANDED => {
+                    if dead && segment.orphaned.is_none() {
+                        segment.orphaned = Some(Instant::now());
+                    }
+                    segment.orphaned.is_some_and(|since| since.elapsed() >= patience)
+                }
+                _ => dead,
+            };
+            if let Some(extent) = segment.extent.take_if(|_| gone) {
+                free.push(*id);
+                space.give(extent);
+                freed += extent.capacity;
+            }
+            !gone
+        });
+        self.cool(&mut books);
+        freed
+    }
+
+    /// Says that the owner waits for memory, or no longer.
+    pub fn starve(&self, starving: bool) {
+        Header(&self.map).starving().store(u32::from(starving), Release);
+    }
+
+    /// Lanes that have a worker, with its process id.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let header = Header(&self.map);
+        let end = header.lanes().load(Acquire).min(LANES);
+        (0..end).map(move |index| (index, header.lane(index).worker().load(Acquire))).filter(|(_, worker)| *worker != 0)
+    }
+
+    /// The request of a lane, if its number is not `last`.
+    pub(super) fn request(&self, lane: u32, last: u32) -> Option<Request> {
+        let shared = Header(&self.map).lane(lane);
+        let number = shared.asked().load(Acquire);
+        if number == last {
+            return None;
+        }
+        let count = (shared.count().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
+        let objects = (0..count).map(|position| shared.object(position).load(Relaxed)).collect();
+        Some(Request { lane, number, source: shared.source().load(Relaxed), objects })
+    }
+
+    pub(super) fn write_answer(&self, lane: u32, position: usize, answer: Answer) {
+        Header(&self.map).lane(lane).write_answer(position, answer);
+    }
+
+    /// Publishes the answers of a request and wakes its worker.
+    pub(super) fn publish(&self, lane: u32, number: u32) {
+        let answered = Header(&self.map).lane(lane).answered();
+        answered.store(number, Release);
+        // Nobody there is as good as somebody woken.
+        let _ = futex::wake(answered, futex::Flags::empty(), i32::MAX as u32);
+    }
+
+    /// Makes a lane anybody's again, after its worker is gone and its segments are swept.
+    pub(super) fn vacate(&self, lane: u32) {
+        let lane = Header(&self.map).lane(lane);
+        lane.asked().store(0, Relaxed);
+        lane.answered().store(0, Relaxed);
+        lane.worker().store(0, Release);
+    }
+
+    /// Number of the bell's descriptor.
+    pub fn bell_number(&self) -> i32 {
+        self.bell.as_raw_fd()
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Arena({} bytes of process {})", self.map.len(), self.owner)
+    }
+}
+
+/// What a worker asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub(super) lane: u32,
+    pub(super) number: u32,
+    /// What the objects are objects of.
+    pub source: u64,
+    /// Their numbers.
+    pub objects: Vec<u64>,
+}
+
+/// A piece of the arena that this process owns; free again when dropped.
+pub struct Segment {
+    arena: Arc<Arena>,
+    /// Gone once it is granted.
+    extent: Option<Extent>,
+    len: u64,
+}
+
+impl Segment {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its bytes, to be written and read. To be called once; the segment lives as long as these do.
+    pub fn memory(self: &Arc<Self>) -> Memory {
+        let extent = self.extent.expect("it is there until it is granted or dropped");
+        let start = self.arena.map.at(DATA + extent.offset, self.len);
+        let len = usize::try_from(self.len).expect("it is mapped");
+        // SAFETY: the extent is this segment's alone until it is given back, which the `Arc` in `keep` puts off (to be
+        // granted it must be out of its `Arc`); the mapping lives with the arena; a file's pages read as zeroes before
+        // they are written.
+        unsafe { Memory::lent(start, len, Box::new(self.clone())) }
+    }
+}
+
+impl Drop for Segment {
+    fn drop(&mut self) {
+        if let Some(extent) = self.extent.take() {
+            self.arena.free(extent);
+        }
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Segment({} bytes)", self.len)
+    }
+}

@@ -1,0 +1,252 @@
+//! A worker's side of an arena: asks for objects, and holds what it was granted. Allocates and frees nothing, takes no
+//! lock that another thread could have held at a fork.
+#![expect(unsafe_code, reason = "makes memory of segments; each use says which invariant it keeps")]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::thread::futex;
+
+use super::layout::{self, Answer, CLAIMED, HANDED, Header, LANES, MOST_OBJECTS, RELEASED, state_word};
+use super::map::Map;
+use super::owner::Arena;
+use crate::buffer::{Buffer, Landing, Memory};
+
+/// How often a worker that waits looks whether the owner lives.
+const GLANCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+
+/// An arena, in a process that another one owns it for.
+pub struct Worker {
+    map: Arc<Map>,
+    bell: OwnedFd,
+    /// The owner's process: readable when it is gone.
+    owner: OwnedFd,
+    process: u32,
+    /// The lane that this process took, and the number of its last request. One request at a time.
+    lane: Mutex<Option<(u32, u32)>>,
+}
+
+/// Why a worker got no answers.
+#[derive(Debug)]
+pub enum Unanswered<E> {
+    /// The process that owns the arena is gone.
+    OwnerGone,
+    /// There are as many workers as there are lanes.
+    NoLane,
+    /// What the caller's glance said.
+    Interrupted(E),
+}
+
+/// What became of one object.
+#[derive(Debug)]
+pub enum Reply {
+    /// Its bytes.
+    Landed(Arc<Claim>),
+    /// An error, as [`crate::error::Error::to_bytes`] wrote it.
+    Failed(Vec<u8>),
+}
+
+impl Worker {
+    /// In a forked child of the owner.
+    ///
+    /// # Errors
+    /// The owner is gone, or the system gives no more descriptors.
+    pub fn inherit(arena: &Arena) -> io::Result<Self> {
+        Self::on(arena.map().clone(), arena.bell().try_clone_to_owned()?)
+    }
+
+    /// In a process that got the descriptors by other means.
+    ///
+    /// # Errors
+    /// They are not those of an arena, or the owner is gone.
+    pub fn attach(file: OwnedFd, bell: OwnedFd) -> io::Result<Self> {
+        Self::on(Arc::new(Map::attach(file)?), bell)
+    }
+
+    fn on(map: Arc<Map>, bell: OwnedFd) -> io::Result<Self> {
+        let header = Header(&map);
+        if header.magic().load(Acquire) != layout::MAGIC {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no arena of this version of torchobj"));
+        }
+        let owner = i32::try_from(header.owner().load(Relaxed)).ok().and_then(Pid::from_raw);
+        let owner = owner.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the arena has no owner"))?;
+        let owner = pidfd_open(owner, PidfdFlags::empty())?;
+        Ok(Self { map, bell, owner, process: std::process::id(), lane: Mutex::new(None) })
+    }
+
+    /// Whether this is the process that made this, and not a forked child.
+    pub fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// The arena's file, for who attaches.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.map.file()
+    }
+
+    /// What the owner listens to.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Whether the owner's process is gone.
+    fn orphaned(&self) -> bool {
+        let mut owner = [PollFd::new(&self.owner, PollFlags::IN)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut owner, Some(&now)), Ok(1..))
+    }
+
+    fn ring(&self) {
+        // A full counter is a bell that rings.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// Asks for objects of `source` and waits for all of them. `glance` is called about once a second, and at signals;
+    /// what it returns as an error ends the wait.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub fn ask<E>(
+        self: &Arc<Self>,
+        source: u64,
+        objects: &[u64],
+        mut glance: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<Reply>, Unanswered<E>> {
+        let mut lane = self.lane.lock().expect("no holder of this lock panics");
+        let mut replies = Vec::with_capacity(objects.len());
+        for objects in objects.chunks(MOST_OBJECTS) {
+            let (index, last) = match *lane {
+                Some(taken) => taken,
+                None => (self.take_lane().ok_or(Unanswered::NoLane)?, 0),
+            };
+            let number = last.wrapping_add(1);
+            *lane = Some((index, number));
+            let shared = Header(&self.map).lane(index);
+            for (position, object) in objects.iter().enumerate() {
+                shared.object(position).store(*object, Relaxed);
+            }
+            shared.source().store(source, Relaxed);
+            shared.count().store(u32::try_from(objects.len()).expect("at most MOST_OBJECTS"), Relaxed);
+            shared.asked().store(number, Release);
+            self.ring();
+            if let Err(end) = self.wait(index, number, &mut glance) {
+                // The answers may come yet, to nobody: the lane is not used again while this process lives.
+                *lane = None;
+                return Err(end);
+            }
+            replies.extend((0..objects.len()).map(|position| self.reply(shared.read_answer(position))));
+        }
+        Ok(replies)
+    }
+
+    fn take_lane(&self) -> Option<u32> {
+        let header = Header(&self.map);
+        let taken = (0..LANES)
+            .find(|index| header.lane(*index).worker().compare_exchange(0, self.process, AcqRel, Relaxed).is_ok())?;
+        header.lanes().fetch_max(taken + 1, AcqRel);
+        Some(taken)
+    }
+
+    fn wait<E>(&self, lane: u32, number: u32, glance: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
+        let answered = Header(&self.map).lane(lane).answered();
+        loop {
+            let seen = answered.load(Acquire);
+            if seen == number {
+                return Ok(());
+            }
+            // Woken, interrupted, too late, or changed meanwhile: all mean to look again.
+            let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&GLANCE));
+            if woken.is_err() && answered.load(Acquire) != number {
+                glance().map_err(Unanswered::Interrupted)?;
+                if self.orphaned() {
+                    return Err(Unanswered::OwnerGone);
+                }
+            }
+        }
+    }
+
+    fn reply(self: &Arc<Self>, answer: Answer) -> Reply {
+        let claim = Arc::new(Claim { worker: self.clone(), answer });
+        if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Landed(claim) }
+    }
+}
+
+/// A segment that a worker was granted; released when dropped, unless it was handed on.
+pub struct Claim {
+    worker: Arc<Worker>,
+    answer: Answer,
+}
+
+/// A segment on its way to the trainer, by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Handed {
+    /// The granted segment, and which of those that had this id.
+    pub id: u32,
+    /// As said.
+    pub generation: u32,
+}
+
+impl Claim {
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.answer.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.answer.len == 0
+    }
+
+    fn change(&self, state: u32) -> bool {
+        let Answer { id, generation, .. } = self.answer;
+        let word = Header(&self.worker.map).state(id);
+        let (from, to) = (state_word(generation, CLAIMED), state_word(generation, state));
+        word.compare_exchange(from, to, AcqRel, Acquire).is_ok()
+    }
+
+    /// Gives the segment to the trainer, who finds it by what this returns; `None` if it was given already. Its bytes
+    /// are not to be used here from then on.
+    pub fn hand(&self) -> Option<Handed> {
+        let Answer { id, generation, .. } = self.answer;
+        self.change(HANDED).then_some(Handed { id, generation })
+    }
+
+    /// Its bytes. To be called once; the claim lives as long as these do.
+    pub fn buffer(self: &Arc<Self>) -> Buffer {
+        let Answer { offset, len, .. } = self.answer;
+        let start = self.worker.map.at(offset, len);
+        let len = usize::try_from(len).expect("it is mapped");
+        // SAFETY: the owner granted the segment to this process alone, and takes it back only after the claim in `keep`
+        // is dropped or handed on; the mapping lives with the worker; the owner wrote these bytes before it answered.
+        let memory = unsafe { Memory::lent(start, len, Box::new(self.clone())) };
+        let (landing, dest) = Landing::new(memory);
+        drop(dest);
+        landing.finish(len).expect("its one writer was just dropped")
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A forked child of a worker holds a copy of a claim that is not its own.
+        if self.worker.is_ours() && self.change(RELEASED) && Header(&self.worker.map).starving().load(Acquire) != 0 {
+            self.worker.ring();
+        }
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claim({} bytes)", self.answer.len)
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Worker({} bytes, process {})", self.map.len(), self.process)
+    }
+}

@@ -1,0 +1,57 @@
+//! What workers ask, answered: objects as segments, failures as errors in segments.
+
+use std::sync::Arc;
+
+use super::{Body, Delivered, Object, Prefetcher, Wish};
+use crate::arena::{Answers, Handler, Request, Segment};
+use crate::buffer::Landing;
+use crate::error::Error;
+
+impl Handler for Arc<Prefetcher> {
+    fn ask(&self, request: Request, answers: Arc<Answers>) {
+        let Request { source, objects, .. } = request;
+        let objects = objects
+            .into_iter()
+            .enumerate()
+            .map(|(position, index)| (Object { source, index }, Wish::Answer { answers: answers.clone(), position }));
+        self.wish(objects);
+    }
+
+    fn room(&self) {
+        self.pump();
+    }
+}
+
+impl Prefetcher {
+    /// Gives somebody what they waited for.
+    pub(super) fn deliver(&self, (wish, result): Delivered) {
+        match (wish, result) {
+            // Nobody receives it after an interrupt.
+            (Wish::Local(sender), Ok(Body { landed, segment })) => {
+                drop(segment);
+                drop(sender.send(Ok(landed)));
+            }
+            (Wish::Local(sender), Err(error)) => drop(sender.send(Err(error))),
+            (Wish::Answer { answers, position }, Ok(body)) => {
+                drop(body.landed);
+                let segment = Arc::into_inner(body.segment).expect("a body has the only view of its segment");
+                answers.land(position, segment);
+            }
+            (Wish::Answer { answers, position }, Err(error)) => {
+                if let Some(segment) = self.write_down(&error) {
+                    answers.fail(position, segment);
+                }
+            }
+        }
+    }
+
+    fn write_down(&self, error: &Error) -> Option<Segment> {
+        let text = error.to_bytes();
+        let segment = self.arena.segment(text.len() as u64).ok()?;
+        let (landing, mut dest) = Landing::new(segment.memory());
+        dest.fill(&text);
+        drop(dest);
+        drop(landing);
+        Arc::into_inner(segment)
+    }
+}

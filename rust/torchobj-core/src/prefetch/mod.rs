@@ -1,0 +1,229 @@
+//! Reads ahead of who uses it: one prefetcher for a process and its workers, in the order that was announced.
+//!
+//! `window` keeps the books and decides what is next; `drive` reads; `answer` serves workers through the arena. A
+//! *source* is a manifest with its clients; an object is a source and a number. Announcing is a hint: whoever takes an
+//! object gets it, announced or not, and what was announced only comes sooner.
+
+mod answer;
+mod drive;
+mod stats;
+mod window;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tokio::sync::oneshot;
+
+pub use self::stats::Stats;
+pub use self::window::Object;
+use self::window::{Delivery, Found, Window};
+use crate::arena::{Answers, Arena, Segment};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::fork;
+use crate::manifest::Manifest;
+use crate::read::Landed;
+use crate::runtime::runtime;
+
+/// What is taken for the size of an object that is not known, before one was read.
+const UNKNOWN_BYTES: u64 = 128 << 10;
+
+/// A manifest, and who reads its objects.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The objects.
+    pub manifest: Arc<Manifest>,
+    /// For each of the manifest's bases.
+    pub clients: Vec<Arc<Client>>,
+}
+
+/// What a read leaves: bytes in a segment.
+#[derive(Debug)]
+struct Body {
+    landed: Landed,
+    segment: Arc<Segment>,
+}
+
+/// Who waits for an object.
+#[derive(Debug)]
+enum Wish {
+    /// A worker.
+    Answer { answers: Arc<Answers>, position: usize },
+    /// This process.
+    Local(oneshot::Sender<Result<Landed>>),
+}
+
+/// Reads ahead for this process and its workers.
+#[derive(Debug)]
+pub struct Prefetcher {
+    arena: Arc<Arena>,
+    window: Mutex<Window<Body, Wish>>,
+    sources: Mutex<HashMap<u64, Source>>,
+    next: AtomicU64,
+    in_flight: AtomicUsize,
+    limit: AtomicUsize,
+    /// Of the objects whose size was not known.
+    mean_bytes: AtomicU64,
+    stats: stats::Counters,
+}
+
+impl Prefetcher {
+    /// A prefetcher whose segments take `budget` bytes, with at most `limit` reads at a time. It serves workers from now
+    /// on, for as long as the process lives.
+    ///
+    /// # Errors
+    /// The system refuses the arena.
+    pub fn start(budget: u64, limit: usize) -> io::Result<Arc<Self>> {
+        let arena = Arena::create(budget)?;
+        let prefetcher = Arc::new(Self {
+            arena: arena.clone(),
+            window: Mutex::default(),
+            sources: Mutex::default(),
+            next: AtomicU64::new(1),
+            in_flight: AtomicUsize::new(0),
+            limit: AtomicUsize::new(limit.max(1)),
+            mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
+            stats: stats::Counters::default(),
+        });
+        let handler = prefetcher.clone();
+        runtime().spawn(async move {
+            if let Err(error) = crate::arena::serve(arena, handler).await {
+                log::error!("workers get no answers: {error}");
+            }
+        });
+        Ok(prefetcher)
+    }
+
+    /// Where bodies land.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window<Body, Wish>> {
+        self.window.lock().expect("no holder of this lock panics")
+    }
+
+    fn sources(&self) -> MutexGuard<'_, HashMap<u64, Source>> {
+        self.sources.lock().expect("no holder of this lock panics")
+    }
+
+    fn new_number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Makes a source known. Returns its number.
+    pub fn add_source(&self, source: Source) -> u64 {
+        let _inside = fork::enter();
+        let number = self.new_number();
+        self.sources().insert(number, source);
+        number
+    }
+
+    /// Forgets a source. What is being read of it is read to its end.
+    pub fn remove_source(&self, number: u64) {
+        let _inside = fork::enter();
+        self.sources().remove(&number);
+    }
+
+    /// A new iterator: what is announced for it can be cancelled together.
+    pub fn new_iterator(&self) -> u64 {
+        self.new_number()
+    }
+
+    /// Says that these objects will be taken, in this order, behind what was announced for the iterator before.
+    ///
+    /// Returns how many bytes are announced for it and not yet taken.
+    pub fn announce(self: &Arc<Self>, iterator: u64, objects: &[Object]) -> u64 {
+        let announced = {
+            let _inside = fork::enter();
+            let charges: Vec<u64> = objects.iter().map(|object| self.charge(*object)).collect();
+            let mut window = self.window();
+            for (object, charge) in objects.iter().zip(charges) {
+                window.announce(iterator, *object, charge);
+            }
+            window.announced_bytes(iterator)
+        };
+        self.pump();
+        announced
+    }
+
+    /// Forgets what was announced for an iterator and not taken.
+    pub fn cancel(self: &Arc<Self>, iterator: u64) {
+        let bodies = {
+            let _inside = fork::enter();
+            self.window().cancel(iterator)
+        };
+        drop(bodies);
+        self.arena.collect();
+        self.pump();
+    }
+
+    /// What an object will take of the budget.
+    fn charge(&self, object: Object) -> u64 {
+        let sources = self.sources();
+        let index = usize::try_from(object.index).ok();
+        let size = sources.get(&object.source).zip(index).and_then(|(source, index)| source.manifest.get(index)?.size);
+        Arena::charge(size.unwrap_or_else(|| self.mean_bytes.load(Ordering::Relaxed)))
+    }
+
+    /// Takes objects, all at once. Results are in their order. Dropping the future forgets the results.
+    pub async fn take(self: &Arc<Self>, objects: &[Object]) -> Vec<Result<Landed>> {
+        let mut waiting = Vec::with_capacity(objects.len());
+        let (senders, receivers): (Vec<_>, Vec<_>) = objects.iter().map(|_| oneshot::channel()).unzip();
+        self.wish(objects.iter().copied().zip(senders.into_iter().map(Wish::Local)));
+        for (object, receiver) in objects.iter().zip(receivers) {
+            waiting.push(receiver.await.unwrap_or_else(|_| Err(lost(*object))));
+        }
+        waiting
+    }
+
+    /// Takes objects for whoever waits for them.
+    fn wish(self: &Arc<Self>, wishes: impl Iterator<Item = (Object, Wish)>) {
+        let mut deliveries = Vec::new();
+        {
+            let _inside = fork::enter();
+            for (object, wish) in wishes {
+                let charge = self.charge(object);
+                let (found, delivery) = self.window().take(object, charge, wish);
+                self.stats.found(found);
+                deliveries.extend(delivery);
+            }
+        }
+        deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
+        self.pump();
+    }
+
+    /// What it did and does.
+    pub fn stats(&self) -> Stats {
+        let _inside = fork::enter();
+        let announced = self.window().len();
+        self.stats.report(self.arena.usage(), announced, self.in_flight.load(Ordering::Relaxed), self.limit())
+    }
+
+    fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+}
+
+fn lost(object: Object) -> Error {
+    let message = format!("the read of object {} was lost: a bug", object.index);
+    Error::new(ErrorKind::Cancelled, Operation::Get, "", message)
+}
+
+fn unknown(object: Object) -> Error {
+    let message = format!("nobody knows object {} of source {}", object.index, object.source);
+    Error::new(ErrorKind::Config, Operation::Get, "", message)
+}
+
+type Delivered = Delivery<Body, Wish>;
+
+impl Found {
+    fn index(self) -> usize {
+        self as usize
+    }
+}
+
+#[cfg(test)]
+mod tests;
