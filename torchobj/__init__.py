@@ -13,6 +13,7 @@ from torchobj._torchobj import Buffer, Manifest, ObjectReader, __version__
 from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import StoreError, TorchobjError
+from torchobj.memory import set_budget
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload, get_many
 from torchobj.urls import Url, parse_url
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
+    from torchobj.loader import DataLoader
 
 _process.install()
 
@@ -34,6 +36,7 @@ S3Writer = ObjectWriter
 
 #: What needs torch, and where it lives.
 _LAZY = {
+    "DataLoader": "torchobj.loader",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3Checkpoint": "torchobj.checkpoint.s3",
@@ -44,6 +47,7 @@ _LAZY = {
 
 __all__ = [
     "Buffer",
+    "DataLoader",
     "ListPage",
     "Manifest",
     "ObjectInfo",
@@ -69,6 +73,7 @@ __all__ = [
     "get_many",
     "open",
     "parse_url",
+    "set_budget",
 ]
 
 

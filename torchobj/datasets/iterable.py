@@ -137,7 +137,7 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
     def _readers(self, indices: list[int]) -> list[tuple[int, ObjectReader]]:
         manifest = self._listing.manifest()
         if self._reader_constructor.whole:
-            readers = manifest.read(self._listing.stores(), indices)
+            readers = manifest.read(self._listing.stores(manifest), indices)
             return list(zip(indices, readers, strict=True))
         return [(index, self._lazy_reader(index)) for index in indices]
 

@@ -9,7 +9,7 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj._torchobj import Manifest
 from torchobj.config import StoreConfig
-from torchobj.datasets import rendezvous
+from torchobj.datasets import rendezvous, source
 from torchobj.exceptions import ConfigError
 from torchobj.urls import parse_url
 
@@ -47,6 +47,7 @@ class Listing:
         self._manifest: Manifest | None = None
         self._agreed: rendezvous.Agreement | None = None
         self._stores: list[_torchobj.NativeStore] | None = None
+        self._source = source.Source()
         self._listing = threading.Lock()
 
     @property
@@ -67,7 +68,10 @@ class Listing:
                 self._manifest, self._agreed = rendezvous.share(self.name, self._list)
             elif self._agreed is None:
                 self._agreed = rendezvous.compare(self.name, self._manifest)
-            return self._manifest
+            manifest = self._manifest
+        # Before workers are forked: what they inherit they need not ask for.
+        self.source(manifest)
+        return manifest
 
     def _list(self) -> Manifest:
         if self._url is None:
@@ -80,18 +84,35 @@ class Listing:
             logger.warning("%s: no objects", self.name)
         return manifest
 
-    def stores(self) -> "list[_torchobj.NativeStore]":
+    def stores(self, manifest: Manifest) -> "list[_torchobj.NativeStore]":
         """A store for each of the manifest's bases, in its order."""
         if self._stores is None:
-            urls = [parse_url(f"{base}/") for base in self.manifest().bases()]
+            urls = [parse_url(f"{base}/") for base in manifest.bases()]
             self._stores = [_torchobj.NativeStore(url.scheme, url.bucket, self._config) for url in urls]
         return self._stores
+
+    def source(self, manifest: Manifest) -> "_torchobj.NativeSource | None":
+        """The objects as a source of the prefetcher; None where there is none."""
+        return self._source.native(manifest, self.stores(manifest)) if source.SUPPORTED else None
+
+    def source_number(self) -> int | None:
+        """The prefetcher's name for the source; None where there is none in this process."""
+        self.manifest()
+        return self._source.number
+
+    def read(self, indices: list[int], *, return_errors: bool = False) -> list[Any]:
+        """Readers of objects, all read at once: what was announced is there sooner."""
+        manifest = self.manifest()
+        ahead = self.source(manifest)
+        if ahead is not None and ahead.announced():
+            return ahead.read(indices, return_errors)
+        return manifest.read(self.stores(manifest), indices, return_errors)
 
     def store_of(self, index: int) -> "_torchobj.NativeStore":
         """The store of one object."""
         manifest = self.manifest()
         base, _, _, _ = manifest.entry(index)
-        return self.stores()[manifest.bases().index(base)]
+        return self.stores(manifest)[manifest.bases().index(base)]
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that unpickles this is a worker of the job, or another job: what was agreed stays agreed.

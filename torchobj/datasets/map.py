@@ -8,7 +8,7 @@ import torch.utils.data
 
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import ragged  # noqa: F401  teaches default_collate what to do with readers
+from torchobj.datasets import handover, ragged  # noqa: F401  teach multiprocessing and default_collate what to do with readers
 from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
@@ -126,6 +126,13 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
             return [self[index] for index in indices]
         return self._samples([self._position(index) for index in indices])
 
+    def objects_at(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """The objects that samples are made of, as the prefetcher knows them: what a loader announces."""
+        if not self._reader_constructor.whole:
+            return []
+        number = self._listing.source_number()
+        return [] if number is None else [(number, self._position(index)) for index in indices]
+
     def _position(self, index: int) -> int:
         try:
             number = operator.index(index)
@@ -142,9 +149,8 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
         return [self._sample(position, reader) for position, reader in zip(positions, readers, strict=True)]
 
     def _readers(self, positions: list[int], *, return_errors: bool) -> list[Any]:
-        manifest = self.manifest
         if self._reader_constructor.whole:
-            return manifest.read(self._listing.stores(), positions, return_errors)
+            return self._listing.read(positions, return_errors=return_errors)
         return [self._lazy_reader(position) for position in positions]
 
     def _lazy_reader(self, position: int) -> ObjectReader:

@@ -6,13 +6,16 @@ from typing import Any
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from torchobj._torchobj import ObjectReader
+from torchobj._torchobj import Buffer, ObjectReader
 
 __all__ = ["RaggedBatch"]
 
 
 class RaggedBatch:
-    """The bytes of several objects, one behind the other.
+    """The bytes of several objects.
+
+    One that a DataLoader made of readers holds each object where it was read to, and copies them into one tensor when
+    `data` is first asked for, pinned or moved.
 
     Args:
         data: uint8, shape (total bytes,).
@@ -26,22 +29,52 @@ class RaggedBatch:
     """
 
     def __init__(self, data: torch.Tensor, offsets: torch.Tensor, urls: Sequence[str]) -> None:
-        self.data, self.offsets, self.urls = data, offsets, list(urls)
+        self._data: torch.Tensor | None = data
+        self._buffers: list[Buffer] = []
+        self.offsets, self.urls = offsets, list(urls)
+
+    @classmethod
+    def of_buffers(cls, buffers: Sequence[Buffer], urls: Sequence[str]) -> "RaggedBatch":
+        """A batch of bytes that stay where they are."""
+        batch = cls.__new__(cls)
+        lengths = torch.tensor([0, *map(len, buffers)], dtype=torch.int64)
+        batch._data, batch._buffers = None, list(buffers)
+        batch.offsets, batch.urls = lengths.cumsum(0), list(urls)
+        return batch
+
+    @property
+    def data(self) -> torch.Tensor:
+        """All bytes, one object behind the other: uint8, shape (total bytes,)."""
+        if self._data is None:
+            self._data, self._buffers = self._gathered(pin_memory=False), []
+        return self._data
+
+    def _gathered(self, *, pin_memory: bool) -> torch.Tensor:
+        data = torch.empty(int(self.offsets[-1]), dtype=torch.uint8, pin_memory=pin_memory)
+        for index, (start, end) in enumerate(zip(self.offsets.tolist(), self.offsets[1:].tolist(), strict=False)):
+            if start < end:
+                data[start:end] = self[index]
+        return data
 
     def __len__(self) -> int:
         return len(self.urls)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        """The bytes of one object: uint8, shape (bytes,), sharing the memory of `data`."""
+        """The bytes of one object: uint8, shape (bytes,), sharing the memory of the batch."""
         position = range(len(self))[index]
-        return self.data[int(self.offsets[position]) : int(self.offsets[position + 1])]
+        if self._data is not None:
+            return self._data[int(self.offsets[position]) : int(self.offsets[position + 1])]
+        buffer = self._buffers[position]
+        return torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
 
     def __repr__(self) -> str:
-        return f"RaggedBatch({len(self)} objects, {self.data.numel()} bytes, {self.data.device})"
+        device = "cpu" if self._data is None else self._data.device
+        return f"RaggedBatch({len(self)} objects, {int(self.offsets[-1])} bytes, {device})"
 
     def pin_memory(self) -> "RaggedBatch":
         """The batch with its data in pinned memory; what a DataLoader with `pin_memory` calls."""
-        return RaggedBatch(self.data.pin_memory(), self.offsets, self.urls)
+        data = self._gathered(pin_memory=True) if self._data is None else self._data.pin_memory()
+        return RaggedBatch(data, self.offsets, self.urls)
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "RaggedBatch":  # noqa: FBT001, FBT002  torch's own signature
         """The batch with its data on `device`; the offsets stay on the CPU, where they are used."""
@@ -54,13 +87,8 @@ def collate_readers(
     collate_fn_map: dict[type, Callable[..., Any]] | None = None,  # noqa: ARG001  torch passes it
 ) -> RaggedBatch:
     """Makes a `RaggedBatch` of readers whose bytes are here."""
-    lengths = torch.tensor([0, *(len(reader.getbuffer()) for reader in batch)], dtype=torch.int64)
-    offsets = lengths.cumsum(0)
-    data = torch.empty(int(offsets[-1]), dtype=torch.uint8)
-    for reader, start, end in zip(batch, offsets.tolist(), offsets[1:].tolist(), strict=False):
-        if start < end:
-            data[start:end] = torch.frombuffer(reader, dtype=torch.uint8)
-    return RaggedBatch(data, offsets, [reader.url for reader in batch])
+    buffers = [reader.buffer or Buffer(reader.read()) for reader in batch]
+    return RaggedBatch.of_buffers(buffers, [reader.url for reader in batch])
 
 
 default_collate_fn_map[ObjectReader] = collate_readers

@@ -11,6 +11,8 @@ mod error;
 mod log;
 mod manifest;
 mod process;
+#[cfg(target_os = "linux")]
+mod source;
 mod store;
 mod wait;
 mod writer;
@@ -28,6 +30,9 @@ mod native {
     use crate::manifest::Manifest;
     #[pymodule_export]
     use crate::process::finish;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::source::{Announcer, NativeSource, adopt, hand, prefetch_stats};
     #[pymodule_export]
     use crate::store::{ListPages, NativeStore, get_many};
     #[pymodule_export]

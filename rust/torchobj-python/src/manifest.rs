@@ -150,6 +150,10 @@ impl Manifest {
 }
 
 impl Manifest {
+    pub(crate) fn packed(&self) -> Arc<Packed> {
+        self.packed.clone()
+    }
+
     fn object(&self, index: usize) -> PyResult<torchobj_core::manifest::Object<'_>> {
         self.packed.get(index).ok_or_else(|| PyIndexError::new_err(format!("index {index} of {}", self.packed.len())))
     }

@@ -14,7 +14,7 @@ use rustix::thread::futex;
 use super::layout::{self, Answer, CLAIMED, DATA, HANDED, Header, LANES, RELEASED, SEGMENTS};
 use super::map::Map;
 use super::space::{Extent, Space, capacity_of};
-use crate::buffer::Memory;
+use crate::buffer::{Buffer, Landing, Memory};
 use crate::fork;
 
 /// How much larger than its budget an arena's file is: room for extents of every class, and for what is overdrawn.
@@ -363,6 +363,13 @@ impl Segment {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// Its bytes, which are written already.
+    pub fn buffer(self: &Arc<Self>) -> Buffer {
+        let (landing, dest) = Landing::new(self.memory());
+        drop(dest);
+        landing.finish(usize::MAX).expect("its one writer was just dropped")
     }
 
     /// Its bytes, to be written and read. To be called once; the segment lives as long as these do.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 
@@ -66,6 +66,16 @@ impl Worker {
     /// They are not those of an arena, or the owner is gone.
     pub fn attach(file: OwnedFd, bell: OwnedFd) -> io::Result<Self> {
         Self::on(Arc::new(Map::attach(file)?), bell)
+    }
+
+    /// In a process that was given the descriptors by number.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach). The descriptors are closed then too.
+    pub fn attach_raw(file: RawFd, bell: RawFd) -> io::Result<Self> {
+        // SAFETY: whoever calls has just got these descriptors from `multiprocessing`, for this, and uses them no more.
+        let [file, bell] = [file, bell].map(|number| unsafe { OwnedFd::from_raw_fd(number) });
+        Self::attach(file, bell)
     }
 
     fn on(map: Arc<Map>, bell: OwnedFd) -> io::Result<Self> {
@@ -207,6 +217,11 @@ impl Claim {
         let word = Header(&self.worker.map).state(id);
         let (from, to) = (state_word(generation, CLAIMED), state_word(generation, state));
         word.compare_exchange(from, to, AcqRel, Acquire).is_ok()
+    }
+
+    /// Process id of the arena's owner.
+    pub fn owner(&self) -> u32 {
+        Header(&self.worker.map).owner().load(Relaxed)
     }
 
     /// Gives the segment to the trainer, who finds it by what this returns; `None` if it was given already. Its bytes

@@ -133,20 +133,22 @@ impl Prefetcher {
     }
 
     /// Says that these objects will be taken, in this order, behind what was announced for the iterator before.
-    ///
-    /// Returns how many bytes are announced for it and not yet taken.
-    pub fn announce(self: &Arc<Self>, iterator: u64, objects: &[Object]) -> u64 {
-        let announced = {
+    pub fn announce(self: &Arc<Self>, iterator: u64, objects: &[Object]) {
+        {
             let _inside = fork::enter();
             let charges: Vec<u64> = objects.iter().map(|object| self.charge(*object)).collect();
             let mut window = self.window();
             for (object, charge) in objects.iter().zip(charges) {
                 window.announce(iterator, *object, charge);
             }
-            window.announced_bytes(iterator)
-        };
+        }
         self.pump();
-        announced
+    }
+
+    /// How many bytes are announced for an iterator and not taken.
+    pub fn pending(&self, iterator: u64) -> u64 {
+        let _inside = fork::enter();
+        self.window().announced_bytes(iterator)
     }
 
     /// Forgets what was announced for an iterator and not taken.
@@ -193,6 +195,12 @@ impl Prefetcher {
         }
         deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
         self.pump();
+    }
+
+    /// Whether anything is announced, or waited for, and not taken.
+    pub fn announced(&self) -> bool {
+        let _inside = fork::enter();
+        self.window().len() > 0
     }
 
     /// What it did and does.

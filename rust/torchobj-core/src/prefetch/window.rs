@@ -97,7 +97,9 @@ enum State<B> {
 #[derive(Debug, Default)]
 struct Iteration {
     queued: BTreeSet<u64>,
-    /// Bytes that its uses hold, or will.
+    /// Bytes that its uses hold, or will once they are read.
+    announced: u64,
+    /// Bytes that those hold which were begun.
     held: u64,
     used_at: u64,
 }
@@ -146,6 +148,7 @@ impl<B, W> Window<B, W> {
         let iteration =
             self.iterations.entry(iterator).or_insert_with(|| Iteration { used_at: clock, ..Default::default() });
         iteration.queued.insert(number);
+        iteration.announced += charge;
     }
 
     fn add(&mut self, iterator: u64, object: Object, charge: u64, wish: Option<W>) -> u64 {
@@ -156,9 +159,7 @@ impl<B, W> Window<B, W> {
 
     /// Bytes that the uses of an iterator hold, or will once they are read.
     pub(super) fn announced_bytes(&self, iterator: u64) -> u64 {
-        let queued = self.iterations.get(&iterator).into_iter().flat_map(|iteration| &iteration.queued);
-        let queued: u64 = queued.map(|number| self.uses[number].charge).sum();
-        queued + self.iterations.get(&iterator).map_or(0, |iteration| iteration.held)
+        self.iterations.get(&iterator).map_or(0, |iteration| iteration.announced)
     }
 
     /// Bytes that reads will take which have no memory yet.
@@ -214,6 +215,10 @@ impl<B, W> Window<B, W> {
     fn remove(&mut self, number: u64) -> Option<Result<B>> {
         let used = self.uses.remove(&number)?;
         self.landed.remove(&number);
+        if let Some(iteration) = self.iterations.get_mut(&used.iterator) {
+            iteration.announced -= used.charge;
+            iteration.queued.remove(&number);
+        }
         match used.state {
             State::Queued => None,
             State::Filling(_) | State::Following => {

@@ -11,7 +11,10 @@ mod reader;
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
+#[cfg(target_os = "linux")]
+use std::sync::Arc;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use pyo3::buffer::PyUntypedBuffer;
@@ -19,6 +22,8 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+#[cfg(target_os = "linux")]
+use torchobj_core::arena::Claim;
 use torchobj_core::buffer::{Buffer as Landed, Landing, Memory};
 use torchobj_core::fork;
 
@@ -31,17 +36,42 @@ pub(crate) use reader::ObjectReader;
 #[pyclass(module = "torchobj", frozen, sequence, weakref)]
 pub(crate) struct Buffer {
     landed: Landed,
+    /// In a worker: by what it holds its memory.
+    #[cfg(target_os = "linux")]
+    claim: Option<Arc<Claim>>,
+    /// The memory is somebody else's now.
+    handed: AtomicBool,
 }
 
 impl From<Landed> for Buffer {
     fn from(landed: Landed) -> Self {
-        Self { landed }
+        Self {
+            landed,
+            #[cfg(target_os = "linux")]
+            claim: None,
+            handed: AtomicBool::new(false),
+        }
     }
 }
 
 impl Buffer {
     pub(crate) fn as_slice(&self) -> &[u8] {
-        self.landed.as_slice()
+        if self.handed.load(Ordering::Acquire) { &[] } else { self.landed.as_slice() }
+    }
+
+    /// The buffer of a worker's claim.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn claimed(claim: Arc<Claim>) -> Self {
+        Self { landed: claim.buffer(), claim: Some(claim), handed: AtomicBool::new(false) }
+    }
+
+    /// Gives its memory to the owner of the arena.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn hand(&self) -> PyResult<Option<(u32, u32, u32)>> {
+        let Some(claim) = &self.claim else { return Ok(None) };
+        let handed = claim.hand().ok_or_else(handed_on)?;
+        self.handed.store(true, Ordering::Release);
+        Ok(Some((claim.owner(), handed.id, handed.generation)))
     }
 }
 
@@ -56,7 +86,7 @@ impl Buffer {
         drop(dest);
         source.release(py);
         let landed = landing.finish(usize::MAX).map_err(|_| PyBufferError::new_err("a writer is left: a bug"))?;
-        Ok(Self { landed })
+        Ok(landed.into())
     }
 
     fn __len__(&self) -> usize {
@@ -79,11 +109,17 @@ impl Buffer {
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
+        if slf.get().handed.load(Ordering::Acquire) {
+            return Err(handed_on());
+        }
         let bytes = PyBytes::new(slf.py(), slf.get().as_slice());
         Ok((slf.get_type().into_any(), (bytes,)))
     }
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if slf.get().handed.load(Ordering::Acquire) {
+            return Err(handed_on());
+        }
         let landed = &slf.get().landed;
         let length = landed.len() as ffi::Py_ssize_t;
         let start = landed.start().as_ptr().cast();
@@ -96,6 +132,10 @@ impl Buffer {
     }
 
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
+}
+
+fn handed_on() -> PyErr {
+    PyBufferError::new_err("the buffer was handed to the trainer with its sample; keep a copy, bytes(buffer), instead")
 }
 
 /// An export of Python's that Rust writes to or reads from; laid aside when it is dropped.

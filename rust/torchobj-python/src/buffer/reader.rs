@@ -50,8 +50,13 @@ pub(crate) struct ObjectReader {
 impl ObjectReader {
     /// A reader of an object that was read whole.
     pub(crate) fn landed(py: Python<'_>, object: Object<'_>, landed: Landed) -> PyResult<Py<Self>> {
+        Self::of(py, object, landed.buffer.into())
+    }
+
+    /// A reader of bytes that are here.
+    pub(crate) fn of(py: Python<'_>, object: Object<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();
-        let source = Source::Landed(Py::new(py, Buffer::from(landed.buffer))?);
+        let source = Source::Landed(Py::new(py, buffer)?);
         Py::new(py, Self { url: object.url(), bucket, key: object.key.to_owned(), source, position: 0 })
     }
 
@@ -246,6 +251,15 @@ impl ObjectReader {
         self.position =
             position.ok_or_else(|| PyValueError::new_err(format!("negative position: {offset} from {base}")))?;
         Ok(self.position)
+    }
+
+    /// The bytes, of an object that was read whole and is not closed.
+    #[getter]
+    fn buffer(&self, py: Python<'_>) -> Option<Py<Buffer>> {
+        match &self.source {
+            Source::Landed(buffer) => Some(buffer.clone_ref(py)),
+            _ => None,
+        }
     }
 
     /// The position.

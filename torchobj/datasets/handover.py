@@ -1,0 +1,17 @@
+"""Buffers that cross from a DataLoader worker to the trainer as references to the arena, not as bytes."""
+
+import sys
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from torchobj import _torchobj
+from torchobj._torchobj import Buffer
+
+def _reduce(buffer: Buffer) -> Any:
+    handed = _torchobj.hand(buffer)
+    return buffer.__reduce__() if handed is None else (_torchobj.adopt, handed)
+
+
+if sys.platform == "linux":
+    # The pickler that DataLoader workers send samples by.
+    ForkingPickler.register(Buffer, _reduce)

@@ -1,0 +1,5 @@
+"""Loaders that announce the order of their samples, so that objects are read before a worker asks for them."""
+
+from torchobj.loader.loader import DataLoader
+
+__all__ = ["DataLoader"]

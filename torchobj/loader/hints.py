@@ -1,0 +1,59 @@
+"""Which objects a sample is made of, seen through torch's own wrappers of datasets. Reads nothing."""
+
+import bisect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch.utils.data
+
+from torchobj.datasets.map import ObjectMapDataset
+
+#: Source and index, as the prefetcher knows objects.
+Objects = list[tuple[int, int]]
+Hints = Callable[[Sequence[int]], Objects]
+
+
+def hints_of(dataset: Any) -> Hints | None:
+    """What makes objects of indices of `dataset`; None where that cannot be known."""
+    if isinstance(dataset, ObjectMapDataset):
+        return dataset.objects_at
+    if isinstance(dataset, torch.utils.data.Subset):
+        return _subset(dataset)
+    if isinstance(dataset, torch.utils.data.ConcatDataset):
+        return _concatenated(dataset)
+    if isinstance(dataset, torch.utils.data.StackDataset):
+        return _stacked(dataset)
+    return None
+
+
+def _subset(dataset: "torch.utils.data.Subset[Any]") -> Hints | None:
+    inner = hints_of(dataset.dataset)
+    if inner is None:
+        return None
+    return lambda indices: inner([dataset.indices[index] for index in indices])
+
+
+def _concatenated(dataset: "torch.utils.data.ConcatDataset[Any]") -> Hints | None:
+    parts = [hints_of(part) for part in dataset.datasets]
+    if all(part is None for part in parts):
+        return None
+    ends = dataset.cumulative_sizes
+
+    def objects(indices: Sequence[int]) -> Objects:
+        found: Objects = []
+        for index in indices:
+            position = index + ends[-1] if index < 0 else index
+            part = bisect.bisect_right(ends, position)
+            if part < len(parts) and (hints := parts[part]) is not None:
+                found += hints([position - (ends[part - 1] if part else 0)])
+        return found
+
+    return objects
+
+
+def _stacked(dataset: "torch.utils.data.StackDataset[Any]") -> Hints | None:
+    members: Iterable[Any] = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
+    hints = [found for member in members if (found := hints_of(member)) is not None]
+    if not hints:
+        return None
+    return lambda indices: [pair for found in hints for pair in found(indices)]
