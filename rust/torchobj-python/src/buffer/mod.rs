@@ -10,6 +10,7 @@
 mod reader;
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Mutex;
 
@@ -18,7 +19,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyMemoryView};
 use torchobj_core::buffer::{Buffer as Landed, Landing, Memory};
 use torchobj_core::fork;
 
@@ -61,6 +62,11 @@ impl Buffer {
 
     fn __len__(&self) -> usize {
         self.landed.len()
+    }
+
+    /// A byte as a number, or a slice as a view that shares the memory.
+    fn __getitem__<'py>(slf: &Bound<'py, Self>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        PyMemoryView::from(slf)?.get_item(index)
     }
 
     fn __repr__(&self) -> String {
@@ -163,6 +169,18 @@ pub(crate) fn share(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     let buffer = contiguous(data)?;
     let (start, length) = (start_of(&buffer), buffer.len_bytes());
     Ok(Bytes::from_owner(Shared { start, length, _export: Lent(Some(buffer)) }))
+}
+
+/// Memory of Python's to read into, piece by piece: none may overlap another, for each has a writer of its own.
+pub(crate) fn lend_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
+    let memory = objects.iter().map(lend).collect::<PyResult<Vec<_>>>()?;
+    let mut regions: Vec<Range<usize>> =
+        memory.iter().map(Memory::addresses).filter(|region| !region.is_empty()).collect();
+    regions.sort_unstable_by_key(|region| region.start);
+    if regions.array_windows().any(|[one, next]| next.start < one.end) {
+        return Err(PyValueError::new_err("two of the buffers to read into share memory"));
+    }
+    Ok(memory)
 }
 
 /// Memory of Python's to read into.
