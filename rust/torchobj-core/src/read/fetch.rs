@@ -244,8 +244,6 @@ impl Client {
                     let error = self.store().error(ErrorKind::ShortBody, Operation::Get, key, &message);
                     attempts.failed(error).await?;
                 }
-                // No byte is left to be asked for, so nothing can mend what is wrong with those that came.
-                Err(error) if dest.remaining() == 0 => return Err(error),
                 Err(error) => {
                     attempts.progressed(dest.filled() - before);
                     attempts.failed(error).await?;
