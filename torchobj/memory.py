@@ -18,10 +18,10 @@ _chosen: int | None = None
 
 
 def set_budget(size: int) -> None:
-    """Sets how many bytes objects that are read ahead may take in this process: its workers have no memory of their own.
+    """Sets how many bytes objects that are read ahead may take in this process; its workers share them.
 
-    To be called before the first dataset is used. Without it `TORCHOBJ_BUDGET_BYTES` counts, and without that a tenth of
-    the machine's memory, or of the container's, shared by the ranks of the machine, and at most 2 GiB.
+    To be called before the first dataset is used. Without it `TORCHOBJ_BUDGET_BYTES` counts, and without that a
+    tenth of the machine's memory, or of the container's, shared by the ranks of the machine, and at most 2 GiB.
 
     Raises:
         ConfigError: Less than 1 MiB.

@@ -70,6 +70,51 @@ def test_a_child_reads_after_its_parent_did_and_the_parent_after_it(store):
     assert in_child(lambda: in_child(lambda: store.get("k1") == BODIES[1])) == "'True'"
 
 
+def test_a_child_goes_on_with_a_file_that_its_parent_opened(place, store):
+    body = bytes(range(256)) * (12 << 12)
+    store.put("large", body)
+    with torchobj.open(f"{place.url}/large", config=place.config) as file:
+        assert file.read(3 << 20) == body[: 3 << 20]
+        assert in_child(lambda: (file.tell(), file.read() == body[3 << 20 :])) == repr((3 << 20, True))
+        assert file.read() == body[3 << 20 :]
+
+
+def test_a_child_cannot_go_on_with_its_parents_writer_or_listing(place, store):
+    pages = iter(store.list().pages())
+    next(pages)
+    with torchobj.open(f"{place.url}/written", "wb", config=place.config) as file:
+        file.write(b"by the ")
+
+        def write():
+            file.write(b"child")
+
+        assert "this writer is the parent's" in in_child(write)
+        assert "this listing is the parent's" in in_child(lambda: next(pages))
+
+        def drop():
+            nonlocal file, pages
+            del file, pages
+            return store.get("k1") == BODIES[1]
+
+        assert in_child(drop) == "True"
+        file.write(b"parent")
+    assert place.body("written") == b"by the parent"
+
+
+def test_a_child_closes_no_file_that_has_the_number_of_its_parents_socket(place, store):
+    file = torchobj.open(f"{place.url}/k1", config=place.config)
+    file.read(4)
+
+    def child():
+        # Low numbers: those that closing the parent's sockets made free.
+        opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
+        assert file.read() == BODIES[1][4:]
+        file.close()
+        return all(os.readlink(f"/proc/self/fd/{number}") == "/dev/null" for number in opened)
+
+    assert in_child(child) == "True"
+
+
 def test_a_child_holds_none_of_its_parents_connections(store):
     """In a process of its own, where every TCP socket is torchobj's."""
     context = multiprocessing.get_context("spawn")

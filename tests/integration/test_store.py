@@ -1,7 +1,9 @@
 """The store against real servers, with boto3 as the oracle."""
 
+import dataclasses
 import pickle
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -238,3 +240,37 @@ def test_a_store_is_pickled_as_what_it_was_made_of(place):
     copy = pickle.loads(pickle.dumps(store))
     assert (copy.url, copy.config, copy.get("k")) == (store.url, store.config, b"x")
     assert repr(copy) == f"Store('{place.url}')"
+
+
+def test_the_first_failure_ends_the_other_reads(place, control):
+    config = dataclasses.replace(place.config, first_byte_timeout_s=20.0, max_attempts=3)
+    store = torchobj.Store(place.url, config=config)
+    store.put("slow", b"x")
+    control.faults({"operation": "GetObject", "key": "slow", "action": {"delay_first_byte_s": 60}})
+    began = time.monotonic()
+    with pytest.raises(FileNotFoundError, match="missing"):
+        store.get_many(["slow", "missing"])
+    assert time.monotonic() - began < 10
+
+
+def test_two_buffers_to_read_into_share_no_memory(place):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("a", b"0123456789")
+    store.put("b", b"abcdefghij")
+    room = bytearray(20)
+    halves = [memoryview(room)[:10], memoryview(room)[10:]]
+    store.get_many(["a", "b"], into=halves)
+    assert room == b"0123456789abcdefghij"
+    for shared in ([room, room], [memoryview(room)[:11], halves[1]]):
+        with pytest.raises(ValueError, match="share memory"):
+            store.get_many(["a", "b"], into=shared)
+    store.get_many(["a", "b"], into=halves)
+
+
+def test_a_buffer_has_bytes_and_slices(place):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("a", b"0123456789")
+    buffer = store.get("a")
+    assert (buffer[0], buffer[-1], bytes(buffer[2:4]), list(buffer)) == (48, 57, b"23", list(b"0123456789"))
+    with pytest.raises(IndexError):
+        buffer[10]

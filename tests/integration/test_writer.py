@@ -1,5 +1,6 @@
 """A writer's object appears by a close before which nothing failed, and by nothing else."""
 
+import dataclasses
 import gc
 import io
 import logging
@@ -241,3 +242,13 @@ def test_four_bytes_of_a_large_object_do_not_fetch_it(place, control):
     assert reader.read() == bytes(4)
     reader.close()
     assert sum(request.bytes_sent for request in control.requests()) < 1 << 20
+
+
+@pytest.mark.parametrize("size", [10, 20 << 20], ids=["one request", "parts"])
+def test_a_commit_whose_answer_was_lost_is_a_commit(place, control, size):
+    config = dataclasses.replace(place.config, max_attempts=1)
+    operation = "PutObject" if size == 10 else "CompleteMultipartUpload"
+    control.faults({"operation": operation, "times": 1, "action": {"lose_response": True}})
+    with torchobj.open(f"{place.url}/k", "wb", config=config) as file:
+        file.write(bytes(size))
+    assert len(place.body("k")) == size

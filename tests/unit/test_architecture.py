@@ -17,17 +17,21 @@ LAYERS = [
     ["exceptions"],
     ["config", "urls"],
     ["_torchobj"],
-    ["_process", "store"],
+    ["_process", "memory", "store"],
     ["checkpoint.files"],
-    ["datasets.errors", "datasets.ragged", "datasets.readers", "datasets.rendezvous"],
+    ["datasets.errors", "datasets.handover", "datasets.ragged", "datasets.readers", "datasets.rendezvous"],
+    ["datasets.source"],
     ["datasets.listing"],
     ["datasets.map"],
     ["datasets.iterable", "checkpoint.s3"],
+    ["loader.hints"],
+    ["loader.lookahead"],
+    ["loader.loader"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: Where unsafe may stand: memory, and what a fork needs of the system.
-UNSAFE = re.compile(r"torchobj-core/src/(buffer/|fork\.rs)|torchobj-python/src/buffer/")
+UNSAFE = re.compile(r"torchobj-core/src/(arena/|buffer/|fork\.rs)|torchobj-python/src/buffer/")
 
 
 def module_of(path):

@@ -1,4 +1,4 @@
-"""The objects of a listing as a source of the prefetcher: in the process that made it, and in its DataLoader workers."""
+"""A listing as a source of the prefetcher: in the process that made it, and in its DataLoader workers."""
 
 import multiprocessing.context
 import multiprocessing.reduction
@@ -38,26 +38,30 @@ class Source:
     """
 
     def __init__(self) -> None:
-        self._native: _torchobj.NativeSource | None = None
+        # By process: a fork copies it. Only setdefault writes, which is atomic: threads agree without a lock, which a
+        # fork could catch held.
+        self._made: dict[int, _torchobj.NativeSource] = {}
         self._attachment: Attachment | None = None
 
     def native(self, manifest: Manifest, stores: "Sequence[_torchobj.NativeStore]") -> "_torchobj.NativeSource | None":
         """The source, made at its first use. None in a worker that was started before there was one."""
+        here = os.getpid()
+        if here in self._made:
+            return self._made[here]
+        if torch.utils.data.get_worker_info() is None:
+            return self._made.setdefault(here, _torchobj.NativeSource(manifest, list(stores), budget_bytes()))
         if self._attachment is not None:
-            self._native, self._attachment = self._attachment.attach(manifest), None
-        if torch.utils.data.get_worker_info() is not None:
-            return self._native
-        # What another process made is of no use to one that is nobody's worker.
-        if self._native is None or self._native.owner != os.getpid():
-            self._native = _torchobj.NativeSource(manifest, list(stores), budget_bytes())
-        return self._native
+            self._made[here], self._attachment = self._attachment.attach(manifest), None
+            return self._made[here]
+        return next(iter(self._made.values()), None)
 
     @property
     def number(self) -> int | None:
         """The name of the source in this process; None while there is none."""
-        return None if self._native is None or self._native.owner != os.getpid() else self._native.number
+        made = self._made.get(os.getpid())
+        return None if made is None else made.number
 
     def __getstate__(self) -> dict[str, Any]:
+        made = self._made.get(os.getpid())
         spawning = multiprocessing.context.get_spawning_popen() is not None
-        attachment = Attachment(self._native) if spawning and self._native is not None else None
-        return {"_native": None, "_attachment": attachment}
+        return {"_made": {}, "_attachment": Attachment(made) if spawning and made is not None else None}

@@ -23,8 +23,8 @@ _KNOWN = (
 class DataLoader(torch.utils.data.DataLoader[Any]):
     """A `torch.utils.data.DataLoader` whose objects are read before a worker needs them.
 
-    Samples and their order are those of torch's, seed for seed. The sampler is pulled ahead, as far as the memory budget
-    goes (`torchobj.set_budget`), and this process reads what it yields, for all workers; they only decode.
+    Samples and their order are those of torch's, seed for seed. The sampler is pulled ahead, as far as the budget of
+    memory goes (`torchobj.set_budget`), and this process reads what it yields, for all workers; they only decode.
 
     Args:
         dataset: One of torchobj, or `Subset`, `ConcatDataset`, `StackDataset` and `random_split` of such. Of any other

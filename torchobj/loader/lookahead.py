@@ -42,6 +42,8 @@ class Ahead(Iterator[Any]):
 
     def __init__(self, lookahead: Lookahead) -> None:
         self._hints, self._most = lookahead.hints, lookahead.most
+        # Lists what is not listed yet, before workers are started: they inherit it.
+        self._hints([])
         self._inner = iter(lookahead.sampler)
         self._pending: deque[Any] = deque()
         self._announcer: _torchobj.Announcer | None = None

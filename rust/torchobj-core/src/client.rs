@@ -14,6 +14,9 @@ use crate::url::ObjectUrl;
 /// S3 deletes at most so many keys by one request (API reference, "DeleteObjects").
 const DELETE_KEYS: usize = 1000;
 
+/// What one key of many adds to the time that a delete may take.
+const PER_DELETE: Duration = Duration::from_millis(500);
+
 /// A server-side copy answers at its end. S3 copies 5 GiB, its largest, within minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
@@ -82,8 +85,17 @@ impl Client {
 
     /// One attempt of a call with a short answer, with its time limit.
     async fn ask<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.ask_within(self.policy.first_byte_timeout, operation, key, call).await
+    }
+
+    async fn ask_within<T>(
+        &self,
+        limit: Duration,
+        operation: Operation,
+        key: &str,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let _permit = self.permit().await;
-        let limit = self.policy.first_byte_timeout;
         match within(limit, call).await {
             Some(answer) => answer,
             None => Err(self.silence(operation, key, &format!("no answer within {} s", limit.as_secs_f64()))),
@@ -150,7 +162,13 @@ impl Client {
             {
                 return Ok(version);
             }
-            attempts.failed(error).await?;
+            if let Err(error) = attempts.failed(error).await {
+                // The store may have done it all the same.
+                return match attempts.outcome_unknown() {
+                    true => self.holds(key, payload).await.ok().flatten().ok_or(error),
+                    false => Err(error),
+                };
+            }
         }
     }
 
@@ -209,7 +227,10 @@ impl Client {
     async fn delete_chunk(&self, mut keys: Vec<String>) -> Result<()> {
         let mut attempts = self.attempts();
         loop {
-            let error = match self.ask(Operation::Delete, &keys[0], self.store.delete(&keys)).await {
+            // A store without bulk delete takes a request for each.
+            let limit = self.policy.first_byte_timeout + PER_DELETE * u32::try_from(keys.len()).unwrap_or(u32::MAX);
+            let call = self.store.delete(&keys);
+            let error = match self.ask_within(limit, Operation::Delete, &keys[0], call).await {
                 Ok(mut failed) => {
                     let Some((key, error)) = failed.pop() else { break };
                     keys = failed.into_iter().map(|(key, _)| key).chain([key]).collect();

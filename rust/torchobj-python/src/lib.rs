@@ -8,6 +8,7 @@
 mod buffer;
 mod config;
 mod error;
+mod local;
 mod log;
 mod manifest;
 mod process;

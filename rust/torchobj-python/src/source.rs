@@ -88,12 +88,7 @@ impl NativeSource {
     /// A source of this process. `stores` are those of the manifest's bases, in its order; `budget` is for the arena, if
     /// this process has none yet.
     #[new]
-    fn new(
-        py: Python<'_>,
-        manifest: &Manifest,
-        stores: Vec<Bound<'_, NativeStore>>,
-        budget: u64,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, manifest: &Manifest, stores: Vec<Bound<'_, NativeStore>>, budget: u64) -> PyResult<Self> {
         let clients = stores.iter().map(|store| store.get().client(py)).collect::<PyResult<Vec<_>>>()?;
         let prefetcher = py.detach(|| own(budget))?;
         let manifest = manifest.packed();
@@ -143,16 +138,12 @@ impl NativeSource {
     /// Reads objects as readers, all at once; with `return_errors` there is an exception in place of what could not be
     /// read. In a worker the owner is asked.
     #[pyo3(signature = (indices, return_errors=false))]
-    fn read<'py>(
-        &self,
-        py: Python<'py>,
-        indices: Vec<usize>,
-        return_errors: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
+    fn read<'py>(&self, py: Python<'py>, indices: Vec<usize>, return_errors: bool) -> PyResult<Bound<'py, PyList>> {
         let results: Vec<Result<Buffer, Error>> = match &self.reach {
             Reach::Made(prefetcher) if self.owner == fork::generation() => {
                 let source = self.number;
-                let objects: Vec<Object> = indices.iter().map(|index| Object { source, index: *index as u64 }).collect();
+                let objects: Vec<Object> =
+                    indices.iter().map(|index| Object { source, index: *index as u64 }).collect();
                 let prefetcher = Arc::clone(prefetcher);
                 let landed = wait(py, async move { prefetcher.take(&objects).await })?;
                 landed.into_iter().map(|landed| landed.map(|landed| Buffer::from(landed.buffer))).collect()
@@ -180,11 +171,16 @@ impl NativeSource {
     fn ask(&self, py: Python<'_>, worker: &Arc<Worker>, indices: &[usize]) -> PyResult<Vec<Result<Buffer, Error>>> {
         let objects: Vec<u64> = indices.iter().map(|index| *index as u64).collect();
         let glance = || Python::attach(|py| py.check_signals());
-        let replies = py.detach(|| worker.ask(self.number, &objects, glance)).map_err(|unanswered| match unanswered {
-            Unanswered::Interrupted(signal) => signal,
-            Unanswered::OwnerGone => PyRuntimeError::new_err(format!("process {}, which reads, is gone", self.owner)),
-            Unanswered::NoLane => PyRuntimeError::new_err("too many workers read from one process: at most 256 can"),
-        })?;
+        let replies =
+            py.detach(|| worker.ask(self.number, &objects, glance)).map_err(|unanswered| match unanswered {
+                Unanswered::Interrupted(signal) => signal,
+                Unanswered::OwnerGone => {
+                    PyRuntimeError::new_err(format!("process {}, which reads, is gone", self.owner))
+                }
+                Unanswered::NoLane => {
+                    PyRuntimeError::new_err("too many workers read from one process: at most 256 can")
+                }
+            })?;
         let buffer = |reply| match reply {
             Reply::Landed(claim) => Ok(Buffer::claimed(claim)),
             Reply::Failed(error) => Err(Error::from_bytes(&error)),
@@ -256,10 +252,11 @@ pub(crate) fn hand(buffer: &Bound<'_, Buffer>) -> PyResult<Option<(u32, u32, u32
 
 /// The buffer that a worker handed to this process.
 #[pyfunction]
-pub(crate) fn adopt(py: Python<'_>, owner: u32, id: u32, generation: u32) -> PyResult<Buffer> {
-    let lost = || PyRuntimeError::new_err(format!("a buffer of process {owner} can be taken there once, and only there"));
+pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -> PyResult<Buffer> {
+    let lost =
+        || PyRuntimeError::new_err(format!("a buffer of process {owner} can be taken there once, and only there"));
     let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
-    let segment = py.detach(|| prefetcher.arena().adopt(id, generation)).ok_or_else(lost)?;
+    let segment = py.detach(|| prefetcher.arena().adopt(segment, generation)).ok_or_else(lost)?;
     let landed: Landed = segment.buffer();
     Ok(landed.into())
 }

@@ -1,11 +1,13 @@
 //! A store, as `torchobj.Store` uses it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::client::Client;
-use torchobj_core::error::Error;
+use torchobj_core::error::{Error, ErrorKind, Operation};
 use torchobj_core::read::{Job, Landed, Read, Target, get_many as read_many};
 use torchobj_core::runtime::{Task, runtime};
 use torchobj_core::types::{
@@ -16,6 +18,7 @@ use torchobj_core::url::ObjectUrl;
 use crate::buffer::{self, Buffer};
 use crate::config::StoreConfig;
 use crate::error::{OrRaise, exception};
+use crate::local::Local;
 use crate::process::{self, Place};
 use crate::wait::wait;
 
@@ -80,13 +83,21 @@ impl NativeStore {
     /// Reads ranges `(key, start, end)`, and checks that those of one object are of one version.
     fn get_ranges(&self, py: Python<'_>, ranges: Vec<(String, i64, Option<u64>)>) -> PyResult<Vec<Buffer>> {
         let client = self.client(py)?;
-        let jobs = ranges.into_iter().map(|(key, start, end)| {
-            let read = Read { range: Some(byte_range(start, end)), ..Read::whole(key) };
+        let jobs = ranges.iter().map(|(key, start, end)| {
+            let read = Read { range: Some(byte_range(*start, *end)), ..Read::whole(key) };
             Job { client: client.clone(), read }
         });
         let jobs = jobs.collect();
         let landed = wait(py, read_many(jobs, true))?;
         let landed = first_error(py, landed)?;
+        let mut versions = HashMap::new();
+        for ((key, ..), landed) in ranges.iter().zip(&landed) {
+            if versions.entry(key).or_insert(&landed.version) != &&landed.version {
+                let message = "the object was replaced between two of its ranges";
+                let error = client.store().error(ErrorKind::Changed, Operation::Get, key, message);
+                return Err(exception(py, &error));
+            }
+        }
         Ok(landed.into_iter().map(|landed| landed.buffer.into()).collect())
     }
 
@@ -141,7 +152,7 @@ impl NativeStore {
             let _runtime = runtime().enter();
             Task::spawn(first)
         });
-        Ok(ListPages { listing, next: Some(next) })
+        Ok(ListPages { pages: Local::new(Pages { listing, next: Some(next) }) })
     }
 
     /// Copies an object of the same kind of store.
@@ -185,9 +196,7 @@ pub(crate) fn get_many<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let lent = into.is_some();
     let mut memory = match into {
-        Some(buffers) => {
-            buffers.iter().map(|object| buffer::lend(object).map(Target::Given)).collect::<PyResult<Vec<_>>>()?
-        }
+        Some(buffers) => buffer::lend_all(&buffers)?.into_iter().map(Target::Given).collect(),
         None => Vec::new(),
     };
     memory.resize_with(jobs.len(), Target::default);
@@ -228,7 +237,6 @@ pub(crate) fn get_many<'py>(
 
 /// All results, or the first error that is not the consequence of another.
 pub(crate) fn first_error(py: Python<'_>, results: Vec<Result<Landed, Error>>) -> PyResult<Vec<Landed>> {
-    use torchobj_core::error::ErrorKind;
     let consequence = |error: &Error| error.kind() == ErrorKind::Cancelled;
     if let Some(Err(error)) = results.iter().find(|result| result.as_ref().is_err_and(|error| !consequence(error))) {
         return Err(exception(py, error));
@@ -290,6 +298,10 @@ impl Listing {
 /// Pages of a listing; the next is fetched while one is used.
 #[pyclass(module = "torchobj._torchobj")]
 pub(crate) struct ListPages {
+    pages: Local<Pages>,
+}
+
+struct Pages {
     listing: Listing,
     next: Option<Task<Result<ListPage, Error>>>,
 }
@@ -301,8 +313,10 @@ impl ListPages {
     }
 
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(Vec<Entry>, Vec<String>)>> {
-        let Some(next) = self.next.take() else { return Ok(None) };
-        let listing = self.listing.clone();
+        let inherited = || PyRuntimeError::new_err("this listing is the parent's: a forked process begins its own");
+        let pages = self.pages.get_mut().ok_or_else(inherited)?;
+        let Some(next) = pages.next.take() else { return Ok(None) };
+        let listing = pages.listing.clone();
         let (page, next) = wait(py, async move {
             let page = match next.await {
                 Ok(page) => page,
@@ -313,7 +327,7 @@ impl ListPages {
             (page, next)
         })?;
         let page = page.or_raise(py)?;
-        self.next = next;
+        pages.next = next;
         let entries = page.entries.into_iter().map(|entry| {
             let version = entry.version.map(|version| version.as_str().to_owned());
             (entry.key, entry.size, version, entry.modified_ms, entry.storage_class)

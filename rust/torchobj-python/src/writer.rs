@@ -9,6 +9,7 @@ use torchobj_core::upload::Writer;
 
 use crate::buffer;
 use crate::error::OrRaise;
+use crate::local::Local;
 use crate::store::{AttributeFields, NativeStore, put_options};
 use crate::wait::wait;
 
@@ -16,7 +17,14 @@ use crate::wait::wait;
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeWriter {
     /// Taken when the writer ends.
-    writer: Arc<Mutex<Option<Writer>>>,
+    writer: Local<Arc<Mutex<Option<Writer>>>>,
+}
+
+impl NativeWriter {
+    fn writer(&self) -> PyResult<Arc<Mutex<Option<Writer>>>> {
+        let inherited = || PyValueError::new_err("this writer is the parent's: a forked process cannot go on with it");
+        self.writer.get().cloned().ok_or_else(inherited)
+    }
 }
 
 fn ended() -> PyErr {
@@ -35,20 +43,21 @@ impl NativeWriter {
     ) -> PyResult<Self> {
         let options = put_options(attributes, if_none_match, None);
         let writer = Writer::new(store.client(py)?, key, options).or_raise(py)?;
-        Ok(Self { writer: Arc::new(Mutex::new(Some(writer))) })
+        Ok(Self { writer: Local::new(Arc::new(Mutex::new(Some(writer)))) })
     }
 
     /// Writes all of a buffer, waiting where the parts on the way leave no room.
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let own = self.writer()?;
         let shared = buffer::share(data)?;
         let mut at = 0;
         while at < shared.len() {
             let rest = shared.slice(at..);
-            let writer = self.writer.clone();
+            let writer = own.clone();
             let filled = py.detach(move || writer.blocking_lock().as_mut().map(|writer| writer.fill(&rest)));
             at += filled.ok_or_else(ended)?.or_raise(py)?;
             if at < shared.len() {
-                let writer = self.writer.clone();
+                let writer = own.clone();
                 let sent = wait(py, async move {
                     match writer.lock().await.as_mut() {
                         Some(writer) => Some(writer.send_part().await),
@@ -63,15 +72,9 @@ impl NativeWriter {
         Ok(at)
     }
 
-    /// Bytes written so far.
-    fn position(&self, py: Python<'_>) -> PyResult<u64> {
-        let writer = self.writer.clone();
-        py.detach(move || writer.blocking_lock().as_ref().map(Writer::position)).ok_or_else(ended)
-    }
-
     /// Makes the object and returns its version.
     fn close(&self, py: Python<'_>) -> PyResult<String> {
-        let writer = self.writer.clone();
+        let writer = self.writer()?;
         let closed = wait(py, async move {
             let mut writer = writer.lock().await.take()?;
             Some(writer.close().await)
@@ -79,9 +82,10 @@ impl NativeWriter {
         Ok(closed.ok_or_else(ended)?.or_raise(py)?.as_str().to_owned())
     }
 
-    /// Forgets everything. The object is what it was before.
+    /// Forgets everything. The object is what it was before. In a forked process, where the writer is the parent's, does
+    /// nothing.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let writer = self.writer.clone();
+        let Ok(writer) = self.writer() else { return Ok(()) };
         wait(py, async move {
             if let Some(mut writer) = writer.lock().await.take() {
                 writer.abort().await;

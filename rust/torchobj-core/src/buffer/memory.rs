@@ -4,6 +4,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::pool;
@@ -68,6 +69,12 @@ impl Memory {
     /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// The addresses that it covers: to tell regions apart, not to be used.
+    pub fn addresses(&self) -> Range<usize> {
+        let start = self.start.addr().get();
+        start..start + self.len
     }
 
     /// Where it begins.

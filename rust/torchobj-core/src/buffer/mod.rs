@@ -7,7 +7,7 @@
 //! writer writes to memory that was given back.
 //!
 //! Every region is initialised before it becomes a `Dest` (zeroed by the kernel, or recycled), so `&mut [u8]` is
-//! always sound. Regions of 32 KiB and more are recycled through [`pool`]: fresh pages cost more than the copy into
+//! always sound. Regions of 1 KiB and more are recycled through [`pool`]: fresh pages cost more than the copy into
 //! them (measured: 110 KiB bodies, 27 faults).
 
 mod dest;

@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 
 use super::fetch::{Landed, Read};
 use crate::client::Client;
-use crate::error::{ErrorKind, Operation, Result};
+use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// One object for [`get_many`].
 #[derive(Debug)]
@@ -35,7 +35,7 @@ struct Slot {
 
 /// Reads all `jobs`, as many at a time as their clients permit. Results are in the order of the jobs.
 ///
-/// With `stop_at_error`, no read begins after one failed: results that are missing for that reason are `Cancelled`.
+/// With `stop_at_error`, the first failure ends the other reads: results that are missing for that reason are `Cancelled`.
 /// Dropping the future ends every read.
 pub async fn get_many(jobs: Vec<Job>, stop_at_error: bool) -> Vec<Result<Landed>> {
     let width = jobs.iter().map(|job| job.client.permits()).max().unwrap_or(0).min(jobs.len());
@@ -46,8 +46,11 @@ pub async fn get_many(jobs: Vec<Job>, stop_at_error: bool) -> Vec<Result<Landed>
         lanes.spawn(lane(batch.clone()));
     }
     while let Some(lane) = lanes.join_next().await {
-        if let Err(panic) = lane {
-            std::panic::resume_unwind(panic.into_panic());
+        match lane {
+            // The first to end after a failure: whatever the others still wait for, nobody needs it.
+            Ok(()) if stop_at_error && batch.failed.load(Ordering::Relaxed) => lanes.shutdown().await,
+            Ok(()) => {}
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         }
     }
     drop(lanes);
@@ -64,20 +67,21 @@ async fn lane(batch: Arc<Batch>) {
         let job = slot.job.lock().expect("no holder of this lock panics").take();
         let Job { client, read } = job.expect("each index is handed out once");
         let result = client.get(read).await;
-        if result.is_err() {
-            batch.failed.store(true, Ordering::Relaxed);
-        }
+        let failed = result.is_err();
         slot.result.set(result).expect("each index is handed out once");
+        if failed {
+            batch.failed.store(true, Ordering::Relaxed);
+            if batch.stop_at_error {
+                return;
+            }
+        }
     }
 }
 
 impl Slot {
     fn into_result(self) -> Result<Landed> {
         self.result.into_inner().unwrap_or_else(|| {
-            let job = self.job.into_inner().expect("no holder of this lock panics");
-            let Job { client, read } = job.expect("a lane that takes a job leaves its result");
-            let message = "another read of the batch failed";
-            Err(client.store().error(ErrorKind::Cancelled, Operation::Get, &read.key, message))
+            Err(Error::new(ErrorKind::Cancelled, Operation::Get, "", "another read of the batch failed"))
         })
     }
 }

@@ -16,7 +16,7 @@ pub(super) fn first(policy: &Policy, want: &Range<u64>, size: Option<u64>) -> Op
         _ => {
             let end = want.end.min(size.unwrap_or(u64::MAX));
             let whole = end - want.start < policy.whole_below_bytes;
-            let end = if whole { end } else { want.start + policy.part_bytes };
+            let end = if whole { end } else { end.min(want.start + policy.part_bytes) };
             Some(ByteRange::Bounded(want.start..end))
         }
     }
@@ -92,5 +92,7 @@ mod tests {
         assert_eq!(first(&policy, &(5..9), None), Some(ByteRange::Bounded(5..9)));
         assert_eq!(first(&policy, &(5..900), Some(100)), Some(ByteRange::Bounded(5..100)));
         assert_eq!(first(&policy, &(1 << 20..1 << 30), None), Some(ByteRange::Bounded(1 << 20..9 << 20)));
+        let policy = Policy { part_bytes: 64 << 20, ..policy };
+        assert_eq!(first(&policy, &(0..20 << 20), None), Some(ByteRange::Bounded(0..20 << 20)));
     }
 }

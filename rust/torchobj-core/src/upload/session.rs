@@ -119,7 +119,24 @@ impl Session {
             {
                 return Ok(version);
             }
-            attempts.failed(error).await?;
+            if let Err(error) = attempts.failed(error).await {
+                return self.settle(error, attempts.outcome_unknown()).await;
+            }
+        }
+    }
+
+    /// The last word on a commit that failed with `error`: where the store may have done it all the same, it is asked.
+    async fn settle(&self, error: Error, outcome_unknown: bool) -> Result<Version> {
+        if !outcome_unknown {
+            return Err(error);
+        }
+        let limit = self.client.policy().first_byte_timeout;
+        match within(limit, self.client.store().committed(&self.upload, &self.receipts)).await {
+            Some(Ok(Some(version))) => Ok(version),
+            Some(Ok(None)) => Err(error),
+            Some(Err(_)) | None => {
+                Err(error.with_hint("whether the object was replaced is not known: look before you retry"))
+            }
         }
     }
 

@@ -10,18 +10,19 @@
 mod reader;
 
 use std::ffi::c_int;
+use std::ops::Range;
 use std::ptr::NonNull;
 #[cfg(target_os = "linux")]
 use std::sync::Arc;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyMemoryView};
 #[cfg(target_os = "linux")]
 use torchobj_core::arena::Claim;
 use torchobj_core::buffer::{Buffer as Landed, Landing, Memory};
@@ -41,6 +42,8 @@ pub(crate) struct Buffer {
     claim: Option<Arc<Claim>>,
     /// The memory is somebody else's now.
     handed: AtomicBool,
+    /// How many views of it there are.
+    views: AtomicUsize,
 }
 
 impl From<Landed> for Buffer {
@@ -50,25 +53,29 @@ impl From<Landed> for Buffer {
             #[cfg(target_os = "linux")]
             claim: None,
             handed: AtomicBool::new(false),
+            views: AtomicUsize::new(0),
         }
     }
 }
 
 impl Buffer {
-    pub(crate) fn as_slice(&self) -> &[u8] {
-        if self.handed.load(Ordering::Acquire) { &[] } else { self.landed.as_slice() }
+    /// Its bytes, unless it was handed on.
+    pub(crate) fn bytes(&self) -> PyResult<&[u8]> {
+        if self.handed.load(Ordering::Acquire) { Err(handed_on()) } else { Ok(self.landed.as_slice()) }
     }
 
     /// The buffer of a worker's claim.
     #[cfg(target_os = "linux")]
     pub(crate) fn claimed(claim: Arc<Claim>) -> Self {
-        Self { landed: claim.buffer(), claim: Some(claim), handed: AtomicBool::new(false) }
+        Self { claim: Some(claim.clone()), ..claim.buffer().into() }
     }
 
-    /// Gives its memory to the owner of the arena.
+    /// Gives its memory to the owner of the arena, if it is the arena's and nobody looks at it here.
     #[cfg(target_os = "linux")]
     pub(crate) fn hand(&self) -> PyResult<Option<(u32, u32, u32)>> {
-        let Some(claim) = &self.claim else { return Ok(None) };
+        let Some(claim) = self.claim.as_ref().filter(|_| self.views.load(Ordering::Acquire) == 0) else {
+            return Ok(None);
+        };
         let handed = claim.hand().ok_or_else(handed_on)?;
         self.handed.store(true, Ordering::Release);
         Ok(Some((claim.owner(), handed.id, handed.generation)))
@@ -89,8 +96,13 @@ impl Buffer {
         Ok(landed.into())
     }
 
-    fn __len__(&self) -> usize {
+    pub(crate) fn __len__(&self) -> usize {
         self.landed.len()
+    }
+
+    /// A byte as a number, or a slice as a view that shares the memory.
+    fn __getitem__<'py>(slf: &Bound<'py, Self>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        PyMemoryView::from(slf)?.get_item(index)
     }
 
     fn __repr__(&self) -> String {
@@ -98,9 +110,10 @@ impl Buffer {
     }
 
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let own = self.bytes()?;
         match contiguous(other) {
             Ok(other) => {
-                let equal = with_bytes(py, &other, |bytes| bytes == self.as_slice());
+                let equal = with_bytes(py, &other, |bytes| bytes == own);
                 other.release(py);
                 Ok(equal.into_pyobject(py)?.to_owned().into_any().unbind())
             }
@@ -109,29 +122,28 @@ impl Buffer {
     }
 
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
-        if slf.get().handed.load(Ordering::Acquire) {
-            return Err(handed_on());
-        }
-        let bytes = PyBytes::new(slf.py(), slf.get().as_slice());
+        let bytes = PyBytes::new(slf.py(), slf.get().bytes()?);
         Ok((slf.get_type().into_any(), (bytes,)))
     }
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
-        if slf.get().handed.load(Ordering::Acquire) {
-            return Err(handed_on());
-        }
-        let landed = &slf.get().landed;
-        let length = landed.len() as ffi::Py_ssize_t;
-        let start = landed.start().as_ptr().cast();
+        let buffer = slf.get();
+        let length = buffer.bytes()?.len() as ffi::Py_ssize_t;
+        let start = buffer.landed.start().as_ptr().cast();
         // SAFETY: `view` is the caller's to be filled; it takes a reference to `slf`, which keeps the region where it
         // is; the region has `length` initialised bytes, and no writer of ours is left.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags) } {
-            0 => Ok(()),
+            0 => {
+                buffer.views.fetch_add(1, Ordering::AcqRel);
+                Ok(())
+            }
             _ => Err(PyErr::fetch(slf.py())),
         }
     }
 
-    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.views.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 fn handed_on() -> PyErr {
@@ -203,6 +215,18 @@ pub(crate) fn share(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     let buffer = contiguous(data)?;
     let (start, length) = (start_of(&buffer), buffer.len_bytes());
     Ok(Bytes::from_owner(Shared { start, length, _export: Lent(Some(buffer)) }))
+}
+
+/// Memory of Python's to read into, piece by piece: none may overlap another, for each has a writer of its own.
+pub(crate) fn lend_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
+    let memory = objects.iter().map(lend).collect::<PyResult<Vec<_>>>()?;
+    let mut regions: Vec<Range<usize>> =
+        memory.iter().map(Memory::addresses).filter(|region| !region.is_empty()).collect();
+    regions.sort_unstable_by_key(|region| region.start);
+    if regions.array_windows().any(|[one, next]| next.start < one.end) {
+        return Err(PyValueError::new_err("two of the buffers to read into share memory"));
+    }
+    Ok(memory)
 }
 
 /// Memory of Python's to read into.

@@ -14,6 +14,7 @@ use torchobj_core::read::{Landed, ReadAhead, Window};
 
 use super::{Buffer, lend};
 use crate::error::OrRaise;
+use crate::local::Local;
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -24,8 +25,29 @@ enum Source {
     /// All bytes are here.
     Landed(Py<Buffer>),
     /// Bytes are fetched as they are read.
-    Ahead(Arc<Mutex<ReadAhead>>),
+    Ahead(Fetched),
     Closed,
+}
+
+/// How an object is fetched, in any process: a forked child begins anew, at the same position.
+struct Fetched {
+    store: Py<NativeStore>,
+    window: Window,
+    ahead: Local<Arc<Mutex<ReadAhead>>>,
+}
+
+impl Fetched {
+    fn new(py: Python<'_>, store: Py<NativeStore>, key: &str, window: Window) -> PyResult<Self> {
+        let ahead = ReadAhead::new(store.get().client(py)?, key, window);
+        Ok(Self { store, window, ahead: Local::new(Arc::new(Mutex::new(ahead))) })
+    }
+
+    fn ahead(&mut self, py: Python<'_>, key: &str) -> PyResult<Arc<Mutex<ReadAhead>>> {
+        if self.ahead.get().is_none() {
+            *self = Self::new(py, self.store.clone_ref(py), key, self.window)?;
+        }
+        Ok(self.ahead.get().expect("made here, just now or before").clone())
+    }
 }
 
 /// An object, read as a binary file.
@@ -60,11 +82,11 @@ impl ObjectReader {
         Py::new(py, Self { url: object.url(), bucket, key: object.key.to_owned(), source, position: 0 })
     }
 
-    fn size(&self, py: Python<'_>) -> PyResult<u64> {
-        match &self.source {
-            Source::Landed(buffer) => Ok(buffer.get().as_slice().len() as u64),
-            Source::Ahead(ahead) => {
-                let ahead = ahead.clone();
+    fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
+        match &mut self.source {
+            Source::Landed(buffer) => Ok(buffer.get().bytes()?.len() as u64),
+            Source::Ahead(fetched) => {
+                let ahead = fetched.ahead(py, &self.key)?;
                 wait(py, async move { ahead.lock().await.size().await })?.or_raise(py)
             }
             Source::Closed => Err(closed()),
@@ -75,17 +97,17 @@ impl ObjectReader {
     fn read_memory(&mut self, py: Python<'_>, memory: Memory) -> PyResult<(Landing, usize)> {
         let (landing, mut dest) = Landing::new(memory);
         let position = self.position;
-        let count = match &self.source {
+        let count = match &mut self.source {
             Source::Landed(buffer) => {
-                let bytes = buffer.get().as_slice();
+                let bytes = buffer.get().bytes()?;
                 let rest = &bytes[usize::try_from(position).unwrap_or(usize::MAX).min(bytes.len())..];
                 py.detach(|| {
                     let mut dest = dest;
                     dest.fill(rest)
                 })
             }
-            Source::Ahead(ahead) => {
-                let ahead = ahead.clone();
+            Source::Ahead(fetched) => {
+                let ahead = fetched.ahead(py, &self.key)?;
                 wait(py, async move { ahead.lock().await.read_at(position, &mut dest).await })?.or_raise(py)?
             }
             Source::Closed => return Err(closed()),
@@ -100,7 +122,7 @@ impl ObjectReader {
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         if let Source::Landed(buffer) = &self.source {
             let start = usize::try_from(self.position).unwrap_or(usize::MAX);
-            let bytes = buffer.get().as_slice().get(start..).unwrap_or_default();
+            let bytes = buffer.get().bytes()?.get(start..).unwrap_or_default();
             let bytes = PyBytes::new(py, &bytes[..wanted]);
             self.position += wanted as u64;
             return Ok(bytes);
@@ -142,7 +164,7 @@ impl ObjectReader {
     #[pyo3(signature = (store, url, bucket, key, jump_bytes=None, ahead_bytes=None))]
     fn open(
         py: Python<'_>,
-        store: &NativeStore,
+        store: Py<NativeStore>,
         url: String,
         bucket: String,
         key: String,
@@ -154,8 +176,8 @@ impl ObjectReader {
             jump_bytes: jump_bytes.unwrap_or(usual.jump_bytes),
             ahead_bytes: ahead_bytes.unwrap_or(usual.ahead_bytes),
         };
-        let ahead = ReadAhead::new(store.client(py)?, &key, window);
-        Ok(Self { url, bucket, key, source: Source::Ahead(Arc::new(Mutex::new(ahead))), position: 0 })
+        let source = Source::Ahead(Fetched::new(py, store, &key, window)?);
+        Ok(Self { url, bucket, key, source, position: 0 })
     }
 
     /// `rb`
@@ -345,7 +367,7 @@ impl ObjectReader {
 
     fn __repr__(&self) -> String {
         let state = match &self.source {
-            Source::Landed(buffer) => format!("{} bytes", buffer.get().as_slice().len()),
+            Source::Landed(buffer) => format!("{} bytes", buffer.get().__len__()),
             Source::Ahead(_) => "fetched as it is read".to_owned(),
             Source::Closed => "closed".to_owned(),
         };

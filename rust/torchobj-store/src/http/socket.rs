@@ -18,6 +18,7 @@ pub(crate) struct Socket {
     /// Taken by `drop` only, to be closed inside.
     stream: Option<TcpStream>,
     descriptor: RawFd,
+    process: u32,
 }
 
 impl Socket {
@@ -45,7 +46,7 @@ impl Socket {
         let stream = TcpStream::from_std(raw.into())?;
         let descriptor = stream.as_raw_fd();
         fork::register(&inside, descriptor);
-        Ok(Self { stream: Some(stream), descriptor })
+        Ok(Self { stream: Some(stream), descriptor, process: fork::generation() })
     }
 
     fn stream(&self) -> &TcpStream {
@@ -64,6 +65,11 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
+        if self.process != fork::generation() {
+            // The fork has closed this copy; its number may be another file's by now.
+            std::mem::forget(self.stream.take());
+            return;
+        }
         let inside = fork::enter();
         fork::forget(&inside, self.descriptor);
         drop(self.stream.take());
