@@ -326,9 +326,7 @@ def test_many_threads_read_one_dataset_while_a_loader_runs(folder):
 
     def read():
         order = random.sample(range(COUNT), COUNT)
-        for index in order:
-            if data[index] != (index, body(index)):
-                failures.append(index)
+        failures.extend(index for index in order if data[index] != (index, body(index)))
 
     threads = [threading.Thread(target=read) for _ in range(4)]
     for thread in threads:
