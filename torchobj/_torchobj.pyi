@@ -7,16 +7,21 @@ from typing import Any, BinaryIO, Self, TypeAlias, final
 from torchobj.config import StoreConfig
 
 __all__ = [
+    "Announcer",
     "Buffer",
     "ListPages",
     "Manifest",
+    "NativeSource",
     "NativeStore",
     "NativeWriter",
     "ObjectReader",
     "__version__",
+    "adopt",
     "default_config",
     "finish",
     "get_many",
+    "hand",
+    "prefetch_stats",
 ]
 
 __version__: str
