@@ -61,7 +61,6 @@ impl FileStore {
             io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => (ErrorKind::NotFound, "not a file"),
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (ErrorKind::AccessDenied, "refused"),
             io::ErrorKind::AlreadyExists => (ErrorKind::Precondition, "the condition does not hold"),
-            io::ErrorKind::UnexpectedEof => (ErrorKind::ShortBody, "the file ended early"),
             io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
             _ => (ErrorKind::Io, "the file system failed"),
         };

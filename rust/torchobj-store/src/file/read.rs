@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::{ObjectStore, Opened};
@@ -53,15 +54,19 @@ impl Opened for OpenedFile {
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
         let mut at = self.range.start;
         while at < self.range.end && dest.remaining() > 0 {
+            // Who reads other parts of the object beside this shall not wait for it.
+            tokio::task::yield_now().await;
             let left = usize::try_from(self.range.end - at).unwrap_or(usize::MAX);
-            // The piece is the thread's own, also when this future is dropped before the thread is done.
-            let mut piece = dest.carve(READ_BYTES.min(left).min(dest.remaining()));
-            let file = self.file.clone();
-            let read = move || {
-                file.read_exact_at(piece.unfilled_mut(), at)?;
-                Ok(piece.len() as u64)
-            };
-            at += self.store.blocking(Operation::Get, &self.key, read).await?;
+            let most = READ_BYTES.min(left).min(dest.remaining());
+            // Nothing drops this future before the read is done: no thread is left that writes to `dest`.
+            let read = in_place(|| read_at(&self.file, &mut dest.unfilled_mut()[..most], at));
+            let count = read.map_err(|error| self.store.io_error(Operation::Get, &self.key, error))?;
+            if count == 0 {
+                let message = "the file became shorter while it was read";
+                return Err(self.store.error(ErrorKind::Changed, Operation::Get, &self.key, message));
+            }
+            dest.advance(count);
+            at += count as u64;
         }
         let file = self.file.clone();
         let now = self.store.blocking(Operation::Get, &self.key, move || file.metadata()).await?;
@@ -70,6 +75,25 @@ impl Opened for OpenedFile {
             return Err(self.store.error(ErrorKind::Changed, Operation::Get, &self.key, message));
         }
         Ok(())
+    }
+}
+
+/// Does what may block on this thread, whose other tasks go elsewhere meanwhile.
+fn in_place<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        // There is nowhere else.
+        RuntimeFlavor::CurrentThread => work(),
+        _ => tokio::task::block_in_place(work),
+    }
+}
+
+/// One read; 0 at the end of the file.
+fn read_at(file: &File, room: &mut [u8], at: u64) -> io::Result<usize> {
+    loop {
+        match file.read_at(room, at) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
     }
 }
 
