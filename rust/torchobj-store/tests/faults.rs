@@ -15,7 +15,7 @@ use torchobj_core::conformance::pattern;
 use torchobj_core::error::{Error, ErrorKind, Result};
 use torchobj_core::read::Read;
 use torchobj_core::transfer::Policy;
-use torchobj_core::types::{Condition, ListRequest, PutOptions};
+use torchobj_core::types::{Attributes, Condition, ListRequest, PutOptions, Version};
 use torchobj_core::upload::Writer;
 use torchobj_store::config::S3Config;
 
@@ -361,4 +361,37 @@ async fn what_is_wrong_for_good_is_one_clear_error() {
     pays.put("k", pattern(7 << 20, 1).into(), &PutOptions::default()).await.unwrap();
     let client = bench.server.client("pays", bench.server.config(), policy());
     assert_eq!(client.get(Read::whole("k")).await.unwrap_err().kind(), ErrorKind::AccessDenied);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn an_attribute_that_would_begin_another_header_is_a_wrong_setting_on_every_path() {
+    let bench = Bench::new("injected");
+    let by_sdk = S3Config { force_sdk: true, ..bench.server.config() };
+    let by_sdk = bench.server.client("injected", by_sdk, policy());
+    let evil = || Some("a\r\nx-amz-acl: public-read".to_owned());
+    let attributes = [
+        ("type", Attributes { content_type: evil(), ..Attributes::default() }),
+        ("encoding", Attributes { content_encoding: evil(), ..Attributes::default() }),
+        ("disposition", Attributes { content_disposition: evil(), ..Attributes::default() }),
+        ("language", Attributes { content_language: evil(), ..Attributes::default() }),
+        ("cache", Attributes { cache_control: evil(), ..Attributes::default() }),
+        ("storage", Attributes { storage_class: evil(), ..Attributes::default() }),
+        ("metadata", Attributes { metadata: vec![("a".into(), evil().unwrap())], ..Attributes::default() }),
+    ];
+    let mut options: Vec<_> =
+        attributes.map(|(name, attributes)| (name, PutOptions { attributes, ..PutOptions::default() })).into();
+    let condition = Condition::Matches(Version::new(evil().unwrap()));
+    options.push(("match", PutOptions { condition, ..PutOptions::default() }));
+    for client in [&bench.client, &by_sdk] {
+        for (name, options) in &options {
+            for length in [10, 7 << 20] {
+                let error = client.put("k", pattern(length, 1).into(), options).await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Config, "{name}, {length} bytes: {error:?}");
+                assert!(error.to_string().contains(name) && !error.to_string().contains('\n'), "{error}");
+            }
+        }
+    }
+    assert!(bench.client.list(ListRequest::default()).await.unwrap().entries.is_empty());
+    assert!(bench.client.uploads("").await.unwrap().is_empty());
 }

@@ -23,6 +23,7 @@ impl Bucket {
     pub(super) async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
         let operation = Operation::BeginUpload;
         let attributes = &options.attributes;
+        self.check_options(operation, key, options)?;
         let nonce = format!("{:032x}", fastrand::u128(..));
         let mut metadata: std::collections::HashMap<String, String> = self
             .metadata_headers(operation, key, attributes)?
@@ -272,6 +273,7 @@ impl Bucket {
                 _ => ErrorKind::Reset,
             },
             SdkError::ResponseError(_) => ErrorKind::Protocol,
+            SdkError::ConstructionFailure(_) => ErrorKind::Config,
             _ => ErrorKind::InvalidRequest,
         };
         self.error(kind, operation, key, "the SDK failed").with_source(Chain(error))

@@ -65,7 +65,7 @@ impl Bucket {
                 None => (&address.line, address.host.as_str()),
                 Some((line, host)) => (line, host.as_str()),
             };
-            let head = self.head_of(ask, line, host, &path, signer.as_ref().map(|(signer, _)| &**signer));
+            let head = self.head_of(ask, line, host, &path, signer.as_ref().map(|(signer, _)| &**signer))?;
             let failed = |failure| self.failure(ask.operation, ask.key, failure);
             let mut lease = line.lease().await.map_err(failed)?;
             let bodiless = ask.method == "HEAD";
@@ -90,8 +90,9 @@ impl Bucket {
         Err(self.error(ErrorKind::Protocol, ask.operation, ask.key, "too many redirects"))
     }
 
-    /// The head of the request, as it is sent.
-    fn head_of(&self, ask: &Ask<'_>, line: &Line, host: &str, path: &[u8], signer: Option<&Signer>) -> Vec<u8> {
+    /// The head of the request, as it is sent. A value that would end its line, and begin another header, is refused.
+    fn head_of(&self, ask: &Ask<'_>, line: &Line, host: &str, path: &[u8], signer: Option<&Signer>) -> Result<Vec<u8>> {
+        let refuse = |name: &str| self.refused_header(ask.operation, ask.key, name);
         let time = Timestamp::new(self.account.now());
         let mut query = Vec::new();
         for (index, (name, value)) in ask.query.iter().enumerate() {
@@ -126,22 +127,29 @@ impl Bucket {
         }
         out.extend_from_slice(b" HTTP/1.1\r\n");
         for (name, value) in &headers {
-            push_header(&mut out, name, value);
+            push_header(&mut out, name, value).map_err(refuse)?;
         }
-        push_header(&mut out, "user-agent", concat!("torchobj/", env!("CARGO_PKG_VERSION")));
+        push_header(&mut out, "user-agent", concat!("torchobj/", env!("CARGO_PKG_VERSION"))).map_err(refuse)?;
         if ask.method == "PUT" {
-            push_header(&mut out, "content-length", &ask.payload.len().to_string());
+            push_header(&mut out, "content-length", &ask.payload.len().to_string()).map_err(refuse)?;
         }
         if let Some(signer) = signer {
             let mut canonical: Vec<(&str, &str)> = headers.iter().filter(signed).copied().collect();
             canonical.sort_unstable_by_key(|(name, _)| *name);
-            out.extend_from_slice(b"authorization: ");
             let canonical = Canonical { method: ask.method, path, query: &query, headers: &canonical };
-            signer.authorize_into(&mut out, &time, &canonical);
-            out.extend_from_slice(b"\r\n");
+            let mut authorization = Vec::with_capacity(256);
+            signer.authorize_into(&mut authorization, &time, &canonical);
+            // The access key and the region are in it.
+            push_header(&mut out, "authorization", &String::from_utf8_lossy(&authorization)).map_err(refuse)?;
         }
         out.extend_from_slice(b"\r\n");
-        out
+        Ok(out)
+    }
+
+    /// The error that a value is which no header can carry. It does not show the value, which may be a token or a key.
+    pub(super) fn refused_header(&self, operation: Operation, key: Option<&str>, name: &str) -> Error {
+        let message = format!("header {name}: a value with control characters");
+        self.error(ErrorKind::Config, operation, key, &message)
     }
 
     async fn refused(&self, ask: &Ask<'_>, mut lease: Lease, status: u16, used: Used<'_>) -> Error {
@@ -214,11 +222,21 @@ impl Bucket {
     }
 }
 
-fn push_header(out: &mut Vec<u8>, name: &str, value: &str) {
+/// Whether a value stays on its line.
+pub(super) fn fits_header(value: &str) -> bool {
+    value.bytes().all(|byte| !byte.is_ascii_control() || byte == b'\t')
+}
+
+/// Appends a header; a value that cannot be one is refused by the header's name.
+fn push_header<'a>(out: &mut Vec<u8>, name: &'a str, value: &str) -> Result<(), &'a str> {
+    if !fits_header(value) {
+        return Err(name);
+    }
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(b": ");
     out.extend_from_slice(value.as_bytes());
     out.extend_from_slice(b"\r\n");
+    Ok(())
 }
 
 /// Where a `Location` leads: its host, or the same one when it names none.
@@ -237,6 +255,18 @@ fn redirected(location: &str, from: &Target) -> Option<Target> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_that_would_begin_another_header_is_refused_and_a_tab_is_none() {
+        for value in ["a\r\nx-amz-acl: public-read", "a\n", "a\r", "\0", "\x7f", "\x1b[2J"] {
+            let mut out = Vec::new();
+            assert_eq!(push_header(&mut out, "content-type", value), Err("content-type"), "{value:?}");
+            assert!(out.is_empty(), "{value:?}");
+        }
+        let mut out = Vec::new();
+        push_header(&mut out, "cache-control", "a\tb ü").unwrap();
+        assert_eq!(out, "cache-control: a\tb ü\r\n".as_bytes());
+    }
 
     #[test]
     fn a_redirect_never_leaves_tls() {

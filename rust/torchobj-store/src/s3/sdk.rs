@@ -127,6 +127,7 @@ impl Bucket {
     pub(super) async fn sdk_put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         let operation = Operation::Put;
         let attributes = &options.attributes;
+        self.check_options(operation, key, options)?;
         let metadata = self.metadata_headers(operation, key, attributes)?.into_iter();
         let metadata = metadata.map(|(header, value)| (header["x-amz-meta-".len()..].to_owned(), value.to_owned()));
         let (encryption, key_id) = self.server_side_encryption();
