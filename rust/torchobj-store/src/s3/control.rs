@@ -166,8 +166,10 @@ impl Bucket {
                     uploads.push(Upload { key, id, nonce: String::new(), begun_ms });
                 }
             }
-            (key_marker, id_marker) = (page.next_key_marker.map(decode), page.next_upload_id_marker);
-            if page.is_truncated != Some(true) || key_marker.is_none() {
+            let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker);
+            let next = next.map_err(|problem| self.error(ErrorKind::Protocol, operation, Some(prefix), problem))?;
+            (key_marker, id_marker) = (next.map(decode), page.next_upload_id_marker);
+            if key_marker.is_none() {
                 return Ok(uploads);
             }
         }
