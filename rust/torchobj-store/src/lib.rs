@@ -6,6 +6,8 @@
 
 pub mod config;
 mod env;
+#[cfg(test)]
+mod fake;
 pub mod file;
 mod http;
 pub mod s3;

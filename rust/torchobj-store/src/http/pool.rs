@@ -126,7 +126,7 @@ async fn sweep(line: Weak<Line>, keep_alive: Duration) {
 }
 
 /// What kind of failure it is that no connection could be made.
-fn refused(error: io::Error) -> Failure {
+pub(crate) fn refused(error: io::Error) -> Failure {
     let (kind, message) = match error.kind() {
         io::ErrorKind::TimedOut => (ErrorKind::Timeout, "no connection"),
         // A certificate that is not trusted today is not trusted in a second.

@@ -18,6 +18,7 @@ use aws_smithy_types::body::SdkBody;
 use http::Uri;
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::Error as ClientError;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
@@ -62,6 +63,14 @@ impl HttpConnector for Wire {
             }
         })
     }
+}
+
+/// Why our dialer made no connection, if that is what an error of the SDK comes from.
+pub(super) fn undialed(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.find(|cause| cause.downcast_ref().is_some_and(ClientError::is_connect))?;
+    let refusal: &io::Error = causes.find_map(|cause| cause.downcast_ref())?;
+    Some(io::Error::new(refusal.kind(), refusal.to_string()))
 }
 
 /// Connects by our dialer.
