@@ -185,15 +185,22 @@ impl Bucket {
             // An answer to HEAD has no body that could say it.
             region = self.find_region(operation).await.ok();
         }
+        let credentials = &self.account.environment().await.credentials;
         let learnt = match error.kind() {
             ErrorKind::ClockSkew => self.account.learn_clock(header("date").as_deref(), used.skew_s),
-            ErrorKind::ExpiredCredentials => match (&self.account.environment().await.credentials, used.generation) {
-                (Some(credentials), Some(generation)) => {
-                    credentials.expired(generation);
-                    true
+            ErrorKind::ExpiredCredentials => match (credentials, used.generation) {
+                (Some(credentials), Some(generation)) if credentials.replaced(generation).await => true,
+                _ => {
+                    let hint = "the credentials have expired, and where they came from there are no others";
+                    return error.with_kind(ErrorKind::Credentials).with_hint(hint);
                 }
-                _ => false,
             },
+            ErrorKind::Credentials => {
+                if let (Some(credentials), Some(generation)) = (credentials, used.generation) {
+                    credentials.refused(generation);
+                }
+                true
+            }
             // To a wrong region S3 answers HEAD with 400 and no code.
             ErrorKind::Misaddressed | ErrorKind::InvalidRequest => match region {
                 Some(region) if region != used.region => {
