@@ -25,6 +25,7 @@ pub(crate) use connection::Connection;
 pub(crate) use dial::Dialer;
 pub(crate) use head::Framing;
 pub(crate) use pool::{Lease, Line, Pool, refused};
+pub(crate) use proxy::Proxy;
 pub(crate) use transport::Transport;
 
 /// A server: where a connection goes.

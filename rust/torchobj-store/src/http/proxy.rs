@@ -21,7 +21,7 @@ pub(super) struct Proxies {
 
 /// A proxy that speaks HTTP.
 #[derive(Clone)]
-pub(super) struct Proxy {
+pub(crate) struct Proxy {
     pub(super) host: String,
     pub(super) port: u16,
     /// `Basic …`, from the URL's user and password.
@@ -41,6 +41,11 @@ impl Proxies {
         let direct = env::first(&env::NO_PROXY).unwrap_or_default();
         let direct = direct.split(',').map(|host| host.trim().to_ascii_lowercase()).filter(|host| !host.is_empty());
         Ok(Self { https: proxy(&env::HTTPS_PROXY)?, http: proxy(&env::HTTP_PROXY)?, direct: direct.collect() })
+    }
+
+    #[cfg(test)]
+    pub(super) fn forwarding(url: &str) -> Self {
+        Self { http: Some(parse("http_proxy", url).unwrap()), ..Self::default() }
     }
 
     /// The proxy for `target`, if it is not reached directly.
@@ -90,6 +95,11 @@ fn percent_decode(text: &str) -> Vec<u8> {
 }
 
 impl Proxy {
+    /// What `Proxy-Authorization` says, where the proxy's URL has a user. To a tunnel it is said by `tunnel`.
+    pub(crate) fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref()
+    }
+
     /// Asks the proxy, over `socket`, for a tunnel to `target`.
     pub(super) async fn tunnel(&self, socket: &mut Socket, target: &Target) -> io::Result<()> {
         let authority = target.authority();

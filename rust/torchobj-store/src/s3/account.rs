@@ -80,6 +80,10 @@ impl Account {
             }
             _ => None,
         };
+        Ok(Self::over(dialer, config, customer_key))
+    }
+
+    pub(super) fn over(dialer: Arc<Dialer>, config: S3Config, customer_key: Option<CustomerKey>) -> Self {
         let wire = Wire::new(dialer.clone(), config.http.keep_alive);
         let pool = Pool::new(dialer);
         let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));

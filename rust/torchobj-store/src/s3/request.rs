@@ -10,7 +10,7 @@ use super::Bucket;
 use super::answer::{self, ServerError};
 use super::encode;
 use super::sign::{Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
-use crate::http::{Failure, Framing, Lease, Line, Target};
+use crate::http::{Failure, Framing, Lease, Line, Proxy, Target};
 
 /// Errors of S3 are a few hundred bytes; a proxy's page of HTML is not read to its end.
 const LARGEST_ERROR_BYTES: usize = 64 << 10;
@@ -114,18 +114,7 @@ impl Bucket {
         }
         let signed = |(name, _): &&(&str, &str)| *name == "host" || name.starts_with("x-amz-");
         let mut out = Vec::with_capacity(640);
-        out.extend_from_slice(ask.method.as_bytes());
-        out.push(b' ');
-        if line.absolute_form() {
-            out.extend_from_slice(b"http://");
-            out.extend_from_slice(host.as_bytes());
-        }
-        out.extend_from_slice(path);
-        if !query.is_empty() {
-            out.push(b'?');
-            out.extend_from_slice(&query);
-        }
-        out.extend_from_slice(b" HTTP/1.1\r\n");
+        push_request_line(&mut out, line, ask.method, host, path, &query);
         for (name, value) in &headers {
             push_header(&mut out, name, value).map_err(refuse)?;
         }
@@ -226,6 +215,26 @@ impl Bucket {
             Some(source) => error.with_source(source),
             None => error,
         }
+    }
+}
+
+/// What a request begins with; to a proxy that forwards it, with the whole URL, and who may ask it to.
+pub(super) fn push_request_line(out: &mut Vec<u8>, line: &Line, method: &str, host: &str, path: &[u8], query: &[u8]) {
+    let forwarder = line.forwarder();
+    out.extend_from_slice(method.as_bytes());
+    out.push(b' ');
+    if forwarder.is_some() {
+        out.extend_from_slice(b"http://");
+        out.extend_from_slice(host.as_bytes());
+    }
+    out.extend_from_slice(path);
+    if !query.is_empty() {
+        out.push(b'?');
+        out.extend_from_slice(query);
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    if let Some(authorization) = forwarder.and_then(Proxy::authorization) {
+        push_header(out, "proxy-authorization", authorization).expect("Base64 fits a header");
     }
 }
 
