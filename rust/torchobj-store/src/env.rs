@@ -14,9 +14,10 @@ pub(crate) const HTTP_PROXY: [&str; 1] = ["http_proxy"];
 /// Hosts that are reached without a proxy.
 pub(crate) const NO_PROXY: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
-/// The value of the first of `names` that is set and not empty.
-pub(crate) fn first(names: &[&str]) -> Option<String> {
-    names.iter().filter_map(|name| std::env::var(name).ok()).find(|value| !value.is_empty())
+/// The first of `names` that is set and not empty, and its value.
+pub(crate) fn first_of(names: &[&'static str]) -> Option<(&'static str, String)> {
+    let set = names.iter().filter_map(|name| Some((*name, std::env::var(name).ok()?)));
+    set.into_iter().find(|(_, value)| !value.is_empty())
 }
 
 /// What, besides the variables of AWS, decides how a store is reached: proxies, trust, and where profiles lie.

@@ -69,13 +69,13 @@ impl Account {
     /// `Config`: a proxy that is no URL, a file that cannot be read.
     pub fn new(mut config: S3Config) -> Result<Self> {
         if config.http.ca_bundle.is_none() {
-            config.http.ca_bundle = env::first(&[env::AWS_CA_BUNDLE]).map(Into::into);
+            config.http.ca_bundle = env::first_of(&[env::AWS_CA_BUNDLE]).map(|(_, path)| path.into());
         }
         let refuse = |what: String| move |source: std::io::Error| misconfigured(&what).with_source(source);
-        let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse(String::new()))?);
+        let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse("a proxy of the environment".to_owned()))?);
         let customer_key = match &config.encryption {
             Encryption::CustomerKeyFile(path) => {
-                let what = format!("sse_customer_key_file={}", path.display());
+                let what = format!("customer_key_file={}", path.display());
                 Some(CustomerKey::read(path).map_err(refuse(what))?)
             }
             _ => None,
@@ -87,7 +87,7 @@ impl Account {
         let wire = Wire::new(dialer.clone(), config.http.keep_alive);
         let pool = Pool::new(dialer);
         let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));
-        Ok(Self { config, pool, wire, environment, customer_key, skew_s })
+        Self { config, pool, wire, environment, customer_key, skew_s }
     }
 
     /// What the environment says, asked once.
