@@ -145,3 +145,32 @@ def sharded(rank, bucket, config):
 def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled):
     one, two = run_ranks(sharded, filled.bucket, filled.config)
     assert sorted(one + two) == [f"train/{number}" for number in range(10)]
+
+
+def sharded_by_hand(rank, bucket, config):
+    dist.init_process_group("gloo")
+    uris = [f"s3://{bucket}/train/{number}" for number in range(9)]
+    settings = {"s3client_config": config, "transform": lambda reader: reader.key}
+    samples = torchobj.S3MapDataset.from_objects(uris[rank::2], **settings)
+    in_a_row = torchobj.S3IterableDataset.from_objects(uris[rank::2], **settings)
+    return list(samples), list(in_a_row), len(samples)
+
+
+def test_objects_by_name_stay_those_of_their_rank(filled):
+    keys = [f"train/{number}" for number in range(9)]
+    assert run_ranks(sharded_by_hand, filled.bucket, filled.config) == [
+        (keys[0::2], keys[0::2], 5),
+        (keys[1::2], keys[1::2], 4),
+    ]
+
+
+def named_before_the_job(rank, bucket, config):
+    uris = [f"s3://{bucket}/train/{number}" for number in range(9)]
+    samples = torchobj.S3MapDataset.from_objects(uris[rank::2], s3client_config=config)
+    before = len(samples)
+    dist.init_process_group("gloo")
+    return before, len(samples), samples[0].key
+
+
+def test_objects_named_before_the_job_began_are_not_compared(filled):
+    assert run_ranks(named_before_the_job, filled.bucket, filled.config) == [(5, 5, "train/0"), (4, 4, "train/1")]

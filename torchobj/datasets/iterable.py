@@ -95,7 +95,10 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         enable_sharding: bool = False,
         reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
-        """The objects that are named, in that order; nothing is listed."""
+        """The objects that are named, in that order; nothing is listed.
+
+        Under torch.distributed they stay each rank's own: with `enable_sharding` all ranks should name the same.
+        """
         config = store_config(s3client_config, region, endpoint)
         dataset = cls.__new__(cls)
         listing = Listing(config, objects=object_uris, schemes=("s3",))

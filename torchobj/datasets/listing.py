@@ -11,7 +11,7 @@ from torchobj._torchobj import Manifest
 from torchobj.config import StoreConfig
 from torchobj.datasets import rendezvous
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse_url
+from torchobj.urls import Url, parse_url
 
 logger = logging.getLogger("torchobj")
 
@@ -19,8 +19,8 @@ logger = logging.getLogger("torchobj")
 class Listing:
     """The objects of a dataset.
 
-    Listed by the first who needs them, once; pickled with the dataset from then on. Under torch.distributed rank 0
-    lists for all ranks.
+    A prefix is listed by the first who needs it, once; pickled with the dataset from then on. Under torch.distributed
+    rank 0 lists for all ranks. Objects by name are each rank's own: nothing is listed, and nobody is waited for.
     """
 
     def __init__(
@@ -49,35 +49,32 @@ class Listing:
         self._stores: list[_torchobj.NativeStore] | None = None
         self._listing = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        """What is listed, for people; the same on every rank."""
-        if self._url is not None:
-            return f"{self._url} {self._filter}"
-        return f"{len(self._objects or [])} objects"
-
     def manifest(self) -> Manifest:
-        """The objects. The first call lists; each sees to it that the ranks of the job agree.
+        """The objects. The first call lists; each sees to it that the ranks of the job agree on what is listed.
 
         Raises:
             ManifestMismatchError: Ranks that had listed before torch.distributed was initialised listed other objects.
         """
         with self._listing:
+            url = self._url
+            if url is None:
+                if self._manifest is None:
+                    self._manifest = Manifest.from_urls(self._objects or [])
+                return self._manifest
+            # What is listed, for people; the same on every rank.
+            name = f"{url} {self._filter}"
             if self._manifest is None:
-                self._manifest, self._agreed = rendezvous.share(self.name, self._list)
+                self._manifest, self._agreed = rendezvous.share(name, lambda: self._list(url, name))
             elif self._agreed is None:
-                self._agreed = rendezvous.compare(self.name, self._manifest)
+                self._agreed = rendezvous.compare(name, self._manifest)
             return self._manifest
 
-    def _list(self) -> Manifest:
-        if self._url is None:
-            return Manifest.from_urls(self._objects or [])
-        url = self._url
+    def _list(self, url: Url, name: str) -> Manifest:
         store = _torchobj.NativeStore(url.scheme, url.bucket, self._config)
         glob, suffixes, limit = self._filter
         manifest = Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit)
         if len(manifest) == 0:
-            logger.warning("%s: no objects", self.name)
+            logger.warning("%s: no objects", name)
         return manifest
 
     def stores(self) -> "list[_torchobj.NativeStore]":

@@ -225,7 +225,10 @@ class S3MapDataset(ObjectMapDataset):
         s3client_config: S3ClientConfig | StoreConfig | None = None,
         reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
-        """The objects that are named, in that order; nothing is listed. Arguments as for `from_prefix`."""
+        """The objects that are named, in that order. Arguments as for `from_prefix`.
+
+        Nothing is listed, and under torch.distributed nothing is shared: `uris[rank::world_size]` stay each rank's own.
+        """
         config = store_config(s3client_config, region, endpoint)
         listing = Listing(config, objects=object_uris, schemes=cls._schemes)
         return cls._from_listing(listing, config, transform, reader_constructor)
