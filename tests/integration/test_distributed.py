@@ -1,9 +1,13 @@
 """Two ranks of a job have one listing, or know that they have not."""
 
+import datetime
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
+import threading
+import time
 import traceback
 
 import pytest
@@ -12,6 +16,7 @@ import torch.distributed as dist
 
 import torchobj
 from torchobj import exceptions
+from torchobj.datasets import rendezvous
 
 
 def free_port():
@@ -174,3 +179,45 @@ def named_before_the_job(rank, bucket, config):
 
 def test_objects_named_before_the_job_began_are_not_compared(filled):
     assert run_ranks(named_before_the_job, filled.bucket, filled.config) == [(5, 5, "train/0"), (4, 4, "train/1")]
+
+
+def interrupted(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        # Lists nothing, and is there until the other rank is done.
+        store.wait(["interrupted"])
+        return None
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        len(samples)
+    waited_s = time.monotonic() - started
+    store.set("interrupted", "yes")
+    return waited_s
+
+
+def test_ctrl_c_ends_the_wait_for_rank_0(filled):
+    _, waited_s = run_ranks(interrupted, filled.bucket, filled.config)
+    assert waited_s < 5
+
+
+def left_alone(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    if rank == 1:
+        rendezvous._WAIT = datetime.timedelta(seconds=0.2)
+        try:
+            len(samples)
+        finally:
+            dist.distributed_c10d._get_default_store().set("given up", "yes")
+    else:
+        dist.distributed_c10d._get_default_store().wait(["given up"])
+
+
+def test_a_rank_that_waits_too_long_asks_what_may_be_wrong(filled):
+    _, (name, text, _) = run_ranks(left_alone, filled.bucket, filled.config)
+    assert name == "TorchobjError"
+    assert "waited 0:00:00.200000 for what rank 0 lists" in text
+    assert "does every rank make the same datasets" in text
