@@ -3,6 +3,11 @@
 import io
 import logging
 import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -273,3 +278,24 @@ def test_an_iterable_dataset_reads_in_order_and_shards_over_workers(filled):
     first = iter(everything)
     assert next(first) == keys[0]
     first.close()
+
+
+def test_ctrl_c_does_not_wait_for_a_read_of_an_iterable_dataset(filled, control):
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 60}})
+    script = (
+        "import sys, torchobj, pickle\n"
+        "config = pickle.loads(bytes.fromhex(sys.argv[2]))\n"
+        "list(torchobj.S3IterableDataset(sys.argv[1], config=config))\n"
+    )
+    arguments = [f"{filled.url}/train/", pickle.dumps(filled.config).hex()]
+    with subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True) as reading:
+        try:
+            while reading.poll() is None and not any(rule["fired"] for rule in control.fault_report()):
+                threading.Event().wait(0.05)
+            started = time.monotonic()
+            reading.send_signal(signal.SIGINT)
+            _, errors = reading.communicate(timeout=60)
+        finally:
+            reading.kill()
+    assert "KeyboardInterrupt" in errors
+    assert time.monotonic() - started < 10

@@ -1,7 +1,8 @@
 """Iterable datasets: objects one after the other, read ahead, split over ranks and workers on request."""
 
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Self
 
 import torch.utils.data
@@ -128,14 +129,26 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         manifest = self._listing.manifest()
-        with ThreadPoolExecutor(1, thread_name_prefix="torchobj-iterable") as ahead:
-            coming = None
-            for indices in [*batches(self._share(), _BATCH_OBJECTS), []]:
-                asked = ahead.submit(self._readers, indices) if indices else None
-                if coming is not None:
-                    for index, reader in coming.result():
-                        yield self._sample(manifest.url(index), index, reader)
-                coming = asked
+        coming: Future[list[tuple[int, ObjectReader]]] | None = None
+        for indices in [*batches(self._share(), _BATCH_OBJECTS), []]:
+            asked = self._start(indices) if indices else None
+            if coming is not None:
+                for index, reader in coming.result():
+                    yield self._sample(manifest.url(index), index, reader)
+            coming = asked
+
+    def _start(self, indices: list[int]) -> Future[list[tuple[int, ObjectReader]]]:
+        """Reads in a thread for which nobody has to wait: an executor's is waited for by Ctrl-C and by the end."""
+        coming: Future[list[tuple[int, ObjectReader]]] = Future()
+
+        def read() -> None:
+            try:
+                coming.set_result(self._readers(indices))
+            except BaseException as error:  # noqa: BLE001  it is raised where the result is wanted
+                coming.set_exception(error)
+
+        threading.Thread(target=read, name="torchobj-iterable", daemon=True).start()
+        return coming
 
     def _readers(self, indices: list[int]) -> list[tuple[int, ObjectReader]]:
         manifest = self._listing.manifest()
