@@ -24,6 +24,10 @@ def label_of(reader):
     return int(reader.key.split("/")[-1].split(".")[0]), reader.read()
 
 
+def key_of(reader):
+    return reader.key
+
+
 def raises_for_seven(reader):
     if reader.key.endswith("07.bin"):
         raise ArithmeticError("seven")
@@ -299,3 +303,62 @@ def test_ctrl_c_does_not_wait_for_a_read_of_an_iterable_dataset(filled, control)
             reading.kill()
     assert "KeyboardInterrupt" in errors
     assert time.monotonic() - started < 10
+
+
+def listings(control):
+    return [request.operation for request in control.requests()].count("ListObjectsV2")
+
+
+def in_order(filled):
+    """A map-style dataset and an iterable one; neither was listed."""
+    url, settings = f"{filled.url}/train/", {"config": filled.config, "transform": key_of}
+    return torchobj.S3MapDataset(url, **settings), torchobj.S3IterableDataset(url, enable_sharding=True, **settings)
+
+
+def keys_by_workers(samples, context):
+    """What two workers yield in batches; a batch sampler asks for no length before they are there."""
+    loader = DataLoader(samples, batch_size=8, num_workers=2, multiprocessing_context=context)
+    return sorted(key for batch in loader for key in batch)
+
+
+@pytest.fixture
+def log_file(tmp_path):
+    """What processes that are forked from here log."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("torchobj").addHandler(handler)
+    yield tmp_path / "log"
+    logging.getLogger("torchobj").removeHandler(handler)
+    handler.close()
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_the_parent_lists_for_workers_that_are_spawned(filled, control, context):
+    for samples in in_order(filled):
+        control.forget_requests()
+        assert len(keys_by_workers(samples, context)) == COUNT + 1
+        assert listings(control) == 1
+
+
+def test_what_the_parent_cannot_list_is_its_error_and_not_that_of_a_spawned_worker(place):
+    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=place.config)
+    with pytest.raises(exceptions.BucketNotFoundError, match="NoSuchBucket"):
+        iter(DataLoader(missing, num_workers=1, multiprocessing_context="spawn"))
+
+
+def test_what_was_listed_before_the_loop_is_not_listed_by_forked_workers(filled, control, log_file):
+    mapped, iterable = in_order(filled)
+    assert len(mapped) == len(iterable.manifest) == COUNT + 1
+    control.forget_requests()
+    for samples in (mapped, iterable):
+        assert len(keys_by_workers(samples, "fork")) == COUNT + 1
+    assert listings(control) == 0
+    assert log_file.read_text() == ""
+
+
+def test_a_forked_worker_that_has_to_list_says_how_to_list_once(filled, log_file):
+    for samples in in_order(filled):
+        log_file.write_text("")
+        assert len(keys_by_workers(samples, "fork")) == COUNT + 1
+        said = log_file.read_text().splitlines()
+        assert len(said) == 2
+        assert all("len(dataset)" in line and "dataset.manifest" in line for line in said)

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch.utils.data
 
-from torchobj._torchobj import ObjectReader
+from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import ragged  # noqa: F401  teaches default_collate what to do with readers
 from torchobj.datasets.errors import note
@@ -25,6 +25,10 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
     """The objects under a prefix, or objects by name, one after the other in that order.
 
     Objects are read 32 at a time, the next 32 while these are used.
+
+    The prefix is listed once, when first needed; under torch.distributed by rank 0 for all. DataLoader workers that are
+    spawned get the listing from their parent. Those that are forked do if it has one: ask for `dataset.manifest` before
+    the loop, or each worker lists for itself, and warns.
 
     Args:
         url: `s3://bucket/prefix/`.
@@ -105,6 +109,11 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         listing = Listing(config, objects=object_uris, schemes=("s3",))
         dataset._set_up(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
         return dataset
+
+    @property
+    def manifest(self) -> Manifest:
+        """The objects, listed at the first use: before the loop, in the parent, it is once for all workers."""
+        return self._listing.manifest()
 
     @property
     def region(self) -> str | None:

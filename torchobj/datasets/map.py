@@ -28,7 +28,9 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
     """A dataset of the objects under a prefix, in key order.
 
     The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all.
-    A DataLoader gets a batch by one call that reads all its objects at once.
+    Workers that are spawned get the listing from their parent. So do those that are forked where the parent has one: a
+    shuffling or distributed sampler sees to it; without one call `len(dataset)` before the loop, or each worker lists
+    for itself, and warns. A DataLoader gets a batch by one call that reads all its objects at once.
 
     Args:
         url: `s3://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is raw, `train` also selects
