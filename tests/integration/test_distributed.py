@@ -139,17 +139,23 @@ def test_a_rank_that_asks_alone_waits_for_nobody(filled):
     assert run_ranks(only_rank_0, filled.bucket, filled.config) == [10, None]
 
 
-def sharded(rank, bucket, config):
+def key_of(reader):
+    return reader.key
+
+
+def sharded(rank, bucket, config, context):
     samples = torchobj.S3IterableDataset.from_prefix(
-        f"s3://{bucket}/train/", s3client_config=config, enable_sharding=True, transform=lambda reader: reader.key
+        f"s3://{bucket}/train/", s3client_config=config, enable_sharding=True, transform=key_of
     )
     dist.init_process_group("gloo")
-    return list(torch.utils.data.DataLoader(samples, batch_size=None, num_workers=2))
+    return list(torch.utils.data.DataLoader(samples, batch_size=None, num_workers=2, multiprocessing_context=context))
 
 
-def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled):
-    one, two = run_ranks(sharded, filled.bucket, filled.config)
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled, context):
+    one, two = run_ranks(sharded, filled.bucket, filled.config, context)
     assert sorted(one + two) == [f"train/{number}" for number in range(10)]
+    assert len(one) in (4, 5, 6)
 
 
 def sharded_by_hand(rank, bucket, config):

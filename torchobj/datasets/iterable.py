@@ -9,7 +9,7 @@ import torch.utils.data
 
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import ragged  # noqa: F401  teaches default_collate what to do with readers
+from torchobj.datasets import ragged, workers  # noqa: F401  ragged teaches default_collate what to do with readers
 from torchobj.datasets.errors import note
 from torchobj.datasets.listing import Listing, batches
 from torchobj.datasets.map import Transform, identity
@@ -68,6 +68,7 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._listing, self._config, self._transform = listing, config, transform
         self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
         self._enable_sharding = enable_sharding
+        self._rank: workers.Rank | None = None
 
     @classmethod
     def from_prefix(
@@ -125,16 +126,22 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The endpoint that was given."""
         return self._config.endpoint_url
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if workers.is_for_a_new_process():
+            # A spawned worker has no torch.distributed to ask.
+            state["_rank"] = workers.rank(self._rank)
+        return state
+
     def _share(self) -> range:
         """The objects of this rank and worker, as of now: torch.distributed may have been initialised since."""
-        rank, world_size, worker, workers = 0, 1, 0, 1
+        rank, worker, count = workers.Rank(0, 1), 0, 1
         if self._enable_sharding:
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            rank = workers.rank(self._rank)
             info = torch.utils.data.get_worker_info()
             if info is not None:
-                worker, workers = info.id, info.num_workers
-        return range(rank * workers + worker, len(self._listing.manifest()), world_size * workers)
+                worker, count = info.id, info.num_workers
+        return range(rank.number * count + worker, len(self._listing.manifest()), rank.world_size * count)
 
     def __iter__(self) -> Iterator[Any]:
         manifest = self._listing.manifest()
