@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 
+import numpy
 import pytest
 import torch
 
@@ -263,6 +264,16 @@ def test_closing_is_once_and_a_closed_writer_takes_nothing(place):
     file.abort()
     file.abort()
     assert place.keys() == ["k"]
+
+
+def test_buffers_of_any_shape_are_written_and_empty_ones_are_nothing(place):
+    empty = [b"", bytearray(), numpy.zeros((0, 3)), numpy.zeros((3, 0)), numpy.zeros(0), torch.zeros(0, 3)]
+    with torchobj.open(f"{place.url}/k", "wb", config=place.config) as file:
+        assert [file.write(data) for data in empty] == [0] * len(empty)
+        assert file.write(numpy.arange(6, dtype=numpy.uint8).reshape(2, 3)) == 6
+        assert file.write(torch.arange(6, 8, dtype=torch.uint8)) == 2
+        assert file.tell() == 8
+    assert place.body("k") == bytes(range(8))
 
 
 def test_an_exclusive_writer_never_replaces(place):

@@ -168,7 +168,11 @@ class ObjectWriter(_BinaryFile):
         native = self._open()
         if self._failed is not None:
             raise self._failed
-        view = memoryview(contiguous(data)).cast("B")
+        view = memoryview(contiguous(data))
+        if view.nbytes == 0:
+            # Nothing to write; a view with a zero in its shape cannot be cast.
+            return 0
+        view = view.cast("B")
         try:
             native.write(view)
         except BaseException as error:
