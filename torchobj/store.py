@@ -197,10 +197,10 @@ class Store:
 
         Raises:
             StoreError: The first that persists after its retries; the other reads are given up.
-            ConfigError: A buffer is too small for its object.
+            ConfigError: A buffer is too small for its object; or `keys` is one str.
             ValueError: A buffer is read-only, or there are not as many as keys.
         """
-        jobs = [(self._native, key) for key in keys]
+        jobs = [(self._native, key) for key in _several("keys", keys)]
         return _get_jobs(jobs, into, return_errors=return_errors)
 
     def get_range(self, key: str, start: int, end: int | None = None) -> Buffer:
@@ -331,6 +331,12 @@ def _check_range(start: int, end: int | None) -> None:
         raise ConfigError(f"range {start}..{end}: must have 0 <= start <= end, or a negative start alone")
 
 
+def _several(name: str, given: Iterable[str]) -> Iterable[str]:
+    if isinstance(given, str):
+        raise ConfigError(f"{name}={given!r}: must be a list, as [{given!r}]; a str would be read letter by letter")
+    return given
+
+
 def _get_jobs(
     jobs: Sequence[tuple["_torchobj.NativeStore", str]], into: Sequence[Any] | None, *, return_errors: bool
 ) -> Any:
@@ -350,6 +356,9 @@ def get_many(
 ) -> Any:
     """Reads objects of any buckets and schemes in one call: `Store.get_many` by URLs.
 
+    Raises:
+        ConfigError: `urls` is one str, or one of them is no URL; otherwise as there.
+
     Example:
         >>> Store("memory://a").put("x", b"1") and Store("memory://b").put("y", b"2") and None
         >>> [bytes(data) for data in get_many(["memory://a/x", "memory://b/y"])]
@@ -358,7 +367,7 @@ def get_many(
     config = store_config(config)
     stores: dict[str, _torchobj.NativeStore] = {}
     jobs = []
-    for url in urls:
+    for url in _several("urls", urls):
         parsed = parse_url(url)
         store = stores.get(parsed.base)
         if store is None:

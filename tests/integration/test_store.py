@@ -130,6 +130,19 @@ def test_many_come_in_order_or_the_first_error_does(place):
     assert found[2] == b"k2"
 
 
+def test_one_str_is_not_taken_for_many_keys(place, control):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("c", b"c")
+    store.put("2", b"2")
+    control.forget_requests()
+    with pytest.raises(exceptions.ConfigError, match=r"keys='c2': must be a list, as \['c2'\]"):
+        store.get_many("c2")
+    with pytest.raises(exceptions.ConfigError, match=r"urls='s3://.*': must be a list"):
+        torchobj.get_many(f"{place.url}/c", config=place.config)
+    assert control.requests() == []
+    assert store.get_many(key for key in "c2") == [b"c", b"2"]
+
+
 def test_urls_of_several_buckets_and_schemes_are_one_call(place, strict_server, tmp_path):
     place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"s3")
     (tmp_path / "some file").write_bytes(b"file")
