@@ -10,7 +10,7 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse_url
+from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "get_many"]
 
@@ -304,10 +304,12 @@ class Store:
         """Copies an object on the server, with its attributes, and returns the version of the copy.
 
         Args:
-            source: A key of this store, or a URL of the same scheme and account.
+            source: A key of this store, or a URL of the same scheme and account: what begins with `s3://`, `file://`
+                or `memory://`.
             key: The copy.
         """
-        return self._native.copy(source if "://" in source else self._native.url(source), key)
+        is_url = source.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
+        return self._native.copy(source if is_url else self._native.url(source), key)
 
     def delete(self, keys: str | Iterable[str]) -> None:
         """Deletes one object or many. One that does not exist is no error."""

@@ -187,6 +187,14 @@ def test_copies_are_made_by_the_server(place, control):
     assert (store.get("copy"), dict(store.head("again").metadata)) == (b"x", {"m": "1"})
 
 
+def test_a_key_that_looks_like_a_url_is_copied_as_a_key(place):
+    store = torchobj.Store(place.url, config=place.config)
+    for key in ("crawl/http://x", "http://x/y", "crawl/s3://bucket/k"):
+        store.put(key, key.encode())
+        store.copy(key, "copy")
+        assert store.get("copy") == key.encode()
+
+
 def test_an_object_that_changed_is_an_error_and_never_a_mix(place):
     store = torchobj.Store(place.url, config=place.config)
     old = store.put("k", b"old")
