@@ -1,6 +1,7 @@
 """A bucket or folder for Python: read, write, list. Never imports torch."""
 
 import dataclasses
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +14,10 @@ from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "get_many"]
+
+
+#: Behind the end of any object; twice as much is still a number of 64 bits with a sign.
+_FAR = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,13 +214,14 @@ class Store:
         Args:
             key: The object.
             start: The first byte; a negative one counts from the end of the object, and takes no `end`.
-            end: One behind the last byte; an end behind the object's is cut.
+            end: One behind the last byte; an end behind the object's is cut. An end that is the start is an empty
+                buffer without a request: even of an object that does not exist.
 
         Raises:
             RangeError: The range begins behind the end of the object.
+            ConfigError: The end is before the start, or there is one with a negative start.
         """
-        _check_range(start, end)
-        return self._native.get(key, start, end)
+        return self._native.get(key, *_range(start, end))
 
     def get_ranges(self, key: str, ranges: Iterable[tuple[int, int | None]]) -> list[Buffer]:
         """Reads ranges of one object, in parallel. Each is as for `get_range`.
@@ -223,11 +229,7 @@ class Store:
         Raises:
             RangeError: A range begins behind the end of the object.
         """
-        jobs = []
-        for start, end in ranges:
-            _check_range(start, end)
-            jobs.append((key, start, end))
-        return self._native.get_ranges(jobs)
+        return self._native.get_ranges([(key, *_range(start, end)) for start, end in ranges])
 
     def put(
         self,
@@ -328,9 +330,16 @@ def _open_store(url: str, config: StoreConfig) -> Store:
     return Store(url, config=config)
 
 
-def _check_range(start: int, end: int | None) -> None:
-    if end is not None and (start < 0 or end < start):
+def _range(start: int, end: int | None) -> tuple[int, int | None]:
+    """The range as numbers that a store takes: what is behind `_FAR` is behind the end of any object."""
+    start = operator.index(start)
+    first = max(-_FAR, min(start, _FAR))
+    if end is None:
+        return first, None
+    length = operator.index(end) - start
+    if start < 0 or length < 0:
         raise ConfigError(f"range {start}..{end}: must have 0 <= start <= end, or a negative start alone")
+    return first, first + min(length, _FAR)
 
 
 def _several(name: str, given: Iterable[str]) -> Iterable[str]:

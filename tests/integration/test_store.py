@@ -102,6 +102,31 @@ def test_ranges_are_those_of_a_slice(place):
             store.get_range("k", start, end)
 
 
+@pytest.mark.parametrize("far", [2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**70])
+def test_a_range_may_be_as_far_off_as_it_likes(any_place, far, tmp_path):
+    for store in (torchobj.Store(any_place.url, config=any_place.config), torchobj.Store(f"file://{tmp_path}")):
+        store.put("k", b"0123456789")
+        assert store.get_range("k", 3, far) == b"3456789"
+        assert store.get_range("k", -far) == b"0123456789"
+        assert store.get_ranges("k", [(8, far), (-far, None)]) == [b"89", b"0123456789"]
+        for start, end in ((far, None), (far, far + 1)):
+            with pytest.raises(exceptions.RangeError):
+                store.get_range("k", start, end)
+            with pytest.raises(exceptions.RangeError):
+                store.get_ranges("k", [(0, 1), (start, end)])
+
+
+def test_an_empty_range_is_empty_without_a_request(place, control):
+    store = torchobj.Store(place.url, config=place.config)
+    control.forget_requests()
+    assert store.get_range("missing", 0, 0) == b""
+    assert store.get_ranges("missing", [(7, 7), (2**70, 2**70)]) == [b"", b""]
+    assert control.requests() == []
+    for wrong in (1.5, "1", None):
+        with pytest.raises(TypeError):
+            store.get_range("missing", wrong)
+
+
 def test_no_request_is_made_to_ask_for_a_size(place, control):
     store = torchobj.Store(place.url, config=place.config)
     store.put("small", bytes(1000))
