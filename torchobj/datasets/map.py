@@ -9,7 +9,7 @@ import torch.utils.data
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import ragged  # noqa: F401  teaches default_collate what to do with readers
-from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note
+from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note, say_replaced
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.urls import SCHEMES
@@ -43,7 +43,10 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
         region, endpoint_url: In place of the configuration's.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: What to do about a sample that cannot be read or made: `raise`; `replace` by the next one that can; or
-            a callable that gets index, URL and exception and returns a sample. Counted in `failed_samples`.
+            a callable that gets index, URL and exception and returns a sample. The first of each process is logged.
+
+    Attributes:
+        failed_samples: How many samples this process could not read or make; each DataLoader worker counts its own.
 
     Raises:
         ConfigError: An argument is wrong. Nothing is asked of the store here.
@@ -171,8 +174,11 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
                 error = raised
         self.failed_samples += 1
         if callable(self._on_error):
-            return self._on_error(position, url, error)
-        return self._replacement(position, error)
+            sample = self._on_error(position, url, error)
+        else:
+            sample = self._replacement(position, error)
+        say_replaced(position, url, error)
+        return sample
 
     def _replacement(self, position: int, error: Exception) -> Any:
         for step in range(1, min(REPLACEMENTS, len(self))):
