@@ -232,3 +232,17 @@ def test_a_rank_that_waits_too_long_asks_what_may_be_wrong(filled):
     assert name == "TorchobjError"
     assert "waited 0:00:00.200000 for what rank 0 lists" in text
     assert "does every rank make the same datasets" in text
+
+
+def rank_0_goes(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    if rank == 1:
+        len(samples)
+
+
+def test_a_rank_does_not_wait_for_a_rank_0_that_is_gone(filled):
+    _, (name, text, _) = run_ranks(rank_0_goes, filled.bucket, filled.config)
+    assert name == "TorchobjError"
+    assert "the job's store failed" in text
+    assert len(text.splitlines()) == 1

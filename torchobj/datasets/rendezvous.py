@@ -109,7 +109,9 @@ def _wait_for(store: Any, key: str, what: str) -> bytes:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         value: bytes = store.get(key)
     except RuntimeError as error:
-        raise TorchobjError(f"waited for {what}, and the job's store is gone: {error}") from error
+        # The first line: what follows is torch's own stack.
+        reason = str(error).partition("\n")[0]
+        raise TorchobjError(f"waited for {what}, and the job's store failed: {reason}") from error
     return value
 
 
