@@ -19,7 +19,7 @@ LAYERS = [
     ["_torchobj"],
     ["_process", "store"],
     ["checkpoint.files"],
-    ["datasets.errors", "datasets.ragged", "datasets.readers", "datasets.rendezvous"],
+    ["datasets.errors", "datasets.ragged", "datasets.readers", "datasets.rendezvous", "datasets.workers"],
     ["datasets.listing"],
     ["datasets.map"],
     ["datasets.iterable", "checkpoint.s3"],
