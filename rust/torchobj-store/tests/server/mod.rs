@@ -56,7 +56,10 @@ impl Server {
         let mut entry = format!("[{profile}]\naws_access_key_id={access_key}\naws_secret_access_key={secret_key}\n");
         entry.extend(session_token.iter().map(|token| format!("aws_session_token={token}\n")));
         profiles.insert(profile.to_owned(), entry);
-        std::fs::write(&file, profiles.values().map(String::as_str).collect::<String>()).unwrap();
+        // Other tests read it meanwhile: never half of it.
+        let new = file.with_extension("new");
+        std::fs::write(&new, profiles.values().map(String::as_str).collect::<String>()).unwrap();
+        std::fs::rename(&new, &file).unwrap();
         // SAFETY: every test of the process sets the same values.
         #[expect(unsafe_code, reason = "the environment of a test process")]
         unsafe {
