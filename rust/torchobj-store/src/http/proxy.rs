@@ -1,6 +1,7 @@
 //! Which proxy a request takes, and the tunnel through it. Does not connect.
 
 use std::io;
+use std::net::Ipv4Addr;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -54,9 +55,13 @@ impl Proxies {
         proxy.filter(|_| !self.is_direct(&target.host, target.port))
     }
 
-    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, or by `*`.
+    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, or by `*`. Addresses of
+    /// the link itself, where machines and containers get credentials from, are never a proxy's.
     fn is_direct(&self, host: &str, port: u16) -> bool {
         let host = host.to_ascii_lowercase();
+        if host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_link_local()) || host.contains("fd00:ec2::") {
+            return true;
+        }
         self.direct.iter().any(|rule| {
             let (rule, of_port) = match rule.rsplit_once(':') {
                 Some((name, of_port)) if !name.contains(':') => (name, of_port.parse::<u16>().ok()),
@@ -151,6 +156,9 @@ mod tests {
         }
         assert!(rules.is_direct("10.0.0.1", 9000));
         assert!(direct("*").is_direct("anything", 1));
+        for metadata in ["169.254.169.254", "169.254.170.2", "[fd00:ec2::254]"] {
+            assert!(direct("").is_direct(metadata, 80), "{metadata}");
+        }
     }
 
     #[test]
