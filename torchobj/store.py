@@ -1,6 +1,7 @@
 """A bucket or folder for Python: read, write, list. Never imports torch."""
 
 import dataclasses
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,9 +11,13 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse_url
+from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "get_many"]
+
+
+#: Behind the end of any object; twice as much is still a number of 64 bits with a sign.
+_FAR = 1 << 62
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -197,10 +202,10 @@ class Store:
 
         Raises:
             StoreError: The first that persists after its retries; the other reads are given up.
-            ConfigError: A buffer is too small for its object.
+            ConfigError: A buffer is too small for its object; or `keys` is one str.
             ValueError: A buffer is read-only, or there are not as many as keys.
         """
-        jobs = [(self._native, key) for key in keys]
+        jobs = [(self._native, key) for key in _several("keys", keys)]
         return _get_jobs(jobs, into, return_errors=return_errors)
 
     def get_range(self, key: str, start: int, end: int | None = None) -> Buffer:
@@ -209,13 +214,14 @@ class Store:
         Args:
             key: The object.
             start: The first byte; a negative one counts from the end of the object, and takes no `end`.
-            end: One behind the last byte; an end behind the object's is cut.
+            end: One behind the last byte; an end behind the object's is cut. An end that is the start is an empty
+                buffer without a request: even of an object that does not exist.
 
         Raises:
             RangeError: The range begins behind the end of the object.
+            ConfigError: The end is before the start, or there is one with a negative start.
         """
-        _check_range(start, end)
-        return self._native.get(key, start, end)
+        return self._native.get(key, *_range(start, end))
 
     def get_ranges(self, key: str, ranges: Iterable[tuple[int, int | None]]) -> list[Buffer]:
         """Reads ranges of one object, in parallel. Each is as for `get_range`.
@@ -223,11 +229,7 @@ class Store:
         Raises:
             RangeError: A range begins behind the end of the object.
         """
-        jobs = []
-        for start, end in ranges:
-            _check_range(start, end)
-            jobs.append((key, start, end))
-        return self._native.get_ranges(jobs)
+        return self._native.get_ranges([(key, *_range(start, end)) for start, end in ranges])
 
     def put(
         self,
@@ -304,10 +306,12 @@ class Store:
         """Copies an object on the server, with its attributes, and returns the version of the copy.
 
         Args:
-            source: A key of this store, or a URL of the same scheme and account.
+            source: A key of this store, or a URL of the same scheme and account: what begins with `s3://`, `file://`
+                or `memory://`.
             key: The copy.
         """
-        return self._native.copy(source if "://" in source else self._native.url(source), key)
+        is_url = source.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
+        return self._native.copy(source if is_url else self._native.url(source), key)
 
     def delete(self, keys: str | Iterable[str]) -> None:
         """Deletes one object or many. One that does not exist is no error."""
@@ -326,9 +330,22 @@ def _open_store(url: str, config: StoreConfig) -> Store:
     return Store(url, config=config)
 
 
-def _check_range(start: int, end: int | None) -> None:
-    if end is not None and (start < 0 or end < start):
+def _range(start: int, end: int | None) -> tuple[int, int | None]:
+    """The range as numbers that a store takes: what is behind `_FAR` is behind the end of any object."""
+    start = operator.index(start)
+    first = max(-_FAR, min(start, _FAR))
+    if end is None:
+        return first, None
+    length = operator.index(end) - start
+    if start < 0 or length < 0:
         raise ConfigError(f"range {start}..{end}: must have 0 <= start <= end, or a negative start alone")
+    return first, first + min(length, _FAR)
+
+
+def _several(name: str, given: Iterable[str]) -> Iterable[str]:
+    if isinstance(given, str):
+        raise ConfigError(f"{name}={given!r}: must be a list, as [{given!r}]; a str would be read letter by letter")
+    return given
 
 
 def _get_jobs(
@@ -350,6 +367,9 @@ def get_many(
 ) -> Any:
     """Reads objects of any buckets and schemes in one call: `Store.get_many` by URLs.
 
+    Raises:
+        ConfigError: `urls` is one str, or one of them is no URL; otherwise as there.
+
     Example:
         >>> Store("memory://a").put("x", b"1") and Store("memory://b").put("y", b"2") and None
         >>> [bytes(data) for data in get_many(["memory://a/x", "memory://b/y"])]
@@ -358,7 +378,7 @@ def get_many(
     config = store_config(config)
     stores: dict[str, _torchobj.NativeStore] = {}
     jobs = []
-    for url in urls:
+    for url in _several("urls", urls):
         parsed = parse_url(url)
         store = stores.get(parsed.base)
         if store is None:

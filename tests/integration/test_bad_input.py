@@ -159,3 +159,22 @@ def test_a_credential_that_expires_is_renewed(control, strict_server, place, mon
     control.clock(7200)
     issue(2, 3600)
     assert store.get_many(["k"] * 20) == [b"x"] * 20
+
+
+def test_a_new_store_sees_what_changed_in_the_environment(place, monkeypatch):
+    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"here")
+    config = torchobj.StoreConfig(max_attempts=1)
+    profile, endpoint = place.config.profile, place.config.endpoint_url
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_PROFILE", profile)
+    with pytest.raises(torchobj.StoreError):
+        torchobj.Store(place.url, config=config).get("k")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    assert torchobj.Store(place.url, config=config).get("k") == b"here"
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "unknown")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(PermissionError):
+        torchobj.Store(place.url, config=config).get("k")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    assert torchobj.Store(place.url, config=config).get("k") == b"here"

@@ -3,6 +3,11 @@
 import io
 import logging
 import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -17,6 +22,10 @@ COUNT = 50
 
 def label_of(reader):
     return int(reader.key.split("/")[-1].split(".")[0]), reader.read()
+
+
+def key_of(reader):
+    return reader.key
 
 
 def raises_for_seven(reader):
@@ -273,3 +282,94 @@ def test_an_iterable_dataset_reads_in_order_and_shards_over_workers(filled):
     first = iter(everything)
     assert next(first) == keys[0]
     first.close()
+
+
+def test_ctrl_c_does_not_wait_for_a_read_of_an_iterable_dataset(filled, control):
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 60}})
+    script = (
+        "import sys, torchobj, pickle\n"
+        "config = pickle.loads(bytes.fromhex(sys.argv[2]))\n"
+        "list(torchobj.S3IterableDataset(sys.argv[1], config=config))\n"
+    )
+    arguments = [f"{filled.url}/train/", pickle.dumps(filled.config).hex()]
+    with subprocess.Popen([sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True) as reading:
+        try:
+            while reading.poll() is None and not any(rule["fired"] for rule in control.fault_report()):
+                threading.Event().wait(0.05)
+            started = time.monotonic()
+            reading.send_signal(signal.SIGINT)
+            _, errors = reading.communicate(timeout=60)
+        finally:
+            reading.kill()
+    assert "KeyboardInterrupt" in errors
+    assert time.monotonic() - started < 10
+
+
+def listings(control):
+    return [request.operation for request in control.requests()].count("ListObjectsV2")
+
+
+def in_order(filled):
+    """A map-style dataset and an iterable one; neither was listed."""
+    url, settings = f"{filled.url}/train/", {"config": filled.config, "transform": key_of}
+    return torchobj.S3MapDataset(url, **settings), torchobj.S3IterableDataset(url, enable_sharding=True, **settings)
+
+
+def keys_by_workers(samples, context):
+    """What two workers yield in batches; a batch sampler asks for no length before they are there."""
+    loader = DataLoader(samples, batch_size=8, num_workers=2, multiprocessing_context=context)
+    return sorted(key for batch in loader for key in batch)
+
+
+@pytest.fixture
+def log_file(tmp_path):
+    """What processes that are forked from here log."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("torchobj").addHandler(handler)
+    yield tmp_path / "log"
+    logging.getLogger("torchobj").removeHandler(handler)
+    handler.close()
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_the_parent_lists_for_workers_that_are_spawned(filled, control, context):
+    for samples in in_order(filled):
+        control.forget_requests()
+        assert len(keys_by_workers(samples, context)) == COUNT + 1
+        assert listings(control) == 1
+
+
+def test_what_the_parent_cannot_list_is_its_error_and_not_that_of_a_spawned_worker(place):
+    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=place.config)
+    with pytest.raises(exceptions.BucketNotFoundError, match="NoSuchBucket"):
+        iter(DataLoader(missing, num_workers=1, multiprocessing_context="spawn"))
+
+
+def test_what_was_listed_before_the_loop_is_not_listed_by_forked_workers(filled, control, log_file):
+    mapped, iterable = in_order(filled)
+    assert len(mapped) == len(iterable.manifest) == COUNT + 1
+    control.forget_requests()
+    for samples in (mapped, iterable):
+        assert len(keys_by_workers(samples, "fork")) == COUNT + 1
+    assert listings(control) == 0
+    assert log_file.read_text() == ""
+
+
+def test_a_forked_worker_that_has_to_list_says_how_to_list_once(filled, log_file):
+    for samples in in_order(filled):
+        log_file.write_text("")
+        assert len(keys_by_workers(samples, "fork")) == COUNT + 1
+        said = log_file.read_text().splitlines()
+        assert len(said) == 2
+        assert all("len(dataset)" in line and "dataset.manifest" in line for line in said)
+
+
+@pytest.mark.parametrize("on_error", ["replace", replacement])
+def test_a_worker_says_once_that_samples_are_replaced_and_counts_its_own(filled, log_file, on_error):
+    samples = dataset(filled, transform=raises_for_seven, on_error=on_error)
+    assert len(samples) == COUNT
+    loader = DataLoader(Subset(samples, [6, 7, 7]), num_workers=1, collate_fn=list, multiprocessing_context="fork")
+    assert len(list(loader)) == 3
+    [said] = log_file.read_text().splitlines()
+    assert f"sample 7, {filled.url}/train/07.bin, was replaced: ArithmeticError: seven" in said
+    assert samples.failed_samples == 0

@@ -1,9 +1,13 @@
 """Two ranks of a job have one listing, or know that they have not."""
 
+import datetime
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
+import threading
+import time
 import traceback
 
 import pytest
@@ -12,6 +16,7 @@ import torch.distributed as dist
 
 import torchobj
 from torchobj import exceptions
+from torchobj.datasets import rendezvous
 
 
 def free_port():
@@ -134,14 +139,110 @@ def test_a_rank_that_asks_alone_waits_for_nobody(filled):
     assert run_ranks(only_rank_0, filled.bucket, filled.config) == [10, None]
 
 
-def sharded(rank, bucket, config):
+def key_of(reader):
+    return reader.key
+
+
+def sharded(rank, bucket, config, context):
     samples = torchobj.S3IterableDataset.from_prefix(
-        f"s3://{bucket}/train/", s3client_config=config, enable_sharding=True, transform=lambda reader: reader.key
+        f"s3://{bucket}/train/", s3client_config=config, enable_sharding=True, transform=key_of
     )
     dist.init_process_group("gloo")
-    return list(torch.utils.data.DataLoader(samples, batch_size=None, num_workers=2))
+    loader = torch.utils.data.DataLoader(samples, batch_size=None, num_workers=2, multiprocessing_context=context)
+    share = list(loader)
+    # Rank 0 has the job's store: it stays until the other has the listing.
+    dist.barrier()
+    return share
 
 
-def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled):
-    one, two = run_ranks(sharded, filled.bucket, filled.config)
+# No forkserver: the ranks are forked, and would take that of the tests before for their own.
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled, context):
+    one, two = run_ranks(sharded, filled.bucket, filled.config, context)
     assert sorted(one + two) == [f"train/{number}" for number in range(10)]
+    assert len(one) in (4, 5, 6)
+
+
+def sharded_by_hand(rank, bucket, config):
+    dist.init_process_group("gloo")
+    uris = [f"s3://{bucket}/train/{number}" for number in range(9)]
+    settings = {"s3client_config": config, "transform": lambda reader: reader.key}
+    samples = torchobj.S3MapDataset.from_objects(uris[rank::2], **settings)
+    in_a_row = torchobj.S3IterableDataset.from_objects(uris[rank::2], **settings)
+    return list(samples), list(in_a_row), len(samples)
+
+
+def test_objects_by_name_stay_those_of_their_rank(filled):
+    keys = [f"train/{number}" for number in range(9)]
+    assert run_ranks(sharded_by_hand, filled.bucket, filled.config) == [
+        (keys[0::2], keys[0::2], 5),
+        (keys[1::2], keys[1::2], 4),
+    ]
+
+
+def named_before_the_job(rank, bucket, config):
+    uris = [f"s3://{bucket}/train/{number}" for number in range(9)]
+    samples = torchobj.S3MapDataset.from_objects(uris[rank::2], s3client_config=config)
+    before = len(samples)
+    dist.init_process_group("gloo")
+    return before, len(samples), samples[0].key
+
+
+def test_objects_named_before_the_job_began_are_not_compared(filled):
+    assert run_ranks(named_before_the_job, filled.bucket, filled.config) == [(5, 5, "train/0"), (4, 4, "train/1")]
+
+
+def interrupted(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        # Lists nothing, and is there until the other rank is done.
+        store.wait(["interrupted"])
+        return None
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        len(samples)
+    waited_s = time.monotonic() - started
+    store.set("interrupted", "yes")
+    return waited_s
+
+
+def test_ctrl_c_ends_the_wait_for_rank_0(filled):
+    _, waited_s = run_ranks(interrupted, filled.bucket, filled.config)
+    assert waited_s < 5
+
+
+def left_alone(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    if rank == 1:
+        rendezvous._WAIT = datetime.timedelta(seconds=0.2)
+        try:
+            len(samples)
+        finally:
+            dist.distributed_c10d._get_default_store().set("given up", "yes")
+    else:
+        dist.distributed_c10d._get_default_store().wait(["given up"])
+
+
+def test_a_rank_that_waits_too_long_asks_what_may_be_wrong(filled):
+    _, (name, text, _) = run_ranks(left_alone, filled.bucket, filled.config)
+    assert name == "TorchobjError"
+    assert "waited 0:00:00.200000 for what rank 0 lists" in text
+    assert "does every rank make the same datasets" in text
+
+
+def rank_0_goes(rank, bucket, config):
+    dist.init_process_group("gloo")
+    samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
+    if rank == 1:
+        len(samples)
+
+
+def test_a_rank_does_not_wait_for_a_rank_0_that_is_gone(filled):
+    _, (name, text, _) = run_ranks(rank_0_goes, filled.bucket, filled.config)
+    assert name == "TorchobjError"
+    assert "the job's store failed" in text
+    assert len(text.splitlines()) == 1

@@ -104,6 +104,31 @@ def test_ranges_are_those_of_a_slice(place):
             store.get_range("k", start, end)
 
 
+@pytest.mark.parametrize("far", [2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**70])
+def test_a_range_may_be_as_far_off_as_it_likes(any_place, far, tmp_path):
+    for store in (torchobj.Store(any_place.url, config=any_place.config), torchobj.Store(f"file://{tmp_path}")):
+        store.put("k", b"0123456789")
+        assert store.get_range("k", 3, far) == b"3456789"
+        assert store.get_range("k", -far) == b"0123456789"
+        assert store.get_ranges("k", [(8, far), (-far, None)]) == [b"89", b"0123456789"]
+        for start, end in ((far, None), (far, far + 1)):
+            with pytest.raises(exceptions.RangeError):
+                store.get_range("k", start, end)
+            with pytest.raises(exceptions.RangeError):
+                store.get_ranges("k", [(0, 1), (start, end)])
+
+
+def test_an_empty_range_is_empty_without_a_request(place, control):
+    store = torchobj.Store(place.url, config=place.config)
+    control.forget_requests()
+    assert store.get_range("missing", 0, 0) == b""
+    assert store.get_ranges("missing", [(7, 7), (2**70, 2**70)]) == [b"", b""]
+    assert control.requests() == []
+    for wrong in (1.5, "1", None):
+        with pytest.raises(TypeError):
+            store.get_range("missing", wrong)
+
+
 def test_no_request_is_made_to_ask_for_a_size(place, control):
     store = torchobj.Store(place.url, config=place.config)
     store.put("small", bytes(1000))
@@ -130,6 +155,19 @@ def test_many_come_in_order_or_the_first_error_does(place):
     assert found[0] == b"k1"
     assert isinstance(found[1], exceptions.ObjectNotFoundError)
     assert found[2] == b"k2"
+
+
+def test_one_str_is_not_taken_for_many_keys(place, control):
+    store = torchobj.Store(place.url, config=place.config)
+    store.put("c", b"c")
+    store.put("2", b"2")
+    control.forget_requests()
+    with pytest.raises(exceptions.ConfigError, match=r"keys='c2': must be a list, as \['c2'\]"):
+        store.get_many("c2")
+    with pytest.raises(exceptions.ConfigError, match=r"urls='s3://.*': must be a list"):
+        torchobj.get_many(f"{place.url}/c", config=place.config)
+    assert control.requests() == []
+    assert store.get_many(key for key in "c2") == [b"c", b"2"]
 
 
 def test_urls_of_several_buckets_and_schemes_are_one_call(place, strict_server, tmp_path):
@@ -174,6 +212,14 @@ def test_copies_are_made_by_the_server(place, control):
     store.copy(f"{place.url}/a b/ü", "again")
     assert "GetObject" not in {request.operation for request in control.requests()}
     assert (store.get("copy"), dict(store.head("again").metadata)) == (b"x", {"m": "1"})
+
+
+def test_a_key_that_looks_like_a_url_is_copied_as_a_key(place):
+    store = torchobj.Store(place.url, config=place.config)
+    for key in ("crawl/http://x", "http://x/y", "crawl/s3://bucket/k"):
+        store.put(key, key.encode())
+        store.copy(key, "copy")
+        assert store.get("copy") == key.encode()
 
 
 def test_an_object_that_changed_is_an_error_and_never_a_mix(place):

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import zipfile
 
+import numpy
 import pytest
 import torch
 
@@ -82,6 +84,60 @@ def test_an_unpicklable_object_without_a_with_block_is_seen_at_close(good):
         torch.save({**STATE, "bad": lambda: 1}, writer)
     with pytest.raises(exceptions.CheckpointError, match=r"torch.save failed before its end"):
         writer.close()
+    assert still_good(good)
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def jit_archive(extra):
+    out = io.BytesIO()
+    torch.jit.save(torch.jit.trace(Doubled(), torch.ones(1)), out, _extra_files=extra)
+    return out.getvalue()
+
+
+def zip_archive(*names):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"x")
+    return out.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_archives_whose_first_record_is_no_pickle_are_written(place):
+    archives = {
+        "one": jit_archive({"labels.txt": b"cat"}),
+        "many": jit_archive({f"{number:03}.txt": b"x" for number in range(200)}),
+        "exported": zip_archive("a/data/weights/weight_0", "a/byteorder", "a/.data/serialization_id"),
+        "zip": zip_archive("a/version"),
+        "empty zip": zip_archive(),
+        "end": zip_archive("a/version")[-22:],
+        "end of another": zip_archive("a/version", "a/.data/serialization_id")[-90:],
+    }
+    for key, archive in archives.items():
+        for step in (len(archive), 7):
+            with torchobj.open(f"{place.url}/{key}", "wb", config=place.config) as file:
+                for start in range(0, len(archive), step):
+                    file.write(archive[start : start + step])
+            assert place.body(key) == archive, key
+    extra = {"labels.txt": ""}
+    torch.jit.load(torchobj.open(f"{place.url}/one", config=place.config), _extra_files=extra)
+    assert extra == {"labels.txt": b"cat"}
+
+
+def test_a_failed_save_is_known_however_it_was_written(good):
+    left = io.BytesIO()
+    with pytest.raises(Exception, match="lambda"):
+        torch.save({**STATE, "bad": lambda: 1}, left)
+    for step in (len(left.getvalue()), 7):
+        writer = torchobj.open(f"{good.url}/ckpt.pt", "wb", config=good.config)
+        for start in range(0, len(left.getvalue()), step):
+            writer.write(left.getvalue()[start : start + step])
+        with pytest.raises(exceptions.CheckpointError):
+            writer.close()
     assert still_good(good)
 
 
@@ -209,6 +265,16 @@ def test_closing_is_once_and_a_closed_writer_takes_nothing(place):
     file.abort()
     file.abort()
     assert place.keys() == ["k"]
+
+
+def test_buffers_of_any_shape_are_written_and_empty_ones_are_nothing(place):
+    empty = [b"", bytearray(), numpy.zeros((0, 3)), numpy.zeros((3, 0)), numpy.zeros(0), torch.zeros(0, 3)]
+    with torchobj.open(f"{place.url}/k", "wb", config=place.config) as file:
+        assert [file.write(data) for data in empty] == [0] * len(empty)
+        assert file.write(numpy.arange(6, dtype=numpy.uint8).reshape(2, 3)) == 6
+        assert file.write(torch.arange(6, 8, dtype=torch.uint8)) == 2
+        assert file.tell() == 8
+    assert place.body("k") == bytes(range(8))
 
 
 def test_an_exclusive_writer_never_replaces(place):

@@ -20,6 +20,7 @@ LAYERS = [
     ["_process", "memory", "store"],
     ["checkpoint.files"],
     ["datasets.errors", "datasets.handover", "datasets.ragged", "datasets.readers", "datasets.rendezvous"],
+    ["datasets.workers"],
     ["datasets.source"],
     ["datasets.listing"],
     ["datasets.map"],

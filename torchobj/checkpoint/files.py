@@ -5,6 +5,7 @@ Reading is in Rust (`ObjectReader`). Imports no torch; what it knows of torch is
 
 import io
 import logging
+import struct
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
@@ -22,31 +23,52 @@ logger = logging.getLogger("torchobj")
 
 io.BufferedIOBase.register(ObjectReader)
 
-#: So much of both ends of what was written is kept: the first record of an archive of torch's, and its last.
-_ENDS_BYTES = 1024
+#: So much of the end of what was written is kept: that of a failed torch.save, with the names of its three records.
+_END_BYTES = 4096
+
+#: What torch's archive writer adds by itself when it is closed, behind the archive's name. A torch.save whose pickling
+#: raised leaves a sound archive of these alone (torch 2.15, torch/serialization.py, `_save`).
+_SERIALIZATION_ID = b".data/serialization_id"
+_CLOSING_RECORDS = frozenset({b"version", b"byteorder", _SERIALIZATION_ID})
+
+#: Of a zip file: its end, whose length is 22 bytes where there is no comment, and an entry of its directory.
+_ZIP_END = struct.Struct("<4s4H2IH")
+_ZIP_ENTRY = struct.Struct("<4s24x3H12x")
 
 
-class _Ends:
-    """The first and the last bytes that were written."""
+class _End:
+    """The last bytes that were written, and how many there were in all."""
 
     def __init__(self) -> None:
-        self._first, self._last = b"", b""
+        self._last, self._length = b"", 0
 
     def add(self, data: memoryview) -> None:
-        if len(self._first) < _ENDS_BYTES:
-            self._first += bytes(data[: _ENDS_BYTES - len(self._first)])
-        self._last = (self._last + bytes(data[-_ENDS_BYTES:]))[-_ENDS_BYTES:]
+        self._last = (self._last + bytes(data[-_END_BYTES:]))[-_END_BYTES:]
+        self._length += len(data)
 
     def is_failed_torch_save(self) -> bool:
-        """Whether this is what `torch.save` leaves when pickling raised: a sound archive without its first record.
+        """Whether this is what `torch.save` leaves when pickling raised: an archive with no record of the caller's."""
+        names = self._names()
+        inner = {name.partition(b"/")[2] for name in names}
+        return _SERIALIZATION_ID in inner and inner <= _CLOSING_RECORDS
 
-        A stock archive begins with `<name>/data.pkl` and ends with `<name>/.data/serialization_id` (torch 2.15,
-        torch/serialization.py, `_save`).
-        """
-        name_length = int.from_bytes(self._first[26:28], "little")
-        first_name = self._first[30 : 30 + name_length]
-        archive = self._first.startswith(b"PK\x03\x04") and b"/.data/serialization_id" in self._last
-        return archive and not first_name.endswith(b"/data.pkl")
+    def _names(self) -> list[bytes]:
+        """The records of an archive; none where this is no archive, or its directory is larger than what is kept."""
+        if len(self._last) < _ZIP_END.size:
+            return []
+        mark, *_, size, offset, _ = _ZIP_END.unpack(self._last[-_ZIP_END.size :])
+        start = offset - (self._length - len(self._last))
+        if mark != b"PK\x05\x06" or start < 0:
+            return []
+        directory, names = self._last[start : start + size], []
+        while len(directory) >= _ZIP_ENTRY.size:
+            mark, name_length, *others = _ZIP_ENTRY.unpack(directory[: _ZIP_ENTRY.size])
+            if mark != b"PK\x01\x02":
+                return []
+            end = _ZIP_ENTRY.size + name_length
+            names.append(directory[_ZIP_ENTRY.size : end])
+            directory = directory[end + sum(others) :]
+        return names
 
 
 if TYPE_CHECKING:
@@ -64,7 +86,8 @@ class ObjectWriter(_BinaryFile):
     what was there before; and, but for the kill, no parts in the bucket. The first error is the one that is raised.
 
     Parts are uploaded while the next is filled, in `StoreConfig.write_buffer_bytes` of memory. An object smaller than a
-    part is one PUT. Not to be used from two threads at once.
+    part is one PUT. Not to be used from two threads at once. It cannot seek: what does, as `torch.export.save`, is
+    given an `io.BytesIO`, and this what that holds.
 
     Args:
         url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`.
@@ -91,7 +114,7 @@ class ObjectWriter(_BinaryFile):
     ) -> None:
         self._native: _torchobj.NativeWriter | None = None
         self._failed: BaseException | None = None
-        self._ends = _Ends()
+        self._end = _End()
         parsed, store = _store_of(url, store_config(config, region, endpoint_url))
         attributes = (content_type, None, None, None, None, storage_class, sorted((metadata or {}).items()))
         self._url = parsed
@@ -145,14 +168,18 @@ class ObjectWriter(_BinaryFile):
         native = self._open()
         if self._failed is not None:
             raise self._failed
-        view = memoryview(contiguous(data)).cast("B")
+        view = memoryview(contiguous(data))
+        if view.nbytes == 0:
+            # Nothing to write; a view with a zero in its shape cannot be cast.
+            return 0
+        view = view.cast("B")
         try:
             native.write(view)
         except BaseException as error:
             # A part may be lost: from here on nothing can make the object.
             self._failed = error
             raise
-        self._ends.add(view)
+        self._end.add(view)
         self._position += len(view)
         return len(view)
 
@@ -189,7 +216,7 @@ class ObjectWriter(_BinaryFile):
         if self._failed is not None:
             self.abort()
             raise self._failed
-        if self._ends.is_failed_torch_save():
+        if self._end.is_failed_torch_save():
             self.abort()
             raise CheckpointError(f"{self._url}: torch.save failed before its end: nothing was committed")
         native, self._native = self._native, None

@@ -1,14 +1,15 @@
 """Iterable datasets: objects one after the other, read ahead, split over ranks and workers on request."""
 
+import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Self
 
 import torch.utils.data
 
-from torchobj._torchobj import ObjectReader
+from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import ragged  # noqa: F401  teaches default_collate what to do with readers
+from torchobj.datasets import ragged, workers  # noqa: F401  ragged teaches default_collate what to do with readers
 from torchobj.datasets.errors import note
 from torchobj.datasets.listing import Listing, batches
 from torchobj.datasets.map import Transform, identity
@@ -24,6 +25,10 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
     """The objects under a prefix, or objects by name, one after the other in that order.
 
     Objects are read 32 at a time, the next 32 while these are used.
+
+    The prefix is listed once, when first needed; under torch.distributed by rank 0 for all. DataLoader workers that are
+    spawned get the listing from their parent. Those that are forked do if it has one: ask for `dataset.manifest` before
+    the loop, or each worker lists for itself, and warns.
 
     Args:
         url: `s3://bucket/prefix/`.
@@ -63,6 +68,7 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         self._listing, self._config, self._transform = listing, config, transform
         self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
         self._enable_sharding = enable_sharding
+        self._rank: workers.Rank | None = None
 
     @classmethod
     def from_prefix(
@@ -95,12 +101,20 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         enable_sharding: bool = False,
         reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
-        """The objects that are named, in that order; nothing is listed."""
+        """The objects that are named, in that order; nothing is listed.
+
+        Under torch.distributed they stay each rank's own: with `enable_sharding` all ranks should name the same.
+        """
         config = store_config(s3client_config, region, endpoint)
         dataset = cls.__new__(cls)
         listing = Listing(config, objects=object_uris, schemes=("s3",))
         dataset._set_up(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
         return dataset
+
+    @property
+    def manifest(self) -> Manifest:
+        """The objects, listed at the first use: before the loop, in the parent, it is once for all workers."""
+        return self._listing.manifest()
 
     @property
     def region(self) -> str | None:
@@ -112,27 +126,45 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         """The endpoint that was given."""
         return self._config.endpoint_url
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        if workers.is_for_a_new_process():
+            # A spawned worker has no torch.distributed to ask.
+            state["_rank"] = workers.rank(self._rank)
+        return state
+
     def _share(self) -> range:
         """The objects of this rank and worker, as of now: torch.distributed may have been initialised since."""
-        rank, world_size, worker, workers = 0, 1, 0, 1
+        rank, worker, count = workers.Rank(0, 1), 0, 1
         if self._enable_sharding:
-            if torch.distributed.is_available() and torch.distributed.is_initialized():
-                rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+            rank = workers.rank(self._rank)
             info = torch.utils.data.get_worker_info()
             if info is not None:
-                worker, workers = info.id, info.num_workers
-        return range(rank * workers + worker, len(self._listing.manifest()), world_size * workers)
+                worker, count = info.id, info.num_workers
+        return range(rank.number * count + worker, len(self._listing.manifest()), rank.world_size * count)
 
     def __iter__(self) -> Iterator[Any]:
         manifest = self._listing.manifest()
-        with ThreadPoolExecutor(1, thread_name_prefix="torchobj-iterable") as ahead:
-            coming = None
-            for indices in [*batches(self._share(), _BATCH_OBJECTS), []]:
-                asked = ahead.submit(self._readers, indices) if indices else None
-                if coming is not None:
-                    for index, reader in coming.result():
-                        yield self._sample(manifest.url(index), index, reader)
-                coming = asked
+        coming: Future[list[tuple[int, ObjectReader]]] | None = None
+        for indices in [*batches(self._share(), _BATCH_OBJECTS), []]:
+            asked = self._start(indices) if indices else None
+            if coming is not None:
+                for index, reader in coming.result():
+                    yield self._sample(manifest.url(index), index, reader)
+            coming = asked
+
+    def _start(self, indices: list[int]) -> Future[list[tuple[int, ObjectReader]]]:
+        """Reads in a thread for which nobody has to wait: an executor's is waited for by Ctrl-C and by the end."""
+        coming: Future[list[tuple[int, ObjectReader]]] = Future()
+
+        def read() -> None:
+            try:
+                coming.set_result(self._readers(indices))
+            except BaseException as error:  # noqa: BLE001  it is raised where the result is wanted
+                coming.set_exception(error)
+
+        threading.Thread(target=read, name="torchobj-iterable", daemon=True).start()
+        return coming
 
     def _readers(self, indices: list[int]) -> list[tuple[int, ObjectReader]]:
         manifest = self._listing.manifest()

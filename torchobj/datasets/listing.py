@@ -9,18 +9,26 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj._torchobj import Manifest
 from torchobj.config import StoreConfig
-from torchobj.datasets import rendezvous, source
+from torchobj.datasets import rendezvous, source, workers
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse_url
+from torchobj.urls import Url, parse_url
 
 logger = logging.getLogger("torchobj")
+
+#: Nothing of a DataLoader asks its dataset for anything before it forks, unless the sampler does.
+_LISTED_BY_WORKERS = (
+    "each DataLoader worker lists for itself, and again in each epoch without persistent_workers; len(dataset), or "
+    "dataset.manifest of an iterable one, before the loop lists once for all"
+)
 
 
 class Listing:
     """The objects of a dataset.
 
-    Listed by the first who needs them, once; pickled with the dataset from then on. Under torch.distributed rank 0
-    lists for all ranks.
+    A prefix is listed by the first who needs it, once; pickled with the dataset from then on, and listed for a pickle
+    that goes to a process that is being spawned. A forked DataLoader worker has what was listed before the fork. Under
+    torch.distributed rank 0 lists for all ranks. Objects by name are each rank's own: nothing is listed, and nobody is
+    waited for.
     """
 
     def __init__(
@@ -50,38 +58,40 @@ class Listing:
         self._source = source.Source()
         self._listing = threading.Lock()
 
-    @property
-    def name(self) -> str:
-        """What is listed, for people; the same on every rank."""
-        if self._url is not None:
-            return f"{self._url} {self._filter}"
-        return f"{len(self._objects or [])} objects"
-
     def manifest(self) -> Manifest:
-        """The objects. The first call lists; each sees to it that the ranks of the job agree.
+        """The objects. The first call lists; each sees to it that the ranks of the job agree on what is listed.
 
         Raises:
             ManifestMismatchError: Ranks that had listed before torch.distributed was initialised listed other objects.
         """
-        with self._listing:
-            if self._manifest is None:
-                self._manifest, self._agreed = rendezvous.share(self.name, self._list)
-            elif self._agreed is None:
-                self._agreed = rendezvous.compare(self.name, self._manifest)
-            manifest = self._manifest
+        manifest = self._listed()
         # Before workers are forked: what they inherit they need not ask for.
         self.source(manifest)
         return manifest
 
-    def _list(self) -> Manifest:
-        if self._url is None:
-            return Manifest.from_urls(self._objects or [])
-        url = self._url
+    def _listed(self) -> Manifest:
+        with self._listing:
+            url = self._url
+            if url is None:
+                if self._manifest is None:
+                    self._manifest = Manifest.from_urls(self._objects or [])
+                return self._manifest
+            # What is listed, for people; the same on every rank.
+            name = f"{url} {self._filter}"
+            if self._manifest is None:
+                if workers.in_worker():
+                    logger.warning("%s: %s", name, _LISTED_BY_WORKERS)
+                self._manifest, self._agreed = rendezvous.share(name, lambda: self._list(url, name))
+            elif self._agreed is None:
+                self._agreed = rendezvous.compare(name, self._manifest)
+            return self._manifest
+
+    def _list(self, url: Url, name: str) -> Manifest:
         store = _torchobj.NativeStore(url.scheme, url.bucket, self._config)
         glob, suffixes, limit = self._filter
         manifest = Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit)
         if len(manifest) == 0:
-            logger.warning("%s: no objects", self.name)
+            logger.warning("%s: no objects", name)
         return manifest
 
     def stores(self, manifest: Manifest) -> "list[_torchobj.NativeStore]":
@@ -115,6 +125,8 @@ class Listing:
         return self.stores(manifest)[manifest.bases().index(base)]
 
     def __getstate__(self) -> dict[str, Any]:
+        if workers.is_for_a_new_process():
+            self.manifest()
         # A process that unpickles this is a worker of the job, or another job: what was agreed stays agreed.
         state = {name: value for name, value in self.__dict__.items() if name not in ("_listing", "_stores")}
         if self._manifest is not None:

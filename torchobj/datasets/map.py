@@ -9,7 +9,7 @@ import torch.utils.data
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import handover, ragged  # noqa: F401  teach multiprocessing and default_collate what to do with readers
-from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note
+from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note, say_replaced
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.urls import SCHEMES
@@ -28,7 +28,9 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
     """A dataset of the objects under a prefix, in key order.
 
     The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all.
-    A DataLoader gets a batch by one call that reads all its objects at once.
+    Workers that are spawned get the listing from their parent. So do those that are forked where the parent has one: a
+    shuffling or distributed sampler sees to it; without one call `len(dataset)` before the loop, or each worker lists
+    for itself, and warns. A DataLoader gets a batch by one call that reads all its objects at once.
 
     Args:
         url: `s3://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is raw, `train` also selects
@@ -41,7 +43,10 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
         region, endpoint_url: In place of the configuration's.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: What to do about a sample that cannot be read or made: `raise`; `replace` by the next one that can; or
-            a callable that gets index, URL and exception and returns a sample. Counted in `failed_samples`.
+            a callable that gets index, URL and exception and returns a sample. The first of each process is logged.
+
+    Attributes:
+        failed_samples: How many samples this process could not read or make; each DataLoader worker counts its own.
 
     Raises:
         ConfigError: An argument is wrong. Nothing is asked of the store here.
@@ -175,8 +180,11 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
                 error = raised
         self.failed_samples += 1
         if callable(self._on_error):
-            return self._on_error(position, url, error)
-        return self._replacement(position, error)
+            sample = self._on_error(position, url, error)
+        else:
+            sample = self._replacement(position, error)
+        say_replaced(position, url, error)
+        return sample
 
     def _replacement(self, position: int, error: Exception) -> Any:
         for step in range(1, min(REPLACEMENTS, len(self))):
@@ -231,7 +239,10 @@ class S3MapDataset(ObjectMapDataset):
         s3client_config: S3ClientConfig | StoreConfig | None = None,
         reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
-        """The objects that are named, in that order; nothing is listed. Arguments as for `from_prefix`."""
+        """The objects that are named, in that order. Arguments as for `from_prefix`.
+
+        Nothing is listed, and under torch.distributed nothing is shared: `uris[rank::world_size]` stay each rank's own.
+        """
         config = store_config(s3client_config, region, endpoint)
         listing = Listing(config, objects=object_uris, schemes=cls._schemes)
         return cls._from_listing(listing, config, transform, reader_constructor)

@@ -8,6 +8,7 @@ import collections
 import datetime
 import hashlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,6 +18,9 @@ from torchobj.exceptions import ManifestMismatchError, TorchobjError
 #: How long a rank waits for what rank 0 lists. A listing of a hundred million keys takes hours: its progress is in
 #: rank 0's log, and it is better made once and saved.
 _WAIT = datetime.timedelta(hours=1)
+
+#: How often a rank that has waited for a while asks; Ctrl-C ends the pause.
+_LONGEST_PAUSE_S = 0.5
 
 #: Values in a TCPStore travel whole; so much of a manifest is sent at a time.
 _PIECE_BYTES = 16 << 20
@@ -95,13 +99,19 @@ def _receive(store: Any, key: str, name: str) -> bytes:
 
 
 def _wait_for(store: Any, key: str, what: str) -> bytes:
+    # By asking again: `store.wait` keeps Ctrl-C waiting, and in short slices it fills the log, two lines for each.
+    deadline, pause_s = time.monotonic() + _WAIT.total_seconds(), 0.01
     try:
-        store.wait([key], _WAIT)
-    except Exception as error:
-        raise TorchobjError(
-            f"waited {_WAIT} for {what}: does every rank make the same datasets, in one order?"
-        ) from error
-    value: bytes = store.get(key)
+        while not store.check([key]):
+            if time.monotonic() > deadline:
+                raise TorchobjError(f"waited {_WAIT} for {what}: does every rank make the same datasets, in one order?")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        value: bytes = store.get(key)
+    except RuntimeError as error:
+        # The first line: what follows is torch's own stack.
+        reason = str(error).partition("\n")[0]
+        raise TorchobjError(f"waited for {what}, and the job's store failed: {reason}") from error
     return value
 
 

@@ -1,16 +1,14 @@
 """A listing as a source of the prefetcher: in the process that made it, and in its DataLoader workers."""
 
-import multiprocessing.context
 import multiprocessing.reduction
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch.utils.data
-
 from torchobj import _torchobj
 from torchobj._torchobj import Manifest
+from torchobj.datasets import workers
 from torchobj.memory import budget_bytes
 
 SUPPORTED = sys.platform == "linux"
@@ -48,7 +46,7 @@ class Source:
         here = os.getpid()
         if here in self._made:
             return self._made[here]
-        if torch.utils.data.get_worker_info() is None:
+        if not workers.in_worker():
             return self._made.setdefault(here, _torchobj.NativeSource(manifest, list(stores), budget_bytes()))
         if self._attachment is not None:
             self._made[here], self._attachment = self._attachment.attach(manifest), None
@@ -63,5 +61,5 @@ class Source:
 
     def __getstate__(self) -> dict[str, Any]:
         made = self._made.get(os.getpid())
-        spawning = multiprocessing.context.get_spawning_popen() is not None
+        spawning = workers.is_for_a_new_process()
         return {"_made": {}, "_attachment": Attachment(made) if spawning and made is not None else None}

@@ -27,13 +27,15 @@ pub(crate) struct Place {
     pub(crate) scheme: String,
     /// The bucket; the folder for `file`.
     pub(crate) bucket: String,
+    /// The environment that it was named in, by its fingerprint: another one may mean another endpoint or account.
+    pub(crate) environment: u64,
 }
 
 #[derive(Default)]
 struct Clients {
-    accounts: HashMap<S3Config, Arc<Account>>,
+    accounts: HashMap<(u64, S3Config), Arc<Account>>,
     /// The client whose permits and retries those of the same configuration share.
-    first: HashMap<(S3Config, Policy), Arc<Client>>,
+    first: HashMap<(u64, S3Config, Policy), Arc<Client>>,
     clients: HashMap<(Place, S3Config, Policy), Arc<Client>>,
     memory: HashMap<String, Arc<MemoryStore>>,
 }
@@ -55,7 +57,7 @@ pub(crate) fn client(place: &Place, config: S3Config, policy: Policy) -> Result<
     }
     let (_, config, policy) = key.clone();
     let store = clients.store(place, &config)?;
-    let first = clients.first.entry((config, policy.clone()));
+    let first = clients.first.entry((place.environment, config, policy.clone()));
     let client = match first {
         std::collections::hash_map::Entry::Occupied(first) => Arc::new(first.get().sharing(store)),
         std::collections::hash_map::Entry::Vacant(first) => first.insert(Arc::new(Client::new(store, policy))).clone(),
@@ -68,11 +70,12 @@ impl Clients {
     fn store(&mut self, place: &Place, config: &S3Config) -> Result<Arc<dyn ObjectStore>> {
         match place.scheme.as_str() {
             "s3" => {
-                let account = match self.accounts.get(config) {
+                let known = (place.environment, config.clone());
+                let account = match self.accounts.get(&known) {
                     Some(account) => account.clone(),
                     None => {
                         let account = Arc::new(Account::new(config.clone())?);
-                        self.accounts.insert(config.clone(), account.clone());
+                        self.accounts.insert(known, account.clone());
                         account
                     }
                 };

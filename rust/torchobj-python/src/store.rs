@@ -55,7 +55,8 @@ impl NativeStore {
 impl NativeStore {
     #[new]
     fn new(scheme: String, bucket: String, config: StoreConfig) -> Self {
-        Self { place: Place { scheme, bucket }, config }
+        let environment = torchobj_store::env::fingerprint();
+        Self { place: Place { scheme, bucket, environment }, config }
     }
 
     /// The URL of a key.

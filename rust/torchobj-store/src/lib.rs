@@ -5,7 +5,9 @@
 //! over TCP and TLS · [`s3`] is S3 and what speaks like it · [`file`] is a folder.
 
 pub mod config;
-mod env;
+pub mod env;
+#[cfg(test)]
+mod fake;
 pub mod file;
 mod http;
 pub mod s3;

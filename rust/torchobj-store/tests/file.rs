@@ -6,9 +6,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use torchobj_core::buffer::{Landing, Memory};
 use torchobj_core::client::Client;
 use torchobj_core::conformance::SUITE;
+use torchobj_core::error::ErrorKind;
+use torchobj_core::read::Read;
+use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::Policy;
+use torchobj_core::types::GetRequest;
 use torchobj_store::file::FileStore;
 
 /// A folder that is gone with the test.
@@ -49,4 +54,27 @@ async fn nothing_half_written_is_listed_or_stays() {
     assert_eq!(store.uploads("a/").await.unwrap().len(), 1);
     store.abort(&upload).await.unwrap();
     assert_eq!(std::fs::read_dir(folder.0.join("a")).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_becomes_shorter_while_it_is_read_has_changed_and_fills_no_more_than_was_read() {
+    let folder = Folder::new("shorter");
+    let store = FileStore::new(&folder.0);
+    store.put("k", &bytes::Bytes::from(vec![7; 6 << 20]).into(), &Default::default()).await.unwrap();
+    let mut opened = store.open(GetRequest { key: "k", range: None, version: None }).await.unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(folder.0.join("k")).unwrap();
+    file.set_len(1_000_000).unwrap();
+    let (_landing, mut dest) = Landing::new(Memory::allocate(6 << 20).unwrap());
+    let error = opened.read_into(&mut dest).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+    assert_eq!(dest.filled(), 1_000_000);
+}
+
+#[tokio::test]
+async fn a_runtime_of_one_thread_reads_files_too() {
+    let folder = Folder::new("one-thread");
+    let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
+    let body = bytes::Bytes::from(vec![7; 1 << 20]);
+    client.put("k", body.clone().into(), &Default::default()).await.unwrap();
+    assert_eq!(client.get(Read::whole("k")).await.unwrap().buffer.as_slice(), body);
 }

@@ -1,8 +1,9 @@
 //! A folder as a store: keys are paths below it. Objects appear whole, by rename; versions are inode, size and mtime.
 //!
-//! What is being written lies in files beside its target, named so that no listing shows them. `read` opens and lists,
-//! `write` puts, copies and deletes, `upload` writes in parts. Everything runs on the blocking threads of the runtime.
+//! What is being written lies in files beside its target, named so that no listing shows them. `read` opens, `list`
+//! lists, `write` puts, copies and deletes, `upload` writes in parts. Everything runs on the blocking threads of the runtime.
 
+mod list;
 mod read;
 mod upload;
 mod write;
@@ -22,6 +23,8 @@ use torchobj_core::types::{
 };
 use torchobj_core::url::ObjectUrl;
 
+use list::Walks;
+
 /// What the names of files begin with that are being written.
 const TEMPORARY: &str = ".torchobj-";
 
@@ -29,12 +32,13 @@ const TEMPORARY: &str = ".torchobj-";
 #[derive(Clone, Debug)]
 pub struct FileStore {
     root: Arc<Path>,
+    walks: Arc<Walks>,
 }
 
 impl FileStore {
     /// The store in `root`, which need not exist before the first write.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into().into() }
+        Self { root: root.into().into(), walks: Arc::default() }
     }
 
     fn path(&self, key: &str) -> PathBuf {
@@ -61,7 +65,6 @@ impl FileStore {
             io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => (ErrorKind::NotFound, "not a file"),
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (ErrorKind::AccessDenied, "refused"),
             io::ErrorKind::AlreadyExists => (ErrorKind::Precondition, "the condition does not hold"),
-            io::ErrorKind::UnexpectedEof => (ErrorKind::ShortBody, "the file ended early"),
             io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
             _ => (ErrorKind::Io, "the file system failed"),
         };

@@ -2,7 +2,7 @@
 
 use std::io::IoSlice;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
@@ -85,7 +85,7 @@ impl Connection {
         }
     }
 
-    /// Sends everything and says true; or false when the server began to answer before it had read it all.
+    /// Sends everything and says true; or false when the server answered before it had read it all.
     async fn send(&mut self, head: &[u8], payload: &[Bytes]) -> std::io::Result<bool> {
         let mut unsent = Unsent { head, payload, index: 0, offset: 0 };
         std::future::poll_fn(|cx| self.poll_send(cx, &mut unsent)).await
@@ -107,30 +107,36 @@ impl Connection {
                 Poll::Pending if unsent.payload.is_empty() => return Poll::Pending,
                 Poll::Pending => {
                     let mut room = ReadBuf::new(&mut self.buffer[self.end..]);
-                    return match Pin::new(&mut self.transport).poll_read(cx, &mut room) {
-                        Poll::Pending => Poll::Pending,
-                        Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-                        Poll::Ready(Ok(())) => {
-                            let count = room.filled().len();
-                            self.end += count;
-                            Poll::Ready(Ok(false))
-                        }
-                    };
+                    ready!(Pin::new(&mut self.transport).poll_read(cx, &mut room))?;
+                    let count = room.filled().len();
+                    self.end += count;
+                    // What is malformed ends the sending too: it is met again when the answer is received.
+                    let answered = self.is_answered(false).unwrap_or(true);
+                    if answered || count == 0 || self.end == self.buffer.len() {
+                        return Poll::Ready(Ok(false));
+                    }
                 }
             }
         }
     }
 
+    /// Whether the head of the answer is there, whole. 100 Continue and 103 Early Hints are none: they say nothing that
+    /// we asked for, and are passed over.
+    fn is_answered(&mut self, bodiless: bool) -> Result<bool, Failure> {
+        while self.end > 0 && self.head.parse(&self.buffer[..self.end], bodiless)? {
+            if !(100..200).contains(&self.head.status) {
+                return Ok(true);
+            }
+            self.buffer.copy_within(self.head.end..self.end, 0);
+            self.end -= self.head.end;
+        }
+        Ok(false)
+    }
+
     async fn receive_head(&mut self, bodiless: bool) -> Result<(), Failure> {
         loop {
-            if self.end > 0 && self.head.parse(&self.buffer[..self.end], bodiless)? {
-                if !(100..200).contains(&self.head.status) {
-                    break;
-                }
-                // 100 Continue and 103 Early Hints say nothing that we asked for.
-                self.buffer.copy_within(self.head.end..self.end, 0);
-                self.end -= self.head.end;
-                continue;
+            if self.is_answered(bodiless)? {
+                break;
             }
             if self.end == self.buffer.len() {
                 if self.end >= LARGEST_HEAD_BYTES {
@@ -288,5 +294,67 @@ impl<'a> Unsent<'a> {
             self.index += 1;
             self.offset = 0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::config::HttpConfig;
+    use crate::http::{Dialer, Pool, Target};
+
+    /// More than the buffers of two sockets hold: the server's words come while it is being sent.
+    const BODY_BYTES: usize = 64 << 20;
+
+    /// Sends a large body to a server that says `first` before it has read a byte, then `last` when it has read all.
+    async fn told(first: &'static [u8], last: &'static [u8]) -> Result<u16, Failure> {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = async {
+            let (mut socket, _) = listener.accept().await.unwrap();
+            for piece in first.chunks(7) {
+                socket.write_all(piece).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            if !last.is_empty() {
+                let mut room = vec![0; 1 << 20];
+                let mut left = BODY_BYTES;
+                while left > 0 {
+                    left -= socket.read(&mut room[..left.min(1 << 20)]).await.unwrap();
+                }
+                socket.write_all(last).await.unwrap();
+            }
+            socket
+        };
+        let client = async {
+            let pool = Pool::new(Arc::new(Dialer::new(&HttpConfig::default()).unwrap()));
+            let mut lease = pool.line(&Target { host: "127.0.0.1".into(), port, tls: false }).lease().await?;
+            lease.connection().exchange(b"", &[vec![0; BODY_BYTES].into()], false).await
+        };
+        tokio::join!(server, client).1
+    }
+
+    #[tokio::test]
+    async fn what_is_no_answer_yet_does_not_end_the_sending() {
+        const DONE: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+        for first in [
+            &b"HTTP/1.1 100 Continue\r\n\r\n"[..],
+            b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n",
+        ] {
+            let told = tokio::time::timeout(std::time::Duration::from_secs(20), told(first, DONE)).await;
+            assert_eq!(told.expect("the whole body is sent").unwrap(), 200);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_answer_ends_the_sending() {
+        let refusal = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n";
+        assert_eq!(told(refusal, b"").await.unwrap(), 503);
+        assert_eq!(told(b"nonsense\r\n\r\n", b"").await.unwrap_err().kind, ErrorKind::Protocol);
     }
 }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 
 use super::Target;
 use super::dns::Resolver;
-use super::proxy::Proxies;
+use super::proxy::{Proxies, Proxy};
 use super::socket::Socket;
 use super::tls::TlsStream;
 use super::transport::Transport;
@@ -34,14 +34,22 @@ impl Dialer {
         Ok(Self { config: config.clone(), resolver: Resolver::default(), proxies, tls: OnceLock::new() })
     }
 
+    /// A dialer whose plain requests go through the proxy at `url`.
+    #[cfg(test)]
+    pub(crate) fn through(url: &str) -> Self {
+        let proxies = Proxies::forwarding(url);
+        let config = HttpConfig::default();
+        Self { config, resolver: Resolver::default(), proxies, tls: OnceLock::new() }
+    }
+
     /// How long a connection may have been idle to be used again.
     pub(super) fn keep_alive(&self) -> Duration {
         self.config.keep_alive
     }
 
-    /// Whether requests to `target` must name it whole, for a proxy that is no tunnel.
-    pub(crate) fn absolute_form(&self, target: &Target) -> bool {
-        !target.tls && self.proxies.of(target).is_some()
+    /// The proxy that requests to `target` must name it whole for, because it is no tunnel.
+    pub(crate) fn forwarder(&self, target: &Target) -> Option<&Proxy> {
+        self.proxies.of(target).filter(|_| !target.tls)
     }
 
     fn tls(&self) -> io::Result<Arc<ClientConfig>> {

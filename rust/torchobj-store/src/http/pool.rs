@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use torchobj_core::error::ErrorKind;
 
+use super::proxy::Proxy;
 use super::{Connection, Dialer, Failure, Target};
 
 /// Connections to all servers of one client.
@@ -59,9 +60,9 @@ impl Line {
         &self.target
     }
 
-    /// Whether requests must name the target whole.
-    pub(crate) fn absolute_form(&self) -> bool {
-        self.dialer.absolute_form(&self.target)
+    /// The proxy that requests must name the target whole for.
+    pub(crate) fn forwarder(&self) -> Option<&Proxy> {
+        self.dialer.forwarder(&self.target)
     }
 
     /// A connection for one request, kept or new.
@@ -126,7 +127,7 @@ async fn sweep(line: Weak<Line>, keep_alive: Duration) {
 }
 
 /// What kind of failure it is that no connection could be made.
-fn refused(error: io::Error) -> Failure {
+pub(crate) fn refused(error: io::Error) -> Failure {
     let (kind, message) = match error.kind() {
         io::ErrorKind::TimedOut => (ErrorKind::Timeout, "no connection"),
         // A certificate that is not trusted today is not trusted in a second.

@@ -1,6 +1,7 @@
 //! Which proxy a request takes, and the tunnel through it. Does not connect.
 
 use std::io;
+use std::net::Ipv4Addr;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -21,7 +22,7 @@ pub(super) struct Proxies {
 
 /// A proxy that speaks HTTP.
 #[derive(Clone)]
-pub(super) struct Proxy {
+pub(crate) struct Proxy {
     pub(super) host: String,
     pub(super) port: u16,
     /// `Basic …`, from the URL's user and password.
@@ -37,10 +38,15 @@ impl std::fmt::Debug for Proxy {
 impl Proxies {
     /// Those of the environment.
     pub(super) fn from_env() -> io::Result<Self> {
-        let proxy = |names: &[&str]| env::first(names).map(|url| parse(names[0], &url)).transpose();
-        let direct = env::first(&env::NO_PROXY).unwrap_or_default();
+        let proxy = |names: &[&'static str]| env::first_of(names).map(|(name, url)| parse(name, &url)).transpose();
+        let direct = env::first_of(&env::NO_PROXY).map(|(_, hosts)| hosts).unwrap_or_default();
         let direct = direct.split(',').map(|host| host.trim().to_ascii_lowercase()).filter(|host| !host.is_empty());
         Ok(Self { https: proxy(&env::HTTPS_PROXY)?, http: proxy(&env::HTTP_PROXY)?, direct: direct.collect() })
+    }
+
+    #[cfg(test)]
+    pub(super) fn forwarding(url: &str) -> Self {
+        Self { http: Some(parse("http_proxy", url).unwrap()), ..Self::default() }
     }
 
     /// The proxy for `target`, if it is not reached directly.
@@ -49,9 +55,13 @@ impl Proxies {
         proxy.filter(|_| !self.is_direct(&target.host, target.port))
     }
 
-    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, or by `*`.
+    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, or by `*`. Addresses of
+    /// the link itself, where machines and containers get credentials from, are never a proxy's.
     fn is_direct(&self, host: &str, port: u16) -> bool {
         let host = host.to_ascii_lowercase();
+        if host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_link_local()) || host.contains("fd00:ec2::") {
+            return true;
+        }
         self.direct.iter().any(|rule| {
             let (rule, of_port) = match rule.rsplit_once(':') {
                 Some((name, of_port)) if !name.contains(':') => (name, of_port.parse::<u16>().ok()),
@@ -67,16 +77,18 @@ impl Proxies {
 }
 
 fn parse(name: &str, url: &str) -> io::Result<Proxy> {
-    let refuse = || {
-        let message = format!("{name}: not the URL of an http proxy, as http://proxy:3128");
+    // Not the URL: a password may be in it.
+    let refuse = |problem: &str| {
+        let message = format!("{name} {problem}: expected the URL of an http proxy, as http://proxy:3128");
         io::Error::new(io::ErrorKind::InvalidInput, message)
     };
     let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-    let uri: Uri = with_scheme.parse().map_err(|_| refuse())?;
+    let uri: Uri = with_scheme.parse().map_err(|_| refuse("is no URL"))?;
     if uri.scheme_str() != Some("http") {
-        return Err(refuse());
+        let scheme = uri.scheme_str().unwrap_or_default();
+        return Err(refuse(&format!("begins with {scheme}://, which is not spoken")));
     }
-    let authority = uri.authority().ok_or_else(refuse)?;
+    let authority = uri.authority().ok_or_else(|| refuse("names no host"))?;
     let authorization = authority.as_str().rsplit_once('@').map(|(user, _)| {
         let user = percent_decode(user);
         format!("Basic {}", BASE64_STANDARD.encode(user))
@@ -90,6 +102,11 @@ fn percent_decode(text: &str) -> Vec<u8> {
 }
 
 impl Proxy {
+    /// What `Proxy-Authorization` says, where the proxy's URL has a user. To a tunnel it is said by `tunnel`.
+    pub(crate) fn authorization(&self) -> Option<&str> {
+        self.authorization.as_deref()
+    }
+
     /// Asks the proxy, over `socket`, for a tunnel to `target`.
     pub(super) async fn tunnel(&self, socket: &mut Socket, target: &Target) -> io::Result<()> {
         let authority = target.authority();
@@ -139,6 +156,9 @@ mod tests {
         }
         assert!(rules.is_direct("10.0.0.1", 9000));
         assert!(direct("*").is_direct("anything", 1));
+        for metadata in ["169.254.169.254", "169.254.170.2", "[fd00:ec2::254]"] {
+            assert!(direct("").is_direct(metadata, 80), "{metadata}");
+        }
     }
 
     #[test]
@@ -154,8 +174,13 @@ mod tests {
 
     #[test]
     fn what_is_no_http_proxy_is_refused_by_name() {
-        for url in ["socks5://proxy:1080", "http://", "http://a b"] {
-            assert!(parse("https_proxy", url).unwrap_err().to_string().contains("https_proxy"), "{url}");
+        for (url, problem) in [
+            ("socks5://user:secret@proxy:1080", "begins with socks5://"),
+            ("http://", "is no URL"),
+            ("http://user:secret@a b", "is no URL"),
+        ] {
+            let error = parse("https_proxy", url).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("https_proxy {problem}")) && !error.contains("secret"), "{error}");
         }
     }
 }

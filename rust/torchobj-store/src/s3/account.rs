@@ -1,5 +1,6 @@
 //! What the buckets of one configuration share: connections, credentials, the SDK's configuration, and the clock.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -7,11 +8,12 @@ use std::time::{Duration, SystemTime};
 use aws_config::environment::EnvironmentVariableRegionProvider;
 use aws_config::meta::region::RegionProviderChain;
 use aws_config::profile::ProfileFileRegionProvider;
-use aws_config::{BehaviorVersion, SdkConfig};
+use aws_config::{BehaviorVersion, ConfigLoader, SdkConfig};
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
-    Builder, Region, RequestChecksumCalculation, ResponseChecksumValidation, StalledStreamProtectionConfig,
+    Builder, IdentityCache, Region, RequestChecksumCalculation, ResponseChecksumValidation,
+    StalledStreamProtectionConfig,
 };
 use aws_types::service_config::ServiceConfigKey;
 use base64::Engine;
@@ -67,21 +69,25 @@ impl Account {
     /// `Config`: a proxy that is no URL, a file that cannot be read.
     pub fn new(mut config: S3Config) -> Result<Self> {
         if config.http.ca_bundle.is_none() {
-            config.http.ca_bundle = env::first(&[env::AWS_CA_BUNDLE]).map(Into::into);
+            config.http.ca_bundle = env::first_of(&[env::AWS_CA_BUNDLE]).map(|(_, path)| path.into());
         }
         let refuse = |what: String| move |source: std::io::Error| misconfigured(&what).with_source(source);
-        let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse(String::new()))?);
+        let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse("a proxy of the environment".to_owned()))?);
         let customer_key = match &config.encryption {
             Encryption::CustomerKeyFile(path) => {
-                let what = format!("sse_customer_key_file={}", path.display());
+                let what = format!("customer_key_file={}", path.display());
                 Some(CustomerKey::read(path).map_err(refuse(what))?)
             }
             _ => None,
         };
+        Ok(Self::over(dialer, config, customer_key))
+    }
+
+    pub(super) fn over(dialer: Arc<Dialer>, config: S3Config, customer_key: Option<CustomerKey>) -> Self {
         let wire = Wire::new(dialer.clone(), config.http.keep_alive);
         let pool = Pool::new(dialer);
         let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));
-        Ok(Self { config, pool, wire, environment, customer_key, skew_s })
+        Self { config, pool, wire, environment, customer_key, skew_s }
     }
 
     /// What the environment says, asked once.
@@ -91,22 +97,14 @@ impl Account {
 
     async fn ask_environment(&self) -> Environment {
         let config = &self.config;
-        let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(self.wire.clone());
-        if let Some(profile) = &config.profile {
-            loader = loader.profile_name(profile);
-        }
-        if let Some(region) = &config.region {
-            loader = loader.region(Region::new(region.clone()));
-        } else {
-            // The instance is not asked: what counts is where the bucket is, and the bucket says it.
-            let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
-            loader = loader.region(chain.or_else(ProfileFileRegionProvider::new()));
-        }
-        if config.anonymous {
-            loader = loader.no_credentials();
-        }
-        let sdk = loader.load().await;
-        let credentials = sdk.credentials_provider().map(|provider| Arc::new(Credentials::new(provider)));
+        let sdk = loader(config, &self.wire).load().await;
+        let (again, wire) = (config.clone(), self.wire.clone());
+        let source = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
+            let loader = loader(&again, &wire);
+            Box::pin(async move { loader.load().await.credentials_provider() })
+        };
+        let credentials = sdk.credentials_provider();
+        let credentials = credentials.map(|provider| Arc::new(Credentials::new(provider, Box::new(source))));
         let endpoint_url = config.endpoint_url.clone().or_else(|| configured_endpoint(&sdk));
         // Behind a path without a slash at its end the SDK's rules put the bucket's name into its last component.
         let endpoint_url = endpoint_url.map(|url| if url.ends_with('/') { url } else { url + "/" });
@@ -120,6 +118,8 @@ impl Account {
         let mut builder = Builder::from(&environment.sdk)
             .region(Region::new(region.to_owned()))
             .http_client(self.wire.clone())
+            // Credentials are kept here: a cache of the SDK's own would go on with what was replaced.
+            .identity_cache(IdentityCache::no_cache())
             // Attempts are counted, and silences ended, above the trait.
             .retry_config(RetryConfig::disabled())
             .timeout_config(TimeoutConfig::disabled())
@@ -174,6 +174,25 @@ impl Account {
         const ALLOWED_S: u64 = 15 * 60;
         date.and_then(skew_s).is_some_and(|skew_s| used_skew_s.abs_diff(skew_s) >= ALLOWED_S)
     }
+}
+
+/// What asks the environment, the profiles and the instance.
+fn loader(config: &S3Config, wire: &Wire) -> ConfigLoader {
+    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(wire.clone());
+    if let Some(profile) = &config.profile {
+        loader = loader.profile_name(profile);
+    }
+    if let Some(region) = &config.region {
+        loader = loader.region(Region::new(region.clone()));
+    } else {
+        // The instance is not asked: what counts is where the bucket is, and the bucket says it.
+        let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
+        loader = loader.region(chain.or_else(ProfileFileRegionProvider::new()));
+    }
+    if config.anonymous {
+        loader = loader.no_credentials();
+    }
+    loader
 }
 
 /// The endpoint that `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or a profile names, as the SDK itself reads it.

@@ -9,6 +9,7 @@ use torchobj_core::types::Payload;
 use super::account::{Account, DEFAULT_REGION};
 use super::answer::ServerError;
 use super::endpoint::Address;
+use super::request::push_request_line;
 use super::sign::Signer;
 
 /// A signer, and the generation of credentials that it signs with.
@@ -82,12 +83,13 @@ impl Bucket {
     pub(super) async fn find_region(&self, operation: Operation) -> Result<String> {
         let environment = self.account.environment().await;
         let address = self.account.resolve(environment, &self.name, DEFAULT_REGION).await?;
-        let path = String::from_utf8_lossy(&address.path_of(None)).into_owned();
-        let head = format!("HEAD {path} HTTP/1.1\r\nhost: {}\r\nuser-agent: torchobj\r\n\r\n", address.host);
+        let mut head = Vec::new();
+        push_request_line(&mut head, &address.line, "HEAD", &address.host, &address.path_of(None), b"");
+        head.extend_from_slice(format!("host: {}\r\nuser-agent: torchobj\r\n\r\n", address.host).as_bytes());
         let failed = |failure| self.failure(operation, None, failure);
         let mut lease = address.line.lease().await.map_err(failed)?;
         let connection = lease.connection();
-        let status = connection.exchange(head.as_bytes(), Payload::default().pieces(), true).await.map_err(failed)?;
+        let status = connection.exchange(&head, Payload::default().pieces(), true).await.map_err(failed)?;
         match (connection.header("x-amz-bucket-region"), status) {
             (Some(region), _) => {
                 log::info!("{} is in region {region}", self.url_of(None));

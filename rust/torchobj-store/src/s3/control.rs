@@ -15,14 +15,17 @@ use super::checksum::Algorithm;
 use super::encode::decode_listed;
 use super::get::NONCE_HEADER;
 use super::request::Used;
+use super::wire::undialed;
 use super::xml;
 use crate::config::Encryption;
+use crate::http::refused;
 
 impl Bucket {
     /// CreateMultipartUpload.
     pub(super) async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
         let operation = Operation::BeginUpload;
         let attributes = &options.attributes;
+        self.check_options(operation, key, options)?;
         let nonce = format!("{:032x}", fastrand::u128(..));
         let mut metadata: std::collections::HashMap<String, String> = self
             .metadata_headers(operation, key, attributes)?
@@ -165,8 +168,10 @@ impl Bucket {
                     uploads.push(Upload { key, id, nonce: String::new(), begun_ms });
                 }
             }
-            (key_marker, id_marker) = (page.next_key_marker.map(decode), page.next_upload_id_marker);
-            if page.is_truncated != Some(true) || key_marker.is_none() {
+            let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker);
+            let next = next.map_err(|problem| self.error(ErrorKind::Protocol, operation, Some(prefix), problem))?;
+            (key_marker, id_marker) = (next.map(decode), page.next_upload_id_marker);
+            if key_marker.is_none() {
                 return Ok(uploads);
             }
         }
@@ -264,6 +269,9 @@ impl Bucket {
         key: Option<&str>,
         error: SdkError<E, HttpResponse>,
     ) -> Error {
+        if let Some(refusal) = undialed(&error) {
+            return self.failure(operation, key, refused(refusal));
+        }
         let kind = match &error {
             SdkError::TimeoutError(_) => ErrorKind::Timeout,
             SdkError::DispatchFailure(failure) => match failure.as_connector_error() {
@@ -272,8 +280,69 @@ impl Bucket {
                 _ => ErrorKind::Reset,
             },
             SdkError::ResponseError(_) => ErrorKind::Protocol,
+            SdkError::ConstructionFailure(_) => ErrorKind::Config,
             _ => ErrorKind::InvalidRequest,
         };
         self.error(kind, operation, key, "the SDK failed").with_source(Chain(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use torchobj_core::store::ObjectStore;
+    use torchobj_core::types::ListRequest;
+
+    use crate::config::S3Config;
+    use crate::fake::{Fake, answer};
+    use crate::s3::{Account, S3Store};
+
+    use super::*;
+
+    fn store(endpoint_url: &str, force_sdk: bool) -> S3Store {
+        let endpoint_url = Some(endpoint_url.to_owned());
+        let config = S3Config { endpoint_url, anonymous: true, force_sdk, ..S3Config::default() };
+        S3Store::new(Arc::new(Account::new(config).unwrap()), "b")
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_is_refused_is_the_same_error_through_the_sdk() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        drop(listener);
+        let ours = store(&url, false).head("k").await.unwrap_err();
+        let sdks = store(&url, true).head("k").await.unwrap_err();
+        assert_eq!(sdks.kind(), ErrorKind::Connect);
+        assert_eq!(sdks.to_string(), ours.to_string());
+    }
+
+    #[tokio::test]
+    async fn a_tls_handshake_that_fails_is_the_same_error_through_the_sdk() {
+        let fake = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("https://{}", fake.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for socket in fake.incoming() {
+                let _ = std::io::Write::write_all(&mut socket.unwrap(), b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            }
+        });
+        let ours = store(&url, false).head("k").await.unwrap_err();
+        let sdks = store(&url, true).head("k").await.unwrap_err();
+        assert_eq!(ours.kind(), ErrorKind::InvalidRequest, "{ours}");
+        assert_eq!((sdks.kind(), sdks.to_string()), (ours.kind(), ours.to_string()));
+    }
+
+    #[tokio::test]
+    async fn a_listing_that_goes_on_and_does_not_say_where_is_no_whole_listing() {
+        let fake = Fake::start(|head| {
+            let root = if head.contains("uploads") { "ListMultipartUploadsResult" } else { "ListBucketResult" };
+            answer(200, "", &format!("<{root}><IsTruncated>true</IsTruncated></{root}>"))
+        })
+        .await;
+        for force_sdk in [false, true] {
+            let store = store(&fake.url, force_sdk);
+            assert_eq!(store.list(ListRequest::default()).await.unwrap_err().kind(), ErrorKind::Protocol);
+            assert_eq!(store.uploads("").await.unwrap_err().kind(), ErrorKind::Protocol);
+        }
     }
 }

@@ -1,10 +1,14 @@
-//! Copies on the server, through the SDK. Bytes do not pass through here.
+//! Copies on the server, through the SDK. Bytes do not pass through here. The steps of a large copy have attempts of
+//! their own: the trait's caller sees one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use aws_sdk_s3::types::{RequestPayer, StorageClass};
 use futures_util::StreamExt;
 use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::runtime::clean_up;
+use torchobj_core::transfer::{Attempts, Policy, Quota, within};
 use torchobj_core::types::{Condition, ObjectHead, PartReceipt, PutOptions, Upload, Version};
 use torchobj_core::url::ObjectUrl;
 
@@ -18,6 +22,64 @@ const LARGEST_COPY_BYTES: u64 = 5 << 30;
 /// Larger ones are copied in parts of this, so many at a time.
 const PART_BYTES: u64 = 512 << 20;
 const PARTS_AT_A_TIME: usize = 8;
+
+/// How long an upload may take to be forgotten.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A copy of terabytes shall not begin anew for one 503: its steps have a few attempts of their own.
+fn policy() -> Policy {
+    Policy { max_attempts: 4, ..Policy::default() }
+}
+
+async fn tried<T, F: Future<Output = Result<T>>>(quota: &Quota, mut step: impl FnMut() -> F) -> Result<T> {
+    let policy = policy();
+    let mut attempts = Attempts::new(&policy, quota);
+    loop {
+        match step().await {
+            Ok(done) => {
+                attempts.succeeded();
+                return Ok(done);
+            }
+            Err(error) => attempts.failed(error).await?,
+        }
+    }
+}
+
+/// An upload that has begun. Dropped before its end, because nobody waits any more, it is aborted in the background.
+struct Begun {
+    bucket: Arc<Bucket>,
+    /// Taken at the end.
+    upload: Option<Upload>,
+}
+
+impl Begun {
+    async fn end(mut self, committed: bool) {
+        if let Some(upload) = self.upload.take().filter(|_| !committed) {
+            forget(&self.bucket, &upload).await;
+        }
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(upload) = self.upload.take() {
+            let bucket = self.bucket.clone();
+            clean_up(async move { forget(&bucket, &upload).await });
+        }
+    }
+}
+
+/// Aborts an upload. One that cannot be aborted is said in the log.
+async fn forget(bucket: &Bucket, upload: &Upload) {
+    let quota = Quota::new(1);
+    let problem = match within(ABORT_TIMEOUT, tried(&quota, || bucket.abort(upload))).await {
+        Some(Ok(())) => return,
+        Some(Err(error)) => error.to_string(),
+        None => "no answer in time".to_owned(),
+    };
+    let url = bucket.url_of(Some(&upload.key));
+    log::warn!("upload {} of {url} could not be aborted and stays in the bucket: {problem}", upload.id);
+}
 
 impl Bucket {
     /// Copies an object of this account, with its attributes.
@@ -58,27 +120,30 @@ impl Bucket {
             .ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without an ETag"))
     }
 
-    async fn copy_in_parts(&self, source: &ObjectUrl, head: &ObjectHead, key: &str) -> Result<Version> {
+    async fn copy_in_parts(self: &Arc<Self>, source: &ObjectUrl, head: &ObjectHead, key: &str) -> Result<Version> {
         let options = PutOptions { attributes: head.attributes.clone(), ..PutOptions::default() };
-        let upload = self.begin_upload(key, &options).await?;
-        let copied = self.copy_parts(source, head, &upload).await;
-        let committed = match copied {
-            Ok(parts) => self.commit(&upload, &parts, &Condition::Always).await,
+        let quota = Quota::new(PARTS_AT_A_TIME);
+        let upload = tried(&quota, || self.begin_upload(key, &options)).await?;
+        let begun = Begun { bucket: self.clone(), upload: Some(upload.clone()) };
+        let committed = match self.copy_parts(source, head, &upload, &quota).await {
+            Ok(parts) => self.commit_copy(&upload, &parts, &quota).await,
             Err(error) => Err(error),
         };
-        if committed.is_err()
-            && let Err(error) = self.abort(&upload).await
-        {
-            log::warn!("upload {} stays in the bucket: {error}", upload.id);
-        }
+        begun.end(committed.is_ok()).await;
         committed
     }
 
-    async fn copy_parts(&self, source: &ObjectUrl, head: &ObjectHead, upload: &Upload) -> Result<Vec<PartReceipt>> {
+    async fn copy_parts(
+        &self,
+        source: &ObjectUrl,
+        head: &ObjectHead,
+        upload: &Upload,
+        quota: &Quota,
+    ) -> Result<Vec<PartReceipt>> {
         let starts = (0..head.size).step_by(usize::try_from(PART_BYTES).expect("it is small"));
         let copies = (1_u32..).zip(starts).map(|(number, start)| {
             let end = (start + PART_BYTES).min(head.size);
-            self.copy_part(source, head, upload, number, start..end)
+            tried(quota, move || self.copy_part(source, head, upload, number, start..end))
         });
         let mut copies = futures_util::stream::iter(copies).buffered(PARTS_AT_A_TIME);
         let mut parts = Vec::new();
@@ -86,6 +151,25 @@ impl Bucket {
             parts.push(part?);
         }
         Ok(parts)
+    }
+
+    /// Makes the parts the object. An answer that was lost may have been a success, which a second attempt cannot see.
+    async fn commit_copy(&self, upload: &Upload, parts: &[PartReceipt], quota: &Quota) -> Result<Version> {
+        let policy = policy();
+        let mut attempts = Attempts::new(&policy, quota);
+        loop {
+            let error = match self.commit(upload, parts, &Condition::Always).await {
+                Ok(version) => return Ok(version),
+                Err(error) => error,
+            };
+            if attempts.outcome_unknown()
+                && error.kind() == ErrorKind::UploadGone
+                && let Some(version) = self.committed(upload).await?
+            {
+                return Ok(version);
+            }
+            attempts.failed(error).await?;
+        }
     }
 
     async fn copy_part(
@@ -121,5 +205,88 @@ impl Bucket {
             self.error(ErrorKind::Protocol, operation, Some(&upload.key), "an answer without an ETag")
         })?;
         Ok(PartReceipt { number, size: range.end - range.start, version: xml::quoted(&etag), checksum: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torchobj_core::runtime::runtime;
+    use torchobj_core::types::Attributes;
+
+    use super::*;
+    use crate::config::S3Config;
+    use crate::fake::{Fake, answer};
+    use crate::s3::Account;
+
+    /// What a store answers to a copy in parts that goes well.
+    fn said(head: &str) -> String {
+        const COPIED: &str = "<CopyPartResult><ETag>e</ETag></CopyPartResult>";
+        match head.split(' ').next().unwrap() {
+            "POST" if head.contains("uploads") => {
+                answer(200, "", "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+            }
+            "PUT" => answer(200, "", COPIED),
+            "POST" => answer(200, "", "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>"),
+            _ => answer(204, "", ""),
+        }
+    }
+
+    async fn copy(url: &str) -> Result<Version> {
+        let endpoint_url = Some(url.to_owned());
+        let config = S3Config { endpoint_url, anonymous: true, ..S3Config::default() };
+        let bucket = Arc::new(Bucket::new(Arc::new(Account::new(config).unwrap()), "b"));
+        let source = ObjectUrl::parse("s3://b/from").unwrap();
+        let head =
+            ObjectHead { size: 3 * PART_BYTES, version: None, modified_ms: None, attributes: Attributes::default() };
+        bucket.copy_in_parts(&source, &head, "to").await
+    }
+
+    #[test]
+    fn one_refusal_of_each_step_does_not_fail_a_copy() {
+        runtime().block_on(async {
+            let mut refused = std::collections::HashSet::new();
+            let fake = Fake::start(move |head| {
+                let step = head.split(' ').take(2).collect::<Vec<_>>().join(" ");
+                if refused.insert(step) {
+                    return answer(500, "", "<Error><Code>InternalError</Code></Error>");
+                }
+                said(head)
+            })
+            .await;
+            copy(&fake.url).await.unwrap();
+            assert_eq!((fake.count("PUT", "partNumber"), fake.count("DELETE", "")), (6, 0));
+        });
+    }
+
+    #[test]
+    fn a_copy_that_fails_or_that_nobody_waits_for_leaves_no_upload() {
+        runtime().block_on(async {
+            let fake = Fake::start(|head| {
+                let denied = answer(403, "", "<Error><Code>AccessDenied</Code></Error>");
+                if head.contains("partNumber=2") { denied } else { said(head) }
+            })
+            .await;
+            assert_eq!(copy(&fake.url).await.unwrap_err().kind(), ErrorKind::AccessDenied);
+            assert_eq!(fake.count("DELETE", "uploadId=u"), 1);
+            let (asked, mut parts) = tokio::sync::mpsc::unbounded_channel();
+            let fake = Fake::start(move |head| {
+                if !head.contains("partNumber") {
+                    return said(head);
+                }
+                asked.send(()).unwrap();
+                String::new()
+            })
+            .await;
+            tokio::select! {
+                done = copy(&fake.url) => panic!("{done:?}"),
+                _ = parts.recv() => {}
+            }
+            let aborted = async {
+                while fake.count("DELETE", "uploadId=u") == 0 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            within(Duration::from_secs(20), aborted).await.expect("it is aborted in the background");
+        });
     }
 }

@@ -2,8 +2,10 @@
 //! one task; no request waits for a renewal while the old ones hold.
 
 use std::fmt;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use aws_credential_types::Credentials as SdkCredentials;
 use aws_credential_types::provider::error::CredentialsError;
@@ -24,16 +26,31 @@ const RETRY_EVERY: Duration = Duration::from_secs(10);
 pub(super) struct Loaded {
     pub(super) identity: Identity,
     expires: Option<SystemTime>,
-    /// Counts loads.
+    /// Counts identities: a load that gives the same one again is none.
     pub(super) generation: u64,
 }
 
+/// Finds out anew where credentials come from: a provider of the SDK reads the shared files once.
+pub(super) type Source =
+    Box<dyn Fn() -> Pin<Box<dyn Future<Output = Option<SharedCredentialsProvider>> + Send>> + Send + Sync>;
+
 /// What is known, and how to know more.
 pub(super) struct Credentials {
-    provider: SharedCredentialsProvider,
+    source: Source,
+    provider: RwLock<SharedCredentialsProvider>,
     loaded: RwLock<Option<Arc<Loaded>>>,
-    /// One load at a time; the task that renews, once there is something to renew.
-    loading: Mutex<Option<Task<()>>>,
+    /// The generation that the store knows not, or 0: the next request looks for others.
+    unknown: AtomicU64,
+    /// One load at a time.
+    loading: Mutex<Loading>,
+}
+
+#[derive(Default)]
+struct Loading {
+    /// The task that renews, once there is something to renew.
+    renewal: Option<Task<()>>,
+    /// When asking anew last gave what was there already.
+    in_vain: Option<Instant>,
 }
 
 impl fmt::Debug for Credentials {
@@ -43,13 +60,19 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    pub(super) fn new(provider: SharedCredentialsProvider) -> Self {
-        Self { provider, loaded: RwLock::default(), loading: Mutex::default() }
+    pub(super) fn new(provider: SharedCredentialsProvider, source: Source) -> Self {
+        let (provider, unknown) = (RwLock::new(provider), AtomicU64::new(0));
+        Self { source, provider, loaded: RwLock::default(), unknown, loading: Mutex::default() }
+    }
+
+    fn loaded(&self) -> Option<Arc<Loaded>> {
+        self.loaded.read().expect("no holder of this lock panics").clone()
     }
 
     fn known(&self) -> Option<Arc<Loaded>> {
-        let loaded = self.loaded.read().expect("no holder of this lock panics").clone()?;
-        loaded.expires.is_none_or(|expires| SystemTime::now() < expires).then_some(loaded)
+        let loaded = self.loaded()?;
+        let holds = loaded.expires.is_none_or(|expires| SystemTime::now() < expires);
+        (holds && loaded.generation != self.unknown.load(Ordering::Relaxed)).then_some(loaded)
     }
 
     /// Credentials that hold now.
@@ -57,37 +80,69 @@ impl Credentials {
         if let Some(loaded) = self.known() {
             return Ok(loaded);
         }
-        let mut renewal = self.loading.lock().await;
+        let mut loading = self.loading.lock().await;
         if let Some(loaded) = self.known() {
             return Ok(loaded);
         }
-        let loaded = self.load().await?;
-        if loaded.expires.is_some() && renewal.is_none() {
-            *renewal = Some(Task::spawn(renew(Arc::downgrade(self))));
+        let unknown = self.unknown.swap(0, Ordering::Relaxed) != 0;
+        let loaded = if unknown { self.load_anew().await? } else { self.load().await? };
+        if loaded.expires.is_some() && loading.renewal.is_none() {
+            loading.renewal = Some(Task::spawn(renew(Arc::downgrade(self))));
         }
         Ok(loaded)
     }
 
     async fn load(&self) -> Result<Arc<Loaded>, CredentialsError> {
-        let found = self.provider.provide_credentials().await?;
+        let provider = self.provider.read().expect("no holder of this lock panics").clone();
+        let found = provider.provide_credentials().await?;
         let mut loaded = self.loaded.write().expect("no holder of this lock panics");
-        let generation = loaded.as_ref().map_or(1, |loaded| loaded.generation + 1);
         let identity = Identity {
             access_key: found.access_key_id().to_owned(),
             secret_key: found.secret_access_key().to_owned(),
             session_token: found.session_token().map(str::to_owned),
+        };
+        let generation = match &*loaded {
+            None => 1,
+            Some(before) if before.identity == identity => before.generation,
+            Some(before) => before.generation + 1,
         };
         let fresh = Arc::new(Loaded { identity, expires: found.expiry(), generation });
         *loaded = Some(fresh.clone());
         Ok(fresh)
     }
 
-    /// The store said that the credentials of `generation` have expired: the next request loads others.
-    pub(super) fn expired(&self, generation: u64) {
-        let mut loaded = self.loaded.write().expect("no holder of this lock panics");
-        if let Some(old) = loaded.as_ref().filter(|loaded| loaded.generation == generation) {
-            *loaded = Some(Arc::new(Loaded { expires: Some(SystemTime::UNIX_EPOCH), ..Loaded::clone(old) }));
+    async fn load_anew(&self) -> Result<Arc<Loaded>, CredentialsError> {
+        if let Some(provider) = (self.source)().await {
+            *self.provider.write().expect("no holder of this lock panics") = provider;
         }
+        self.load().await
+    }
+
+    /// The store said that the credentials of `generation` have expired: whether there are others now.
+    pub(super) async fn replaced(&self, generation: u64) -> bool {
+        const AGAIN_AFTER: Duration = Duration::from_secs(1);
+        let mut loading = self.loading.lock().await;
+        if self.loaded().is_some_and(|loaded| loaded.generation != generation) {
+            return true;
+        }
+        // Many requests are refused at once: one asks for all.
+        if loading.in_vain.is_some_and(|since| since.elapsed() < AGAIN_AFTER) {
+            return false;
+        }
+        let replaced = match self.load_anew().await {
+            Ok(loaded) => loaded.generation != generation,
+            Err(error) => {
+                log::warn!("the credentials have expired and others could not be loaded: {error}");
+                false
+            }
+        };
+        loading.in_vain = (!replaced).then(Instant::now);
+        replaced
+    }
+
+    /// The store said that it does not know the credentials of `generation`: the next request looks for others.
+    pub(super) fn refused(&self, generation: u64) {
+        self.unknown.store(generation, Ordering::Relaxed);
     }
 }
 
@@ -95,7 +150,7 @@ impl Credentials {
 async fn renew(credentials: Weak<Credentials>) {
     loop {
         let Some(this) = credentials.upgrade() else { return };
-        let expires = this.loaded.read().expect("no holder of this lock panics").as_ref().and_then(|l| l.expires);
+        let expires = this.loaded().and_then(|loaded| loaded.expires);
         drop(this);
         let left = expires.and_then(|expires| expires.duration_since(SystemTime::now()).ok()).unwrap_or(RETRY_EVERY);
         // Ranks that started together shall not ask together.
@@ -129,7 +184,7 @@ impl ProvideCredentials for ForSdk {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
 
@@ -155,7 +210,21 @@ mod tests {
     }
 
     fn counting(life: Option<Duration>) -> Arc<Credentials> {
-        Arc::new(Credentials::new(SharedCredentialsProvider::new(Counting(AtomicU32::new(0), life))))
+        let provider = SharedCredentialsProvider::new(Counting(AtomicU32::new(0), life));
+        let same = provider.clone();
+        Arc::new(Credentials::new(provider, Box::new(move || Box::pin(std::future::ready(Some(same.clone()))))))
+    }
+
+    /// Credentials that are always the same, and how often they were looked for anew.
+    fn fixed() -> (Arc<Credentials>, Arc<AtomicU32>) {
+        let provider = || SharedCredentialsProvider::new(SdkCredentials::new("key", "s", None, None, "test"));
+        let asked = Arc::new(AtomicU32::new(0));
+        let counted = asked.clone();
+        let source: Source = Box::new(move || {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Box::pin(std::future::ready(Some(provider())))
+        });
+        (Arc::new(Credentials::new(provider(), source)), asked)
     }
 
     #[tokio::test]
@@ -169,12 +238,29 @@ mod tests {
     async fn what_the_store_calls_expired_is_loaded_anew_once() {
         let credentials = counting(None);
         let old = credentials.current().await.unwrap();
-        credentials.expired(old.generation);
-        credentials.expired(old.generation);
-        let new = credentials.current().await.unwrap();
-        assert_eq!(new.identity.access_key, "key2");
-        credentials.expired(old.generation);
+        assert!(credentials.replaced(old.generation).await);
+        assert!(credentials.replaced(old.generation).await);
         assert_eq!(credentials.current().await.unwrap().identity.access_key, "key2");
+    }
+
+    #[tokio::test]
+    async fn expired_credentials_that_are_the_same_again_are_not_replaced_and_are_asked_for_once() {
+        let (credentials, asked) = fixed();
+        let old = credentials.current().await.unwrap();
+        let refused = futures_util::future::join_all((0..50).map(|_| credentials.replaced(old.generation))).await;
+        assert!(refused.into_iter().all(|replaced| !replaced));
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn what_the_store_does_not_know_is_looked_for_anew_at_the_next_request_only() {
+        let (credentials, asked) = fixed();
+        let generation = credentials.current().await.unwrap().generation;
+        credentials.refused(generation);
+        for _ in 0..3 {
+            assert_eq!(credentials.current().await.unwrap().generation, generation);
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@ use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, PutOptio
 
 use super::Bucket;
 use super::checksum::Algorithm;
-use super::request::{Answer, Ask};
+use super::request::{Answer, Ask, fits_header};
 use crate::config::{Checksum, Encryption};
 
 type Headers<'a> = Vec<(&'a str, Cow<'a, str>)>;
@@ -88,6 +88,16 @@ impl Bucket {
         headers
     }
 
+    /// Refuses what the head of a request could not carry, before the SDK makes one: its own refusal shows the value.
+    pub(super) fn check_options(&self, operation: Operation, key: &str, options: &PutOptions) -> Result<()> {
+        let headers =
+            self.attribute_headers(&options.attributes).into_iter().chain(condition_header(&options.condition));
+        match headers.into_iter().find(|(_, value)| !fits_header(value)) {
+            None => Ok(()),
+            Some((name, _)) => Err(self.refused_header(operation, Some(key), name)),
+        }
+    }
+
     /// The storage class of an object: its own, or the configuration's.
     pub(super) fn storage_class<'a>(&'a self, attributes: &'a Attributes) -> Option<&'a str> {
         attributes.storage_class.as_deref().or(self.account.config.storage_class.as_deref())
@@ -106,7 +116,7 @@ impl Bucket {
             let printable = value.bytes().all(|byte| matches!(byte, b' '..=b'~')) && value.trim() == value;
             if name.is_empty() || !name.bytes().all(token) || !printable {
                 let message = format!("metadata {name:?}={value:?}: names are tokens, values printable ASCII");
-                return Err(self.error(ErrorKind::InvalidRequest, operation, Some(key), &message));
+                return Err(self.error(ErrorKind::Config, operation, Some(key), &message));
             }
             headers.push((format!("x-amz-meta-{}", name.to_ascii_lowercase()), value.as_str()));
         }

@@ -10,7 +10,7 @@ use super::Bucket;
 use super::answer::{self, ServerError};
 use super::encode;
 use super::sign::{Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
-use crate::http::{Failure, Framing, Lease, Line, Target};
+use crate::http::{Failure, Framing, Lease, Line, Proxy, Target};
 
 /// Errors of S3 are a few hundred bytes; a proxy's page of HTML is not read to its end.
 const LARGEST_ERROR_BYTES: usize = 64 << 10;
@@ -65,7 +65,7 @@ impl Bucket {
                 None => (&address.line, address.host.as_str()),
                 Some((line, host)) => (line, host.as_str()),
             };
-            let head = self.head_of(ask, line, host, &path, signer.as_ref().map(|(signer, _)| &**signer));
+            let head = self.head_of(ask, line, host, &path, signer.as_ref().map(|(signer, _)| &**signer))?;
             let failed = |failure| self.failure(ask.operation, ask.key, failure);
             let mut lease = line.lease().await.map_err(failed)?;
             let bodiless = ask.method == "HEAD";
@@ -90,8 +90,9 @@ impl Bucket {
         Err(self.error(ErrorKind::Protocol, ask.operation, ask.key, "too many redirects"))
     }
 
-    /// The head of the request, as it is sent.
-    fn head_of(&self, ask: &Ask<'_>, line: &Line, host: &str, path: &[u8], signer: Option<&Signer>) -> Vec<u8> {
+    /// The head of the request, as it is sent. A value that would end its line, and begin another header, is refused.
+    fn head_of(&self, ask: &Ask<'_>, line: &Line, host: &str, path: &[u8], signer: Option<&Signer>) -> Result<Vec<u8>> {
+        let refuse = |name: &str| self.refused_header(ask.operation, ask.key, name);
         let time = Timestamp::new(self.account.now());
         let mut query = Vec::new();
         for (index, (name, value)) in ask.query.iter().enumerate() {
@@ -113,35 +114,31 @@ impl Bucket {
         }
         let signed = |(name, _): &&(&str, &str)| *name == "host" || name.starts_with("x-amz-");
         let mut out = Vec::with_capacity(640);
-        out.extend_from_slice(ask.method.as_bytes());
-        out.push(b' ');
-        if line.absolute_form() {
-            out.extend_from_slice(b"http://");
-            out.extend_from_slice(host.as_bytes());
-        }
-        out.extend_from_slice(path);
-        if !query.is_empty() {
-            out.push(b'?');
-            out.extend_from_slice(&query);
-        }
-        out.extend_from_slice(b" HTTP/1.1\r\n");
+        push_request_line(&mut out, line, ask.method, host, path, &query);
         for (name, value) in &headers {
-            push_header(&mut out, name, value);
+            push_header(&mut out, name, value).map_err(refuse)?;
         }
-        push_header(&mut out, "user-agent", concat!("torchobj/", env!("CARGO_PKG_VERSION")));
+        push_header(&mut out, "user-agent", concat!("torchobj/", env!("CARGO_PKG_VERSION"))).map_err(refuse)?;
         if ask.method == "PUT" {
-            push_header(&mut out, "content-length", &ask.payload.len().to_string());
+            push_header(&mut out, "content-length", &ask.payload.len().to_string()).map_err(refuse)?;
         }
         if let Some(signer) = signer {
             let mut canonical: Vec<(&str, &str)> = headers.iter().filter(signed).copied().collect();
             canonical.sort_unstable_by_key(|(name, _)| *name);
-            out.extend_from_slice(b"authorization: ");
             let canonical = Canonical { method: ask.method, path, query: &query, headers: &canonical };
-            signer.authorize_into(&mut out, &time, &canonical);
-            out.extend_from_slice(b"\r\n");
+            let mut authorization = Vec::with_capacity(256);
+            signer.authorize_into(&mut authorization, &time, &canonical);
+            // The access key and the region are in it.
+            push_header(&mut out, "authorization", &String::from_utf8_lossy(&authorization)).map_err(refuse)?;
         }
         out.extend_from_slice(b"\r\n");
-        out
+        Ok(out)
+    }
+
+    /// The error that a value is which no header can carry. It does not show the value, which may be a token or a key.
+    pub(super) fn refused_header(&self, operation: Operation, key: Option<&str>, name: &str) -> Error {
+        let message = format!("header {name}: a value with control characters");
+        self.error(ErrorKind::Config, operation, key, &message)
     }
 
     async fn refused(&self, ask: &Ask<'_>, mut lease: Lease, status: u16, used: Used<'_>) -> Error {
@@ -177,15 +174,22 @@ impl Bucket {
             // An answer to HEAD has no body that could say it.
             region = self.find_region(operation).await.ok();
         }
+        let credentials = &self.account.environment().await.credentials;
         let learnt = match error.kind() {
             ErrorKind::ClockSkew => self.account.learn_clock(header("date").as_deref(), used.skew_s),
-            ErrorKind::ExpiredCredentials => match (&self.account.environment().await.credentials, used.generation) {
-                (Some(credentials), Some(generation)) => {
-                    credentials.expired(generation);
-                    true
+            ErrorKind::ExpiredCredentials => match (credentials, used.generation) {
+                (Some(credentials), Some(generation)) if credentials.replaced(generation).await => true,
+                _ => {
+                    let hint = "the credentials have expired, and where they came from there are no others";
+                    return error.with_kind(ErrorKind::Credentials).with_hint(hint);
                 }
-                _ => false,
             },
+            ErrorKind::Credentials => {
+                if let (Some(credentials), Some(generation)) = (credentials, used.generation) {
+                    credentials.refused(generation);
+                }
+                true
+            }
             // To a wrong region S3 answers HEAD with 400 and no code.
             ErrorKind::Misaddressed | ErrorKind::InvalidRequest => match region {
                 Some(region) if region != used.region => {
@@ -214,11 +218,41 @@ impl Bucket {
     }
 }
 
-fn push_header(out: &mut Vec<u8>, name: &str, value: &str) {
+/// What a request begins with; to a proxy that forwards it, with the whole URL, and who may ask it to.
+pub(super) fn push_request_line(out: &mut Vec<u8>, line: &Line, method: &str, host: &str, path: &[u8], query: &[u8]) {
+    let forwarder = line.forwarder();
+    out.extend_from_slice(method.as_bytes());
+    out.push(b' ');
+    if forwarder.is_some() {
+        out.extend_from_slice(b"http://");
+        out.extend_from_slice(host.as_bytes());
+    }
+    out.extend_from_slice(path);
+    if !query.is_empty() {
+        out.push(b'?');
+        out.extend_from_slice(query);
+    }
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    if let Some(authorization) = forwarder.and_then(Proxy::authorization) {
+        push_header(out, "proxy-authorization", authorization).expect("Base64 fits a header");
+    }
+}
+
+/// Whether a value stays on its line.
+pub(super) fn fits_header(value: &str) -> bool {
+    value.bytes().all(|byte| !byte.is_ascii_control() || byte == b'\t')
+}
+
+/// Appends a header; a value that cannot be one is refused by the header's name.
+fn push_header<'a>(out: &mut Vec<u8>, name: &'a str, value: &str) -> Result<(), &'a str> {
+    if !fits_header(value) {
+        return Err(name);
+    }
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(b": ");
     out.extend_from_slice(value.as_bytes());
     out.extend_from_slice(b"\r\n");
+    Ok(())
 }
 
 /// Where a `Location` leads: its host, or the same one when it names none.
@@ -237,6 +271,18 @@ fn redirected(location: &str, from: &Target) -> Option<Target> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_that_would_begin_another_header_is_refused_and_a_tab_is_none() {
+        for value in ["a\r\nx-amz-acl: public-read", "a\n", "a\r", "\0", "\x7f", "\x1b[2J"] {
+            let mut out = Vec::new();
+            assert_eq!(push_header(&mut out, "content-type", value), Err("content-type"), "{value:?}");
+            assert!(out.is_empty(), "{value:?}");
+        }
+        let mut out = Vec::new();
+        push_header(&mut out, "cache-control", "a\tb ü").unwrap();
+        assert_eq!(out, "cache-control: a\tb ü\r\n".as_bytes());
+    }
 
     #[test]
     fn a_redirect_never_leaves_tls() {

@@ -104,6 +104,9 @@ impl Bucket {
             .set_max_keys(request.max_entries.and_then(|most| i32::try_from(most).ok()))
             .set_request_payer(self.request_payer());
         let answer = self.sdk_answer(operation, Some(request.prefix), call.send()).await?;
+        let continuation = xml::continuation(answer.is_truncated == Some(true), answer.next_continuation_token);
+        let continuation = continuation
+            .map_err(|problem| self.error(ErrorKind::Protocol, operation, Some(request.prefix), problem))?;
         let encoded = answer.encoding_type.is_some();
         let decode = |key: String| if encoded { decode_listed(&key).unwrap_or(key) } else { key };
         let entries = answer.contents.unwrap_or_default().into_iter().filter_map(|object| {
@@ -116,17 +119,14 @@ impl Bucket {
             })
         });
         let prefixes = answer.common_prefixes.unwrap_or_default().into_iter().filter_map(|prefix| prefix.prefix);
-        Ok(ListPage {
-            entries: entries.collect(),
-            prefixes: prefixes.map(decode).collect(),
-            continuation: answer.next_continuation_token.filter(|_| answer.is_truncated == Some(true)),
-        })
+        Ok(ListPage { entries: entries.collect(), prefixes: prefixes.map(decode).collect(), continuation })
     }
 
     /// PutObject.
     pub(super) async fn sdk_put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         let operation = Operation::Put;
         let attributes = &options.attributes;
+        self.check_options(operation, key, options)?;
         let metadata = self.metadata_headers(operation, key, attributes)?.into_iter();
         let metadata = metadata.map(|(header, value)| (header["x-amz-meta-".len()..].to_owned(), value.to_owned()));
         let (encryption, key_id) = self.server_side_encryption();

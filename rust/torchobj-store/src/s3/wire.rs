@@ -15,19 +15,21 @@ use aws_smithy_runtime_api::client::orchestrator::{HttpRequest, HttpResponse};
 use aws_smithy_runtime_api::client::result::ConnectorError;
 use aws_smithy_runtime_api::client::runtime_components::RuntimeComponents;
 use aws_smithy_types::body::SdkBody;
-use http::Uri;
+use http::{HeaderValue, Uri};
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::Error as ClientError;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
-use crate::http::{Dialer, Target, Transport};
+use crate::http::{Dialer, Proxy, Target, Transport};
 
 /// Makes the SDK's connections.
 #[derive(Debug, Clone)]
 pub(super) struct Wire {
     client: Client<Dial, SdkBody>,
+    dialer: Arc<Dialer>,
 }
 
 impl Wire {
@@ -36,8 +38,8 @@ impl Wire {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(keep_alive)
-            .build(Dial(dialer));
-        Self { client }
+            .build(Dial(dialer.clone()));
+        Self { client, dialer }
     }
 }
 
@@ -49,10 +51,16 @@ impl HttpClient for Wire {
 
 impl HttpConnector for Wire {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
-        let request = match request.try_into_http1x() {
+        let mut request = match request.try_into_http1x() {
             Ok(request) => request,
             Err(error) => return HttpConnectorFuture::ready(Err(ConnectorError::user(error.into()))),
         };
+        let forwarder = self.dialer.forwarder(&target_of(request.uri()));
+        if let Some(authorization) = forwarder.and_then(Proxy::authorization) {
+            let mut value = HeaderValue::from_str(authorization).expect("Base64 fits a header");
+            value.set_sensitive(true);
+            request.headers_mut().insert(http::header::PROXY_AUTHORIZATION, value);
+        }
         let answer = self.client.request(request);
         HttpConnectorFuture::new(async move {
             match answer.await {
@@ -62,6 +70,20 @@ impl HttpConnector for Wire {
             }
         })
     }
+}
+
+/// Why our dialer made no connection, if that is what an error of the SDK comes from.
+pub(super) fn undialed(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.find(|cause| cause.downcast_ref().is_some_and(ClientError::is_connect))?;
+    let refusal: &io::Error = causes.find_map(|cause| cause.downcast_ref())?;
+    Some(io::Error::new(refusal.kind(), refusal.to_string()))
+}
+
+fn target_of(uri: &Uri) -> Target {
+    let tls = uri.scheme_str() == Some("https");
+    let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
+    Target { host: uri.host().unwrap_or_default().to_owned(), port, tls }
 }
 
 /// Connects by our dialer.
@@ -80,11 +102,8 @@ impl Service<Uri> for Dial {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let dialer = self.0.clone();
         Box::pin(async move {
-            let tls = uri.scheme_str() == Some("https");
-            let host = uri.host().unwrap_or_default().to_owned();
-            let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-            let target = Target { host, port, tls };
-            let proxied = dialer.absolute_form(&target);
+            let target = target_of(&uri);
+            let proxied = dialer.forwarder(&target).is_some();
             Ok(Dialed { io: TokioIo::new(dialer.dial(&target).await?), proxied })
         })
     }
@@ -119,5 +138,43 @@ impl Write for Dialed {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::Engine;
+    use base64::prelude::BASE64_STANDARD;
+    use torchobj_core::error::{ErrorKind, Operation};
+    use torchobj_core::store::ObjectStore;
+    use torchobj_core::types::GetRequest;
+
+    use super::*;
+    use crate::config::S3Config;
+    use crate::fake::{Fake, answer};
+    use crate::s3::{Account, S3Store};
+
+    #[tokio::test]
+    async fn a_proxy_that_forwards_is_told_who_asks_on_every_path() {
+        let proxy = Fake::start(|_| answer(404, "x-amz-bucket-region: eu-west-1\r\n", "")).await;
+        let url = proxy.url.replace("://", "://user:secret@");
+        for force_sdk in [false, true] {
+            let endpoint_url = Some("http://store.example:9000".into());
+            let config = S3Config { endpoint_url, anonymous: true, force_sdk, ..S3Config::default() };
+            let account = Account::over(Arc::new(Dialer::through(&url)), config, None);
+            let store = S3Store::new(Arc::new(account), "b");
+            store.delete(&["k".to_owned()]).await.unwrap();
+            let error = store.open(GetRequest { key: "k", range: None, version: None }).await.err().unwrap();
+            assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+            store.0.find_region(Operation::Get).await.unwrap();
+        }
+        let said = format!("proxy-authorization: Basic {}", BASE64_STANDARD.encode("user:secret"));
+        // The SDK asks the instance too, whatever it is told.
+        let heads: Vec<_> = proxy.heads().into_iter().filter(|head| head.contains("store.example")).collect();
+        assert!(heads.len() == 6, "{heads:?}");
+        for head in heads {
+            assert!(head.contains(" http://store.example:9000/b"), "{head}");
+            assert!(head.to_ascii_lowercase().contains(&said.to_ascii_lowercase()), "{head}");
+        }
     }
 }

@@ -120,8 +120,16 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
         page.entries.iter_mut().for_each(|entry| decode(&mut entry.key));
         page.prefixes.iter_mut().for_each(decode);
     }
-    page.continuation = next.filter(|_| truncated);
+    page.continuation = continuation(truncated, next).map_err(|problem| Malformed(problem.to_owned()))?;
     Ok(page)
+}
+
+/// How a listing goes on. One that says it goes on, and not where, would pass for whole with its end missing.
+pub(super) fn continuation(truncated: bool, next: Option<String>) -> Result<Option<String>, &'static str> {
+    match next.filter(|next| truncated && !next.is_empty()) {
+        None if truncated => Err("the listing is truncated and does not say where it goes on"),
+        next => Ok(next),
+    }
 }
 
 #[derive(Default)]
@@ -175,6 +183,17 @@ mod tests {
         assert_eq!((first.modified_ms, first.storage_class.as_deref()), (Some(1_767_323_045_000), Some("STANDARD")));
         assert_eq!(page.entries[1].version, Some(Version::new("\"def\"")));
         assert_eq!(page.continuation.as_deref(), Some("t&1="));
+    }
+
+    #[test]
+    fn a_page_that_goes_on_must_say_where() {
+        let token = "<NextContinuationToken>t&amp;1&#x3D;</NextContinuationToken>";
+        for without in ["", "<NextContinuationToken/>", "<NextContinuationToken></NextContinuationToken>"] {
+            let problem = list_page(PAGE.replace(token, without).as_bytes()).unwrap_err();
+            assert!(problem.to_string().contains("truncated"), "{problem}");
+            let last = PAGE.replace(token, without).replace("true", "false");
+            assert_eq!(list_page(last.as_bytes()).unwrap().continuation, None);
+        }
     }
 
     #[test]

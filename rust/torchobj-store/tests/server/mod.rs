@@ -1,5 +1,6 @@
 //! Servers of the tests, started by `python -m tests.servers`; each is gone with its handle.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
@@ -41,28 +42,36 @@ impl Server {
         self.announced[name].as_str().unwrap_or_else(|| panic!("no {name} in {}", self.announced))
     }
 
-    fn identity(&self) -> Identity {
+    pub(crate) fn identity(&self) -> Identity {
         let of = |name| self.text(name).to_owned();
         Identity { access_key: of("access_key"), secret_key: of("secret_key"), session_token: None }
     }
 
-    /// A configuration for this server, whose credentials are a profile of a file, as a user's would be.
-    pub(crate) fn config(&self) -> S3Config {
-        static PROFILES: Mutex<String> = Mutex::new(String::new());
+    /// Writes a profile, or writes it anew, as a user's tools would.
+    pub(crate) fn set_profile(profile: &str, identity: &Identity) {
+        static PROFILES: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
         let mut profiles = PROFILES.lock().unwrap();
         let file = std::env::temp_dir().join(format!("torchobj-credentials-{}", std::process::id()));
-        let (profile, id, secret) = (self.text("access_key"), self.text("access_key"), self.text("secret_key"));
-        let entry = format!("[{profile}]\naws_access_key_id={id}\naws_secret_access_key={secret}\n");
-        if !profiles.contains(&entry) {
-            profiles.push_str(&entry);
-        }
-        std::fs::write(&file, profiles.as_bytes()).unwrap();
+        let Identity { access_key, secret_key, session_token } = identity;
+        let mut entry = format!("[{profile}]\naws_access_key_id={access_key}\naws_secret_access_key={secret_key}\n");
+        entry.extend(session_token.iter().map(|token| format!("aws_session_token={token}\n")));
+        profiles.insert(profile.to_owned(), entry);
+        // Other tests read it meanwhile: never half of it.
+        let new = file.with_extension("new");
+        std::fs::write(&new, profiles.values().map(String::as_str).collect::<String>()).unwrap();
+        std::fs::rename(&new, &file).unwrap();
         // SAFETY: every test of the process sets the same values.
         #[expect(unsafe_code, reason = "the environment of a test process")]
         unsafe {
             std::env::set_var("AWS_SHARED_CREDENTIALS_FILE", &file);
             std::env::set_var("AWS_EC2_METADATA_DISABLED", "true");
         }
+    }
+
+    /// A configuration for this server, whose credentials are a profile of a file, as a user's would be.
+    pub(crate) fn config(&self) -> S3Config {
+        let profile = self.text("access_key");
+        Self::set_profile(profile, &self.identity());
         let endpoint_url = Some(self.text("endpoint").to_owned());
         S3Config { endpoint_url, profile: Some(profile.to_owned()), ..S3Config::default() }
     }

@@ -1,0 +1,344 @@
+//! Listing folders: depth first, in the order of whole keys, each folder read once. A walk waits between its pages.
+
+use std::collections::VecDeque;
+use std::fs::{DirEntry, FileType};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use rustix::io::Errno;
+use torchobj_core::error::{Operation, Result};
+use torchobj_core::types::{ListEntry, ListPage, ListRequest};
+
+use super::{FileStore, TEMPORARY, modified_ms, version};
+
+/// Entries of one page, as S3 gives them.
+const PAGE_ENTRIES: usize = 1000;
+
+/// Walks that wait for their next page. One that is forgotten is walked again from the root, up to where it was.
+const KEPT_WALKS: usize = 4;
+
+/// Listings that have not come to their end, the longest waiting first.
+#[derive(Debug, Default)]
+pub(super) struct Walks(Mutex<VecDeque<Walk>>);
+
+impl Walks {
+    fn take(&self, request: &ListRequest<'_>) -> Option<Walk> {
+        let mut walks = self.0.lock().expect("no holder of this lock panics");
+        let at = walks.iter().position(|walk| walk.goes_on_as(request))?;
+        walks.remove(at)
+    }
+
+    fn keep(&self, walk: Walk) {
+        let mut walks = self.0.lock().expect("no holder of this lock panics");
+        if walks.len() == KEPT_WALKS {
+            walks.pop_front();
+        }
+        walks.push_back(walk);
+    }
+}
+
+impl FileStore {
+    pub(super) async fn list_page(&self, request: ListRequest<'_>) -> Result<ListPage> {
+        let most = request.max_entries.map_or(PAGE_ENTRIES, |most| PAGE_ENTRIES.min(most as usize));
+        let (root, walks, kept) = (self.root.clone(), self.walks.clone(), self.walks.take(&request));
+        let fresh = Walk::new(&request);
+        let list = move || {
+            let mut walk = match kept {
+                Some(walk) => walk,
+                None => fresh.begun(&root)?,
+            };
+            let page = walk.page(most)?;
+            if page.continuation.is_some() {
+                walks.keep(walk);
+            }
+            Ok(page)
+        };
+        self.blocking(Operation::List, request.prefix, list).await
+    }
+}
+
+/// A listing, and how far it has come.
+#[derive(Debug)]
+struct Walk {
+    prefix: String,
+    delimiter: Option<String>,
+    /// Keys and common prefixes up to this are not wanted, or were in earlier pages.
+    after: Option<String>,
+    /// The last key or common prefix that was listed.
+    last: Option<String>,
+    /// The folders that we are in, the root first.
+    open: Vec<Level>,
+}
+
+/// A folder that we are in.
+#[derive(Debug)]
+struct Level {
+    path: PathBuf,
+    /// What its keys begin with.
+    base: String,
+    /// What is still to come, in order.
+    names: std::vec::IntoIter<String>,
+}
+
+impl Level {
+    fn read(path: &Path, base: String, above: &[Self]) -> io::Result<Self> {
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(path)? {
+            let entry = entry?;
+            // A name that is no UTF-8 is no key.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if name.starts_with(TEMPORARY) {
+                continue;
+            }
+            let Some(kind) = kind(&entry, path, above)? else { continue };
+            if kind.is_dir() {
+                // With its slash a folder's name sorts where its keys do.
+                names.push(format!("{name}/"));
+            } else if kind.is_file() {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(Self { path: path.to_owned(), base, names: names.into_iter() })
+    }
+}
+
+/// What an entry is, or what its link leads to; nothing where that is a folder that we are in, whose keys would have
+/// no end.
+fn kind(entry: &DirEntry, folder: &Path, above: &[Level]) -> io::Result<Option<FileType>> {
+    let kind = entry.file_type()?;
+    if !kind.is_symlink() {
+        return Ok(Some(kind));
+    }
+    let Some(target) = unless_passed_over(std::fs::metadata(entry.path()))? else { return Ok(None) };
+    let is_target = |path: &Path| {
+        std::fs::metadata(path).is_ok_and(|here| (here.dev(), here.ino()) == (target.dev(), target.ino()))
+    };
+    let leads_back = target.is_dir() && (is_target(folder) || above.iter().any(|level| is_target(&level.path)));
+    Ok((!leads_back).then(|| target.file_type()))
+}
+
+/// What was deleted while we were on our way, is not ours to read, or leads in a circle, is passed over.
+fn unless_passed_over<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            log::warn!("a listing passes over what may not be read: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+impl Walk {
+    fn new(request: &ListRequest<'_>) -> Self {
+        Self {
+            prefix: request.prefix.to_owned(),
+            delimiter: request.delimiter.map(str::to_owned),
+            after: request.continuation.or(request.start_after).map(str::to_owned),
+            last: None,
+            open: Vec::new(),
+        }
+    }
+
+    fn begun(mut self, root: &Path) -> io::Result<Self> {
+        match Level::read(root, String::new(), &[]) {
+            Ok(level) => self.open.push(level),
+            // A folder that was never written to is an empty store, if it could be made.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && root.parent().is_some_and(Path::is_dir) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self)
+    }
+
+    fn goes_on_as(&self, request: &ListRequest<'_>) -> bool {
+        request.continuation.is_some_and(|at| self.last.as_deref() == Some(at))
+            && self.prefix == request.prefix
+            && self.delimiter.as_deref() == request.delimiter
+    }
+
+    fn page(&mut self, most: usize) -> io::Result<ListPage> {
+        let mut page = ListPage::default();
+        while let Some(level) = self.open.last() {
+            let Some(name) = level.names.as_slice().first() else {
+                self.open.pop();
+                continue;
+            };
+            let (path, key) = (level.path.join(name), format!("{}{name}", level.base));
+            let full = page.entries.len() + page.prefixes.len() == most;
+            if key.ends_with('/') {
+                self.advance();
+                self.enter(&path, key)?;
+            } else if !self.is_wanted(&key) {
+                self.advance();
+            } else if full {
+                page.continuation = self.last.clone();
+                break;
+            } else {
+                self.advance();
+                self.list(&path, key, &mut page)?;
+            }
+        }
+        Ok(page)
+    }
+
+    fn advance(&mut self) {
+        self.open.last_mut().and_then(|level| level.names.next());
+    }
+
+    /// Goes into a folder, if it can have keys that are wanted.
+    fn enter(&mut self, path: &Path, base: String) -> io::Result<()> {
+        let below_prefix = base.starts_with(&self.prefix) || self.prefix.starts_with(&base);
+        // Every key of this folder sorts before the one to go on after.
+        let passed = self.after.as_deref().is_some_and(|after| after > base.as_str() && !after.starts_with(&base));
+        if !below_prefix || passed || self.is_listed(self.folded(&base)) {
+            return Ok(());
+        }
+        if let Some(level) = unless_passed_over(Level::read(path, base, &self.open))? {
+            self.open.push(level);
+        }
+        Ok(())
+    }
+
+    /// The common prefix that stands for a key.
+    fn folded<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let behind = key.strip_prefix(&self.prefix)?;
+        let delimiter = self.delimiter.as_deref()?;
+        Some(&key[..self.prefix.len() + behind.find(delimiter)? + delimiter.len()])
+    }
+
+    /// Whether a common prefix is listed already.
+    fn is_listed(&self, folded: Option<&str>) -> bool {
+        folded.is_some_and(|folded| {
+            self.last.as_deref() == Some(folded) || self.after.as_deref().is_some_and(|after| after.starts_with(folded))
+        })
+    }
+
+    fn is_wanted(&self, key: &str) -> bool {
+        key.starts_with(&self.prefix)
+            && self.after.as_deref().is_none_or(|after| key > after)
+            && !self.is_listed(self.folded(key))
+    }
+
+    fn list(&mut self, path: &Path, key: String, page: &mut ListPage) -> io::Result<()> {
+        if let Some(folded) = self.folded(&key) {
+            let folded = folded.to_owned();
+            page.prefixes.push(folded.clone());
+            self.last = Some(folded);
+            return Ok(());
+        }
+        let Some(metadata) = unless_passed_over(std::fs::metadata(path))?.filter(std::fs::Metadata::is_file) else {
+            return Ok(());
+        };
+        self.last = Some(key.clone());
+        page.entries.push(ListEntry {
+            key,
+            size: metadata.len(),
+            version: Some(version(&metadata)),
+            modified_ms: Some(modified_ms(&metadata)),
+            storage_class: None,
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use torchobj_core::store::ObjectStore;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str, files: &[&str]) -> Self {
+            let root = std::env::temp_dir().join(format!("torchobj-list-{}-{name}", std::process::id()));
+            for file in files {
+                let path = root.join(file);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, b"x").unwrap();
+            }
+            Self(root)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    async fn keys(store: &FileStore, request: ListRequest<'_>) -> (ListPage, Vec<String>) {
+        let mut page = store.list(request).await.unwrap();
+        let keys = std::mem::take(&mut page.entries).into_iter().map(|entry| entry.key).collect();
+        (page, keys)
+    }
+
+    #[tokio::test]
+    async fn a_folder_is_read_once_for_all_pages() {
+        let folder = Folder::new("once", &["a/1", "a/2", "a/3"]);
+        let store = FileStore::new(&folder.0);
+        let one = |continuation| ListRequest { max_entries: Some(1), continuation, ..ListRequest::default() };
+        let (page, first) = keys(&store, one(None)).await;
+        // Read anew, the folder would have a key that sorts behind the first.
+        std::fs::write(folder.0.join("a/15"), b"x").unwrap();
+        std::fs::remove_file(folder.0.join("a/2")).unwrap();
+        let (_, second) = keys(&store, one(page.continuation.as_deref())).await;
+        assert_eq!((first, second), (vec!["a/1".to_owned()], vec!["a/3".to_owned()]));
+        // A page that is asked for again, as after an answer that was lost, comes from a walk of its own.
+        assert_eq!(keys(&store, one(page.continuation.as_deref())).await.1, ["a/15"]);
+    }
+
+    #[tokio::test]
+    async fn links_that_lead_back_or_nowhere_or_in_a_circle_are_passed_over_and_others_are_followed() {
+        let folder = Folder::new("links", &["a/b/1", "c/2"]);
+        let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, folder.0.join(from)).unwrap();
+        link("..", "a/up");
+        link(".", "a/b/here");
+        link("nowhere", "a/broken");
+        link("circle", "a/circle");
+        link("../c", "a/other");
+        link("1", "a/b/file");
+        let (_, keys) = keys(&FileStore::new(&folder.0), ListRequest::default()).await;
+        assert_eq!(keys, ["a/b/1", "a/b/file", "a/other/2", "c/2"]);
+    }
+
+    #[tokio::test]
+    async fn pages_that_are_walked_anew_are_those_of_one_walk() {
+        let folder = Folder::new("anew", &["a-1", "a/1", "a/2", "a/x/1", "a/x/2", "b/1", "b/2", "c"]);
+        for delimiter in [None, Some("/"), Some("x/"), Some("1")] {
+            for prefix in ["", "a", "a/"] {
+                let mut listed = Vec::new();
+                for kept in [true, false] {
+                    let (mut all, mut continuation) = (Vec::new(), None::<String>);
+                    let mut store = FileStore::new(&folder.0);
+                    loop {
+                        let continued = continuation.as_deref();
+                        let request = ListRequest {
+                            prefix,
+                            delimiter,
+                            max_entries: Some(1),
+                            continuation: continued,
+                            ..Default::default()
+                        };
+                        let (page, keys) = keys(&store, request).await;
+                        all.extend(keys.into_iter().chain(page.prefixes));
+                        continuation = page.continuation;
+                        if continuation.is_none() {
+                            break;
+                        }
+                        if !kept {
+                            store = FileStore::new(&folder.0);
+                        }
+                    }
+                    listed.push(all);
+                }
+                assert_eq!(listed[0], listed[1], "{prefix:?} {delimiter:?}");
+            }
+        }
+    }
+}
