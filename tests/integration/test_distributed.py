@@ -237,7 +237,11 @@ def test_a_rank_that_waits_too_long_asks_what_may_be_wrong(filled):
 def rank_0_goes(rank, bucket, config):
     dist.init_process_group("gloo")
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
-    if rank == 1:
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.wait(["waiting"])
+    else:
+        store.set("waiting", "yes")
         len(samples)
 
 
