@@ -17,6 +17,7 @@ use torchobj_core::prefetch::{Object, Prefetcher, Source};
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
+use crate::local::Local;
 use crate::manifest::Manifest;
 use crate::store::NativeStore;
 use crate::wait::wait;
@@ -24,40 +25,38 @@ use crate::wait::wait;
 /// Reads at a time, where the configuration does not say: of all stores together.
 const READS: usize = 64;
 
-/// The prefetcher of this process. A forked child leaks its parent's.
-static OWN: Mutex<Option<(u32, ManuallyDrop<Arc<Prefetcher>>)>> = Mutex::new(None);
+/// The prefetcher of this process.
+static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
 
 /// What this process attached to as a worker, by the owner's process.
-static ATTACHED: Mutex<Option<(u32, ManuallyDrop<HashMap<u32, Arc<Worker>>>)>> = Mutex::new(None);
+static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
+
+type Workers = HashMap<u32, Arc<Worker>>;
 
 fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
     let _inside = fork::enter();
     let mut own = OWN.lock().expect("no holder of this lock panics");
-    let here = fork::generation();
-    match &*own {
-        Some((built_in, prefetcher)) if *built_in == here => Ok(Arc::clone(prefetcher)),
-        _ => {
-            let prefetcher = Prefetcher::start(budget, READS)?;
-            *own = Some((here, ManuallyDrop::new(prefetcher.clone())));
-            Ok(prefetcher)
-        }
+    if let Some(prefetcher) = own.as_ref().and_then(Local::get) {
+        return Ok(prefetcher.clone());
     }
+    let prefetcher = Prefetcher::start(budget, READS)?;
+    *own = Some(Local::new(prefetcher.clone()));
+    Ok(prefetcher)
 }
 
 /// The prefetcher of this process, if it has one.
 fn existing() -> Option<Arc<Prefetcher>> {
     let _inside = fork::enter();
-    let own = OWN.lock().expect("no holder of this lock panics");
-    own.as_ref().filter(|(built_in, _)| *built_in == fork::generation()).map(|(_, prefetcher)| Arc::clone(prefetcher))
+    OWN.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).cloned()
 }
 
 fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyResult<Arc<Worker>> {
+    let _inside = fork::enter();
     let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
-    let here = fork::generation();
-    if attached.as_ref().is_none_or(|(built_in, _)| *built_in != here) {
-        *attached = Some((here, ManuallyDrop::default()));
+    if attached.as_ref().and_then(Local::get).is_none() {
+        *attached = Some(Local::new(Workers::new()));
     }
-    let (_, workers) = attached.as_mut().expect("filled in just above");
+    let workers = attached.as_mut().and_then(Local::get_mut).expect("filled in just above");
     if let Some(worker) = workers.get(&owner) {
         return Ok(worker.clone());
     }

@@ -23,10 +23,12 @@
 mod layout;
 mod map;
 mod owner;
+mod segment;
 mod serve;
 mod space;
 mod worker;
 
-pub use owner::{Arena, Request, Segment, Usage};
+pub use owner::{Arena, Request, Usage};
+pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
 pub use worker::{Claim, Handed, Reply, Unanswered, Worker};

@@ -1,5 +1,4 @@
 //! The owner's side of an arena: the only one that allocates and frees.
-#![expect(unsafe_code, reason = "makes memory of segments; each use says which invariant it keeps")]
 
 use std::fmt;
 use std::io;
@@ -13,8 +12,8 @@ use rustix::thread::futex;
 
 use super::layout::{self, Answer, CLAIMED, DATA, HANDED, Header, LANES, RELEASED, SEGMENTS};
 use super::map::Map;
+use super::segment::Segment;
 use super::space::{Extent, Space, capacity_of};
-use crate::buffer::{Buffer, Landing, Memory};
 use crate::fork;
 
 /// How much larger than its budget an arena's file is: room for extents of every class, and for what is overdrawn.
@@ -23,6 +22,8 @@ const LEAST_SPACE: u64 = 64 << 30;
 
 /// How long a trainer has to take what a worker handed to it before it died.
 const ORPHANED: Duration = Duration::from_secs(30);
+/// The same once no loader reads any more.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// An arena, in the process that owns it.
 pub struct Arena {
@@ -188,7 +189,7 @@ impl Arena {
         }
     }
 
-    fn free(&self, extent: Extent) {
+    pub(super) fn free(&self, extent: Extent) {
         // A forked child has a copy of what its parent owned; it frees nothing.
         if self.is_ours() {
             let _inside = fork::enter();
@@ -244,9 +245,9 @@ impl Arena {
         self.sweep_with(dead, ORPHANED)
     }
 
-    /// Frees what workers that died since had handed to a trainer that takes it no more.
+    /// Frees what workers that died had handed to a trainer. To be called when no loader reads any more.
     pub fn collect(&self) -> u64 {
-        self.sweep_with(&[], Duration::ZERO)
+        self.sweep_with(&[], SETTLED)
     }
 
     fn sweep_with(&self, dead: &[u32], patience: Duration) -> u64 {
@@ -344,56 +345,4 @@ pub struct Request {
     pub source: u64,
     /// Their numbers.
     pub objects: Vec<u64>,
-}
-
-/// A piece of the arena that this process owns; free again when dropped.
-pub struct Segment {
-    arena: Arc<Arena>,
-    /// Gone once it is granted.
-    extent: Option<Extent>,
-    len: u64,
-}
-
-impl Segment {
-    /// Length in bytes.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    /// Whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Its bytes, which are written already.
-    pub fn buffer(self: &Arc<Self>) -> Buffer {
-        let (landing, dest) = Landing::new(self.memory());
-        drop(dest);
-        landing.finish(usize::MAX).expect("its one writer was just dropped")
-    }
-
-    /// Its bytes, to be written and read. To be called once; the segment lives as long as these do.
-    pub fn memory(self: &Arc<Self>) -> Memory {
-        let extent = self.extent.expect("it is there until it is granted or dropped");
-        let start = self.arena.map.at(DATA + extent.offset, self.len);
-        let len = usize::try_from(self.len).expect("it is mapped");
-        // SAFETY: the extent is this segment's alone until it is given back, which the `Arc` in `keep` puts off (to be
-        // granted it must be out of its `Arc`); the mapping lives with the arena; a file's pages read as zeroes before
-        // they are written.
-        unsafe { Memory::lent(start, len, Box::new(self.clone())) }
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        if let Some(extent) = self.extent.take() {
-            self.arena.free(extent);
-        }
-    }
-}
-
-impl fmt::Debug for Segment {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Segment({} bytes)", self.len)
-    }
 }

@@ -14,7 +14,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::layout::Answer;
-use super::owner::{Arena, Request, Segment};
+use super::owner::{Arena, Request};
+use super::segment::Segment;
 
 /// How often the owner looks which workers live. A death is seen by torch within five seconds.
 const TICK: Duration = Duration::from_secs(1);

@@ -125,7 +125,7 @@ mod tests {
         #[test]
         fn a_class_holds_what_it_is_for_and_wastes_little(len in 1_u64..1 << 40) {
             let capacity = capacity_of(len);
-            prop_assert!(capacity >= len && capacity % GRANULE == 0);
+            prop_assert!(capacity >= len && capacity.is_multiple_of(GRANULE));
             prop_assert!(capacity - len < GRANULE.max(len / 4 + GRANULE));
             prop_assert_eq!(capacity_of(capacity), capacity);
         }

@@ -18,6 +18,9 @@ impl Handler for Arc<Prefetcher> {
     }
 
     fn room(&self) {
+        if !self.announced() {
+            self.arena.collect();
+        }
         self.pump();
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::window::{Job, Next};
+use super::job::{Job, Next, Reservation};
 use super::{Body, Prefetcher, Source, unknown};
 use crate::arena::Segment;
 use crate::buffer::{Landing, Memory};
@@ -121,7 +121,7 @@ impl Prefetcher {
         deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
     }
 
-    async fn read(self: &Arc<Self>, object: super::Object, reservation: super::window::Reservation) -> Result<Body> {
+    async fn read(self: &Arc<Self>, object: super::Object, reservation: Reservation) -> Result<Body> {
         let (client, read) = self.request(object)?;
         let known = read.size.is_some();
         let place = Arc::new(std::sync::Mutex::new(None::<Arc<Segment>>));

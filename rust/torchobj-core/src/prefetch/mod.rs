@@ -6,6 +6,7 @@
 
 mod answer;
 mod drive;
+mod job;
 mod stats;
 mod window;
 
@@ -16,9 +17,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::oneshot;
 
+use self::job::Found;
+pub use self::job::Object;
 pub use self::stats::Stats;
-pub use self::window::Object;
-use self::window::{Delivery, Found, Window};
+use self::window::{Delivery, Window};
 use crate::arena::{Answers, Arena, Segment};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -158,7 +160,6 @@ impl Prefetcher {
             self.window().cancel(iterator)
         };
         drop(bodies);
-        self.arena.collect();
         self.pump();
     }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::window::Found;
+use super::job::Found;
 use crate::arena::Usage;
 
 /// Buckets of a histogram: powers of two of a microsecond, in halves.

@@ -1,3 +1,5 @@
+//! A prefetcher over objects in memory, with workers in threads of this process.
+
 use std::time::Duration;
 
 use bytes::Bytes;

@@ -13,68 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
+use super::job::{Found, Job, Next, Object, Reservation};
 use crate::error::{Error, Result};
-
-/// An object of a source, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Object {
-    /// The source.
-    pub source: u64,
-    /// Its number there.
-    pub index: u64,
-}
 
 /// The iterator of what nobody announced.
 const NOBODY: u64 = 0;
-
-/// Bytes that will be taken of the budget; no longer when it is dropped.
-#[derive(Debug)]
-pub(super) struct Reservation {
-    total: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// A read that is to be made.
-#[derive(Debug)]
-pub(super) struct Job {
-    pub number: u64,
-    pub object: Object,
-    pub reservation: Reservation,
-    /// Told when nobody wants it any more.
-    pub cancelled: Arc<Notify>,
-}
-
-/// What to do next.
-#[derive(Debug)]
-pub(super) enum Next<B> {
-    /// Read this.
-    Start(Job),
-    /// Drop this, and ask again.
-    Evict(B),
-    /// There is nothing to read.
-    Idle,
-    /// There is, and no memory for it.
-    Starved,
-}
-
-/// How a use that was taken had fared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// It was there.
-    Hit,
-    /// It was on its way.
-    Late,
-    /// It was announced, and had to be read at once.
-    Queued,
-    /// Nobody had announced it.
-    Missed,
-}
 
 #[derive(Debug)]
 struct Use<B, W> {
@@ -302,8 +245,7 @@ impl<B, W> Window<B, W> {
     }
 
     fn reserve(&mut self, charge: u64) -> Reservation {
-        self.reserved.fetch_add(charge, Ordering::Relaxed);
-        Reservation { total: self.reserved.clone(), bytes: charge }
+        Reservation::new(&self.reserved, charge)
     }
 
     fn start(&mut self, number: u64) -> Job {

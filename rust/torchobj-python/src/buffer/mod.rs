@@ -7,6 +7,7 @@
 //! is laid aside there, and released by the next thread that comes by with the GIL.
 #![expect(unsafe_code, reason = "the buffer protocol is pointers; each use says which invariant it keeps")]
 
+mod fetched;
 mod reader;
 
 use std::ffi::c_int;

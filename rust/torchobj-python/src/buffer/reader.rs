@@ -1,20 +1,18 @@
 //! Objects as files that are read: one that landed whole, or one that is fetched as it is read.
 
 use std::ffi::c_int;
-use std::sync::Arc;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
-use tokio::sync::Mutex;
 use torchobj_core::buffer::{Landing, Memory};
 use torchobj_core::manifest::Object;
-use torchobj_core::read::{Landed, ReadAhead, Window};
+use torchobj_core::read::{Landed, Window};
 
+use super::fetched::Fetched;
 use super::{Buffer, lend};
 use crate::error::OrRaise;
-use crate::local::Local;
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -27,27 +25,6 @@ enum Source {
     /// Bytes are fetched as they are read.
     Ahead(Fetched),
     Closed,
-}
-
-/// How an object is fetched, in any process: a forked child begins anew, at the same position.
-struct Fetched {
-    store: Py<NativeStore>,
-    window: Window,
-    ahead: Local<Arc<Mutex<ReadAhead>>>,
-}
-
-impl Fetched {
-    fn new(py: Python<'_>, store: Py<NativeStore>, key: &str, window: Window) -> PyResult<Self> {
-        let ahead = ReadAhead::new(store.get().client(py)?, key, window);
-        Ok(Self { store, window, ahead: Local::new(Arc::new(Mutex::new(ahead))) })
-    }
-
-    fn ahead(&mut self, py: Python<'_>, key: &str) -> PyResult<Arc<Mutex<ReadAhead>>> {
-        if self.ahead.get().is_none() {
-            *self = Self::new(py, self.store.clone_ref(py), key, self.window)?;
-        }
-        Ok(self.ahead.get().expect("made here, just now or before").clone())
-    }
 }
 
 /// An object, read as a binary file.
