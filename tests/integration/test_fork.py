@@ -143,6 +143,8 @@ def fork_while_reading(store):
                 errors.append(error)
                 return
 
+    # A fork within the first milliseconds of a process's very first request may catch a static of the SDK half filled.
+    store.get("k0")
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::time::timeout;
+use torchobj_core::fork;
 
 use super::Target;
 use super::dns::Resolver;
@@ -56,6 +57,8 @@ impl Dialer {
         if let Some(config) = self.tls.get() {
             return Ok(config.clone());
         }
+        // The first one in a process fills statics of the TLS library.
+        let _inside = fork::enter();
         let config = trust::tls_config(&self.config)?;
         Ok(self.tls.get_or_init(|| config).clone())
     }
