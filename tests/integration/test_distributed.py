@@ -1,6 +1,7 @@
 """Two ranks of a job have one listing, or know that they have not."""
 
 import datetime
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -25,8 +26,14 @@ def free_port():
         return server.getsockname()[1]
 
 
+#: How long two ranks may take.
+_LONGEST_S = 90
+
+
 def rank_main(work, rank, port, arguments, results):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    # What it waits for, told before the tests give it up.
+    faulthandler.dump_traceback_later(_LONGEST_S - 15, exit=True)
     try:
         results.put((rank, pickle.dumps(work(rank, *arguments))))
     except BaseException as error:
@@ -43,7 +50,7 @@ def run_ranks(work, *arguments):
     ranks = [context.Process(target=rank_main, args=(work, rank, port, arguments, results)) for rank in range(2)]
     for rank in ranks:
         rank.start()
-    found = dict(results.get(timeout=90) for _ in ranks)
+    found = dict(results.get(timeout=_LONGEST_S) for _ in ranks)
     for rank in ranks:
         rank.join(30)
         assert rank.exitcode == 0
@@ -81,27 +88,31 @@ def test_an_object_added_between_two_listings_is_on_no_rank_or_on_all(filled):
 
 
 def test_listings_made_before_the_job_began_are_compared(filled):
-    results = run_ranks(late_with_a_gate, filled.bucket, filled.config)
+    events = [multiprocessing.get_context("fork").Event() for _ in range(2)]
+    results = run_ranks(late_with_a_gate, filled.bucket, filled.config, *events)
     assert results[0] == 10
     name, text, _ = results[1]
     assert name == exceptions.ManifestMismatchError.__name__
     assert "rank 1 listed 11 objects, rank 0 listed 10" in text
 
 
-def late_with_a_gate(rank, bucket, config):
-    # A store of its own orders the two listings; torch.distributed itself is initialised late.
-    gate = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]) + 1, 2, is_master=rank == 0)
+def late_with_a_gate(rank, bucket, config, listed, compared):
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
     if rank == 0:
         before = len(samples)
         add(bucket, config, "added")
-        gate.set("listed", "yes")
+        listed.set()
     else:
-        gate.wait(["listed"])
+        assert listed.wait(60)
         before = len(samples)
     dist.init_process_group("gloo")
-    list(torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True, collate_fn=len))
-    gate.set(f"done{rank}", "yes")
+    try:
+        list(torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True, collate_fn=len))
+    finally:
+        # Rank 0 has the job's store: it stays until the other has compared.
+        if rank == 1:
+            compared.set()
+    assert compared.wait(60)
     return before
 
 
@@ -109,7 +120,9 @@ def equal_late(rank, bucket, config):
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
     before = len(samples)
     dist.init_process_group("gloo")
-    return before, len(list(torch.utils.data.DataLoader(samples, batch_size=5, collate_fn=len)))
+    batches = len(list(torch.utils.data.DataLoader(samples, batch_size=5, collate_fn=len)))
+    dist.barrier()
+    return before, batches
 
 
 def test_equal_listings_made_early_are_fine(filled):
