@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import torchobj
+from torchobj.datasets.listing import Listing
 
 FORKS = 200
 
@@ -226,3 +227,30 @@ def test_ctrl_c_interrupts_any_blocking_call_within_a_second(place, control, str
     control.clear_faults()
     assert store.get("k") == b"x"
     assert file.closed
+
+
+def test_a_dataset_that_another_thread_lists_at_the_fork_is_listed_by_the_child(place, store, monkeypatch):
+    lists, began, go = Listing._list, threading.Event(), []
+
+    def listing_that_waits(self, url, name):
+        began.set()
+        while not go:
+            time.sleep(0.01)
+        return lists(self, url, name)
+
+    monkeypatch.setattr(Listing, "_list", listing_that_waits)
+    dataset = torchobj.S3MapDataset(f"{place.url}/", config=place.config)
+    thread = threading.Thread(target=len, args=(dataset,))
+    thread.start()
+    assert began.wait(30)
+
+    def count():
+        go.append(True)
+        return len(dataset)
+
+    try:
+        assert in_child(count) == str(len(KEYS))
+    finally:
+        go.append(True)
+        thread.join(30)
+    assert len(dataset) == len(KEYS)

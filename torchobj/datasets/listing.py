@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -56,7 +57,8 @@ class Listing:
         self._agreed: rendezvous.Agreement | None = None
         self._stores: list[_torchobj.NativeStore] | None = None
         self._source = source.Source()
-        self._listing = threading.Lock()
+        # By process: a fork may catch it held by a thread that the child has not.
+        self._locks: dict[int, threading.Lock] = {}
 
     def manifest(self) -> Manifest:
         """The objects. The first call lists; each sees to it that the ranks of the job agree on what is listed.
@@ -70,7 +72,7 @@ class Listing:
         return manifest
 
     def _listed(self) -> Manifest:
-        with self._listing:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
             url = self._url
             if url is None:
                 if self._manifest is None:
@@ -128,14 +130,14 @@ class Listing:
         if workers.is_for_a_new_process():
             self.manifest()
         # A process that unpickles this is a worker of the job, or another job: what was agreed stays agreed.
-        state = {name: value for name, value in self.__dict__.items() if name not in ("_listing", "_stores")}
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_locks", "_stores")}
         if self._manifest is not None:
             state["_objects"] = None
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._stores, self._listing = None, threading.Lock()
+        self._stores, self._locks = None, {}
 
 
 def batches(indices: Iterable[int], size: int) -> Iterable[list[int]]:
