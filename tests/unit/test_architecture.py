@@ -32,7 +32,7 @@ LAYERS = [
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 #: Where unsafe may stand: memory, and what a fork needs of the system.
-UNSAFE = re.compile(r"torchobj-core/src/(arena/|buffer/|fork\.rs)|torchobj-python/src/buffer/")
+UNSAFE = re.compile(r"torchobj-core/src/(arena/|buffer/|fork/mod\.rs)|torchobj-python/src/buffer/")
 
 
 def module_of(path):

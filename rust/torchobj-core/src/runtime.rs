@@ -10,18 +10,17 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
-use crate::fork;
+use crate::fork::{self, Local};
 
 /// More threads than this do not make one process's network faster; tasks of a rank share a machine with others.
 const MOST_THREADS: usize = 8;
 
 struct Process {
-    generation: u32,
     runtime: Runtime,
     cleaning: Mutex<JoinSet<()>>,
 }
 
-static CURRENT: Mutex<Option<&'static Process>> = Mutex::new(None);
+static CURRENT: Mutex<Option<Local<&'static Process>>> = Mutex::new(None);
 
 /// The runtime of this process. A forked child gets its own; its parent's is leaked there, threads and all.
 ///
@@ -34,24 +33,17 @@ pub fn runtime() -> &'static Runtime {
 fn process() -> &'static Process {
     let _inside = fork::enter();
     let mut current = CURRENT.lock().expect("no holder of this lock panics");
-    let generation = fork::generation();
-    match *current {
-        Some(process) if process.generation == generation => process,
-        _ => {
-            let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST_THREADS);
-            let runtime = Builder::new_multi_thread()
-                .worker_threads(threads)
-                .thread_name("torchobj")
-                .enable_io()
-                .enable_time()
-                .build()
-                .expect("the system gives a process its threads");
-            let process = Process { generation, runtime, cleaning: Mutex::new(JoinSet::new()) };
-            let process: &'static Process = Box::leak(Box::new(process));
-            *current = Some(process);
-            process
-        }
-    }
+    Local::in_slot(&mut current, || {
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST_THREADS);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(threads)
+            .thread_name("torchobj")
+            .enable_io()
+            .enable_time()
+            .build()
+            .expect("the system gives a process its threads");
+        Box::leak(Box::new(Process { runtime, cleaning: Mutex::new(JoinSet::new()) }))
+    })
 }
 
 /// Starts work that must be done although nobody waits for it: what a dropped upload leaves behind. It has time limits

@@ -8,7 +8,6 @@
 mod buffer;
 mod config;
 mod error;
-mod local;
 mod log;
 mod manifest;
 mod process;

@@ -2,7 +2,6 @@
 //! leaked there, never dropped, and built anew.
 
 use std::collections::HashMap;
-use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +9,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::fork;
+use torchobj_core::fork::{self, Local};
 use torchobj_core::memory::MemoryStore;
 use torchobj_core::runtime::cleaned_up;
 use torchobj_core::store::ObjectStore;
@@ -40,17 +39,13 @@ struct Clients {
     memory: HashMap<String, Arc<MemoryStore>>,
 }
 
-static CLIENTS: Mutex<Option<(u32, ManuallyDrop<Box<Clients>>)>> = Mutex::new(None);
+static CLIENTS: Mutex<Option<Local<Clients>>> = Mutex::new(None);
 
 /// The client of this process for a place.
 pub(crate) fn client(place: &Place, config: S3Config, policy: Policy) -> Result<Arc<Client>> {
     let _inside = fork::enter();
     let mut clients = CLIENTS.lock().expect("no holder of this lock panics");
-    let generation = fork::generation();
-    if clients.as_ref().is_none_or(|(built_in, _)| *built_in != generation) {
-        *clients = Some((generation, ManuallyDrop::default()));
-    }
-    let (_, clients) = clients.as_mut().expect("filled in just above");
+    let clients = Local::in_slot(&mut clients, Clients::default);
     let key = (place.clone(), config, policy);
     if let Some(client) = clients.clients.get(&key) {
         return Ok(client.clone());

@@ -11,13 +11,12 @@ use pyo3::types::{PyDict, PyList};
 use torchobj_core::arena::{Reply, Unanswered, Worker};
 use torchobj_core::buffer::Buffer as Landed;
 use torchobj_core::error::Error;
-use torchobj_core::fork;
+use torchobj_core::fork::{self, Local};
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{Object, Prefetcher, Source};
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
-use crate::local::Local;
 use crate::manifest::Manifest;
 use crate::store::NativeStore;
 use crate::wait::wait;
@@ -53,10 +52,7 @@ fn existing() -> Option<Arc<Prefetcher>> {
 fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyResult<Arc<Worker>> {
     let _inside = fork::enter();
     let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
-    if attached.as_ref().and_then(Local::get).is_none() {
-        *attached = Some(Local::new(Workers::new()));
-    }
-    let workers = attached.as_mut().and_then(Local::get_mut).expect("filled in just above");
+    let workers = Local::in_slot(&mut attached, Workers::new);
     if let Some(worker) = workers.get(&owner) {
         return Ok(worker.clone());
     }

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation};
+use torchobj_core::fork::Local;
 use torchobj_core::read::{Job, Landed, Read, Target, get_many as read_many};
 use torchobj_core::runtime::{Task, runtime};
 use torchobj_core::types::{
@@ -18,7 +19,6 @@ use torchobj_core::url::ObjectUrl;
 use crate::buffer::{self, Buffer};
 use crate::config::StoreConfig;
 use crate::error::{OrRaise, exception};
-use crate::local::Local;
 use crate::process::{self, Place};
 use crate::wait::wait;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
+use torchobj_core::fork::Local;
 use torchobj_core::upload::Writer;
 
 use crate::buffer;
 use crate::error::OrRaise;
-use crate::local::Local;
 use crate::store::{AttributeFields, NativeStore, put_options};
 use crate::wait::wait;
 

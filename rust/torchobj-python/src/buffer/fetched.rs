@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
+use torchobj_core::fork::Local;
 use torchobj_core::read::{ReadAhead, Window};
 
-use crate::local::Local;
 use crate::store::NativeStore;
 
 /// How an object is fetched, in any process: a forked child begins anew, at the same position.

@@ -10,22 +10,21 @@ use rustix::io::Errno;
 use socket2::{Domain, Protocol, Socket as RawSocket, Type};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use torchobj_core::fork;
+use torchobj_core::fork::{self, Local};
 
 /// A connected socket. Dropping it closes it, whatever was on its way.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// Taken by `drop` only, to be closed inside.
-    stream: Option<TcpStream>,
+    /// Taken by `drop` only, to be closed inside. A fork has closed its child's copy, whose number may be another file's.
+    stream: Local<TcpStream>,
     descriptor: RawFd,
-    process: u32,
 }
 
 impl Socket {
     /// Connects to `address`. Small writes are sent at once (no Nagle).
     pub(crate) async fn connect(address: SocketAddr) -> io::Result<Self> {
         let socket = Self::open(address)?;
-        let stream = socket.stream();
+        let stream = socket.stream.own();
         stream.writable().await?;
         if let Some(error) = stream.take_error()? {
             return Err(error);
@@ -46,33 +45,25 @@ impl Socket {
         let stream = TcpStream::from_std(raw.into())?;
         let descriptor = stream.as_raw_fd();
         fork::register(&inside, descriptor);
-        Ok(Self { stream: Some(stream), descriptor, process: fork::generation() })
-    }
-
-    fn stream(&self) -> &TcpStream {
-        self.stream.as_ref().expect("only drop takes the stream")
+        Ok(Self { stream: Local::new(stream), descriptor })
     }
 
     fn stream_mut(&mut self) -> Pin<&mut TcpStream> {
-        Pin::new(self.stream.as_mut().expect("only drop takes the stream"))
+        Pin::new(self.stream.own_mut())
     }
 
     /// Whether nothing arrived, and nobody closed, since the last answer was read.
     pub(crate) fn is_quiet(&self) -> bool {
-        matches!(self.stream().try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        matches!(self.stream.own().try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        if self.process != fork::generation() {
-            // The fork has closed this copy; its number may be another file's by now.
-            std::mem::forget(self.stream.take());
-            return;
-        }
+        let Some(stream) = self.stream.take() else { return };
         let inside = fork::enter();
         fork::forget(&inside, self.descriptor);
-        drop(self.stream.take());
+        drop(stream);
     }
 }
 

@@ -8,12 +8,14 @@
 //! * Sockets are opened and closed inside, and registered here; the child closes its copies of them raw, without
 //!   the objects that own them, which belong to a runtime whose threads do not exist in the child.
 //! * Everything else of the parent (runtime, clients, pools of connections) is leaked in the child and built anew:
-//!   see [`generation`].
+//!   see [`Local`].
 //!
 //! Not by the hooks of Python's `os.register_at_fork`: between its `before` and the fork another thread may get the GIL
 //! and wait, with it, to enter, while the forking thread waits for the GIL. Nothing runs between a handler of
 //! `pthread_atfork` and the fork.
 #![expect(unsafe_code, reason = "pthread_atfork, and closing a descriptor that no object of this process owns")]
+
+mod local;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -21,6 +23,8 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once};
 use std::time::Duration;
+
+pub use local::Local;
 
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static CLOSED: AtomicBool = AtomicBool::new(false);
