@@ -28,22 +28,7 @@ __all__ = [
 
 
 class TorchobjError(Exception):
-    """Anything that torchobj raises itself."""
-
-
-class ConfigError(TorchobjError, ValueError):
-    """A setting, a URL or an argument is wrong. Names it, its value and what is allowed."""
-
-    url: str | None = None
-    operation: str | None = None
-    status: int | None = None
-    code: str | None = None
-    request_id: str | None = None
-    attempts: int | None = None
-
-
-class StoreError(TorchobjError, OSError):
-    """An operation of a store failed.
+    """Anything that torchobj raises itself.
 
     The attributes are None where there is nothing to say, and after a journey through a pickle.
     """
@@ -60,6 +45,14 @@ class StoreError(TorchobjError, OSError):
     """The id by which the store's operators find the request."""
     attempts: int | None = None
     """How often it was tried."""
+
+
+class ConfigError(TorchobjError, ValueError):
+    """A setting, a URL or an argument is wrong. Names it, its value and what is allowed."""
+
+
+class StoreError(TorchobjError, OSError):
+    """An operation of a store failed."""
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
