@@ -15,7 +15,6 @@ import pytest
 
 from tests.servers import launch
 from tests.servers.boto_client import boto_client, refusal
-from tests.servers.install import versitygw_path
 from tests.servers.raw_client import RawConnection, request_bytes
 from tests.servers.strict.control import Control
 
@@ -75,8 +74,6 @@ def test_tls_makes_boto3_send_trailers_which_are_verified() -> None:
 
 @pytest.mark.parametrize("kind", ["moto", "versitygw"])
 def test_the_other_servers_start_and_keep_connections(kind: str) -> None:
-    if kind == "versitygw" and not versitygw_path().exists():
-        pytest.skip("python -m tests.servers install")
     with launch.start(kind) as server:
         s3 = boto_client(server)
         s3.create_bucket(Bucket="bucket")
