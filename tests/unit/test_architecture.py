@@ -60,29 +60,27 @@ def test_imports_look_down_only(path):
         assert LEVEL[name] < mine or (LEVEL[name] == mine and name == "urls"), f"{module_of(path)} imports {name}"
 
 
-def test_the_core_knows_no_python_no_http_and_no_cloud():
+def crates_under(crate):
+    """Names of the crates that `crate` is built of."""
     done = subprocess.run(
-        ["cargo", "tree", "--locked", "--edges", "normal", "--prefix", "none", "-p", "torchobj-core"],
+        ["cargo", "tree", "--locked", "--edges", "normal", "--prefix", "none", "-p", crate],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    names = {line.split()[0] for line in done.stdout.splitlines() if line}
+    return {line.split()[0] for line in done.stdout.splitlines() if line}
+
+
+def test_the_core_knows_no_python_no_http_and_no_cloud():
+    names = crates_under("torchobj-core")
     forbidden = re.compile(r"pyo3|hyper|http|rustls|reqwest|aws|google|torchobj-store|torchobj-python")
     assert not [name for name in names if forbidden.search(name)]
     assert "tokio" in names
 
 
 def test_the_store_knows_no_python():
-    done = subprocess.run(
-        ["cargo", "tree", "--locked", "--edges", "normal", "--prefix", "none", "-p", "torchobj-store"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = {line.split()[0] for line in done.stdout.splitlines() if line}
+    names = crates_under("torchobj-store")
     assert not [name for name in names if name.startswith("pyo3")]
     # One TLS and one HTTP stack: the SDK's older ones are features that are left out.
     assert not names & {"ring", "native-tls", "openssl", "reqwest", "h2"}
