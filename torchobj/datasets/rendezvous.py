@@ -7,12 +7,14 @@ print(len(dataset))`, waits for nobody, and others wait for rank 0 only, with an
 import collections
 import datetime
 import hashlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch.distributed
+
 from torchobj._torchobj import Manifest
+from torchobj.datasets import workers
 from torchobj.exceptions import ManifestMismatchError, TorchobjError
 
 #: How long a rank waits for what rank 0 lists. A listing of a hundred million keys takes hours: its progress is in
@@ -37,22 +39,15 @@ class Agreement(NamedTuple):
 
 class _Group(NamedTuple):
     rank: int
-    world_size: int
     store: Any
 
 
 def _group() -> _Group | None:
     """The job, where there is one and this is one of its ranks, not a DataLoader worker of one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    number, world_size = workers.rank(None)
+    if world_size == 1 or workers.in_worker():
         return None
-    if torch.utils.data.get_worker_info() is not None:
-        return None
-    distributed = torch.distributed
-    if distributed.get_world_size() == 1:
-        return None
-    store = distributed.distributed_c10d._get_default_store()
-    return _Group(distributed.get_rank(), distributed.get_world_size(), store)
+    return _Group(number, torch.distributed.distributed_c10d._get_default_store())
 
 
 def _key(group: _Group, name: str) -> str:
