@@ -1,5 +1,6 @@
 """A process forks while reads are in flight: both sides go on, and the child holds no connection of its parent."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -144,8 +145,6 @@ def fork_while_reading(store):
                 errors.append(error)
                 return
 
-    # A fork within the first milliseconds of a process's very first request may catch a static of the SDK half filled.
-    store.get("k0")
     readers = [threading.Thread(target=read) for _ in range(2)]
     for reader in readers:
         reader.start()
@@ -165,6 +164,27 @@ def fork_while_reading(store):
 def test_many_forks_while_reads_are_in_flight_never_hang(store):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply_async(fork_while_reading, (store,)).get(100) == ([], [False, False])
+
+
+def first_request(store, delay_s):
+    """Forks while two threads make this process's first requests, and reads in the child."""
+    readers = [threading.Thread(target=store.get_many, args=(KEYS,), daemon=True) for _ in range(2)]
+    for reader in readers:
+        reader.start()
+    # It hits another moment of the first request each time; nothing waits for this.
+    time.sleep(delay_s)
+    return in_child(lambda: store.get_many(KEYS[:4]) == BODIES[:4])
+
+
+def fork_within_first_requests(store):
+    """Each time from a fresh process: a child of this one, which itself makes no request."""
+    return {in_child(functools.partial(first_request, store, number * 100e-6)) for number in range(50)}
+
+
+def test_a_child_that_is_forked_within_its_parents_first_request_reads(store):
+    """What the first request sets up for the whole process, in libraries too, is never caught half done by a fork."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(fork_within_first_requests, (store,)).get(100) == {repr("True")}
 
 
 def test_buffers_of_the_parent_are_dropped_in_the_child_without_harm(store):

@@ -43,6 +43,8 @@ mod native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::log::install();
+        // Sets up what a fork needs, while nobody can fork in the middle of it.
+        drop(torchobj_core::fork::enter());
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

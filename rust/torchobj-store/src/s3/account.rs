@@ -20,6 +20,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use tokio::sync::OnceCell;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::fork;
 
 use super::answer::skew_s;
 use super::credentials::{Credentials, ForSdk};
@@ -84,6 +85,7 @@ impl Account {
     }
 
     pub(super) fn over(dialer: Arc<Dialer>, config: S3Config, customer_key: Option<CustomerKey>) -> Self {
+        fill_statics();
         let wire = Wire::new(dialer.clone(), config.http.keep_alive);
         let pool = Pool::new(dialer);
         let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));
@@ -174,6 +176,18 @@ impl Account {
         const ALLOWED_S: u64 = 15 * 60;
         date.and_then(skew_s).is_some_and(|skew_s| used_skew_s.abs_diff(skew_s) >= ALLOWED_S)
     }
+}
+
+/// Has the SDK fill its statics: endpoint rules, a set for each service, and telemetry. Its first client in a process
+/// does so, and the first request makes clients, to look for credentials: a fork in the middle of it would leave a
+/// static locked in the child for ever.
+fn fill_statics() {
+    let _inside = fork::enter();
+    let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build();
+    aws_sdk_s3::Client::new(&config);
+    aws_sdk_sts::Client::new(&config);
+    aws_sdk_sso::Client::new(&config);
+    aws_sdk_ssooidc::Client::new(&config);
 }
 
 /// What asks the environment, the profiles and the instance.

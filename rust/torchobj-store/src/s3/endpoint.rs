@@ -5,7 +5,6 @@ use std::sync::Arc;
 use aws_sdk_s3::config::endpoint::{DefaultResolver, Params, ResolveEndpoint};
 use http::Uri;
 use torchobj_core::error::Result;
-use torchobj_core::fork;
 
 use super::account::{Account, Environment, misconfigured};
 use super::encode;
@@ -37,12 +36,7 @@ impl Account {
             .set_endpoint(environment.endpoint_url.clone())
             .set_force_path_style(self.path_style(environment).then_some(true));
         let params = params.build().map_err(|error| refuse(&error))?;
-        let resolver = {
-            // The first one in a process fills a static of the SDK: a fork in between would leave it locked in the child.
-            let _inside = fork::enter();
-            DefaultResolver::new()
-        };
-        let endpoint = resolver.resolve_endpoint(&params).await.map_err(|error| refuse(&error))?;
+        let endpoint = DefaultResolver::new().resolve_endpoint(&params).await.map_err(|error| refuse(&error))?;
         let uri: Uri = endpoint.url().parse().map_err(|error| refuse(&error))?;
         let tls = match uri.scheme_str() {
             Some("https") => true,
