@@ -92,7 +92,7 @@ impl Bucket {
     pub(super) fn check_options(&self, operation: Operation, key: &str, options: &PutOptions) -> Result<()> {
         let headers =
             self.attribute_headers(&options.attributes).into_iter().chain(condition_header(&options.condition));
-        match headers.into_iter().find(|(_, value)| !fits_header(value)) {
+        match headers.into_iter().find(|(_, value)| !fits_header(value.as_bytes())) {
             None => Ok(()),
             Some((name, _)) => Err(self.refused_header(operation, Some(key), name)),
         }

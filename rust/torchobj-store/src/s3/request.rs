@@ -126,10 +126,14 @@ impl Bucket {
             let mut canonical: Vec<(&str, &str)> = headers.iter().filter(signed).copied().collect();
             canonical.sort_unstable_by_key(|(name, _)| *name);
             let canonical = Canonical { method: ask.method, path, query: &query, headers: &canonical };
-            let mut authorization = Vec::with_capacity(256);
-            signer.authorize_into(&mut authorization, &time, &canonical);
+            out.extend_from_slice(b"authorization: ");
+            let start = out.len();
+            signer.authorize_into(&mut out, &time, &canonical);
             // The access key and the region are in it.
-            push_header(&mut out, "authorization", &String::from_utf8_lossy(&authorization)).map_err(refuse)?;
+            if !fits_header(&out[start..]) {
+                return Err(refuse("authorization"));
+            }
+            out.extend_from_slice(b"\r\n");
         }
         out.extend_from_slice(b"\r\n");
         Ok(out)
@@ -239,13 +243,13 @@ pub(super) fn push_request_line(out: &mut Vec<u8>, line: &Line, method: &str, ho
 }
 
 /// Whether a value stays on its line.
-pub(super) fn fits_header(value: &str) -> bool {
-    value.bytes().all(|byte| !byte.is_ascii_control() || byte == b'\t')
+pub(super) fn fits_header(value: &[u8]) -> bool {
+    value.iter().all(|byte| !byte.is_ascii_control() || *byte == b'\t')
 }
 
 /// Appends a header; a value that cannot be one is refused by the header's name.
 fn push_header<'a>(out: &mut Vec<u8>, name: &'a str, value: &str) -> Result<(), &'a str> {
-    if !fits_header(value) {
+    if !fits_header(value.as_bytes()) {
         return Err(name);
     }
     out.extend_from_slice(name.as_bytes());
