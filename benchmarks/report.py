@@ -23,6 +23,7 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _PACKAGES = (
     "boto3",
     "botocore",
+    "litdata",
     "obstore",
     "s3torchconnector",
     "s3torchconnectorclient",
@@ -49,6 +50,24 @@ class Spread:
         figures = (self.median, self.least, self.most)
         median, least, most = (f"{figure:,.{digits}f}".replace(",", " ") for figure in figures)
         return f"{median} ({least}-{most})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target and what was measured."""
+
+    target: str
+    measured: str
+    met: bool
+    beyond: bool = False
+    """Nobody asked for it: a rival in a better shape than its documentation shows."""
+
+    def text(self) -> str:
+        word = "met" if self.met else "NOT MET"
+        return f"{word:8}{self.target}: {self.measured}{' (beyond the targets)' if self.beyond else ''}"
+
+    def fields(self) -> dict[str, Any]:
+        return {"target": self.target, "measured": self.measured, "met": self.met, "beyond": self.beyond}
 
 
 @dataclass
@@ -87,6 +106,13 @@ class Outcome:
         return max(rivals, key=lambda name: self.spread(self.rate, name).median)
 
 
+def aligned(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equal length under a title, in columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
 def table(outcome: Outcome) -> str:
     """The lines of one case."""
     unit = "objects/s" if outcome.batch else "MB/s"
@@ -105,9 +131,7 @@ def table(outcome: Outcome) -> str:
         if client != OURS and OURS in outcome.runs:
             row += [f"{outcome.ratio(figure, client).text(2)}x" for figure in (outcome.cpu_us, outcome.rate)]
         rows.append(row + [""] * (len(head) - len(row)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"{outcome.label}: median (least-most) of {rounds} rounds", *(f"  {line}" for line in lines)])
+    return aligned(f"{outcome.label}: median (least-most) of {rounds} rounds", rows)
 
 
 def _said(*command: str) -> str | None:
@@ -152,26 +176,25 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(
-    name: str, question: str, about: dict[str, Any], outcomes: Sequence[Outcome], verdicts: Sequence[Any]
-) -> Path:
+def write(name: str, question: str, about: dict[str, Any], content: dict[str, Any]) -> Path:
     """Writes `benchmarks/results/NAME.json` and returns its path."""
-    cases = []
-    for outcome in outcomes:
-        clients = {
-            client: {
-                "rate": asdict(outcome.spread(outcome.rate, client)),
-                "cpu_us": asdict(outcome.spread(outcome.cpu_us, client)),
-                "grown_mib": outcome.grown_mib(client),
-                "rounds": [asdict(run) for run in runs],
-            }
-            for client, runs in outcome.runs.items()
-        }
-        unit = "objects/s" if outcome.batch else "MB/s"
-        case = {"label": outcome.label, "object": size_text(outcome.size), "batch": outcome.batch, "rate_unit": unit}
-        cases.append(case | {"clients": clients})
     path = _REPOSITORY / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    content = {"benchmark": name, "question": question, **about, "cases": cases, "targets": list(verdicts)}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps({"benchmark": name, "question": question, **about, **content}, indent=1) + "\n")
     return path
+
+
+def fields(outcome: Outcome) -> dict[str, Any]:
+    """A case as it is written to the file."""
+    clients = {
+        client: {
+            "rate": asdict(outcome.spread(outcome.rate, client)),
+            "cpu_us": asdict(outcome.spread(outcome.cpu_us, client)),
+            "grown_mib": outcome.grown_mib(client),
+            "rounds": [asdict(run) for run in runs],
+        }
+        for client, runs in outcome.runs.items()
+    }
+    unit = "objects/s" if outcome.batch else "MB/s"
+    case = {"label": outcome.label, "object": size_text(outcome.size), "batch": outcome.batch, "rate_unit": unit}
+    return case | {"clients": clients}
