@@ -70,9 +70,25 @@ class Verdict:
         return {"target": self.target, "measured": self.measured, "met": self.met, "beyond": self.beyond}
 
 
-@dataclass
-class Outcome:
+class Rounds:
     """All rounds of one case, by client: round `i` of each ran beside round `i` of the others."""
+
+    label: str
+    runs: dict[str, list[Any]]
+
+    def spread(self, figure: Callable[[Any], float], client: str) -> Spread:
+        return Spread.of([figure(run) for run in self.runs[client]])
+
+    def ratio(self, figure: Callable[[Any], float], other: str, client: str = OURS) -> Spread:
+        """Our figure divided by that of `other`, round by round: what a machine's mood does to both cancels out."""
+        # A slow rival may have had fewer rounds.
+        pairs = zip(self.runs[client], self.runs[other], strict=False)
+        return Spread.of([figure(ours) / figure(theirs) for ours, theirs in pairs])
+
+
+@dataclass
+class Outcome(Rounds):
+    """All rounds of reading objects, many in a call or one."""
 
     label: str
     size: int
@@ -87,14 +103,6 @@ class Outcome:
     def cpu_us(self, run: Measured) -> float:
         """CPU microseconds for an object; for one object those of the median call."""
         return run.cpu_us if self.batch else statistics.median(run.call_cpu_s) * 1e6
-
-    def spread(self, figure: Callable[[Measured], float], client: str) -> Spread:
-        return Spread.of([figure(run) for run in self.runs[client]])
-
-    def ratio(self, figure: Callable[[Measured], float], other: str) -> Spread:
-        """Our figure divided by that of `other`, round by round: what a machine's mood does to both cancels out."""
-        pairs = zip(self.runs[OURS], self.runs[other], strict=True)
-        return Spread.of([figure(ours) / figure(theirs) for ours, theirs in pairs])
 
     def grown_mib(self, client: str) -> float | None:
         grown = [run.grown_bytes / MIB for run in self.runs[client] if run.grown_bytes is not None]
