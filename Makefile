@@ -67,6 +67,8 @@ matrix: build ## The long tables
 
 bench: build ## The benchmarks, with their tables
 	$(PY) benchmarks/get.py
+	$(PY) benchmarks/loader.py
+	$(PY) benchmarks/mlperf.py
 
 wheel: venv ## A manylinux wheel in dist/
 	$(PY) -m tests.tools wheel

@@ -25,7 +25,8 @@ from benchmarks.lab import limit, nginx, versitygw
 from benchmarks.lab.objects import KIB, MIB, Family, size_text
 from benchmarks.lab.place import Place
 from benchmarks.lab.prepare import upload
-from benchmarks.measure import Job, Measured, Nursery
+from benchmarks.measure import Job, Measured, run
+from benchmarks.nursery import Nursery
 from benchmarks.report import LIMIT, OURS, Outcome
 from benchmarks.rivals import CLIENTS
 
@@ -109,10 +110,10 @@ class Bench:
             self._limit = self._limit or limit.build()
             return limit.run(self._limit, place, case.family, self._least_s)
         if client not in self._nurseries:
-            self._nurseries[client] = Nursery(client)
+            self._nurseries[client] = Nursery("benchmarks.measure", client)
         # One object is read in as many calls as fit in a moment, at least once.
         least_s = self._least_s if case.batch else self._least_s / 4
-        return self._nurseries[client].run(Job(place, case.family, case.batch, least_s))
+        return run(self._nurseries[client], Job(place, case.family, case.batch, least_s))
 
     def run(self, case: Case, place: Place, without: Sequence[str]) -> Outcome:
         """All rounds of a case: A B C A B C."""
@@ -161,7 +162,11 @@ def main() -> None:
         print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
     name = "get-url" if given.url else "get-quick" if given.quick else "get"
     question = (__doc__ or "").splitlines()[0]
-    print(report.write(name, question, about, outcomes, [verdict.fields() for verdict in verdicts]))
+    content = {
+        "cases": [report.fields(outcome) for outcome in outcomes],
+        "targets": [verdict.fields() for verdict in verdicts],
+    }
+    print(report.write(name, question, about, content))
 
 
 if __name__ == "__main__":

@@ -1,35 +1,27 @@
 """Takes one measurement: a client reads what a job says, in a process of its own, between two looks at the clock, the
 CPU time and the memory. Leaves what to measure to the benchmarks, and what to make of it to `report`.
-
-A nursery is a process that has imported one client and made none. It forks a child for each job, so that each job has a
-fresh process, and none pays for imports: torch alone takes three seconds. `python -m benchmarks.measure CLIENT` is a
-nursery; jobs and results are lines of JSON.
+`python -m benchmarks.measure CLIENT` is the nursery of a client of `rivals`.
 """
 
 import dataclasses
+import functools
 import gc
 import itertools
-import json
 import mmap
-import os
 import resource
-import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from benchmarks.lab.objects import MIB, Family, check
 from benchmarks.lab.place import Place
+from benchmarks.nursery import Nursery, serve
 from benchmarks.rivals import Client, load
 
-_REPOSITORY = Path(__file__).resolve().parent.parent
 _SMALL = Family(4 << 10, 1)
-# OpenSSL sometimes does not survive boto3: its threads share an SSLContext that urllib3 changes for each connection.
-_LIVES = 5
 
 
 @dataclass(frozen=True)
@@ -156,79 +148,15 @@ def measure(make: Callable[[Place], Client], job: Job) -> Measured:
     return Measured(objects, objects * job.family.size, wall_s, cpu_s, call_s, call_cpu_s, grown)
 
 
-def _answer(make: Callable[[Place], Client], line: str) -> dict[str, Any]:
-    fields = json.loads(line)
+def _work(make: Callable[[Place], Client], fields: dict[str, Any]) -> dict[str, Any]:
     job = Job(Place(**fields.pop("place")), Family(**fields.pop("family")), **fields)
-    try:
-        return dataclasses.asdict(measure(make, job))
-    except Exception:
-        return {"error": traceback.format_exc()}
+    return dataclasses.asdict(measure(make, job))
 
 
-def _serve(name: str) -> None:
-    """Forks a child for each line of stdin, and answers with what the child says."""
-    make = load(name)
-    gc.collect()
-    # Nothing of what was imported is looked at by collections in the children.
-    gc.freeze()
-    for line in sys.stdin:
-        result, said = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(result)
-            _end_with(_answer(make, line), said)
-        os.close(said)
-        with os.fdopen(result) as pipe:
-            answer = pipe.read()
-        _, status = os.waitpid(child, 0)
-        print(answer or json.dumps({"died": os.waitstatus_to_exitcode(status)}), flush=True)
-
-
-def _end_with(result: dict[str, Any], said: int) -> NoReturn:
-    """Writes the result and ends the child, whatever threads a client left."""
-    with os.fdopen(said, "w") as pipe:
-        pipe.write(json.dumps(result))
-    os._exit(0)
-
-
-class Nursery:
-    """A process that has imported one client and forks a child for each job."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        command = [sys.executable, "-m", "benchmarks.measure", name]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, cwd=_REPOSITORY, stdin=pipe, stdout=pipe, text=True)
-        assert self._process.stdin is not None, "stdin=PIPE was passed above"
-        assert self._process.stdout is not None, "stdout=PIPE was passed above"
-        self._jobs, self._results = self._process.stdin, self._process.stdout
-
-    def run(self, job: Job) -> Measured:
-        """Runs a job in a child. One that dies is told, and run again.
-
-        Raises:
-            RuntimeError: The client failed, with its traceback, or died again and again.
-        """
-        for _ in range(_LIVES):
-            self._jobs.write(json.dumps(dataclasses.asdict(job)) + "\n")
-            self._jobs.flush()
-            line = self._results.readline()
-            answer = json.loads(line) if line else {"error": "the nursery ended"}
-            if "died" not in answer:
-                break
-            print(f"{self._name} died with {answer['died']} ({job.family}): once more", file=sys.stderr, flush=True)
-        else:
-            raise RuntimeError(f"{self._name} with {job.family}: died {_LIVES} times")
-        if "error" in answer:
-            raise RuntimeError(f"{self._name} with {job.family}: {answer['error']}")
-        return Measured(**answer)
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._jobs.close()
-        self._results.close()
-        self._process.wait()
+def run(nursery: Nursery, job: Job) -> Measured:
+    """Runs a job in a child of a nursery of this module."""
+    return Measured(**nursery.run(dataclasses.asdict(job)))
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    serve(functools.partial(_work, load(sys.argv[1])))

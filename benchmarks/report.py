@@ -23,6 +23,7 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _PACKAGES = (
     "boto3",
     "botocore",
+    "litdata",
     "obstore",
     "s3torchconnector",
     "s3torchconnectorclient",
@@ -51,9 +52,43 @@ class Spread:
         return f"{median} ({least}-{most})"
 
 
-@dataclass
-class Outcome:
+@dataclass(frozen=True)
+class Verdict:
+    """A target and what was measured."""
+
+    target: str
+    measured: str
+    met: bool
+    beyond: bool = False
+    """Nobody asked for it: a rival in a better shape than its documentation shows."""
+
+    def text(self) -> str:
+        word = "met" if self.met else "NOT MET"
+        return f"{word:8}{self.target}: {self.measured}{' (beyond the targets)' if self.beyond else ''}"
+
+    def fields(self) -> dict[str, Any]:
+        return {"target": self.target, "measured": self.measured, "met": self.met, "beyond": self.beyond}
+
+
+class Rounds:
     """All rounds of one case, by client: round `i` of each ran beside round `i` of the others."""
+
+    label: str
+    runs: dict[str, list[Any]]
+
+    def spread(self, figure: Callable[[Any], float], client: str) -> Spread:
+        return Spread.of([figure(run) for run in self.runs[client]])
+
+    def ratio(self, figure: Callable[[Any], float], other: str, client: str = OURS) -> Spread:
+        """Our figure divided by that of `other`, round by round: what a machine's mood does to both cancels out."""
+        # A slow rival may have had fewer rounds.
+        pairs = zip(self.runs[client], self.runs[other], strict=False)
+        return Spread.of([figure(ours) / figure(theirs) for ours, theirs in pairs])
+
+
+@dataclass
+class Outcome(Rounds):
+    """All rounds of reading objects, many in a call or one."""
 
     label: str
     size: int
@@ -69,14 +104,6 @@ class Outcome:
         """CPU microseconds for an object; for one object those of the median call."""
         return run.cpu_us if self.batch else statistics.median(run.call_cpu_s) * 1e6
 
-    def spread(self, figure: Callable[[Measured], float], client: str) -> Spread:
-        return Spread.of([figure(run) for run in self.runs[client]])
-
-    def ratio(self, figure: Callable[[Measured], float], other: str) -> Spread:
-        """Our figure divided by that of `other`, round by round: what a machine's mood does to both cancels out."""
-        pairs = zip(self.runs[OURS], self.runs[other], strict=True)
-        return Spread.of([figure(ours) / figure(theirs) for ours, theirs in pairs])
-
     def grown_mib(self, client: str) -> float | None:
         grown = [run.grown_bytes / MIB for run in self.runs[client] if run.grown_bytes is not None]
         return statistics.median(grown) if grown else None
@@ -85,6 +112,13 @@ class Outcome:
         """The client, beside ours and the limit, with the highest rate."""
         rivals = [name for name in self.runs if name not in (OURS, LIMIT)]
         return max(rivals, key=lambda name: self.spread(self.rate, name).median)
+
+
+def aligned(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """Rows of equal length under a title, in columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def table(outcome: Outcome) -> str:
@@ -105,9 +139,7 @@ def table(outcome: Outcome) -> str:
         if client != OURS and OURS in outcome.runs:
             row += [f"{outcome.ratio(figure, client).text(2)}x" for figure in (outcome.cpu_us, outcome.rate)]
         rows.append(row + [""] * (len(head) - len(row)))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([f"{outcome.label}: median (least-most) of {rounds} rounds", *(f"  {line}" for line in lines)])
+    return aligned(f"{outcome.label}: median (least-most) of {rounds} rounds", rows)
 
 
 def _said(*command: str) -> str | None:
@@ -152,26 +184,25 @@ def machine() -> dict[str, Any]:
     }
 
 
-def write(
-    name: str, question: str, about: dict[str, Any], outcomes: Sequence[Outcome], verdicts: Sequence[Any]
-) -> Path:
+def write(name: str, question: str, about: dict[str, Any], content: dict[str, Any]) -> Path:
     """Writes `benchmarks/results/NAME.json` and returns its path."""
-    cases = []
-    for outcome in outcomes:
-        clients = {
-            client: {
-                "rate": asdict(outcome.spread(outcome.rate, client)),
-                "cpu_us": asdict(outcome.spread(outcome.cpu_us, client)),
-                "grown_mib": outcome.grown_mib(client),
-                "rounds": [asdict(run) for run in runs],
-            }
-            for client, runs in outcome.runs.items()
-        }
-        unit = "objects/s" if outcome.batch else "MB/s"
-        case = {"label": outcome.label, "object": size_text(outcome.size), "batch": outcome.batch, "rate_unit": unit}
-        cases.append(case | {"clients": clients})
     path = _REPOSITORY / "benchmarks" / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    content = {"benchmark": name, "question": question, **about, "cases": cases, "targets": list(verdicts)}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps({"benchmark": name, "question": question, **about, **content}, indent=1) + "\n")
     return path
+
+
+def fields(outcome: Outcome) -> dict[str, Any]:
+    """A case as it is written to the file."""
+    clients = {
+        client: {
+            "rate": asdict(outcome.spread(outcome.rate, client)),
+            "cpu_us": asdict(outcome.spread(outcome.cpu_us, client)),
+            "grown_mib": outcome.grown_mib(client),
+            "rounds": [asdict(run) for run in runs],
+        }
+        for client, runs in outcome.runs.items()
+    }
+    unit = "objects/s" if outcome.batch else "MB/s"
+    case = {"label": outcome.label, "object": size_text(outcome.size), "batch": outcome.batch, "rate_unit": unit}
+    return case | {"clients": clients}

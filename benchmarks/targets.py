@@ -1,33 +1,13 @@
 """What `get.py` was built to reach, and whether it did. Judges by medians of ratios; measures nothing."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.lab.objects import KIB, MIB, size_text
-from benchmarks.report import LIMIT, OURS, Outcome, Spread
+from benchmarks.report import LIMIT, OURS, Outcome, Spread, Verdict
 
 # A GET may need so much memory beside the object.
 _BESIDE_MIB = 64
 _FASTER_FROM = 128 * MIB
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A target and what was measured."""
-
-    target: str
-    measured: str
-    met: bool
-    beyond: bool = False
-    """Nobody asked for it: a rival in a better shape than its documentation shows."""
-
-    def text(self) -> str:
-        word = "met" if self.met else "NOT MET"
-        return f"{word:8}{self.target}: {self.measured}{' (beyond the targets)' if self.beyond else ''}"
-
-    def fields(self) -> dict[str, Any]:
-        return {"target": self.target, "measured": self.measured, "met": self.met, "beyond": self.beyond}
 
 
 # Client, size, the most CPU that we may take as a multiple of theirs.

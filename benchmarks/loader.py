@@ -1,0 +1,282 @@
+"""How fast is a trainer fed with shuffled small objects, and how long does it wait, beside other loaders?
+
+    python benchmarks/loader.py                            # everything, about a quarter of an hour
+    python benchmarks/loader.py --only "tail, 4 workers"   # the cases whose label has these words
+    python benchmarks/loader.py --rounds 1 --objects 1024  # a look: not to be quoted
+
+Needs the extra `bench` and nginx with its lua module. Each run is a training loop in a process of its own, with its
+workers; the order is one seeded permutation, the batch 64, there is no transform, and every byte reaches the trainer as
+uint8. Batches are looked at: how many bytes of which objects, and one object of each batch byte for byte. CPU time and
+memory are those of the trainer and its workers; the server runs beside them on the same machine.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import loader_targets, report
+from benchmarks.feeds import Plan
+from benchmarks.lab import nginx, versitygw
+from benchmarks.lab.objects import KIB, MIB, Family
+from benchmarks.lab.place import Place
+from benchmarks.loop import Job, Loops, Run
+from benchmarks.report import OURS, Rounds
+
+BATCH = 64
+FACES = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY, "tail": nginx.TAIL}
+FLAT = f"{OURS}, one tensor"
+SLOW = ("s3torchconnector", "boto3", "litData")
+_STEADY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One client of a case."""
+
+    name: str
+    feed: str
+    job: Job
+    once: bool = False
+    """In the first round only: no target is about it, and it is slow."""
+
+
+@dataclass
+class Loop(Rounds):
+    """All rounds of one case."""
+
+    label: str
+    kind: str
+    runs: dict[str, list[Run]] = field(default_factory=dict)
+    step_s: dict[str, float] = field(default_factory=dict)
+    grown_mib: dict[str, float] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured where."""
+
+    kind: str
+    face: str
+    workers: int
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}, {self.face}, {self.workers} workers"
+
+
+CASES = [
+    *(Case("rate", face, workers) for face in FACES for workers in (0, 1, 2, 4)),
+    Case("rate", "versitygw", 4),
+    Case("spawned rate", "20 ms", 2),
+    *(Case("half-speed trainer", face, 4) for face in ("20 ms", "tail")),
+    Case("epoch gap at full speed", "20 ms", 4),
+    Case("memory", "20 ms", 2),
+]
+
+
+class Bench:
+    """Runs cases."""
+
+    def __init__(self, places: dict[str, Place], objects: int, rounds: int) -> None:
+        self._places, self._objects, self._rounds = places, objects, rounds
+        self._loops = Loops()
+        self._done: dict[Case, Loop] = {}
+
+    def close(self) -> None:
+        self._loops.close()
+
+    def _job(self, case: Case, feed: str, most: int | None = None, **more: Any) -> Job:
+        """How a feed is measured: fast ones in epochs, slow ones for as many objects as a few seconds allow."""
+        each_worker = max(1, case.workers)
+        delayed = case.face in ("20 ms", "tail")
+        if feed in SLOW:
+            objects, least_s = (256 if delayed else 512) * each_worker, 0.0
+        elif feed == "getitems" and delayed:
+            objects, least_s = 1024 * each_worker, 0.1
+        else:
+            objects, least_s = self._objects, _STEADY_S
+        # A worker has at least a batch beside its first.
+        family = Family(110 * KIB, max(2 * BATCH * each_worker, min(objects, self._objects, most or self._objects)))
+        plan_names = {each.name for each in dataclasses.fields(Plan)}
+        plan = {name: value for name, value in more.items() if name in plan_names}
+        rest = {"least_s": least_s} | {name: value for name, value in more.items() if name not in plan_names}
+        return Job(Plan(self._places[case.face], family, BATCH, case.workers, **plan), **rest)
+
+    def _entries(self, case: Case) -> Iterator[Entry]:
+        if case.kind == "rate":
+            yield Entry(OURS, OURS, self._job(case, OURS))
+            if case.workers in (1, 4):
+                yield Entry(FLAT, FLAT, self._job(case, FLAT))
+            yield Entry("getitems", "getitems", self._job(case, "getitems"))
+            aimed = case.face == "20 ms" and case.workers in (1, 4)
+            slow = "s3torchconnector"
+            yield Entry(slow, slow, self._job(case, slow), once=not aimed)
+            yield Entry("boto3", "boto3", self._job(case, "boto3"), once=True)
+            if case.face == "versitygw":
+                yield Entry("litData", "litData", self._job(case, "litData"), once=True)
+        elif case.kind == "spawned rate":
+            for feed in (OURS, "getitems"):
+                yield Entry(feed, feed, self._job(case, feed, context="spawn"), once=True)
+        elif case.kind == "half-speed trainer":
+            ours, theirs = (self._half_speed_s(case, feed) for feed in (OURS, "getitems"))
+            long = {"elastic": True, "least_s": 3 * _STEADY_S, "step_s": ours}
+            yield Entry(OURS, OURS, self._job(case, OURS, **long))
+            without = self._job(case, OURS, most=2048, **long | {"lookahead": 0, "least_s": 0.1})
+            yield Entry(loader_targets.WITHOUT, OURS, without)
+            yield Entry("getitems", "getitems", self._job(case, "getitems", most=1024, step_s=theirs))
+            beside = self._job(case, "getitems", most=1024, step_s=ours)
+            yield Entry("getitems, our trainer", "getitems", beside)
+        elif case.kind == "epoch gap at full speed":
+            yield Entry(OURS, OURS, self._job(case, OURS, elastic=True))
+            yield Entry("getitems", "getitems", self._job(case, "getitems"), once=True)
+        else:
+            for feed in (OURS, "getitems", "s3torchconnector"):
+                yield Entry(feed, feed, self._job(case, feed, memory=True), once=True)
+
+    def _half_speed_s(self, case: Case, feed: str) -> float:
+        """What a step takes for a trainer at half of the rate that the feed has without one."""
+        rate = Case("rate", case.face, case.workers)
+        if rate in self._done and feed in self._done[rate].runs:
+            loop = self._done[rate]
+        else:
+            loop = Loop(rate.label, rate.kind)
+            self._run_entry(loop, Entry(feed, feed, self._job(rate, feed)))
+        return 2 * BATCH / loop.spread(Run.rate, feed).median
+
+    def _run_entry(self, loop: Loop, entry: Entry) -> None:
+        try:
+            run = self._loops.run(entry.feed, entry.job)
+            if entry.job.memory:
+                base = self._loops.run(entry.feed, dataclasses.replace(entry.job, in_memory=True))
+                loop.grown_mib[entry.name] = ((run.peak_bytes or 0) - (base.peak_bytes or 0)) / MIB
+        except RuntimeError as error:
+            loop.failed[entry.name] = str(error)
+            return
+        loop.runs.setdefault(entry.name, []).append(run)
+        loop.step_s[entry.name] = entry.job.step_s
+
+    def run(self, case: Case) -> Loop:
+        """All rounds of a case: A B C A B C. What fails is left out of the rounds that follow."""
+        loop = Loop(case.label, case.kind)
+        entries = list(self._entries(case))
+        for number, entry in itertools.product(range(self._rounds), entries):
+            if entry.name not in loop.failed and not (number and entry.once):
+                self._run_entry(loop, entry)
+        self._done[case] = loop
+        return loop
+
+
+def table(loop: Loop) -> str:
+    """The lines of one case: medians, with the least and the most where there were several rounds."""
+    waits = loop.kind == "half-speed trainer"
+    head = ["", "n", "rounds", "samples/s", "CPU-s per 1000", "wait p50 ms", "p99 ms", "first batch s", "epoch gap ms"]
+    head += (
+        ["in batch times", "trainer ms a batch", "waiting"]
+        if waits
+        else ["in batch times", "our CPU is", "our rate is"]
+    )
+    if loop.grown_mib:
+        head.append("PSS +MiB")
+    rows = [head]
+    for name, runs in loop.runs.items():
+        gaps = [gap_s for run in runs for gap_s in run.gap_s]
+        row = [
+            name,
+            str(runs[0].objects),
+            str(len(runs)),
+            loop.spread(Run.rate, name).text(0),
+            loop.spread(Run.cpu_s_per_1000, name).text(3),
+            f"{loop.spread(lambda run: run.wait_ms(0.5), name).median:.1f}",
+            f"{loop.spread(lambda run: run.wait_ms(0.99), name).median:.1f}",
+            f"{loop.spread(lambda run: run.first_batch_s, name).median:.2f}",
+            f"{report.Spread.of(gaps).median * 1000:.1f}" if gaps else "",
+            loop.spread(Run.gap_batches, name).text(1) if gaps else "",
+        ]
+        if waits:
+            waiting = loop.spread(lambda run: 100 * run.waiting(), name)
+            row += [f"{loop.step_s[name] * 1000:.1f}", f"{waiting.text(1)} %"]
+        elif name != OURS and OURS in loop.runs:
+            row += [f"{loop.ratio(figure, name).text(2)}x" for figure in (Run.cpu_s_per_1000, Run.rate)]
+        else:
+            row += ["", ""]
+        if loop.grown_mib:
+            row.append(f"{loop.grown_mib[name]:+.0f}")
+        rows.append(row)
+    lines = [report.aligned(f"{loop.label}: median (least-most)", rows)]
+    lines += [f"  {name} is left out: {_last_error(text)}" for name, text in loop.failed.items()]
+    return "\n".join(lines)
+
+
+def _last_error(text: str) -> str:
+    """The first line of what a traceback ends with."""
+    lines = text.strip().splitlines()
+    ends = [line for line in lines if "Error" in line.split(":")[0] and not line.startswith(" ")]
+    scheme = " (BadScheme: it takes no plain HTTP)" if "BadScheme" in text else ""
+    return (ends[-1] if ends else lines[-1]) + scheme
+
+
+def _fields(loop: Loop) -> dict[str, Any]:
+    runs = {name: [dataclasses.asdict(run) for run in runs] for name, runs in loop.runs.items()}
+    beside = {"step_s": loop.step_s, "grown_mib": loop.grown_mib, "failed": loop.failed}
+    return {"label": loop.label, "batch": BATCH, **beside, "rounds": runs}
+
+
+@contextlib.contextmanager
+def origins(cases: Sequence[Case], family: Family) -> Iterator[dict[str, Place]]:
+    """The places that `cases` need."""
+    wanted = {case.face for case in cases}
+    faces = {name: face for name, face in FACES.items() if name in wanted}
+    with contextlib.ExitStack() as stack:
+        places = {}
+        if faces:
+            found = stack.enter_context(nginx.running([family], list(faces.values())))
+            places |= {name: found[face] for name, face in faces.items()}
+        if "versitygw" in wanted:
+            places["versitygw"] = stack.enter_context(versitygw.running([family]))
+        yield places
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each case (default 3)")
+    parser.add_argument("--objects", type=int, default=4000, help="objects of 110 KiB (default 4000)")
+    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    about = report.machine()
+    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
+    cases = [case for case in CASES if not given.only or any(words in case.label for words in given.only)]
+    loops = []
+    with contextlib.ExitStack() as stack:
+        # Rivals at few objects still get two batches a worker.
+        family = Family(110 * KIB, max(given.objects, 2 * BATCH * 4))
+        bench = Bench(stack.enter_context(origins(cases, family)), given.objects, given.rounds)
+        stack.callback(bench.close)
+        for case in cases:
+            loops.append(bench.run(case))
+            print(table(loops[-1]), "", sep="\n", flush=True)
+    verdicts = loader_targets.verdicts(loops)
+    if verdicts:
+        print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
+    content = {
+        "cases": [_fields(loop) for loop in loops],
+        "targets": [verdict.fields() for verdict in verdicts],
+    }
+    whole = not given.only and given.rounds >= 3 and given.objects >= 4000
+    print(report.write("loader" if whole else "loader-part", (__doc__ or "").splitlines()[0], about, content))
+
+
+if __name__ == "__main__":
+    main()

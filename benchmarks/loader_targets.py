@@ -1,0 +1,74 @@
+"""What `loader.py` was built to reach, and whether it did. Judges by medians of ratios; measures nothing."""
+
+from collections.abc import Iterator, Sequence
+
+from benchmarks.loop import Run
+from benchmarks.report import OURS, Rounds, Verdict
+
+WITHOUT = f"{OURS}, lookahead=0"
+_FLAT = f"{OURS}, one tensor"
+_GETITEMS = "getitems"
+
+# Label, rival, the least rate as a multiple of theirs.
+_RATES = (
+    ("rate, 20 ms, 1 workers", _GETITEMS, 3.0),
+    ("rate, 20 ms, 4 workers", _GETITEMS, 1.5),
+    ("rate, tail, 1 workers", _GETITEMS, 10.0),
+    ("rate, tail, 4 workers", _GETITEMS, 6.0),
+    ("rate, no latency, 1 workers", _GETITEMS, 1.5),
+    ("rate, no latency, 4 workers", _GETITEMS, 1.5),
+    ("rate, 20 ms, 1 workers", "s3torchconnector", 60.0),
+    ("rate, 20 ms, 4 workers", "s3torchconnector", 20.0),
+)
+_CPU = 0.5
+_WAITING = 0.05
+_GAP_BATCHES = 2.0
+
+
+def _rates(loops: dict[str, Rounds]) -> Iterator[Verdict]:
+    for label, rival, least in _RATES:
+        for client in (OURS, _FLAT):
+            if label not in loops:
+                continue
+            runs, beyond = loops[label].runs, client != OURS
+            target = f"{label}: {client} >= {least:g}x {rival}"
+            if client not in runs or rival not in runs:
+                yield Verdict(target, "not measured", met=False, beyond=beyond)
+                continue
+            ratio = loops[label].ratio(Run.rate, rival, client)
+            yield Verdict(target, f"{ratio.text(2)}x", ratio.median >= least, beyond=beyond)
+
+
+def _cpu(loops: dict[str, Rounds]) -> Iterator[Verdict]:
+    for label in dict.fromkeys(label for label, rival, _ in _RATES if rival == _GETITEMS):
+        if label in loops and {OURS, _GETITEMS} <= loops[label].runs.keys():
+            ratio = loops[label].ratio(Run.cpu_s_per_1000, _GETITEMS)
+            target = f"{label}: CPU-s per 1000 samples <= {_CPU}x {_GETITEMS}"
+            yield Verdict(target, f"{ratio.text(2)}x", ratio.median <= _CPU)
+
+
+def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
+    tail = loops.get("half-speed trainer, tail, 4 workers")
+    if tail is not None:
+        target = f"{tail.label}: waits <= {_WAITING:.0%} of the time"
+        measured = [
+            f"{tail.spread(lambda run: 100 * run.waiting(), name).text(1)} % {name}"
+            for name in (OURS, WITHOUT)
+            if name in tail.runs
+        ]
+        met = OURS in tail.runs and tail.spread(Run.waiting, OURS).median <= _WAITING
+        yield Verdict(target, ", ".join(measured) or "not measured", met)
+    for label in ("half-speed trainer, 20 ms, 4 workers", "epoch gap at full speed, 20 ms, 4 workers"):
+        if label in loops:
+            target = f"{label}: epoch gap <= {_GAP_BATCHES:g} batch times"
+            if OURS not in loops[label].runs:
+                yield Verdict(target, "not measured", met=False)
+                continue
+            gap = loops[label].spread(Run.gap_batches, OURS)
+            yield Verdict(target, gap.text(2), gap.median <= _GAP_BATCHES, beyond="full speed" in label)
+
+
+def verdicts(loops: Sequence[Rounds]) -> list[Verdict]:
+    """All targets that the loops say something about."""
+    by_label = {loop.label: loop for loop in loops}
+    return [verdict for judge in (_rates, _cpu, _waits) for verdict in judge(by_label)]
