@@ -131,7 +131,7 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
             return [self[index] for index in indices]
         return self._samples([self._position(index) for index in indices])
 
-    def objects_at(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+    def announced(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """The objects that samples are made of, as the prefetcher knows them: what a loader announces."""
         if not self._reader_constructor.whole:
             return []
