@@ -19,14 +19,24 @@ LAYERS = [
     ["_torchobj"],
     ["_process", "memory", "store"],
     ["checkpoint.files"],
-    ["datasets.errors", "datasets.handover", "datasets.ragged", "datasets.readers", "datasets.workers"],
+    [
+        "datasets.errors",
+        "datasets.handover",
+        "datasets.ragged",
+        "datasets.readers",
+        "datasets.unannounced",
+        "datasets.workers",
+    ],
     ["datasets.rendezvous", "datasets.source"],
     ["datasets.listing"],
     ["datasets.map"],
     ["datasets.iterable", "checkpoint.s3"],
-    ["loader.hints"],
+    ["loader.claims", "loader.hints"],
     ["loader.lookahead"],
-    ["loader.loader"],
+    ["loader.batch_sampler"],
+    ["loader.mixin"],
+    ["loader.attaching", "loader.loader"],
+    ["loader.callback"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -8,7 +8,7 @@ import torch.utils.data
 
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import handover, ragged  # noqa: F401  teach multiprocessing and default_collate what to do with readers
+from torchobj.datasets import handover, ragged, source, unannounced, workers  # noqa: F401  teach multiprocessing and default_collate what to do with readers
 from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note, say_replaced
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
@@ -122,6 +122,8 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
             IndexError: There is no such sample.
             StoreError: It cannot be read.
         """
+        if workers.in_worker():
+            self._note_batch()
         return self._samples([self._position(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
@@ -129,14 +131,19 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
         if type(self).__getitem__ is not ObjectMapDataset.__getitem__:
             # What a subclass makes of a sample is what a batch is made of.
             return [self[index] for index in indices]
+        self._note_batch()
         return self._samples([self._position(index) for index in indices])
 
-    def objects_at(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+    def announced(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """The objects that samples are made of, as the prefetcher knows them: what a loader announces."""
         if not self._reader_constructor.whole:
             return []
         number = self._listing.source_number()
         return [] if number is None else [(number, self._position(index)) for index in indices]
+
+    def _note_batch(self) -> None:
+        if source.SUPPORTED and self._reader_constructor.whole:
+            unannounced.note_batch(self)
 
     def _position(self, index: int) -> int:
         try:

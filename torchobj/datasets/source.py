@@ -8,7 +8,7 @@ from typing import Any
 
 from torchobj import _torchobj
 from torchobj._torchobj import Manifest
-from torchobj.datasets import workers
+from torchobj.datasets import unannounced, workers
 from torchobj.memory import budget_bytes
 
 SUPPORTED = sys.platform == "linux"
@@ -62,4 +62,13 @@ class Source:
     def __getstate__(self) -> dict[str, Any]:
         made = self._made.get(os.getpid())
         spawning = workers.is_for_a_new_process()
-        return {"_made": {}, "_attachment": Attachment(made) if spawning and made is not None else None}
+        return {
+            "_made": {},
+            "_attachment": Attachment(made) if spawning and made is not None else None,
+            "_known": spawning and unannounced.is_known(),
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state.pop("_known"):
+            unannounced.know()
+        self.__dict__.update(state)

@@ -16,7 +16,7 @@ Hints = Callable[[Sequence[int]], Objects]
 def hints_of(dataset: Any) -> Hints | None:
     """What makes objects of indices of `dataset`; None where that cannot be known."""
     if isinstance(dataset, ObjectMapDataset):
-        return dataset.objects_at
+        return dataset.announced
     if isinstance(dataset, torch.utils.data.Subset):
         return _subset(dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):

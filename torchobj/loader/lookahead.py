@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torchobj import _torchobj
+from torchobj.loader.claims import Claims
 from torchobj.loader.hints import Hints
 
 __all__ = ["Lookahead"]
@@ -47,6 +48,7 @@ class Ahead(Iterator[Any]):
         self._inner = iter(lookahead.sampler)
         self._pending: deque[Any] = deque()
         self._announcer: _torchobj.Announcer | None = None
+        self._claims = Claims()
         self._ended = False
         # What the sampler raised; raised here when its turn comes.
         self._error: BaseException | None = None
@@ -54,6 +56,8 @@ class Ahead(Iterator[Any]):
     def __next__(self) -> Any:
         self._pull()
         if self._pending:
+            if self._claims.hand_out():
+                self._stop_announcing()
             return self._pending.popleft()
         # Not kept: its traceback would keep what the caller's frames hold.
         error, self._error = self._error, None
@@ -70,7 +74,7 @@ class Ahead(Iterator[Any]):
                 self._ended, self._error = True, error
                 return
             self._pending.append(item)
-            self._announce(item)
+            self._claims.pull(self._announce(item))
 
     def _room(self) -> bool:
         if self._announcer is None or (self._most is not None and len(self._pending) > self._most):
@@ -78,17 +82,24 @@ class Ahead(Iterator[Any]):
         announced, budget = self._announcer.pending()
         return announced < budget * _SHARE
 
-    def _announce(self, item: Any) -> None:
+    def _announce(self, item: Any) -> int:
         indices = item if isinstance(item, (list, tuple)) else [item]
         try:
             objects = self._hints(indices)
         except (IndexError, TypeError):
             # No index of the dataset: whoever takes the sample says so, in its turn.
-            return
+            return 0
         if objects:
             if self._announcer is None:
                 self._announcer = _torchobj.Announcer()
             self._announcer.announce(objects)
+        return len(objects)
+
+    def _stop_announcing(self) -> None:
+        self._hints = lambda _indices: []
+        if self._announcer is not None:
+            self._announcer.cancel()
+            self._announcer = None
 
     def __del__(self) -> None:
         if self._announcer is not None:
