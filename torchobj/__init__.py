@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
-    from torchobj.loader import DataLoader
+    from torchobj.loader import DataLoader, ElasticDistributedSampler
 
 _process.install()
 
@@ -37,6 +37,7 @@ S3Writer = ObjectWriter
 #: What needs torch, and where it lives.
 _LAZY = {
     "DataLoader": "torchobj.loader",
+    "ElasticDistributedSampler": "torchobj.loader",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3Checkpoint": "torchobj.checkpoint.s3",
@@ -48,6 +49,7 @@ _LAZY = {
 __all__ = [
     "Buffer",
     "DataLoader",
+    "ElasticDistributedSampler",
     "ListPage",
     "Manifest",
     "ObjectInfo",

@@ -25,7 +25,9 @@ LAYERS = [
     ["datasets.listing"],
     ["datasets.map"],
     ["datasets.iterable", "checkpoint.s3"],
-    ["loader.hints"],
+    ["loader.hints", "loader.permutation"],
+    ["loader.sampler", "loader.state"],
+    ["loader.batches"],
     ["loader.lookahead"],
     ["loader.loader"],
 ]

@@ -1,5 +1,6 @@
 """Loaders that announce the order of their samples, so that objects are read before a worker asks for them."""
 
 from torchobj.loader.loader import DataLoader
+from torchobj.loader.sampler import ElasticDistributedSampler
 
-__all__ = ["DataLoader"]
+__all__ = ["DataLoader", "ElasticDistributedSampler"]
