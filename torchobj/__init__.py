@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
-    from torchobj.loader import DataLoader, LookaheadBatchSampler, attach
+    from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
     from torchobj.loader.callback import LookaheadCallback as LookaheadCallback
 
 _process.install()
@@ -38,6 +38,7 @@ S3Writer = ObjectWriter
 #: What needs torch, and where it lives.
 _LAZY = {
     "DataLoader": "torchobj.loader",
+    "ElasticDistributedSampler": "torchobj.loader",
     "LookaheadBatchSampler": "torchobj.loader",
     # Needs transformers too, and is in no __all__: `from torchobj import *` does not.
     "LookaheadCallback": "torchobj.loader.callback",
@@ -53,6 +54,7 @@ _LAZY = {
 __all__ = [
     "Buffer",
     "DataLoader",
+    "ElasticDistributedSampler",
     "ListPage",
     "LookaheadBatchSampler",
     "Manifest",

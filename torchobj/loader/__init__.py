@@ -3,5 +3,6 @@
 from torchobj.loader.attaching import attach
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.loader import DataLoader
+from torchobj.loader.sampler import ElasticDistributedSampler
 
-__all__ = ["DataLoader", "LookaheadBatchSampler", "attach"]
+__all__ = ["DataLoader", "ElasticDistributedSampler", "LookaheadBatchSampler", "attach"]

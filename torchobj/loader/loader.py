@@ -1,11 +1,18 @@
 """torch's DataLoader, with objects read ahead in the order of its sampler."""
 
+import contextlib
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import torch.utils.data
 
 from torchobj.exceptions import ConfigError
+from torchobj.loader.batches import Batches, Progress
+from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.mixin import LookaheadMixin
+from torchobj.loader.sampler import ElasticDistributedSampler
+from torchobj.loader.state import between, check, generator_of, state_of, undrawn
 
 __all__ = ["DataLoader"]
 
@@ -16,7 +23,10 @@ _KNOWN = (
     torch.utils.data.SubsetRandomSampler,
     torch.utils.data.WeightedRandomSampler,
     torch.utils.data.DistributedSampler,
+    ElasticDistributedSampler,
 )
+
+logger = logging.getLogger("torchobj")
 
 
 class DataLoader(LookaheadMixin):
@@ -42,10 +52,86 @@ class DataLoader(LookaheadMixin):
         if lookahead is not None and lookahead < 0:
             raise ConfigError(f"lookahead={lookahead!r}: must be 0 or more, or None")
         self.lookahead = lookahead
+        # Of the pass that was begun last.
+        self._progress: Progress | None = None
+        # What was loaded and not begun.
+        self._loaded: dict[str, Any] | None = None
         super().__init__(dataset, *args, **kwargs)
 
     def _may_be_pulled(self, sampler: Any) -> bool:
         return self.lookahead is not None or self.num_workers > 0 or _known(sampler)
+
+    def __iter__(self) -> Batches:  # type: ignore[override]  # torch's iterator, within
+        loaded, self._loaded = self._loaded, None
+        within = loaded is not None and loaded["within_epoch"]
+        passed_over = loaded["batches"] if loaded is not None else 0
+        sampler = self._index_sampler
+        inner = sampler.sampler if isinstance(sampler, Lookahead) else None
+        progress = Progress(between(inner) if loaded is None else loaded)
+        progress.batches = passed_over
+        if isinstance(sampler, Lookahead):
+            sampler.progress = progress
+        # torch draws a number when it makes an iterator. For this pass it did so before the state was saved.
+        apart = within and (self.generator is None or self.generator is not generator_of(inner))
+        with undrawn(self.generator) if apart else contextlib.nullcontext():
+            found = super().__iter__()
+        self._progress = progress
+        return Batches(found, progress, passed_over if inner is None else 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands: behind the last batch that it was given, whatever was read or sent to workers ahead.
+
+        At the end of an epoch, when the loop has seen it, and before the first: where the next epoch begins. The state
+        is that of torch's order and holds nothing of the workers' random numbers. `in_order=False` hands out batches in
+        an order that no state knows; what was handed out is counted then.
+
+        Returns:
+            A dict of plain values and tensors of a generator's state, to be pickled.
+        """
+        return self._place() | {"num_workers": self.num_workers}
+
+    def _place(self) -> dict[str, Any]:
+        if self._loaded is not None:
+            return self._loaded
+        progress, sampler = self._progress, self._index_sampler
+        inner = sampler.sampler if isinstance(sampler, Lookahead) else None
+        if progress is None or progress.ended:
+            return between(inner)
+        if progress.mark is not None:
+            return state_of(progress.mark, inner)
+        if inner is None:
+            return progress.initial | {"within_epoch": True, "batches": progress.batches}
+        return progress.initial
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The next iterator goes on where `state_dict` stood, with whatever number of workers.
+
+        Samples, those of the epochs behind too, are those of a run that was not interrupted, if it has the same random
+        numbers to draw from: torch's default ones are the training's to save. With an `ElasticDistributedSampler` the
+        number of ranks and the batch size may be others: the state of any one rank is that of all. A sampler with
+        `state_dict` and `load_state_dict` of its own is asked for its state. The order of any other is drawn again, and
+        what was handed out is passed over, unread. Of an iterable dataset what was handed out is read again and
+        dropped, with as many workers as then; one that resumes by a state of its own wants none of the loader's.
+
+        Raises:
+            ConfigError: The state is none, or of another sampler; names the field.
+        """
+        check(state_dict)
+        state, sampler = dict(state_dict), self._index_sampler
+        if isinstance(sampler, Lookahead):
+            sampler.resume(state)
+        elif state["within_epoch"]:
+            if state.get("num_workers") != self.num_workers:
+                raise ConfigError(
+                    f"num_workers={state.get('num_workers')!r}: of the state; now {self.num_workers}, and the batches "
+                    f"of {type(self.dataset).__name__} come in another order"
+                )
+            logger.warning(
+                "%s has no order to resume: %d batches are read again and dropped",
+                type(self.dataset).__name__,
+                state["batches"],
+            )
+        self._loaded = state
 
 
 def _known(sampler: Any) -> bool:

@@ -1,12 +1,22 @@
-"""A sampler that is pulled ahead of who uses it, and announces what it yields. Knows nothing of loaders."""
+"""A sampler that is pulled ahead of who uses it, and announces what it yields. Knows nothing of loaders.
 
+Where the sampler knows the order of its next pass, that is announced too once this one has been pulled dry; the next
+pass takes it over if it turns out to be the same.
+"""
+
+import copy
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch.utils.data
+
 from torchobj import _torchobj
+from torchobj.loader.batches import Progress
 from torchobj.loader.claims import Claims
 from torchobj.loader.hints import Hints
+from torchobj.loader.sampler import ElasticDistributedSampler
+from torchobj.loader.state import Mark, Order, load, state_of
 
 __all__ = ["Lookahead"]
 
@@ -19,12 +29,17 @@ class Lookahead:
 
     Args:
         sampler: What is pulled.
-        hints: Makes objects of indices.
+        hints: Makes objects of indices; without it nothing is announced, and nothing pulled before it is asked for.
         most: At most so many items ahead; None for as many as the budget holds.
     """
 
-    def __init__(self, sampler: Any, hints: Hints, most: int | None = None) -> None:
+    def __init__(self, sampler: Any, hints: Hints | None, most: int | None = None) -> None:
         self.sampler, self.hints, self.most = sampler, hints, most
+        #: Told of what the next iterator yields, if anybody wants to know.
+        self.progress: Progress | None = None
+        #: The pass behind the one that was pulled dry. Kept here, it goes when the loader goes.
+        self._following: Window | None = None
+        self._resumed: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -37,52 +52,96 @@ class Lookahead:
             raise AttributeError(name)
         return getattr(self.sampler, name)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What is announced is this process's.
+        return self.__dict__ | {"progress": None, "_following": None}
 
-class Ahead(Iterator[Any]):
-    """One pass. Nothing is pulled before the first item is asked for: torch makes iterators that it never uses."""
+    def resume(self, state: dict[str, Any]) -> None:
+        """The next pass begins where `state` stood.
 
-    def __init__(self, lookahead: Lookahead) -> None:
-        self._hints, self._most = lookahead.hints, lookahead.most
-        # Lists what is not listed yet, before workers are started: they inherit it.
-        self._hints([])
-        self._inner = iter(lookahead.sampler)
-        self._pending: deque[Any] = deque()
+        Raises:
+            ConfigError: The state is none, or of another sampler.
+        """
+        load(self.sampler, state)
+        self._resumed = state if state["within_epoch"] else None
+
+    @property
+    def resumes(self) -> bool:
+        """Whether the next pass begins within an epoch."""
+        return self._resumed is not None
+
+    def begin(self, window: "Window") -> "Window":
+        """The window of a pass that begins: `window`, or the one that was pulled for it before."""
+        following, self._following = self._following, None
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            window.order.resume(resumed)
+        if following is None or window.order.resumes:
+            return window
+        mine, theirs = _elastic(self.sampler), _elastic(following.order.sampler)
+        if mine is None or theirs is None or _batching(self.sampler) != _batching(following.order.sampler):
+            return window
+        if theirs.begun() != mine.plan():
+            return window
+        mine.adopt(theirs)
+        return following
+
+    def following(self, *, make: bool = False) -> "Window | None":
+        """The pass behind this one, as far as it was pulled; None where it is not known."""
+        if self._following is None and make and (elastic := _elastic(self.sampler)) is not None:
+            sampler: Any = elastic.following()
+            if self.sampler is not elastic:
+                batches = copy.copy(self.sampler)
+                batches.sampler = sampler
+                sampler = batches
+            self._following = Window(sampler, self.hints)
+        return self._following
+
+
+def _elastic(sampler: Any) -> ElasticDistributedSampler | None:
+    inner = sampler.sampler if type(sampler) is torch.utils.data.BatchSampler else sampler
+    return inner if isinstance(inner, ElasticDistributedSampler) else None
+
+
+def _batching(sampler: Any) -> tuple[Any, ...]:
+    return getattr(sampler, "batch_size", None), getattr(sampler, "drop_last", None)
+
+
+class Window:
+    """What was pulled of one pass and not used yet. What it announced is forgotten with it."""
+
+    def __init__(self, sampler: Any, hints: Hints | None) -> None:
+        self._hints = hints
         self._announcer: _torchobj.Announcer | None = None
         self._claims = Claims()
-        self._ended = False
-        # What the sampler raised; raised here when its turn comes.
-        self._error: BaseException | None = None
+        self.order = Order(sampler)
+        self.pending: deque[tuple[Any, Mark]] = deque()
+        self.ended = False
+        # What the sampler raised; raised by `Ahead` when its turn comes.
+        self.error: BaseException | None = None
 
-    def __next__(self) -> Any:
-        self._pull()
-        if self._pending:
-            if self._claims.hand_out():
-                self._stop_announcing()
-            return self._pending.popleft()
-        # Not kept: its traceback would keep what the caller's frames hold.
-        error, self._error = self._error, None
-        raise StopIteration if error is None else error
+    def pull(self) -> None:
+        """Pulls one item, and announces it."""
+        try:
+            item = next(self.order)
+        except StopIteration:
+            self.ended = True
+            return
+        except BaseException as error:  # noqa: BLE001  raised in its turn
+            self.ended, self.error = True, error
+            return
+        self.pending.append((item, self.order.mark()))
+        self._claims.pull(self._announce(item))
 
-    def _pull(self) -> None:
-        while not self._ended and (not self._pending or self._room()):
-            try:
-                item = next(self._inner)
-            except StopIteration:
-                self._ended = True
-                return
-            except BaseException as error:  # noqa: BLE001  raised in its turn
-                self._ended, self._error = True, error
-                return
-            self._pending.append(item)
-            self._claims.pull(self._announce(item))
-
-    def _room(self) -> bool:
-        if self._announcer is None or (self._most is not None and len(self._pending) > self._most):
-            return False
-        announced, budget = self._announcer.pending()
-        return announced < budget * _SHARE
+    def hand_out(self) -> tuple[Any, Mark]:
+        """The next item, and the place behind it."""
+        if self._claims.hand_out():
+            self._stop_announcing()
+        return self.pending.popleft()
 
     def _announce(self, item: Any) -> int:
+        if self._hints is None:
+            return 0
         indices = item if isinstance(item, (list, tuple)) else [item]
         try:
             objects = self._hints(indices)
@@ -96,11 +155,82 @@ class Ahead(Iterator[Any]):
         return len(objects)
 
     def _stop_announcing(self) -> None:
-        self._hints = lambda _indices: []
+        self._hints = None
         if self._announcer is not None:
             self._announcer.cancel()
             self._announcer = None
 
+    def announced(self) -> tuple[int, int] | None:
+        """Bytes that are announced and not taken, and the budget; None if nothing was ever announced."""
+        return None if self._announcer is None else self._announcer.pending()
+
     def __del__(self) -> None:
-        if self._announcer is not None:
-            self._announcer.cancel()
+        if (announcer := getattr(self, "_announcer", None)) is not None:
+            announcer.cancel()
+
+
+class Ahead(Iterator[Any]):
+    """One pass. Nothing is pulled before the first item is asked for: torch makes iterators that it never uses."""
+
+    def __init__(self, lookahead: Lookahead) -> None:
+        self._lookahead, self._progress = lookahead, lookahead.progress
+        if lookahead.hints is not None:
+            # Lists what is not listed yet, before workers are started: they inherit it.
+            lookahead.hints([])
+        self._window = Window(lookahead.sampler, lookahead.hints)
+        self._begun = False
+        # The place behind the last item that was asked for.
+        self._mark: Mark | None = None
+
+    def __next__(self) -> Any:
+        if self._progress is not None:
+            self._progress.asked += 1
+        if not self._begun:
+            self._begun = True
+            self._window = self._lookahead.begin(self._window)
+        self._pull()
+        window = self._window
+        if window.pending:
+            item, self._mark = window.hand_out()
+            if self._progress is not None:
+                self._progress.dispatch(self._mark)
+            return item
+        # Not kept: its traceback would keep what the caller's frames hold.
+        error, window.error = window.error, None
+        raise StopIteration if error is None else error
+
+    def _pull(self) -> None:
+        window = self._window
+        while not window.ended and (not window.pending or self._room()):
+            window.pull()
+        while window.ended and window.error is None and self._room():
+            following = self._lookahead.following(make=True)
+            if following is None or following.ended:
+                return
+            following.pull()
+
+    def _room(self) -> bool:
+        announced = self._window.announced()
+        if announced is None:
+            return False
+        following = self._lookahead.following() if self._window.ended else None
+        # The first that is pending is about to be used.
+        items = max(0, len(self._window.pending) - 1) + (len(following.pending) if following else 0)
+        if self._lookahead.most is not None and items >= self._lookahead.most:
+            return False
+        pending, budget = announced
+        after = following.announced() if following else None
+        return pending + (after[0] if after else 0) < budget * _SHARE
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the item that was asked for last, whatever was pulled; for torchdata's loaders."""
+        return state_of(self._mark or self._window.order.mark(), self._lookahead.sampler)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Begins at the place of `state_dict`. Nothing that is passed over is announced.
+
+        Raises:
+            ConfigError: The state is none, or of another sampler.
+        """
+        load(self._lookahead.sampler, state_dict)
+        self._window.order.resume(state_dict)

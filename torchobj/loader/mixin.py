@@ -6,7 +6,7 @@ import torch.utils.data
 
 from torchobj.datasets import unannounced
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
-from torchobj.loader.hints import hints_of
+from torchobj.loader.hints import Hints, hints_of
 from torchobj.loader.lookahead import Lookahead
 
 __all__ = ["LookaheadMixin"]
@@ -25,17 +25,19 @@ class LookaheadMixin(torch.utils.data.DataLoader[Any]):
     @property
     def _index_sampler(self) -> Any:
         sampler = super()._index_sampler
-        if self.lookahead == 0 or isinstance(self.dataset, torch.utils.data.IterableDataset):
-            return sampler
-        if not self._may_be_pulled(sampler):
+        if isinstance(self.dataset, torch.utils.data.IterableDataset):
             return sampler
         if self._ahead is None or self._ahead.sampler is not sampler:
-            hints = hints_of(self.dataset)
-            if hints is None:
-                return sampler
-            _silence(sampler)
-            self._ahead = Lookahead(sampler, hints, self.lookahead)
+            self._ahead = Lookahead(sampler, self._hints(sampler), self.lookahead)
         return self._ahead
+
+    def _hints(self, sampler: Any) -> Hints | None:
+        if self.lookahead == 0 or not self._may_be_pulled(sampler):
+            return None
+        hints = hints_of(self.dataset)
+        if hints is not None:
+            _silence(sampler)
+        return hints
 
     def _may_be_pulled(self, _sampler: Any) -> bool:
         """Whether the sampler may be pulled at any time."""

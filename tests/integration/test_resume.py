@@ -1,0 +1,522 @@
+"""Resume in mid-epoch: the samples behind a saved state are those of a run that was not interrupted. And the next epoch,
+read before this one ends."""
+
+import copy
+import gc
+import itertools
+import pickle
+import random
+import time
+
+import pytest
+import torch
+import torchdata.stateful_dataloader
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
+import torchobj
+from torchobj import _torchobj
+from torchobj.exceptions import ConfigError
+from torchobj.loader.hints import hints_of
+from torchobj.loader.lookahead import Lookahead
+
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("objects")
+    for number in range(COUNT):
+        (folder / f"k{number:02}").write_bytes(bytes([number]) * (100 + number))
+    return folder
+
+
+def number_of(reader):
+    return bytes(reader)[0]
+
+
+def dataset(folder, **settings):
+    return torchobj.ObjectMapDataset(f"file://{folder}/", transform=number_of, **settings)
+
+
+def stats():
+    return _torchobj.prefetch_stats()
+
+
+def gained(before, name):
+    return stats()[name] - before.get(name, 0)
+
+
+def eventually(holds):
+    for _ in range(500):
+        if holds():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def all_free():
+    gc.collect()
+    return eventually(lambda: stats()["used_bytes"] == 0 and stats()["announced"] == 0)
+
+
+def elastic(folder, num_replicas=1, rank=0, **settings):
+    return torchobj.ElasticDistributedSampler(dataset(folder), num_replicas, rank, **settings)
+
+
+def generator():
+    return torch.Generator().manual_seed(7)
+
+
+class Eager(torch.utils.data.Sampler):
+    """A sampler of the user's that draws when its iterator is made."""
+
+    def __iter__(self):
+        return iter(torch.randperm(COUNT).tolist())
+
+    def __len__(self):
+        return COUNT
+
+
+class Stateful(torch.utils.data.Sampler):
+    """A sampler of the user's with a state, and an order of each epoch's own."""
+
+    def __init__(self):
+        self.step = 0
+
+    def __iter__(self):
+        for number in range(self.step % COUNT, COUNT):
+            sample = (number * 7 + self.step // COUNT) % COUNT
+            self.step += 1
+            yield sample
+
+    def __len__(self):
+        return COUNT
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+#: What makes the settings of a loader.
+KINDS = {
+    "in order": lambda _: {"batch_size": 4},
+    "shuffled": lambda _: {"batch_size": 4, "shuffle": True},
+    "generator": lambda _: {"batch_size": 4, "shuffle": True, "generator": generator()},
+    "RandomSampler": lambda f: {"batch_size": 7, "sampler": RandomSampler(dataset(f), generator=generator())},
+    "replacement": lambda f: {
+        "batch_size": 7,
+        "drop_last": True,
+        "sampler": RandomSampler(dataset(f), replacement=True, num_samples=90, generator=generator()),
+    },
+    "SubsetRandomSampler": lambda _: {"batch_size": 4, "sampler": SubsetRandomSampler(range(5, 50))},
+    "weighted": lambda _: {"batch_size": 4, "sampler": WeightedRandomSampler([1.0 + n for n in range(COUNT)], 70)},
+    "two generators": lambda f: {
+        "batch_size": 4,
+        "generator": torch.Generator().manual_seed(1),
+        "sampler": RandomSampler(dataset(f), generator=generator()),
+    },
+    "distributed": lambda f: {"batch_size": 4, "sampler": DistributedSampler(dataset(f), 2, 1, seed=3)},
+    "elastic": lambda f: {"batch_size": 4, "sampler": elastic(f, 2, 1, seed=3)},
+    "no batches": lambda _: {"batch_size": None, "shuffle": True},
+    "elastic, no batches": lambda f: {"batch_size": None, "sampler": elastic(f, 2, 1)},
+    "batch_sampler": lambda f: {"batch_sampler": BatchSampler(elastic(f), 7, drop_last=True)},
+    "eager": lambda _: {"batch_size": 4, "sampler": Eager()},
+    "stateful": lambda _: {"batch_size": 4, "sampler": Stateful()},
+    "torchdata": lambda f: {
+        "batch_size": None,
+        "sampler": torchdata.stateful_dataloader.sampler.RandomSampler(dataset(f), generator=generator()),
+    },
+    "no look-ahead": lambda _: {"batch_size": 4, "shuffle": True, "lookahead": 0},
+}
+
+
+def loader_of(folder, kind, **settings):
+    return torchobj.DataLoader(dataset(folder), **KINDS[kind](folder), **settings)
+
+
+def run(loader, epochs, stop=None, saved=None):
+    """The batches of each epoch; what was saved when `stop`, epoch and batches, had been handed out."""
+    found = []
+    for epoch in epochs:
+        if isinstance(loader.sampler, DistributedSampler):
+            loader.sampler.set_epoch(epoch)
+        found.append([])
+        for number, batch in enumerate(loader, 1):
+            found[-1].append(batch.tolist() if isinstance(batch, torch.Tensor) else batch)
+            if (epoch, number) == stop:
+                saved.append((pickle.loads(pickle.dumps(loader.state_dict())), torch.get_rng_state()))
+    return found
+
+
+def workers(number):
+    return {0: {}, 2: {"num_workers": 2}, "persistent": {"num_workers": 2, "persistent_workers": True}}[number]
+
+
+@pytest.mark.parametrize("count", [0, 2, "persistent"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_is_the_run_that_was_not_interrupted_for_epochs_to_come(folder, kind, count):
+    torch.manual_seed(11)
+    saved = []
+    whole = run(loader_of(folder, kind, **workers(count)), range(4), (1, 5), saved)
+    (state, rng), before = saved[0], stats()
+    # Another process has other numbers, until the training puts back its own.
+    torch.manual_seed(99)
+    # Persistent workers draw one number in all, others one an epoch; and torchdata's sampler draws for each of the two
+    # iterators that torch makes for workers.
+    other = count if kind == "torchdata" else {0: 2, 2: 0}.get(count, count)
+    resumed = loader_of(folder, kind, **workers(other))
+    resumed.load_state_dict(state)
+    torch.set_rng_state(rng)
+    assert run(resumed, range(1, 4)) == [whole[1][5:], whole[2], whole[3]]
+    # What was passed over was not read: at most the epoch behind the last was announced too.
+    taken = sum(len(batch) if isinstance(batch, list) else 1 for epoch in [whole[1][5:], *whole[2:]] for batch in epoch)
+    assert gained(before, "objects") <= taken + COUNT
+    del resumed
+    assert all_free()
+
+
+@pytest.mark.parametrize("kind", ["generator", "RandomSampler", "elastic", "distributed", "stateful", "torchdata"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_state_before_the_first_batch_and_one_of_an_epochs_end(folder, kind, count):
+    torch.manual_seed(11)
+    first = loader_of(folder, kind, **workers(count))
+    before = first.state_dict()
+    whole = run(first, [0])
+    end = first.state_dict()
+    assert not before["within_epoch"]
+    assert not end["within_epoch"]
+    whole += run(first, [1])
+    for state, expected in ((before, whole), (end, whole[1:])):
+        resumed = loader_of(folder, kind, **workers(count))
+        resumed.load_state_dict(pickle.loads(pickle.dumps(state)))
+        assert run(resumed, range(2 - len(expected), 2)) == expected
+
+
+@pytest.mark.parametrize("kind", ["generator", "shuffled", "elastic"])
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_state_of_an_iterator_that_has_handed_out_nothing(folder, kind, count):
+    torch.manual_seed(11)
+    first = loader_of(folder, kind, **workers(count))
+    iterator = iter(first)
+    state, rng = first.state_dict(), torch.get_rng_state()
+    whole = [batch.tolist() for batch in iterator]
+    resumed = loader_of(folder, kind, **workers(count))
+    resumed.load_state_dict(state)
+    if count:
+        # The order is drawn, and as if by nobody.
+        torch.manual_seed(99)
+    else:
+        torch.set_rng_state(rng)
+    if (kind, count) != ("shuffled", 0):
+        assert [batch.tolist() for batch in resumed] == whole
+
+
+def test_a_state_behind_the_last_batch_leaves_nothing_of_the_epoch(folder):
+    loader = loader_of(folder, "elastic")
+    for _ in loader:
+        state = loader.state_dict()
+    assert state["batches"] == 8
+    assert state["within_epoch"]
+    resumed = loader_of(folder, "elastic")
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert list(resumed) == []
+    assert len(list(resumed)) == len(resumed) == 8
+
+
+def test_the_state_is_of_what_was_handed_out_and_not_of_what_workers_have(folder):
+    loader = loader_of(folder, "elastic", num_workers=2, prefetch_factor=3)
+    iterator = iter(loader)
+    for number in range(1, 8):
+        next(iterator)
+        state = loader.state_dict()
+        assert (state["batches"], state["sampler"]["done"]) == (number, number * 8)
+
+
+@pytest.mark.parametrize("kind", ["generator", "elastic", "stateful", "weighted"])
+def test_a_state_is_saved_and_resumed_again_and_again(folder, kind):
+    torch.manual_seed(11)
+    [whole] = run(loader_of(folder, kind), [0])
+    found, state = [], None
+    while len(found) < len(whole):
+        torch.manual_seed(11)
+        loader = loader_of(folder, kind, num_workers=len(found) % 2)
+        if state is not None:
+            loader.load_state_dict(state)
+        for batch in itertools.islice(loader, 3):
+            found.append(batch.tolist())
+            state = loader.state_dict()
+    assert found == whole
+
+
+def broken(reader):
+    number = bytes(reader)[0]
+    if number == 9:
+        raise ValueError("nine")
+    return number
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_batch_that_failed_is_behind_the_state(folder, count):
+    data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=broken)
+    loader = torchobj.DataLoader(data, batch_size=4, num_workers=count)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    with pytest.raises(ValueError, match="nine"):
+        next(iterator)
+    assert loader.state_dict()["batches"] == 3
+    resumed = torchobj.DataLoader(data, batch_size=4)
+    resumed.load_state_dict(loader.state_dict())
+    assert next(iter(resumed)).tolist() == [12, 13, 14, 15]
+    assert next(iterator).tolist() == [12, 13, 14, 15]
+
+
+def samples_of(folder, ranks, state, size, epoch, **settings):
+    """What each rank hands out, the first batches' sizes being `size`; and the state of the last rank after `stop`."""
+    found = []
+    for rank in range(ranks):
+        loader = torchobj.DataLoader(
+            dataset(folder), batch_size=size, sampler=elastic(folder, ranks, rank, seed=2, **settings)
+        )
+        loader.sampler.set_epoch(epoch)
+        if state is not None:
+            loader.load_state_dict(state)
+        found.append(loader)
+    return found
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_that_come_and_go_read_each_sample_once(folder, drop_last):
+    numbers = random.Random(5)
+    order = torchobj.ElasticDistributedSampler(range(COUNT), 1, 0, seed=2)
+    for epoch in range(20):
+        order.set_epoch(epoch)
+        rest, state = list(order), None
+        for ranks in (1, 2, 3):
+            size = numbers.choice([1, 2, 5])
+            loaders = samples_of(folder, ranks, state, size, epoch, drop_last=drop_last)
+            stop = numbers.randint(0, len(rest) // (size * ranks) // 2) if ranks < 3 else None
+            rounds = []
+            for loader in loaders:
+                batches = []
+                for batch in itertools.islice(loader, stop) if stop is not None else loader:
+                    batches += batch.tolist()
+                rounds.append(batches)
+            found = [index for round_ in zip(*rounds, strict=True) for index in round_]
+            if stop is None:
+                left = len(rest) % ranks
+                expected = rest[: len(rest) - left] if drop_last else rest + list(order)[: -len(rest) % ranks]
+                assert found == expected
+                assert drop_last or set(rest) <= set(found)
+            else:
+                states = [loader.state_dict() for loader in loaders]
+                assert all(each["sampler"] == states[0]["sampler"] for each in states)
+                assert found == rest[: stop * size * ranks]
+                rest, state = rest[stop * size * ranks :], states[0]
+
+
+def test_another_epoch_than_the_states_begins_at_its_start(folder):
+    for kind in ("elastic", "distributed"):
+        loader = loader_of(folder, kind)
+        next(iter(loader))
+        iterator = iter(loader)
+        next(iterator)
+        state = loader.state_dict()
+        resumed = loader_of(folder, kind)
+        resumed.load_state_dict(state)
+        resumed.sampler.set_epoch(5)
+        assert len(list(resumed)) == len(resumed)
+
+
+def test_a_state_that_is_none_or_of_another_loader_is_refused_by_the_name_of_its_field(folder):
+    def state_of(kind):
+        loader = loader_of(folder, kind)
+        iterator = iter(loader)
+        next(iterator)
+        return loader.state_dict()
+
+    shuffled, elastics = state_of("generator"), state_of("elastic")
+    for kind, state, named in [
+        ("generator", 5, "state=5"),
+        ("generator", {}, "version=None"),
+        ("generator", shuffled | {"version": 2}, "version=2"),
+        ("generator", shuffled | {"batches": -1}, "batches=-1"),
+        ("generator", shuffled | {"within_epoch": 1}, "within_epoch=1"),
+        ("generator", shuffled | {"rng": None}, "rng=None"),
+        ("generator", {name: value for name, value in shuffled.items() if name != "epoch"}, "epoch=None"),
+        ("RandomSampler", shuffled, "batch_size=4"),
+        ("distributed", state_of("distributed") | {"num_replicas": 3}, "num_replicas=3"),
+        ("elastic", shuffled, "order='RandomSampler'"),
+        ("generator", elastics, "order='ElasticDistributedSampler'"),
+        ("generator", shuffled | {"sampler": {"done": 3}}, "sampler={'done': 3}"),
+        ("generator", shuffled | {"rng": []}, "rng="),
+        ("elastic", elastics | {"sampler": elastics["sampler"] | {"length": 7}}, "length=7"),
+    ]:
+        loader = loader_of(folder, kind)
+        with pytest.raises(ConfigError, match=named):
+            loader.load_state_dict(state)
+            next(iter(loader))
+
+
+class Counting(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(20))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_of_an_iterable_dataset_what_was_handed_out_is_dropped(count, caplog):
+    loader = torchobj.DataLoader(Counting(), batch_size=3, num_workers=count)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    resumed = torchobj.DataLoader(Counting(), batch_size=3, num_workers=count)
+    resumed.load_state_dict(state)
+    assert "2 batches are read again and dropped" in caplog.text
+    assert [batch.tolist() for batch in resumed] == rest
+    assert not loader.state_dict()["within_epoch"]
+    with pytest.raises(ConfigError, match="num_workers="):
+        torchobj.DataLoader(Counting(), batch_size=3, num_workers=1).load_state_dict(state)
+
+
+def test_a_sampler_of_the_users_is_resumed_with_a_warning(folder, caplog):
+    for kind in ("shuffled", "eager"):
+        assert not caplog.records
+        loader = loader_of(folder, kind)
+        next(iter(loader))
+        loader_of(folder, kind).load_state_dict(loader.state_dict())
+    assert "Eager has no state_dict: 1 batches" in caplog.text
+
+
+class AheadStateful(torchdata.stateful_dataloader.StatefulDataLoader):
+    """torchdata's loader over the look-ahead."""
+
+    ahead = None
+
+    @property
+    def _index_sampler(self):
+        sampler = super()._index_sampler
+        if self.ahead is None:
+            self.ahead = Lookahead(sampler, hints_of(self.dataset))
+        return self.ahead
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("kind", ["generator", "elastic", "elastic, no batches", "batch_sampler", "distributed"])
+def test_torchdatas_loader_resumes_and_announces_only_what_is_left(folder, kind, count):
+    def loader():
+        return AheadStateful(dataset(folder), **KINDS[kind](folder), num_workers=count)
+
+    first, rest, state = loader(), [], None
+    for number, batch in enumerate(first, 1):
+        if state is not None:
+            rest.append(batch if isinstance(batch, int) else batch.tolist())
+        if number == 3:
+            state = copy.deepcopy(first.state_dict())
+    del first
+    assert all_free()
+    before = stats()
+    resumed = loader()
+    resumed.load_state_dict(state)
+    assert [batch if isinstance(batch, int) else batch.tolist() for batch in resumed] == rest
+    assert gained(before, "misses") == 0
+    left = sum(1 if isinstance(batch, int) else len(batch) for batch in rest)
+    followed = 30 if kind == "elastic, no batches" else COUNT if kind == "batch_sampler" else 0
+    assert gained(before, "objects") <= left + followed
+    del resumed
+    assert all_free()
+
+
+def landed(count):
+    """Waits until so many objects of an epoch to come are there."""
+    return eventually(lambda: stats()["announced"] == count and stats()["in_flight"] == 0)
+
+
+@pytest.mark.parametrize("count", [0, 2, "persistent"])
+@pytest.mark.parametrize("kind", ["elastic", "elastic, no batches"])
+def test_the_next_epoch_is_read_before_this_one_ends(folder, kind, count):
+    loader = loader_of(folder, kind, **workers(count))
+    plain = torch.utils.data.DataLoader(range(COUNT), **KINDS[kind](folder))
+    assert all_free()
+    begun = stats()
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        plain.sampler.set_epoch(epoch)
+        before = stats()
+        iterator = iter(loader)
+        found = [next(iterator) for _ in range(len(loader))]
+        # The last batch is handed out, the loop does not know yet.
+        assert landed(30), stats()
+        assert loader.state_dict()["sampler"]["epoch"] == epoch
+        assert list(map(str, found)) == list(map(str, plain))
+        assert next(iterator, None) is None
+        assert gained(before, "misses") == 0
+        if epoch:
+            assert gained(before, "hits") >= 28
+        del iterator
+    # No object was read in vain; one that two epochs wanted at a time was read once.
+    assert gained(begun, "objects") <= 4 * 30
+    del loader
+    assert all_free()
+
+
+def test_an_epoch_that_was_guessed_wrong_costs_nothing_but_reads(folder):
+    loader = loader_of(folder, "elastic", num_workers=2)
+    expected = {epoch: [] for epoch in (0, 1, 7)}
+    for epoch in (0, 7, 7, 1, 0):
+        loader.sampler.set_epoch(epoch)
+        found = [batch.tolist() for batch in loader]
+        expected[epoch] = expected[epoch] or found
+        assert found == expected[epoch]
+        assert landed(30), stats()
+    assert len({str(found) for found in expected.values()}) == 3
+    del loader
+    assert all_free()
+
+
+def test_a_loop_that_sets_no_epochs_reads_the_same_order_again(folder):
+    loader = loader_of(folder, "elastic")
+    first = run_plain(loader)
+    before = stats()
+    assert run_plain(loader) == first
+    assert gained(before, "misses") == 0
+    assert gained(before, "objects") <= 30
+
+
+def run_plain(loader):
+    found = [batch.tolist() for batch in loader]
+    assert landed(30), stats()
+    return found
+
+
+@pytest.mark.parametrize("count", [0, "persistent"])
+def test_a_break_near_the_end_keeps_the_order_and_no_memory(folder, count):
+    loader = loader_of(folder, "elastic", **workers(count))
+    whole = None
+    for stop in (7, 8, 3, 8):
+        found = [batch.tolist() for batch in itertools.islice(loader, stop)]
+        whole = whole or [batch.tolist() for batch in loader]
+        assert found == whole[:stop]
+    del loader
+    assert all_free(), stats()
+
+
+def test_no_more_of_the_next_epoch_is_pulled_than_was_said(folder):
+    loader = loader_of(folder, "elastic, no batches", lookahead=3)
+    list(loader)
+    assert landed(3), stats()
+    assert loader.state_dict()["within_epoch"] is False
+
+
+def test_a_loader_with_a_next_epoch_is_copied_without_it(folder):
+    loader = loader_of(folder, "elastic")
+    first = [batch.tolist() for batch in loader]
+    lookahead = copy.copy(loader._index_sampler)
+    assert loader._index_sampler.following() is not None
+    assert lookahead.following() is None
+    assert [index for batch in lookahead for index in batch] == [index for batch in first for index in batch]
+    assert [batch.tolist() for batch in loader] == first

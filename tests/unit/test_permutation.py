@@ -1,0 +1,192 @@
+"""The computed permutation, and the sampler of it: golden orders, fair ones, and orders that ranks share."""
+
+import collections
+import itertools
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch.utils.data
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchobj import ElasticDistributedSampler
+from torchobj.exceptions import ConfigError
+from torchobj.loader.permutation import Permutation
+
+
+def permuted(size, seed=0, epoch=0):
+    return Permutation(size, seed, epoch).at(np.arange(size, dtype=np.uint64)).tolist()
+
+
+def sampler(size=24, num_replicas=1, rank=0, **settings):
+    return ElasticDistributedSampler(range(size), num_replicas, rank, **settings)
+
+
+def test_the_order_is_the_same_in_every_version_and_on_every_machine():
+    assert permuted(10) == [3, 8, 2, 1, 9, 0, 7, 4, 6, 5]
+    assert permuted(10, seed=-1, epoch=7) == [5, 0, 2, 4, 8, 9, 6, 3, 1, 7]
+    assert Permutation(10**12, 42, 3).at(np.arange(4, dtype=np.uint64)).tolist() == [
+        445883457015,
+        317878567892,
+        242760979636,
+        450016096464,
+    ]
+    assert list(sampler(10)) == permuted(10)
+
+
+@given(size=st.integers(0, 5000), seed=st.integers(), epoch=st.integers())
+def test_every_number_comes_once(size, seed, epoch):
+    assert sorted(permuted(size, seed, epoch)) == list(range(size))
+
+
+@pytest.mark.parametrize(("size", "limit"), [(3, 25), (4, 55), (5, 190)])
+def test_each_order_of_a_few_is_as_likely_as_any_other(size, limit):
+    # chi squared over all orders, at about p = 0.0001
+    counts = collections.Counter(tuple(permuted(size, seed)) for seed in range(6000))
+    orders = list(itertools.permutations(range(size)))
+    expected = 6000 / len(orders)
+    assert sum((counts[order] - expected) ** 2 / expected for order in orders) < limit
+
+
+def test_each_number_is_as_likely_at_each_place():
+    size, epochs = 50, 3000
+    seen = np.zeros((size, size))
+    for epoch in range(epochs):
+        seen[np.arange(size), permuted(size, 1, epoch)] += 1
+    expected = epochs / size
+    freedom = (size - 1) ** 2
+    chi_squared = ((seen - expected) ** 2 / expected).sum()
+    assert abs(chi_squared - freedom) < 4 * (2 * freedom) ** 0.5
+
+
+def test_neighbours_are_not_neighbours_in_another_seed_or_epoch():
+    orders = [permuted(5000, seed, epoch) for seed in range(3) for epoch in range(3)]
+    for one, other in itertools.combinations(orders, 2):
+        pairs = set(itertools.pairwise(one))
+        assert len(pairs & set(itertools.pairwise(other))) < 12
+        assert sum(a == b for a, b in zip(one, other, strict=True)) < 12
+
+
+def test_a_billion_indices_take_no_memory_and_no_time_to_begin():
+    ahead = iter(sampler(10**9, 8, 3))
+    tracemalloc.start()
+    found = list(itertools.islice(ahead, 10_000))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(set(found)) == 10_000
+    assert max(found) < 10**9
+    assert peak < 4 << 20
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_the_ranks_together_go_through_one_order_from_its_start(ranks):
+    rounds = zip(*(sampler(24, ranks, rank, seed=5) for rank in range(ranks)), strict=True)
+    assert [index for round_ in rounds for index in round_] == permuted(24, 5)
+
+
+@pytest.mark.parametrize(("size", "ranks"), [(10, 3), (10, 4), (2, 5), (0, 2), (1, 1)])
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_lengths_padding_and_what_is_dropped_are_torchs(size, ranks, drop_last, shuffle):
+    settings = {"shuffle": shuffle, "drop_last": drop_last}
+    order = permuted(size) if shuffle else list(range(size))
+    for rank in range(ranks):
+        ours = sampler(size, ranks, rank, **settings)
+        theirs = torch.utils.data.DistributedSampler(range(size), ranks, rank, **settings)
+        assert (len(ours), ours.total_size) == (len(theirs), theirs.total_size)
+        if size:
+            theirs_in_order = torch.utils.data.DistributedSampler(
+                order, ranks, rank, shuffle=False, drop_last=drop_last
+            )
+            assert list(ours) == [order[place] for place in theirs_in_order]
+
+
+def test_an_epoch_has_its_own_order_and_the_same_one_again():
+    ours = sampler()
+    first = list(ours)
+    assert list(ours) == first
+    ours.set_epoch(1)
+    assert list(ours) == permuted(24, 0, 1) != first
+    assert list(sampler(seed=1)) == permuted(24, 1) != first
+    assert list(sampler(shuffle=False)) == list(range(24))
+
+
+@pytest.mark.parametrize("done", [0, 1, 7, 23, 24])
+def test_the_rest_follows_a_state_once_with_any_number_of_ranks(done):
+    before = sampler(seed=3)
+    before.set_epoch(2)
+    list(itertools.islice(before, done))
+    state = pickle.loads(pickle.dumps(before.state_dict()))
+    assert state == {"seed": 3, "epoch": 2, "done": done, "length": 24, "shuffle": True}
+    for ranks in (1, 2, 3):
+        after = [sampler(24, ranks, rank, drop_last=True) for rank in range(ranks)]
+        for each in after:
+            each.load_state_dict(state)
+        rest = permuted(24, 3, 2)[done:]
+        found = [index for round_ in zip(*after, strict=True) for index in round_]
+        assert found == rest[: len(rest) // ranks * ranks]
+        assert sorted(index for each in after for index in each) == list(range(24))
+
+
+def test_what_was_resumed_is_kept_for_its_epoch_only():
+    state = {"seed": 0, "epoch": 4, "done": 20, "length": 24, "shuffle": True}
+    ours = sampler()
+    ours.load_state_dict(state)
+    assert ours.state_dict() == state
+    ours.set_epoch(4)
+    iter(ours)
+    assert len(list(ours)) == 4
+    ours.load_state_dict(state)
+    ours.set_epoch(5)
+    assert len(list(ours)) == 24
+
+
+def test_an_iterator_that_is_never_used_takes_nothing():
+    ours = sampler()
+    ours.load_state_dict({"seed": 0, "epoch": 0, "done": 20, "length": 24, "shuffle": True})
+    iter(ours)
+    assert len(list(ours)) == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"seed": "x"}, "seed='x'"),
+        ({"epoch": None}, "epoch=None"),
+        ({"done": -1}, "done=-1"),
+        ({"length": 25}, "length=25"),
+        ({"shuffle": False}, "shuffle=False"),
+    ],
+)
+def test_a_state_of_something_else_is_refused_by_the_name_of_its_field(changed, named):
+    with pytest.raises(ConfigError, match=named):
+        sampler().load_state_dict(sampler().state_dict() | changed)
+
+
+@pytest.mark.parametrize(("num_replicas", "rank"), [(0, 0), (2, 2), (2, -1), (None, -1)])
+def test_a_rank_that_is_none_is_refused(num_replicas, rank):
+    with pytest.raises(ConfigError, match="num_replicas=0|rank="):
+        ElasticDistributedSampler(range(3), num_replicas, rank)
+
+
+def test_without_a_job_it_is_the_only_rank_and_half_a_rank_is_refused():
+    assert len(ElasticDistributedSampler(range(3))) == 3
+    with pytest.raises(ConfigError, match="num_replicas=2, rank=None"):
+        list(ElasticDistributedSampler(range(3), num_replicas=2))
+
+
+def test_a_job_that_is_initialised_late_is_seen(monkeypatch):
+    ours = ElasticDistributedSampler(range(10), seed=1)
+    assert len(ours) == 10
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 5)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 4)
+    assert list(ours) == permuted(10, 1)[4::5]
+
+
+def test_lightning_and_others_know_it_for_a_distributed_sampler():
+    ours = sampler(10, 3, 1)
+    assert isinstance(ours, torch.utils.data.DistributedSampler)
+    assert (ours.num_replicas, ours.rank, ours.num_samples, ours.total_size) == (3, 1, 4, 12)

@@ -1,0 +1,84 @@
+"""What a loader gives the training loop: torch's iterator, with the place of the last batch that was handed out. Which
+batches there are is torch's affair.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from torchobj.loader.state import Mark
+
+__all__ = ["Batches", "Progress"]
+
+
+class Progress:
+    """How far one pass has come, as the training loop sees it.
+
+    The loader keeps it, and not the iterator: workers end when the loop drops that.
+    """
+
+    def __init__(self, initial: dict[str, Any]) -> None:
+        #: The state before the first batch was asked for.
+        self.initial = initial
+        #: How often torch asked the sampler.
+        self.asked = 0
+        #: The places behind the batches that torch asked for and did not hand out.
+        self.dispatched: deque[Mark] = deque()
+        #: The place behind the last one that was; None before the pass has begun.
+        self.mark: Mark | None = None
+        #: Batches that were handed out, with those that were passed over.
+        self.batches = 0
+        self.ended = False
+
+    def dispatch(self, mark: Mark) -> None:
+        """Torch got the item in front of `mark`."""
+        if self.mark is None and mark.own is None:
+            # From now on the order is drawn.
+            self.mark = mark._replace(batches=mark.batches - 1)
+        self.dispatched.append(mark)
+
+    def advance(self) -> None:
+        """A batch was handed out, or the loop got its error."""
+        self.batches += 1
+        if self.dispatched:
+            self.mark = self.dispatched.popleft()
+
+
+class Batches(Iterator[Any]):
+    """The batches of one pass; any other attribute is that of torch's iterator.
+
+    Args:
+        inner: torch's iterator.
+        progress: What is kept up to date.
+        passed_over: So many batches are read and dropped before the first: of a dataset without a sampler.
+    """
+
+    def __init__(self, inner: Any, progress: Progress, passed_over: int = 0) -> None:
+        self._inner, self._progress, self._passed_over = inner, progress, passed_over
+
+    def __next__(self) -> Any:
+        while self._passed_over:
+            self._passed_over -= 1
+            next(self._inner)
+        progress = self._progress
+        asked = progress.asked
+        try:
+            batch = next(self._inner)
+        except StopIteration:
+            progress.ended = True
+            raise
+        except BaseException:
+            # torch asks for another batch when one has come, and only then: this one's turn is over.
+            if progress.asked != asked:
+                progress.advance()
+            raise
+        progress.advance()
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)

@@ -1,0 +1,69 @@
+"""A pseudo-random permutation of 0..size that is computed index by index, not stored. Knows nothing of samplers."""
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Permutation"]
+
+_MASK = (1 << 64) - 1
+#: 2^64 over the golden ratio: the step of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+#: generators", 2014), whose finaliser `_mixed` is.
+_STEP = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+#: Of a Feistel network; four are pseudo-random (Luby and Rackoff) where halves are large, and small ones want more.
+_ROUNDS, _ROUNDS_OF_SMALL = 8, 24
+#: Numbers of fewer bits have small halves.
+_SMALL_BITS = 16
+
+Numbers = npt.NDArray[np.uint64]
+
+
+def _mixed_number(value: int) -> int:
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)
+
+
+def _mixed(values: Numbers) -> Numbers:
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
+    return values ^ (values >> np.uint64(31))
+
+
+class Permutation:
+    """A permutation of `0..size`, chosen by `seed` and `epoch`; the same on every machine and in every version.
+
+    A Feistel network permutes the next power of two; what falls outside of `0..size` is sent through again.
+
+    Args:
+        size: 0 or more.
+        seed, epoch: Any integers.
+    """
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        bits = max(2, (size - 1).bit_length())
+        low_bits = bits // 2
+        self._size = np.uint64(size)
+        self._low_bits = np.uint64(low_bits)
+        self._low, self._high = np.uint64((1 << low_bits) - 1), np.uint64((1 << (bits - low_bits)) - 1)
+        key = _mixed_number(_mixed_number(seed + _STEP) + epoch * _STEP)
+        rounds = _ROUNDS_OF_SMALL if bits < _SMALL_BITS else _ROUNDS
+        self._keys = [np.uint64(_mixed_number(key + number * _STEP)) for number in range(1, rounds + 1)]
+
+    def at(self, positions: Numbers) -> Numbers:
+        """What stands at `positions`, each within `0..size`."""
+        found = self._encrypted(positions)
+        while len(outside := np.flatnonzero(found >= self._size)):
+            found[outside] = self._encrypted(found[outside])
+        return found
+
+    def _encrypted(self, values: Numbers) -> Numbers:
+        low, high = values & self._low, values >> self._low_bits
+        for number, key in enumerate(self._keys):
+            # The upper bits of a mixed number are its best.
+            if number % 2:
+                low = low ^ ((_mixed(high ^ key) >> np.uint64(32)) & self._low)
+            else:
+                high = high ^ ((_mixed(low ^ key) >> np.uint64(32)) & self._high)
+        return (high << self._low_bits) | low
