@@ -6,7 +6,7 @@ from benchmarks.loop import Run
 from benchmarks.report import OURS, Rounds, Verdict
 
 WITHOUT = f"{OURS}, lookahead=0"
-_FLAT = f"{OURS}, one tensor"
+FLAT = f"{OURS}, one tensor"
 _GETITEMS = "getitems"
 
 # Label, rival, the least rate as a multiple of theirs.
@@ -27,7 +27,7 @@ _GAP_BATCHES = 2.0
 
 def _rates(loops: dict[str, Rounds]) -> Iterator[Verdict]:
     for label, rival, least in _RATES:
-        for client in (OURS, _FLAT):
+        for client in (OURS, FLAT):
             if label not in loops:
                 continue
             runs, beyond = loops[label].runs, client != OURS
