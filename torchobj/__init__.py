@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
-    from torchobj.loader import DataLoader
+    from torchobj.loader import DataLoader, LookaheadBatchSampler, attach
+    from torchobj.loader.callback import LookaheadCallback as LookaheadCallback
 
 _process.install()
 
@@ -37,18 +38,23 @@ S3Writer = ObjectWriter
 #: What needs torch, and where it lives.
 _LAZY = {
     "DataLoader": "torchobj.loader",
+    "LookaheadBatchSampler": "torchobj.loader",
+    # Needs transformers too, and is in no __all__: `from torchobj import *` does not.
+    "LookaheadCallback": "torchobj.loader.callback",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3Checkpoint": "torchobj.checkpoint.s3",
     "S3IterableDataset": "torchobj.datasets.iterable",
     "S3MapDataset": "torchobj.datasets.map",
     "S3ReaderConstructor": "torchobj.datasets.readers",
+    "attach": "torchobj.loader",
 }
 
 __all__ = [
     "Buffer",
     "DataLoader",
     "ListPage",
+    "LookaheadBatchSampler",
     "Manifest",
     "ObjectInfo",
     "ObjectMapDataset",
@@ -70,6 +76,7 @@ __all__ = [
     "UnfinishedUpload",
     "Url",
     "__version__",
+    "attach",
     "get_many",
     "open",
     "parse_url",

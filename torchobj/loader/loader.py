@@ -5,8 +5,8 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.exceptions import ConfigError
-from torchobj.loader.hints import hints_of
-from torchobj.loader.lookahead import Lookahead
+from torchobj.loader.hints import Hints
+from torchobj.loader.mixin import LookaheadMixin
 
 __all__ = ["DataLoader"]
 
@@ -20,7 +20,7 @@ _KNOWN = (
 )
 
 
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(LookaheadMixin):
     """A `torch.utils.data.DataLoader` whose objects are read before a worker needs them.
 
     Samples and their order are those of torch's, seed for seed. The sampler is pulled ahead, as far as the budget of
@@ -42,23 +42,13 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     def __init__(self, dataset: Any, *args: Any, lookahead: int | None = None, **kwargs: Any) -> None:
         if lookahead is not None and lookahead < 0:
             raise ConfigError(f"lookahead={lookahead!r}: must be 0 or more, or None")
-        self._lookahead = lookahead
-        self._ahead: Lookahead | None = None
+        self.lookahead = lookahead
         super().__init__(dataset, *args, **kwargs)
 
-    @property
-    def _index_sampler(self) -> Any:
-        sampler = super()._index_sampler
-        if self._lookahead == 0 or isinstance(self.dataset, torch.utils.data.IterableDataset):
-            return sampler
-        if self._lookahead is None and self.num_workers == 0 and not _known(sampler):
-            return sampler
-        if self._ahead is None or self._ahead.sampler is not sampler:
-            hints = hints_of(self.dataset)
-            if hints is None:
-                return sampler
-            self._ahead = Lookahead(sampler, hints, self._lookahead)
-        return self._ahead
+    def _hints(self, sampler: Any) -> Hints | None:
+        if self.lookahead is None and self.num_workers == 0 and not _known(sampler):
+            return None
+        return super()._hints(sampler)
 
 
 def _known(sampler: Any) -> bool:

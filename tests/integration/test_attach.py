@@ -1,0 +1,339 @@
+"""Look-ahead for loaders that others build: `attach`, `LookaheadBatchSampler`, and the word about who has neither."""
+
+import copy
+import logging
+import mmap
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, SequentialSampler, Subset
+
+import torchobj
+from torchobj import _torchobj, exceptions
+from torchobj.datasets import unannounced
+from torchobj.loader import batch_sampler, claims
+
+COUNT = 48
+
+
+def key_and_bytes(reader):
+    return int(reader.key[-2:]), bytes(reader)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for number in range(COUNT):
+        (tmp_path / f"k{number:02}").write_bytes(f"body {number}".encode() * 100)
+    return tmp_path
+
+
+def dataset(folder, transform=key_and_bytes):
+    return torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
+
+
+class Taken:
+    """How many objects were taken while this was entered: `announced` and not, and how many were read."""
+
+    def __enter__(self):
+        self.before = _torchobj.prefetch_stats()
+        return self
+
+    def __exit__(self, *_):
+        after = _torchobj.prefetch_stats()
+        grown = {name: after.get(name, 0) - self.before.get(name, 0) for name in ("hits", "late", "queued", "misses")}
+        self.misses = grown.pop("misses")
+        self.announced = sum(grown.values())
+        self.objects = after.get("objects", 0) - self.before.get("objects", 0)
+
+
+def stock(data, settings):
+    torch.manual_seed(3)
+    return torch.utils.data.DataLoader(data, **settings)
+
+
+@pytest.mark.parametrize("workers", [0, 2, "persistent"])
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_an_attached_loader_gives_the_same_samples_and_announces_them(folder, workers, batch_size):
+    settings = {"batch_size": batch_size, "shuffle": True, "num_workers": min(2, int(workers != 0) * 2)}
+    settings["persistent_workers"] = workers == "persistent"
+    expected = [[repr(batch) for batch in loader] for loader in [stock(dataset(folder), settings)] for _ in range(2)]
+    loader = stock(dataset(folder), settings)
+    assert torchobj.attach(loader) is loader
+    with Taken() as taken:
+        found = [[repr(batch) for batch in loader] for _ in range(2)]
+    assert found == expected
+    assert (taken.announced, taken.misses) == (2 * COUNT, 0)
+    assert isinstance(loader, torch.utils.data.DataLoader)
+
+
+def test_to_attach_twice_is_to_attach_once(folder):
+    loader = torchobj.attach(torch.utils.data.DataLoader(dataset(folder)), lookahead=3)
+    kind = type(loader)
+    assert torchobj.attach(loader) is loader
+    assert (type(loader), loader.lookahead) == (kind, 3)
+    ours = torchobj.DataLoader(dataset(folder))
+    assert type(torchobj.attach(ours)) is torchobj.DataLoader
+
+
+def test_a_loader_that_runs_with_persistent_workers_is_attached_from_its_next_epoch(folder):
+    data = dataset(folder)
+    assert len(data) == COUNT
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+    with Taken() as first:
+        list(loader)
+    torchobj.attach(loader)
+    with Taken() as second:
+        list(loader)
+    assert (first.announced, first.misses) == (0, COUNT)
+    assert (second.announced, second.misses) == (COUNT, 0)
+
+
+def test_an_attached_loader_is_copied_and_pickled_as_one(folder):
+    loader = torchobj.attach(torch.utils.data.DataLoader(Subset(dataset(folder), range(9)), batch_size=3), lookahead=2)
+    expected = [repr(batch) for batch in loader]
+    for again in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        assert type(again) is type(loader)
+        assert again.lookahead == 2
+        assert [repr(batch) for batch in again] == expected
+
+
+class Sizes(torch.utils.data.DataLoader):
+    """A loader of the user's."""
+
+    def __iter__(self):
+        return (len(bodies) for _, bodies in super().__iter__())
+
+
+def test_a_loader_of_the_users_own_class_keeps_what_it_does(folder):
+    loader = torchobj.attach(Sizes(dataset(folder), batch_size=7))
+    with Taken() as taken:
+        assert list(loader) == [7] * 6 + [6]
+    assert taken.misses == 0
+    assert taken.announced == COUNT
+
+
+@pytest.mark.parametrize("what", [None, [1, 2], SequentialSampler(range(3))], ids=lambda what: type(what).__name__)
+def test_what_is_no_loader_is_refused(what):
+    with pytest.raises(TypeError, match=f"attach: a {type(what).__name__} is no DataLoader of torch"):
+        torchobj.attach(what)
+
+
+def test_a_dataset_of_which_nothing_is_known_is_refused(folder):
+    with pytest.raises(exceptions.ConfigError, match="the samples of a range are made of"):
+        torchobj.attach(torch.utils.data.DataLoader(range(3)))
+    with pytest.raises(exceptions.ConfigError, match="samples of a S3IterableDataset"):
+        torchobj.attach(torch.utils.data.DataLoader(torchobj.S3IterableDataset("s3://nowhere/")))
+    with pytest.raises(exceptions.ConfigError, match="lookahead=-1: must be 0 or more"):
+        torchobj.attach(torch.utils.data.DataLoader(dataset(folder)), lookahead=-1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_sampler_announces_its_batches(folder, workers, drop_last):
+    def run(kind):
+        data = dataset(folder)
+        batches = kind(RandomSampler(data, generator=torch.Generator().manual_seed(1)), 5, drop_last)
+        loader = torch.utils.data.DataLoader(data, batch_sampler=batches, num_workers=workers)
+        assert len(loader) == len(batches)
+        return [repr(batch) for _ in range(2) for batch in loader]
+
+    expected = run(torch.utils.data.BatchSampler)
+    with Taken() as taken:
+        assert run(torchobj.LookaheadBatchSampler) == expected
+    assert (taken.announced, taken.misses) == (2 * (COUNT - COUNT % 5 * drop_last), 0)
+
+
+def test_a_batch_sampler_learns_the_dataset_from_its_sampler_or_is_told(folder, caplog):
+    data = dataset(folder)
+    half = Subset(data, range(0, COUNT, 2))
+    known = {
+        "data_source": torchobj.LookaheadBatchSampler(SequentialSampler(half), 4),
+        "distributed": torchobj.LookaheadBatchSampler(DistributedSampler(half, 1, 0), 4),
+        "told": torchobj.LookaheadBatchSampler(torch.utils.data.SubsetRandomSampler(range(24)), 4, dataset=half),
+    }
+    for name, batches in known.items():
+        with Taken() as taken:
+            list(torch.utils.data.DataLoader(half, batch_sampler=batches, num_workers=1))
+        assert (taken.announced, taken.misses) == (24, 0), name
+    assert not caplog.records
+
+
+def test_a_batch_sampler_that_knows_no_dataset_says_so_once_and_announces_nothing(folder, caplog):
+    batch_sampler._say_unknown.cache_clear()
+    data = dataset(folder)
+    assert len(data) == COUNT
+    for _ in range(2):
+        batches = torchobj.LookaheadBatchSampler(torch.utils.data.SubsetRandomSampler(range(COUNT)), 4)
+        with Taken() as taken:
+            list(torch.utils.data.DataLoader(data, batch_sampler=batches, num_workers=1))
+        assert (taken.announced, taken.misses) == (0, COUNT)
+    [record] = caplog.records
+    assert "of SubsetRandomSampler it is not known" in record.getMessage()
+
+
+def test_a_batch_sampler_is_silent_where_the_loader_announces(folder):
+    data = dataset(folder)
+    loader = torchobj.DataLoader(
+        data, batch_sampler=torchobj.LookaheadBatchSampler(SequentialSampler(data), 4), num_workers=1
+    )
+    with Taken() as taken:
+        assert sum(len(keys) for keys, _ in loader) == COUNT
+    assert (taken.announced, taken.misses, taken.objects) == (COUNT, 0, COUNT)
+
+
+def test_a_batch_sampler_refuses_a_negative_lookahead(folder):
+    with pytest.raises(exceptions.ConfigError, match="lookahead=-2: must be 0 or more"):
+        torchobj.LookaheadBatchSampler(SequentialSampler(range(3)), 2, lookahead=-2)
+
+
+class EveryOther(torch.utils.data.Sampler):
+    """Hands out every second batch, as if another rank had the rest."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return (batch for number, batch in enumerate(self.batches) if number % 2 == 0)
+
+
+def test_batches_that_nobody_asks_for_are_announced_no_more_after_a_while(folder, caplog, monkeypatch):
+    monkeypatch.setattr(claims, "_LOOK_AT", 10)
+    monkeypatch.setattr(claims, "_UNDER_WAY", 2)
+    data = dataset(folder)
+    batches = torchobj.LookaheadBatchSampler(SequentialSampler(data), 1, lookahead=1)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=EveryOther(batches))
+    with Taken() as taken:
+        assert [keys.item() for keys, _ in loader] == list(range(0, COUNT, 2))
+    [record] = caplog.records
+    assert "use torchobj.attach on the outermost" in record.getMessage()
+    assert taken.announced < 10
+    assert taken.objects < COUNT // 2 + 10
+    assert torchobj._torchobj.prefetch_stats()["announced"] == 0
+
+
+def test_batches_that_are_asked_for_are_announced_to_the_end(folder, caplog, monkeypatch):
+    monkeypatch.setattr(claims, "_LOOK_AT", 10)
+    monkeypatch.setattr(claims, "_UNDER_WAY", 2)
+    data = ConcatDataset([[(0, b"")] * 100, dataset(folder)])
+    with Taken() as taken:
+        list(torchobj.DataLoader(data, batch_size=3, shuffle=True))
+    assert (taken.announced, taken.misses) == (COUNT, 0)
+    assert not caplog.records
+
+
+class Wrapped(torch.utils.data.Dataset):
+    """A dataset of the user's around one of ours."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+
+def plain(data, **settings):
+    return torch.utils.data.DataLoader(data, batch_size=4, **settings)
+
+
+def attached(data, **settings):
+    return torchobj.attach(plain(data, **settings))
+
+
+def ours(data, **settings):
+    return torchobj.DataLoader(data, batch_size=4, **settings)
+
+
+def off(data, **settings):
+    return torchobj.DataLoader(data, batch_size=4, lookahead=0, **settings)
+
+
+def announced_by_batches(data, **settings):
+    batches = torchobj.LookaheadBatchSampler(RandomSampler(data), 4)
+    return torch.utils.data.DataLoader(data, batch_sampler=batches, **settings)
+
+
+def by_hand(data, **settings):
+    return (data[index] for index in range(COUNT))
+
+
+def few(data, **settings):
+    return plain(Subset(data, range(4)), **settings)
+
+
+def subset(data, **settings):
+    return plain(Subset(data, range(COUNT)), **settings)
+
+
+def wrapped(data, **settings):
+    return plain(Wrapped(data), **settings)
+
+
+def samples(data, **settings):
+    return torch.utils.data.DataLoader(data, batch_size=None, **settings)
+
+
+WORKERS = {"num_workers": 2}
+WARNS = [
+    (plain, {}, True),
+    (plain, WORKERS, True),
+    (plain, WORKERS | {"multiprocessing_context": "spawn"}, True),
+    (subset, WORKERS, True),
+    (samples, WORKERS, True),
+    (attached, {}, False),
+    (attached, WORKERS, False),
+    (ours, WORKERS, False),
+    (ours, WORKERS | {"multiprocessing_context": "spawn"}, False),
+    (off, {}, False),
+    (off, WORKERS, False),
+    (announced_by_batches, {}, False),
+    (announced_by_batches, WORKERS, False),
+    (by_hand, {}, False),
+    (few, {}, False),
+    (wrapped, WORKERS, False),
+]
+
+
+class ToFile(torchobj.ObjectMapDataset):
+    """What is logged goes to a file, from a spawned worker too, where this arrives by pickle."""
+
+    file = None
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        logging.getLogger("torchobj").addHandler(logging.FileHandler(self.file))
+
+
+@pytest.fixture
+def anew(monkeypatch, tmp_path):
+    """As in a process that has read nothing yet; the file has what it and its workers log."""
+    monkeypatch.setattr(unannounced, "_known", False)
+    monkeypatch.setattr(unannounced, "_batches", 0)
+    monkeypatch.setattr(unannounced, "_said", mmap.mmap(-1, 1))
+    logger, handler = logging.getLogger("torchobj"), logging.FileHandler(tmp_path.with_suffix(".log"))
+    logger.addHandler(handler)
+    yield Path(handler.baseFilename)
+    logger.removeHandler(handler)
+    handler.close()
+
+
+@pytest.mark.parametrize(("make", "settings", "warns"), WARNS)
+def test_who_reads_batch_after_batch_unannounced_is_told_of_attach_once(folder, anew, make, settings, warns):
+    data = ToFile(f"file://{folder}/", transform=key_and_bytes)
+    data.file = anew
+    epochs = 1 if "multiprocessing_context" in settings else 2
+    for _ in range(epochs):
+        assert len(list(make(data, **settings))) > 0
+    lines = anew.read_text().splitlines()
+    assert len([line for line in lines if "torchobj.attach(loader)" in line]) == int(warns), lines
+
+
+def test_a_reader_that_reads_ranges_has_nothing_to_announce(folder, anew):
+    data = dataset(folder, lambda reader: reader.key)
+    data._reader_constructor = torchobj.S3ReaderConstructor.range_based()
+    assert len(list(plain(data))) == COUNT // 4
+    assert anew.read_text() == ""

@@ -1,0 +1,58 @@
+"""What makes a DataLoader of torch announce the order of its sampler; mixed into classes by `loader` and `attach`."""
+
+from typing import Any
+
+import torch.utils.data
+
+from torchobj.datasets import unannounced
+from torchobj.loader.batch_sampler import LookaheadBatchSampler
+from torchobj.loader.hints import Hints, hints_of
+from torchobj.loader.lookahead import Lookahead
+
+__all__ = ["LookaheadMixin"]
+
+
+class LookaheadMixin(torch.utils.data.DataLoader[Any]):
+    """To stand before another subclass of torch's DataLoader among the bases of a class.
+
+    It is one itself: an object's class can become only one whose first base has the same layout.
+    """
+
+    #: At most so many items ahead. Public: Lightning builds a loader anew from its public attributes.
+    lookahead: int | None = None
+    _ahead: Lookahead | None = None
+
+    @property
+    def _index_sampler(self) -> Any:
+        sampler = super()._index_sampler
+        if isinstance(self.dataset, torch.utils.data.IterableDataset):
+            return sampler
+        if self._ahead is None or self._ahead.sampler is not sampler:
+            hints = self._hints(sampler)
+            if hints is None:
+                return sampler
+            _silence(sampler)
+            self._ahead = Lookahead(sampler, hints, self.lookahead)
+        return self._ahead
+
+    def _hints(self, _sampler: Any) -> Hints | None:
+        """What is announced of what a sampler yields; None for nothing, and then it is pulled when torch pulls it."""
+        return None if self.lookahead == 0 else hints_of(self.dataset)
+
+    def _get_iterator(self) -> Any:
+        # Workers that are started here know that they need not tell of `attach`.
+        with unannounced.known(self.num_workers):
+            return super()._get_iterator()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Made anew where it is needed; hints may be what cannot be pickled.
+        return {name: value for name, value in self.__dict__.items() if name != "_ahead"}
+
+
+def _silence(sampler: Any) -> None:
+    """Leaves announcing to the loader: what wraps a batch sampler may hand out some of its batches only."""
+    while sampler is not None:
+        if isinstance(sampler, LookaheadBatchSampler):
+            sampler.announces = False
+        # Accelerate's BatchSamplerShard and SkipBatchSampler hold theirs by this name.
+        sampler = getattr(sampler, "batch_sampler", None)
