@@ -268,6 +268,30 @@ def test_torchdatas_loader_has_its_order_and_announces(data, workers):
     assert found == [keys(stock) for _ in range(2)]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [None, torchobj.LookaheadBatchSampler])
+def test_torchdatas_loader_resumes_where_it_was_and_announces_the_rest_only(data, workers, batches):
+    def make():
+        loader = stateful(data, True, workers)
+        if batches is None:
+            return loader
+        sampler = torch.utils.data.SubsetRandomSampler(range(COUNT), generator=torch.Generator().manual_seed(2))
+        return type(loader)(data, batch_sampler=batches(sampler, 4, dataset=data), num_workers=workers)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    rest = keys(iterator)
+    del iterator
+    again = make()
+    again.load_state_dict(state)
+    with Taken() as taken:
+        assert keys(again) == rest
+    assert (taken.announced, taken.misses, taken.objects) == (COUNT - 12, 0, COUNT - 12)
+
+
 # torchrun
 
 
