@@ -295,17 +295,35 @@ def test_torchdatas_loader_resumes_where_it_was_and_announces_the_rest_only(data
 # torchrun
 
 
-def test_torchrun_gives_each_rank_its_share_and_a_prefetcher_of_its_own(data, tmp_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("out")
-    script = Path(__file__).with_name("ranks_under_torchrun.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", script]
-    done = subprocess.run([*command, tmp_path, out], capture_output=True, text=True, timeout=110)
+def under_torchrun(script, folder, out):
+    """What each of two ranks wrote."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, Path(__file__).with_name(script), folder, out], capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr
-    ranks = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def assert_announced(stats, count):
+    assert stats["hits"] + stats["late"] + stats["queued"] == count
+    assert (stats["misses"], stats["objects"]) == (0, count)
+
+
+def test_torchrun_gives_each_rank_its_share_and_a_prefetcher_of_its_own(data, tmp_path, tmp_path_factory):
+    ranks = under_torchrun("ranks_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
     for epoch in range(2):
         both = [tuple(sample) for rank in ranks for sample in rank["epochs"][epoch]]
         assert sorted(both) == [(number, len(content(number))) for number in range(COUNT)]
     for rank in ranks:
-        stats = rank["stats"]
-        assert stats["hits"] + stats["late"] + stats["queued"] == COUNT
-        assert (stats["misses"], stats["objects"]) == (0, COUNT)
+        assert_announced(rank["stats"], COUNT)
+
+
+@pytest.mark.matrix
+def test_lightning_shares_the_samples_out_to_two_ranks(data, tmp_path, tmp_path_factory):
+    pytest.importorskip("lightning.pytorch")
+    ranks = under_torchrun("lightning_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
+    assert sorted(key for rank in ranks for key in rank["keys"]) == sorted([*range(COUNT), *range(COUNT)])
+    for rank in ranks:
+        assert rank["sampler"] == "DistributedSampler"
+        assert_announced(rank["stats"], COUNT)
