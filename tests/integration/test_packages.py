@@ -17,14 +17,11 @@ COUNT = 48
 
 pytestmark = [
     # torchdata 0.11 calls what torch 2.15 deprecates: fixed on its main branch (pytorch/data#1537).
-    pytest.mark.filterwarnings("ignore:'?set_vital'? is deprecated"),
-    # Lightning tells of more workers than it would take, and of fewer.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # Lightning 2.6 asks torch's trees in a way that is deprecated.
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    # Lightning on a machine of many cores.
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    # Lightning 2.6 asks torch by names that are deprecated.
-    pytest.mark.filterwarnings("ignore::FutureWarning:lightning.*"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning.*"),
-    # transformers pins memory as told by its default, also without an accelerator.
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator"),
 ]
 
 
