@@ -17,14 +17,11 @@ COUNT = 48
 
 pytestmark = [
     # torchdata 0.11 calls what torch 2.15 deprecates: fixed on its main branch (pytorch/data#1537).
-    pytest.mark.filterwarnings("ignore:'?set_vital'? is deprecated"),
-    # Lightning tells of more workers than it would take, and of fewer.
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # Lightning 2.6 asks torch's trees in a way that is deprecated.
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    # Lightning on a machine of many cores.
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    # Lightning 2.6 asks torch by names that are deprecated.
-    pytest.mark.filterwarnings("ignore::FutureWarning:lightning.*"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:lightning.*"),
-    # transformers pins memory as told by its default, also without an accelerator.
-    pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator"),
 ]
 
 
@@ -268,20 +265,62 @@ def test_torchdatas_loader_has_its_order_and_announces(data, workers):
     assert found == [keys(stock) for _ in range(2)]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [None, torchobj.LookaheadBatchSampler])
+def test_torchdatas_loader_resumes_where_it_was_and_announces_the_rest_only(data, workers, batches):
+    def make():
+        loader = stateful(data, True, workers)
+        if batches is None:
+            return loader
+        sampler = torch.utils.data.SubsetRandomSampler(range(COUNT), generator=torch.Generator().manual_seed(2))
+        return type(loader)(data, batch_sampler=batches(sampler, 4, dataset=data), num_workers=workers)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    rest = keys(iterator)
+    del iterator
+    again = make()
+    again.load_state_dict(state)
+    with Taken() as taken:
+        assert keys(again) == rest
+    assert (taken.announced, taken.misses, taken.objects) == (COUNT - 12, 0, COUNT - 12)
+
+
 # torchrun
 
 
-def test_torchrun_gives_each_rank_its_share_and_a_prefetcher_of_its_own(data, tmp_path, tmp_path_factory):
-    out = tmp_path_factory.mktemp("out")
-    script = Path(__file__).with_name("ranks_under_torchrun.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", script]
-    done = subprocess.run([*command, tmp_path, out], capture_output=True, text=True, timeout=110)
+def under_torchrun(script, folder, out):
+    """What each of two ranks wrote."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, Path(__file__).with_name(script), folder, out], capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr
-    ranks = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def assert_announced(stats, count):
+    assert stats["hits"] + stats["late"] + stats["queued"] == count
+    assert (stats["misses"], stats["objects"]) == (0, count)
+
+
+def test_torchrun_gives_each_rank_its_share_and_a_prefetcher_of_its_own(data, tmp_path, tmp_path_factory):
+    ranks = under_torchrun("ranks_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
     for epoch in range(2):
         both = [tuple(sample) for rank in ranks for sample in rank["epochs"][epoch]]
         assert sorted(both) == [(number, len(content(number))) for number in range(COUNT)]
     for rank in ranks:
-        stats = rank["stats"]
-        assert stats["hits"] + stats["late"] + stats["queued"] == COUNT
-        assert (stats["misses"], stats["objects"]) == (0, COUNT)
+        assert_announced(rank["stats"], COUNT)
+
+
+@pytest.mark.matrix
+def test_lightning_shares_the_samples_out_to_two_ranks(data, tmp_path, tmp_path_factory):
+    pytest.importorskip("lightning.pytorch")
+    ranks = under_torchrun("lightning_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
+    assert sorted(key for rank in ranks for key in rank["keys"]) == sorted([*range(COUNT), *range(COUNT)])
+    for rank in ranks:
+        assert rank["sampler"] == "DistributedSampler"
+        assert_announced(rank["stats"], COUNT)

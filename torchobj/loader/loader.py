@@ -9,6 +9,7 @@ import torch.utils.data
 
 from torchobj.exceptions import ConfigError
 from torchobj.loader.batches import Batches, Progress
+from torchobj.loader.hints import Hints
 from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.mixin import LookaheadMixin
 from torchobj.loader.sampler import ElasticDistributedSampler
@@ -58,8 +59,10 @@ class DataLoader(LookaheadMixin):
         self._loaded: dict[str, Any] | None = None
         super().__init__(dataset, *args, **kwargs)
 
-    def _may_be_pulled(self, sampler: Any) -> bool:
-        return self.lookahead is not None or self.num_workers > 0 or _known(sampler)
+    def _hints(self, sampler: Any) -> Hints | None:
+        if self.lookahead is None and self.num_workers == 0 and not _known(sampler):
+            return None
+        return super()._hints(sampler)
 
     def __iter__(self) -> Batches:  # type: ignore[override]  # torch's iterator, within
         loaded, self._loaded = self._loaded, None

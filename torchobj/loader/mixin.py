@@ -32,16 +32,11 @@ class LookaheadMixin(torch.utils.data.DataLoader[Any]):
         return self._ahead
 
     def _hints(self, sampler: Any) -> Hints | None:
-        if self.lookahead == 0 or not self._may_be_pulled(sampler):
-            return None
-        hints = hints_of(self.dataset)
+        """What is announced of what a sampler yields; None for nothing, and then it is pulled when torch pulls it."""
+        hints = None if self.lookahead == 0 else hints_of(self.dataset)
         if hints is not None:
             _silence(sampler)
         return hints
-
-    def _may_be_pulled(self, _sampler: Any) -> bool:
-        """Whether the sampler may be pulled at any time."""
-        return True
 
     def _get_iterator(self) -> Any:
         # Workers that are started here know that they need not tell of `attach`.
