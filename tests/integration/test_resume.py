@@ -213,6 +213,23 @@ def test_a_state_of_an_iterator_that_has_handed_out_nothing(folder, kind, count)
         assert [batch.tolist() for batch in resumed] == whole
 
 
+@pytest.mark.parametrize("kind", ["generator", "elastic", "iterable"])
+def test_an_iterator_that_is_never_used_takes_no_state(folder, kind):
+    def loader():
+        return torchobj.DataLoader(Counting(), batch_size=3) if kind == "iterable" else loader_of(folder, kind)
+
+    first = loader()
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    resumed = loader()
+    resumed.load_state_dict(state)
+    iter(resumed)
+    assert resumed.state_dict() == state
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in iterator]
+    assert not resumed.state_dict()["within_epoch"]
+
+
 def test_a_state_behind_the_last_batch_leaves_nothing_of_the_epoch(folder):
     loader = loader_of(folder, "elastic")
     for _ in loader:

@@ -20,7 +20,7 @@ class Progress:
     def __init__(self, initial: dict[str, Any]) -> None:
         #: The state before the first batch was asked for.
         self.initial = initial
-        #: How often torch asked the sampler.
+        #: How often torch asked the sampler, and the loop for a batch.
         self.asked = 0
         #: The places behind the batches that torch asked for and did not hand out.
         self.dispatched: deque[Mark] = deque()
@@ -61,6 +61,7 @@ class Batches(Iterator[Any]):
             self._passed_over -= 1
             next(self._inner)
         progress = self._progress
+        progress.asked += 1
         asked = progress.asked
         try:
             batch = next(self._inner)

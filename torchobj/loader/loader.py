@@ -55,7 +55,7 @@ class DataLoader(LookaheadMixin):
         self.lookahead = lookahead
         # Of the pass that was begun last.
         self._progress: Progress | None = None
-        # What was loaded and not begun.
+        # What was loaded last.
         self._loaded: dict[str, Any] | None = None
         super().__init__(dataset, *args, **kwargs)
 
@@ -65,7 +65,7 @@ class DataLoader(LookaheadMixin):
         return super()._hints(sampler)
 
     def __iter__(self) -> Batches:  # type: ignore[override]  # torch's iterator, within
-        loaded, self._loaded = self._loaded, None
+        loaded = self._pending()
         within = loaded is not None and loaded["within_epoch"]
         passed_over = loaded["batches"] if loaded is not None else 0
         sampler = self._index_sampler
@@ -93,9 +93,15 @@ class DataLoader(LookaheadMixin):
         """
         return self._place() | {"num_workers": self.num_workers}
 
+    def _pending(self) -> dict[str, Any] | None:
+        """What was loaded, until a pass has begun with it: some loops make an iterator that they never use."""
+        if self._progress is not None and self._progress.asked:
+            self._loaded = None
+        return self._loaded
+
     def _place(self) -> dict[str, Any]:
-        if self._loaded is not None:
-            return self._loaded
+        if (loaded := self._pending()) is not None:
+            return loaded
         progress, sampler = self._progress, self._index_sampler
         inner = sampler.sampler if isinstance(sampler, Lookahead) else None
         if progress is None or progress.ended:
@@ -134,7 +140,7 @@ class DataLoader(LookaheadMixin):
                 type(self.dataset).__name__,
                 state["batches"],
             )
-        self._loaded = state
+        self._loaded, self._progress = state, None
 
 
 def _known(sampler: Any) -> bool:

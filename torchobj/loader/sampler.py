@@ -109,7 +109,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
 
     Example:
         >>> sampler = ElasticDistributedSampler(range(8), num_replicas=2, rank=0, seed=1)
-        >>> first = [index for index, _ in zip(sampler, range(2))]
+        >>> first = [index for _, index in zip(range(2), sampler)]
         >>> state = sampler.state_dict()
         >>> state["epoch"], state["done"]
         (0, 4)
