@@ -55,9 +55,9 @@ class Source:
 
     @property
     def number(self) -> int | None:
-        """The name of the source in this process; None while there is none."""
+        """The name of the source for who announces; None while there is none, and in a worker, where nobody does."""
         made = self._made.get(os.getpid())
-        return None if made is None else made.number
+        return None if made is None or made.owner != os.getpid() else made.number
 
     def __getstate__(self) -> dict[str, Any]:
         made = self._made.get(os.getpid())

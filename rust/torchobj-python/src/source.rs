@@ -215,6 +215,8 @@ impl Announcer {
     fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) {
         let objects: Vec<Object> = objects.into_iter().map(|(source, index)| Object { source, index }).collect();
         py.detach(|| self.prefetcher.announce(self.number, &objects));
+        // A trainer with workers waits for nothing here.
+        crate::log::deliver(py);
     }
 
     /// Bytes that are announced and not taken, and the budget.
@@ -226,6 +228,7 @@ impl Announcer {
     fn cancel(&self, py: Python<'_>) {
         if self.owner == fork::generation() {
             py.detach(|| self.prefetcher.cancel(self.number));
+            crate::log::deliver(py);
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Where things lie in the file of an arena, and the words that both sides use. Touches no segment.
+//! Where things lie in the file of an arena. Touches no segment; what is done with its words is in `words`.
 //!
 //! ```text
 //! header   one page: owner, budget, flags
-//! states   one word a granted segment: generation << 2 | state
+//! states   one word a granted segment: which of those that had it, and where it is
 //! lanes    one a worker: its request, and the answers
 //! data     segments
 //! ```
@@ -31,18 +31,6 @@ pub(super) const DATA: u64 = 40 << 20;
 
 const _: () = assert!(ANSWERS + 24 * MOST_OBJECTS as u64 <= LANE_BYTES);
 const _: () = assert!(LANES_START + LANES as u64 * LANE_BYTES <= DATA);
-
-/// A worker has it, and nobody else.
-pub(super) const CLAIMED: u32 = 0;
-/// It is on its way to the trainer.
-pub(super) const HANDED: u32 = 1;
-/// The worker is done with it.
-pub(super) const RELEASED: u32 = 2;
-
-/// The word of a granted segment.
-pub(super) fn state_word(generation: u32, state: u32) -> u32 {
-    generation << 2 | state
-}
 
 /// The header.
 #[derive(Clone, Copy)]
@@ -115,6 +103,9 @@ impl<'a> Lane<'a> {
         self.map.long(self.base + ANSWERS + 24 * position as u64 + 8 * part)
     }
 }
+
+/// The answer of who cannot answer.
+pub(super) const REFUSED: Answer = Answer { id: SEGMENTS, generation: 0, offset: 0, len: 0, failed: true };
 
 /// One answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

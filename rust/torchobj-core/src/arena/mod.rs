@@ -26,7 +26,13 @@ mod owner;
 mod segment;
 mod serve;
 mod space;
+mod words;
 mod worker;
+
+#[cfg(test)]
+mod models;
+#[cfg(test)]
+mod tests;
 
 pub use owner::{Arena, Request, Usage};
 pub use segment::Segment;

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 
-use super::layout::{self, Answer, CLAIMED, DATA, HANDED, Header, LANES, RELEASED, SEGMENTS};
+use super::layout::{self, Answer, DATA, Header, LANES, SEGMENTS};
 use super::map::Map;
 use super::segment::Segment;
 use super::space::{Extent, Space, capacity_of};
+use super::words::{self, Place};
 use crate::fork;
 
 /// How much larger than its budget an arena's file is: room for extents of every class, and for what is overdrawn.
@@ -196,6 +197,10 @@ impl Arena {
             let mut books = self.books();
             books.space.give(extent);
             self.cool(&mut books);
+            drop(books);
+            if words::needed(Header(&self.map).starving()) {
+                ring(&self.bell);
+            }
         }
     }
 
@@ -218,10 +223,9 @@ impl Arena {
         let extent = segment.extent.take().expect("it is there until it is granted or dropped");
         books.out.push(id);
         let granted = &mut books.granted[id as usize];
-        // 30 bits: its word has two more.
-        let generation = (granted.generation + 1) & (u32::MAX >> 2);
+        let generation = words::next_generation(granted.generation);
         *granted = Granted { extent: Some(extent), len, generation, lane, orphaned: None };
-        Header(&self.map).state(id).store(layout::state_word(generation, CLAIMED), Release);
+        words::grant(Header(&self.map).state(id), generation);
         Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
     }
 
@@ -230,7 +234,7 @@ impl Arena {
         let _inside = fork::enter();
         let mut books = self.books();
         let granted = books.granted.get_mut(id as usize).filter(|granted| granted.generation == generation)?;
-        if Header(&self.map).state(id).load(Acquire) != layout::state_word(generation, HANDED) {
+        if words::place(Header(&self.map).state(id), generation) != Some(Place::Handed) {
             return None;
         }
         let (extent, len) = (granted.extent.take()?, granted.len);
@@ -257,17 +261,16 @@ impl Arena {
         let mut freed = 0;
         out.retain(|id| {
             let segment = &mut granted[*id as usize];
-            let word = Header(&self.map).state(*id).load(Acquire);
             let dead = dead.contains(&segment.lane);
-            let gone = match word.wrapping_sub(segment.generation << 2) {
-                RELEASED => true,
-                HANDED => {
+            let gone = match words::place(Header(&self.map).state(*id), segment.generation) {
+                Some(Place::Released) => true,
+                Some(Place::Handed) => {
                     if dead && segment.orphaned.is_none() {
                         segment.orphaned = Some(Instant::now());
                     }
                     segment.orphaned.is_some_and(|since| since.elapsed() >= patience)
                 }
-                _ => dead,
+                Some(Place::Claimed) | None => dead,
             };
             if let Some(extent) = segment.extent.take_if(|_| gone) {
                 free.push(*id);
@@ -280,9 +283,24 @@ impl Arena {
         freed
     }
 
-    /// Says that the owner waits for memory, or no longer.
-    pub fn starve(&self, starving: bool) {
-        Header(&self.map).starving().store(u32::from(starving), Release);
+    /// Says that the owner waits for memory: from now on its bell rings when some comes back. Whether that is news; what
+    /// came back before is free then, and is to be looked at again.
+    pub fn starve(&self) -> bool {
+        let news = words::starve(Header(&self.map).starving());
+        if news {
+            self.sweep(&[]);
+        }
+        news
+    }
+
+    /// Says that the owner does not wait for memory.
+    pub fn sate(&self) {
+        Header(&self.map).starving().store(0, Relaxed);
+    }
+
+    /// Whether the owner waits for memory.
+    pub(super) fn starves(&self) -> bool {
+        Header(&self.map).starving().load(Relaxed) != 0
     }
 
     /// Lanes that have a worker, with its process id.
@@ -295,7 +313,7 @@ impl Arena {
     /// The request of a lane, if its number is not `last`.
     pub(super) fn request(&self, lane: u32, last: u32) -> Option<Request> {
         let shared = Header(&self.map).lane(lane);
-        let number = shared.asked().load(Acquire);
+        let number = words::published(shared.asked());
         if number == last {
             return None;
         }
@@ -311,7 +329,7 @@ impl Arena {
     /// Publishes the answers of a request and wakes its worker.
     pub(super) fn publish(&self, lane: u32, number: u32) {
         let answered = Header(&self.map).lane(lane).answered();
-        answered.store(number, Release);
+        words::publish(answered, number);
         // Nobody there is as good as somebody woken.
         let _ = futex::wake(answered, futex::Flags::empty(), i32::MAX as u32);
     }
@@ -328,6 +346,12 @@ impl Arena {
     pub fn bell_number(&self) -> i32 {
         self.bell.as_raw_fd()
     }
+}
+
+/// Rings a bell.
+pub(super) fn ring(bell: &OwnedFd) {
+    // A full counter is a bell that rings.
+    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
 }
 
 impl fmt::Debug for Arena {

@@ -4,16 +4,17 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::layout::Answer;
+use super::layout::{Answer, REFUSED};
 use super::owner::{Arena, Request};
 use super::segment::Segment;
 
@@ -22,25 +23,33 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// What an owner does for its workers.
 pub trait Handler: Send + Sync + 'static {
-    /// A worker asks. Every position of the request must be answered, at once or later.
+    /// A worker asks. Every position of the request is to be answered, at once or later; one that is not is refused when
+    /// the last copy of `answers` is dropped.
     fn ask(&self, request: Request, answers: Arc<Answers>);
 
     /// Memory may have come back.
     fn room(&self);
 }
 
-/// The answers to one request. Published when the last one is there.
+/// The answers to one request. Published when nobody is left who could give another.
 #[derive(Debug)]
 pub struct Answers {
     arena: Arc<Arena>,
     lane: u32,
     number: u32,
-    missing: AtomicUsize,
-    /// The worker died: nobody waits.
-    gone: AtomicBool,
+    /// The worker died: nobody waits. Dropped after the rest: its other holder learns by it that all is published.
+    gone: Arc<AtomicBool>,
 }
 
 impl Answers {
+    fn new(arena: &Arc<Arena>, request: &Request, gone: &Arc<AtomicBool>) -> Arc<Self> {
+        let (lane, number) = (request.lane, request.number);
+        for position in 0..request.objects.len() {
+            arena.write_answer(lane, position, REFUSED);
+        }
+        Arc::new(Self { arena: arena.clone(), lane, number, gone: gone.clone() })
+    }
+
     /// Whether nobody waits any more.
     pub fn gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
@@ -57,42 +66,65 @@ impl Answers {
     }
 
     fn answer(&self, position: usize, segment: Segment, failed: bool) {
-        if !self.gone() {
-            match self.arena.grant(self.lane, segment) {
-                Ok(answer) => self.arena.write_answer(self.lane, position, Answer { failed, ..answer }),
-                Err(segment) => {
-                    // A million segments are with workers that never let go of any.
-                    log::error!("no more than {} segments can be with workers", super::layout::SEGMENTS);
-                    drop(segment);
-                }
-            }
+        if self.gone() {
+            return;
         }
-        if self.missing.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.arena.publish(self.lane, self.number);
+        match self.arena.grant(self.lane, segment) {
+            Ok(answer) => self.arena.write_answer(self.lane, position, Answer { failed, ..answer }),
+            // A million segments are with workers that never let go of any.
+            Err(segment) => drop(segment),
         }
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        self.arena.publish(self.lane, self.number);
     }
 }
 
 /// What is known of a lane's worker.
 struct Known {
     worker: u32,
-    /// Readable when it is gone; `None` when it was gone before this was opened.
-    process: Option<OwnedFd>,
+    process: Option<Pid>,
+    /// Readable when it is gone; `None` where the system gives none.
+    watch: Option<OwnedFd>,
     last: u32,
-    answers: Weak<Answers>,
+    /// Shared with the answers to its last request.
+    gone: Arc<AtomicBool>,
 }
 
 impl Known {
     fn new(worker: u32) -> Self {
         let process = i32::try_from(worker).ok().and_then(Pid::from_raw);
-        let process = process.and_then(|process| pidfd_open(process, PidfdFlags::empty()).ok());
-        Self { worker, process, last: 0, answers: Weak::new() }
+        let watch = process.and_then(watch);
+        Self { worker, process, watch, last: 0, gone: Arc::default() }
     }
 
     fn gone(&self) -> bool {
-        let Some(process) = &self.process else { return true };
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&now)), Ok(1..))
+        self.process.is_none_or(|process| is_gone(process, self.watch.as_ref()))
+    }
+
+    /// Tells those who answer its last request that nobody waits. Whether there are any.
+    fn leave(&mut self) -> bool {
+        self.gone.store(true, Ordering::Release);
+        Arc::get_mut(&mut self.gone).is_none()
+    }
+}
+
+/// What tells when a process is gone. None where the system gives none: it is gone already, or there are no descriptors.
+pub(super) fn watch(process: Pid) -> Option<OwnedFd> {
+    pidfd_open(process, PidfdFlags::empty()).ok()
+}
+
+/// Whether a process is gone, where `watch` is what the function of that name gave.
+pub(super) fn is_gone(process: Pid, watch: Option<&OwnedFd>) -> bool {
+    match watch {
+        Some(watch) => {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            matches!(poll(&mut [PollFd::new(watch, PollFlags::IN)], Some(&now)), Ok(1..))
+        }
+        None => test_kill_process(process) == Err(Errno::SRCH),
     }
 }
 
@@ -126,11 +158,8 @@ pub async fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<()> {
             }
             if let Some(request) = arena.request(lane, known.last) {
                 known.last = request.number;
-                let missing = AtomicUsize::new(request.objects.len());
-                let gone = AtomicBool::new(false);
-                let answers = Answers { arena: arena.clone(), lane, number: request.number, missing, gone };
-                let answers = Arc::new(answers);
-                known.answers = Arc::downgrade(&answers);
+                known.gone = Arc::default();
+                let answers = Answers::new(&arena, &request, &known.gone);
                 handler.ask(request, answers);
             }
         }
@@ -139,14 +168,12 @@ pub async fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<()> {
             let died: Vec<u32> = died.map(|(lane, _)| *lane).collect();
             dying.extend(died);
         }
-        if arena.sweep(&dying) > 0 || ticked {
+        if arena.sweep(&dying) > 0 || ticked || arena.starves() {
             handler.room();
         }
         dying.retain(|lane| {
-            let answers = lanes.get(lane).and_then(|known| known.answers.upgrade());
-            if let Some(answers) = answers {
-                // Reads that were begun for it end first: their answers must not reach the lane's next worker.
-                answers.gone.store(true, Ordering::Release);
+            // Reads that were begun for it end first: their answers must not reach the lane's next worker.
+            if lanes.get_mut(lane).is_some_and(Known::leave) {
                 return true;
             }
             arena.sweep(&[*lane]);

@@ -5,17 +5,20 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::event::Timespec;
+use rustix::process::Pid;
 use rustix::thread::futex;
 
-use super::layout::{self, Answer, CLAIMED, HANDED, Header, LANES, MOST_OBJECTS, RELEASED, state_word};
+use super::layout::{self, Answer, Header, LANES, MOST_OBJECTS, REFUSED};
 use super::map::Map;
-use super::owner::Arena;
+use super::owner::{Arena, ring};
+use super::serve::{is_gone, watch};
+use super::words;
 use crate::buffer::{Buffer, Landing, Memory};
+use crate::error::{Error, ErrorKind, Operation};
 
 /// How often a worker that waits looks whether the owner lives.
 const GLANCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
@@ -24,11 +27,22 @@ const GLANCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 pub struct Worker {
     map: Arc<Map>,
     bell: OwnedFd,
-    /// The owner's process: readable when it is gone.
-    owner: OwnedFd,
+    owner: Pid,
+    /// Readable when the owner is gone; `None` where the system gives none.
+    watch: Option<OwnedFd>,
     process: u32,
-    /// The lane that this process took, and the number of its last request. One request at a time.
-    lane: Mutex<Option<(u32, u32)>>,
+    /// The lane that this process took. One request at a time.
+    lane: Mutex<Option<Taken>>,
+}
+
+/// A lane, as its worker knows it.
+#[derive(Clone, Copy)]
+struct Taken {
+    index: u32,
+    /// Of the last request.
+    number: u32,
+    /// Answers to that which nobody has looked at: who asked was interrupted.
+    left: usize,
 }
 
 /// Why a worker got no answers.
@@ -85,8 +99,11 @@ impl Worker {
         }
         let owner = i32::try_from(header.owner().load(Relaxed)).ok().and_then(Pid::from_raw);
         let owner = owner.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the arena has no owner"))?;
-        let owner = pidfd_open(owner, PidfdFlags::empty())?;
-        Ok(Self { map, bell, owner, process: std::process::id(), lane: Mutex::new(None) })
+        let watch = watch(owner);
+        if is_gone(owner, watch.as_ref()) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the process that owns the arena is gone"));
+        }
+        Ok(Self { map, bell, owner, watch, process: std::process::id(), lane: Mutex::new(None) })
     }
 
     /// Whether this is the process that made this, and not a forked child.
@@ -106,14 +123,7 @@ impl Worker {
 
     /// Whether the owner's process is gone.
     fn orphaned(&self) -> bool {
-        let mut owner = [PollFd::new(&self.owner, PollFlags::IN)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut owner, Some(&now)), Ok(1..))
-    }
-
-    fn ring(&self) {
-        // A full counter is a bell that rings.
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+        is_gone(self.owner, self.watch.as_ref())
     }
 
     /// Asks for objects of `source` and waits for all of them. `glance` is called about once a second, and at signals;
@@ -130,28 +140,35 @@ impl Worker {
         let mut lane = self.lane.lock().expect("no holder of this lock panics");
         let mut replies = Vec::with_capacity(objects.len());
         for objects in objects.chunks(MOST_OBJECTS) {
-            let (index, last) = match *lane {
+            let taken = match *lane {
                 Some(taken) => taken,
-                None => (self.take_lane().ok_or(Unanswered::NoLane)?, 0),
+                None => Taken { index: self.take_lane().ok_or(Unanswered::NoLane)?, number: 0, left: 0 },
             };
-            let number = last.wrapping_add(1);
-            *lane = Some((index, number));
+            let index = taken.index;
+            if taken.left > 0 {
+                self.wait(index, taken.number, &mut glance)?;
+                drop(self.replies(index, taken.left));
+            }
+            let number = taken.number.wrapping_add(1);
+            *lane = Some(Taken { index, number, left: objects.len() });
             let shared = Header(&self.map).lane(index);
             for (position, object) in objects.iter().enumerate() {
                 shared.object(position).store(*object, Relaxed);
             }
             shared.source().store(source, Relaxed);
             shared.count().store(u32::try_from(objects.len()).expect("at most MOST_OBJECTS"), Relaxed);
-            shared.asked().store(number, Release);
-            self.ring();
-            if let Err(end) = self.wait(index, number, &mut glance) {
-                // The answers may come yet, to nobody: the lane is not used again while this process lives.
-                *lane = None;
-                return Err(end);
-            }
-            replies.extend((0..objects.len()).map(|position| self.reply(shared.read_answer(position))));
+            words::publish(shared.asked(), number);
+            ring(&self.bell);
+            self.wait(index, number, &mut glance)?;
+            *lane = Some(Taken { index, number, left: 0 });
+            replies.append(&mut self.replies(index, objects.len()));
         }
         Ok(replies)
+    }
+
+    fn replies(self: &Arc<Self>, lane: u32, count: usize) -> Vec<Reply> {
+        let shared = Header(&self.map).lane(lane);
+        (0..count).map(|position| self.reply(shared.read_answer(position))).collect()
     }
 
     fn take_lane(&self) -> Option<u32> {
@@ -165,13 +182,13 @@ impl Worker {
     fn wait<E>(&self, lane: u32, number: u32, glance: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
         let answered = Header(&self.map).lane(lane).answered();
         loop {
-            let seen = answered.load(Acquire);
+            let seen = words::published(answered);
             if seen == number {
                 return Ok(());
             }
             // Woken, interrupted, too late, or changed meanwhile: all mean to look again.
             let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&GLANCE));
-            if woken.is_err() && answered.load(Acquire) != number {
+            if woken.is_err() && words::published(answered) != number {
                 glance().map_err(Unanswered::Interrupted)?;
                 if self.orphaned() {
                     return Err(Unanswered::OwnerGone);
@@ -181,6 +198,10 @@ impl Worker {
     }
 
     fn reply(self: &Arc<Self>, answer: Answer) -> Reply {
+        if answer == REFUSED {
+            let message = "its memory could not be passed to a worker: a million buffers are with workers, or a bug";
+            return Reply::Failed(Error::new(ErrorKind::Io, Operation::Get, "", message).to_bytes());
+        }
         let claim = Arc::new(Claim { worker: self.clone(), answer });
         if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Landed(claim) }
     }
@@ -212,13 +233,6 @@ impl Claim {
         self.answer.len == 0
     }
 
-    fn change(&self, state: u32) -> bool {
-        let Answer { id, generation, .. } = self.answer;
-        let word = Header(&self.worker.map).state(id);
-        let (from, to) = (state_word(generation, CLAIMED), state_word(generation, state));
-        word.compare_exchange(from, to, AcqRel, Acquire).is_ok()
-    }
-
     /// Process id of the arena's owner.
     pub fn owner(&self) -> u32 {
         Header(&self.worker.map).owner().load(Relaxed)
@@ -228,7 +242,7 @@ impl Claim {
     /// are not to be used here from then on.
     pub fn hand(&self) -> Option<Handed> {
         let Answer { id, generation, .. } = self.answer;
-        self.change(HANDED).then_some(Handed { id, generation })
+        words::hand(Header(&self.worker.map).state(id), generation).then_some(Handed { id, generation })
     }
 
     /// Its bytes. To be called once; the claim lives as long as these do.
@@ -248,8 +262,12 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // A forked child of a worker holds a copy of a claim that is not its own.
-        if self.worker.is_ours() && self.change(RELEASED) && Header(&self.worker.map).starving().load(Acquire) != 0 {
-            self.worker.ring();
+        if self.worker.is_ours() {
+            let Answer { id, generation, .. } = self.answer;
+            let header = Header(&self.worker.map);
+            if words::release(header.state(id), generation, header.starving()) {
+                ring(&self.worker.bell);
+            }
         }
     }
 }

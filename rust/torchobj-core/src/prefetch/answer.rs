@@ -10,10 +10,9 @@ use crate::error::Error;
 impl Handler for Arc<Prefetcher> {
     fn ask(&self, request: Request, answers: Arc<Answers>) {
         let Request { source, objects, .. } = request;
-        let objects = objects
-            .into_iter()
-            .enumerate()
-            .map(|(position, index)| (Object { source, index }, Wish::Answer { answers: answers.clone(), position }));
+        let objects = objects.into_iter().enumerate().map(move |(position, index)| {
+            (Object { source, index }, Wish::Answer { answers: answers.clone(), position })
+        });
         self.wish(objects);
     }
 
@@ -41,6 +40,7 @@ impl Prefetcher {
                 answers.land(position, segment);
             }
             (Wish::Answer { answers, position }, Err(error)) => {
+                // Where there is no memory for it the answer is a refusal.
                 if let Some(segment) = self.write_down(&error) {
                     answers.fail(position, segment);
                 }

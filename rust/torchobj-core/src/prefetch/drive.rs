@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::job::{Job, Next, Reservation};
+use super::shortage::Holders;
 use super::{Body, Prefetcher, Source, unknown};
-use crate::arena::Segment;
+use crate::arena::{Segment, Usage};
 use crate::buffer::{Landing, Memory};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
@@ -38,15 +39,27 @@ impl Prefetcher {
 
     fn next_job(&self) -> Option<Job> {
         loop {
-            let (next, starved) = {
+            let (next, warning) = {
                 let _inside = fork::enter();
                 let mut window = self.window();
-                let reserved = window.reserved();
-                let next = window.next(self.arena.budget(), |charge| self.arena.fits(charge, reserved));
-                let starved = matches!(next, Next::Starved);
-                (next, starved)
+                let next = window.next(|charge, reserved| self.arena.fits(charge, reserved));
+                // Before another driver decides: the last word is that of who looked last.
+                match next {
+                    Next::Starved if self.arena.starve() => continue,
+                    Next::Starved => {}
+                    Next::Start(_) | Next::Evict(_) | Next::Idle => self.arena.sate(),
+                }
+                let holders = || {
+                    let Usage { budget, used, granted, .. } = self.arena.usage();
+                    Holders { budget, used, workers: granted, ahead: window.held().saturating_sub(window.reserved()) }
+                };
+                let mut shortage = self.shortage.lock().expect("no holder of this lock panics");
+                let warning = shortage.note(&next, Instant::now(), holders);
+                (next, warning)
             };
-            self.arena.starve(starved);
+            if let Some(warning) = warning {
+                log::warn!("{warning}");
+            }
             match next {
                 Next::Start(job) => return Some(job),
                 Next::Evict(body) => {
@@ -77,7 +90,7 @@ impl Prefetcher {
     }
 
     async fn run(self: &Arc<Self>, job: Job) {
-        let Job { number, object, reservation, cancelled } = job;
+        let Job { number, object, reservation, cancelled, .. } = job;
         let began = Instant::now();
         let result = tokio::select! {
             result = self.read(object, reservation) => Some(result),
@@ -92,8 +105,7 @@ impl Prefetcher {
             let _inside = fork::enter();
             let read = matches!(result, Some(Ok(_)));
             let mut window = self.window();
-            let reserved = window.reserved();
-            window.followers(object, |charge| read && self.arena.fits(charge, reserved))
+            window.followers(object, |charge, reserved| read && self.arena.fits(charge, reserved))
         };
         // Before the first one is anybody's, who may write to it.
         let mut copies = Vec::new();

@@ -27,6 +27,11 @@ impl Reservation {
         total.fetch_add(bytes, Ordering::Relaxed);
         Self { total: total.clone(), bytes }
     }
+
+    /// How many.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Drop for Reservation {
@@ -41,6 +46,8 @@ pub(super) struct Job {
     pub number: u64,
     pub object: Object,
     pub reservation: Reservation,
+    /// The budget has no room for it; somebody waits.
+    pub overdraws: bool,
     /// Told when nobody wants it any more.
     pub cancelled: Arc<Notify>,
 }

@@ -7,6 +7,7 @@
 mod answer;
 mod drive;
 mod job;
+mod shortage;
 mod stats;
 mod window;
 
@@ -69,6 +70,7 @@ pub struct Prefetcher {
     /// Of the objects whose size was not known.
     mean_bytes: AtomicU64,
     stats: stats::Counters,
+    shortage: Mutex<shortage::Shortage>,
 }
 
 impl Prefetcher {
@@ -88,6 +90,7 @@ impl Prefetcher {
             limit: AtomicUsize::new(limit.max(1)),
             mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
             stats: stats::Counters::default(),
+            shortage: Mutex::default(),
         });
         let handler = prefetcher.clone();
         runtime().spawn(async move {

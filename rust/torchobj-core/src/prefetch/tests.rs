@@ -232,3 +232,30 @@ fn many_workers_at_once_get_what_they_asked_for() {
     });
     eventually("all is free", || prefetcher.stats().memory.used == 0);
 }
+
+#[test]
+fn memory_that_the_trainer_or_a_worker_gives_back_is_read_into_at_once() {
+    let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 100_000);
+    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
+    let iterator = prefetcher.new_iterator();
+    prefetcher.announce(iterator, &objects(source, 0..64));
+    let mut held = runtime().block_on(prefetcher.take(&objects(source, 0..6)));
+    let mut claimed = worker.ask(source, &[6, 7, 8, 9, 10, 11], never).unwrap();
+    let began = std::time::Instant::now();
+    for _ in 0..6 {
+        for from_worker in [false, true] {
+            eventually("the budget is used up", || {
+                prefetcher.stats().in_flight == 0 && !prefetcher.arena().fits(100_000, 0)
+            });
+            let before = prefetcher.stats().objects;
+            if from_worker {
+                drop(claimed.pop());
+            } else {
+                drop(held.pop());
+            }
+            eventually("another one is read", || prefetcher.stats().objects > before);
+        }
+    }
+    // The owner looks by itself once a second.
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}

@@ -4,8 +4,9 @@
 //! filling, landed or failed, until it is taken; who takes it before it has landed leaves a wish. Two uses of an object
 //! that is being read are served by one read: the later ones *follow* it, and get copies.
 //!
-//! Wishes come first. Then the iterator that was used last reads ahead as far as the budget goes; where others hold the
-//! memory that it needs, the iterator that is idle longer gives up what it has not used yet, down to half of the budget.
+//! Wishes come first, whatever the budget. Then the iterator that was used last reads ahead as far as the budget goes;
+//! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet, until
+//! both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and fro.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -25,6 +26,8 @@ struct Use<B, W> {
     iterator: u64,
     charge: u64,
     state: State<B>,
+    /// Of a use that follows: for its copy.
+    reservation: Option<Reservation>,
     wish: Option<W>,
 }
 
@@ -96,7 +99,7 @@ impl<B, W> Window<B, W> {
 
     fn add(&mut self, iterator: u64, object: Object, charge: u64, wish: Option<W>) -> u64 {
         self.next += 1;
-        self.uses.insert(self.next, Use { object, iterator, charge, state: State::Queued, wish });
+        self.uses.insert(self.next, Use { object, iterator, charge, state: State::Queued, reservation: None, wish });
         self.next
     }
 
@@ -188,8 +191,8 @@ impl<B, W> Window<B, W> {
         }
     }
 
-    /// What to do next, where `fits` tells whether the budget has room for so many bytes.
-    pub(super) fn next(&mut self, budget: u64, fits: impl Fn(u64) -> bool) -> Next<B> {
+    /// What to do next, where `fits` tells whether the budget has room for so many bytes beside so many reserved ones.
+    pub(super) fn next(&mut self, fits: impl Fn(u64, u64) -> bool) -> Next<B> {
         while let Some(&number) = self.wished.front() {
             let Some(used) = self.uses.get(&number) else {
                 self.wished.pop_front();
@@ -200,16 +203,16 @@ impl<B, W> Window<B, W> {
                 self.follow(number);
                 continue;
             }
-            if !fits(used.charge) {
-                // Never what is used earlier than this.
-                if let Some(last) =
+            let overdraws = !fits(used.charge, self.reserved());
+            // Never what is used earlier than this.
+            if overdraws
+                && let Some(last) =
                     self.landed.range(number..).next_back().copied().or_else(|| self.last_of_others(used.iterator))
-                {
-                    return Next::Evict(self.evict(last));
-                }
+            {
+                return Next::Evict(self.evict(last));
             }
             self.wished.pop_front();
-            return Next::Start(self.start(number));
+            return Next::Start(self.start(number, overdraws));
         }
         let mut by_use: Vec<(u64, u64)> = self
             .iterations
@@ -222,8 +225,8 @@ impl<B, W> Window<B, W> {
         for (used_at, iterator) in by_use {
             while let Some(number) = self.iterations[&iterator].queued.first().copied() {
                 let (object, charge) = (self.uses[&number].object, self.uses[&number].charge);
-                if !fits(charge) {
-                    if self.iterations[&iterator].held + charge <= budget / 2
+                if !fits(charge, self.reserved()) {
+                    if self.iterations[&iterator].held + charge <= self.share()
                         && let Some(last) = self.last_of_idler(used_at)
                     {
                         return Next::Evict(self.evict(last));
@@ -238,29 +241,34 @@ impl<B, W> Window<B, W> {
                     self.follow(number);
                     continue;
                 }
-                return Next::Start(self.start(number));
+                return Next::Start(self.start(number, false));
             }
         }
         if starved { Next::Starved } else { Next::Idle }
     }
 
-    fn reserve(&mut self, charge: u64) -> Reservation {
-        Reservation::new(&self.reserved, charge)
+    /// What is one iterator's of the bytes that iterators hold.
+    fn share(&self) -> u64 {
+        let busy = self.iterations.values().filter(|iteration| iteration.held > 0 || !iteration.queued.is_empty());
+        let (count, held) = busy.fold((0, 0), |(count, held), iteration| (count + 1, held + iteration.held));
+        held / count.max(1)
     }
 
-    fn start(&mut self, number: u64) -> Job {
+    fn start(&mut self, number: u64, overdraws: bool) -> Job {
         let cancelled = Arc::new(Notify::new());
         let used = self.uses.get_mut(&number).expect("the caller looked");
         used.state = State::Filling(cancelled.clone());
         let (object, charge, iterator) = (used.object, used.charge, used.iterator);
         self.hold(iterator, charge);
         self.flights.insert(object, Vec::new());
-        Job { number, object, reservation: self.reserve(charge), cancelled }
+        let reservation = Reservation::new(&self.reserved, charge);
+        Job { number, object, reservation, overdraws, cancelled }
     }
 
     fn follow(&mut self, number: u64) {
         let used = self.uses.get_mut(&number).expect("the caller looked");
         used.state = State::Following;
+        used.reservation = Some(Reservation::new(&self.reserved, used.charge));
         let (object, charge, iterator) = (used.object, used.charge, used.iterator);
         self.hold(iterator, charge);
         self.flights.get_mut(&object).expect("the caller looked").push(number);
@@ -295,14 +303,12 @@ impl<B, W> Window<B, W> {
     }
 
     /// Ends the flight of a job: from now on nobody follows it. The uses that did, with those that were announced and not
-    /// begun, as far as `fits` says that there is memory for so many bytes: each is to get a copy.
-    pub(super) fn followers(&mut self, object: Object, fits: impl Fn(u64) -> bool) -> Vec<u64> {
-        let mut copied = 0;
+    /// begun, as far as `fits` says that there is memory, as in `next`: each is to get a copy.
+    pub(super) fn followers(&mut self, object: Object, fits: impl Fn(u64, u64) -> bool) -> Vec<u64> {
         let queued: Vec<u64> = self.open.get(&object).into_iter().flatten().copied().collect();
         for number in queued {
             let used = &self.uses[&number];
-            if matches!(used.state, State::Queued) && fits(copied + used.charge) {
-                copied += used.charge;
+            if matches!(used.state, State::Queued) && fits(used.charge, self.reserved()) {
                 let iterator = used.iterator;
                 if let Some(iteration) = self.iterations.get_mut(&iterator) {
                     iteration.queued.remove(&number);
@@ -319,6 +325,8 @@ impl<B, W> Window<B, W> {
     /// Says what became of a use that was being read. Somebody may have waited for it; nobody may want it any more.
     pub(super) fn done(&mut self, number: u64, result: Result<B>) -> Option<Delivery<B, W>> {
         let used = self.uses.get_mut(&number)?;
+        // Its memory counts itself now.
+        drop(used.reservation.take());
         if let Some(wish) = used.wish.take() {
             self.remove(number);
             return Some((wish, result));
@@ -341,6 +349,7 @@ impl<B, W> Window<B, W> {
     pub(super) fn again(&mut self, number: u64) {
         let Some(used) = self.uses.get_mut(&number) else { return };
         used.state = State::Queued;
+        drop(used.reservation.take());
         let (iterator, charge, wished) = (used.iterator, used.charge, used.wish.is_some());
         self.release(iterator, charge);
         if wished {
@@ -354,8 +363,10 @@ impl<B, W> Window<B, W> {
     pub(super) fn cancel(&mut self, iterator: u64) -> Vec<B> {
         let Self { uses, open, .. } = self;
         let mut numbers = Vec::new();
-        for (number, used) in uses.iter() {
-            if used.iterator == iterator && used.wish.is_none() {
+        for (number, used) in uses.iter_mut().filter(|(_, used)| used.iterator == iterator) {
+            if used.wish.is_some() {
+                used.iterator = NOBODY;
+            } else {
                 numbers.push(*number);
                 if let Some(others) = open.get_mut(&used.object) {
                     others.retain(|other| other != number);
@@ -381,8 +392,17 @@ impl<B, W> Window<B, W> {
         bodies
     }
 
+    /// Bytes that uses hold which nobody took, or will in a moment.
+    pub(super) fn held(&self) -> u64 {
+        let begun = |used: &&Use<B, W>| matches!(used.state, State::Filling(_) | State::Following | State::Landed(_));
+        self.uses.values().filter(begun).map(|used| used.charge).sum()
+    }
+
     /// Uses that are announced or waited for and not taken.
     pub(super) fn len(&self) -> usize {
         self.uses.len()
     }
 }
+
+#[cfg(test)]
+mod properties;

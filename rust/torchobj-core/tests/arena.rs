@@ -1,0 +1,166 @@
+//! Workers in processes of their own, killed at any moment: what they read is right, and what they held comes back.
+#![cfg(target_os = "linux")]
+#![expect(clippy::unwrap_used, reason = "a test, also outside its functions")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustix::io::{FdFlags, fcntl_setfd};
+use torchobj_core::arena::{Reply, Worker};
+use torchobj_core::client::Client;
+use torchobj_core::manifest::Manifest;
+use torchobj_core::memory::MemoryStore;
+use torchobj_core::prefetch::{Object, Prefetcher, Source};
+use torchobj_core::runtime::runtime;
+use torchobj_core::transfer::Policy;
+use torchobj_core::types::PutOptions;
+
+const OBJECTS: u8 = 60;
+const BUDGET: u64 = 4 << 20;
+const LASTS: Duration = Duration::from_secs(4);
+const WORKERS: u64 = 4;
+/// How a worker is told its descriptors, the source and its seed.
+const VARIABLE: &str = "TORCHOBJ_TEST_ARENA";
+
+fn size(index: u8) -> usize {
+    500 + 1000 * usize::from(index)
+}
+
+fn prefetcher() -> (Arc<Prefetcher>, u64) {
+    let client = Arc::new(Client::new(Arc::new(MemoryStore::new("arena")), Policy::default()));
+    let mut manifest = Manifest::default();
+    runtime().block_on(async {
+        for index in 0..OBJECTS {
+            let key = format!("k{index}");
+            let body = Bytes::from(vec![index; size(index)]);
+            let version = client.put(&key, body.into(), &PutOptions::default()).await.unwrap();
+            manifest.push("memory://m", &key, Some(size(index) as u64), Some(&version));
+        }
+    });
+    let prefetcher = Prefetcher::start(BUDGET, 16).unwrap();
+    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
+    (prefetcher, source)
+}
+
+/// A copy of a descriptor that a child inherits.
+fn inherited(descriptor: BorrowedFd<'_>) -> OwnedFd {
+    let copy = descriptor.try_clone_to_owned().unwrap();
+    fcntl_setfd(&copy, FdFlags::empty()).unwrap();
+    copy
+}
+
+/// Runs one worker for a while, kills it, and takes what it handed over. How much that was.
+fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng) -> usize {
+    let (file, bell) = (inherited(prefetcher.arena().file()), inherited(prefetcher.arena().bell()));
+    let told = format!("{} {} {source} {}", file.as_raw_fd(), bell.as_raw_fd(), random.u64(..));
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "one_worker", "--nocapture"])
+        .env(VARIABLE, told)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap());
+    let dies = Duration::from_millis(random.u64(30..400));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(dies);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        let mut taken = 0;
+        for line in lines.lines().map_while(Result::ok) {
+            let numbers: Vec<u32> = line.split(' ').filter_map(|part| part.parse().ok()).collect();
+            // The harness has its say, and the last line may be cut.
+            let (["handed", .., "."], &[id, generation, index]) =
+                (&line.split(' ').collect::<Vec<_>>()[..], &numbers[..])
+            else {
+                continue;
+            };
+            let segment = prefetcher.arena().adopt(id, generation).expect("it was handed just now");
+            let index = u8::try_from(index).unwrap();
+            assert!(segment.buffer().as_slice() == vec![!index; size(index)], "object {index} has other bytes");
+            taken += 1;
+        }
+        taken
+    })
+}
+
+#[test]
+fn workers_that_are_killed_at_any_moment_leave_no_memory_and_no_wrong_bytes_behind() {
+    let (prefetcher, source) = prefetcher();
+    let end = Instant::now() + LASTS;
+    let (handed, killed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for seed in 0..WORKERS {
+            let (prefetcher, handed, killed) = (&prefetcher, &handed, &killed);
+            scope.spawn(move || {
+                let mut random = fastrand::Rng::with_seed(seed);
+                while Instant::now() < end {
+                    handed.fetch_add(worker(prefetcher, source, &mut random), Ordering::Relaxed);
+                    killed.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut random = fastrand::Rng::with_seed(WORKERS);
+            while Instant::now() < end {
+                let iterator = prefetcher.new_iterator();
+                for _ in 0..random.u8(1..20) {
+                    let order = (0..20).map(|_| Object { source, index: random.u64(0..OBJECTS.into()) });
+                    prefetcher.announce(iterator, &order.collect::<Vec<_>>());
+                    std::thread::sleep(Duration::from_millis(random.u64(0..5)));
+                }
+                prefetcher.cancel(iterator);
+            }
+        });
+    });
+    let deadline = Instant::now() + Duration::from_secs(8);
+    while prefetcher.stats().memory.used > 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let stats = prefetcher.stats();
+    assert_eq!((stats.memory.used, stats.memory.granted, stats.in_flight, stats.announced), (0, 0, 0, 0));
+    let (handed, killed) = (handed.into_inner(), killed.into_inner());
+    assert!(handed > 100 && killed > 10, "{handed} segments were handed by {killed} workers");
+}
+
+/// A worker's process, when told to be one.
+#[test]
+fn one_worker() {
+    let Ok(told) = std::env::var(VARIABLE) else { return };
+    let numbers: Vec<u64> = told.split(' ').map(|number| number.parse().unwrap()).collect();
+    let [file, bell, source, seed] = numbers[..] else { panic!("{told}") };
+    let [file, bell] = [file, bell].map(|number| i32::try_from(number).unwrap());
+    let worker = Arc::new(Worker::attach_raw(file, bell).unwrap());
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut kept = Vec::new();
+    loop {
+        let order: Vec<u64> = (0..random.usize(1..32)).map(|_| random.u64(0..OBJECTS.into())).collect();
+        let replies = worker.ask(source, &order, || Ok::<(), ()>(())).unwrap();
+        for (index, reply) in order.iter().zip(replies) {
+            let Reply::Landed(claim) = reply else { panic!("{reply:?}") };
+            let index = u8::try_from(*index).unwrap();
+            let mut buffer = claim.buffer();
+            assert!(buffer.as_slice() == vec![index; size(index)], "object {index} has other bytes");
+            buffer.as_mut_slice().fill(!index);
+            match random.u8(..4) {
+                0 => kept.push(buffer),
+                1 => {
+                    let handed = claim.hand().unwrap();
+                    let mut out = std::io::stdout().lock();
+                    writeln!(out, "handed {} {} {index} .", handed.id, handed.generation).unwrap();
+                    out.flush().unwrap();
+                }
+                _ => {}
+            }
+        }
+        if kept.len() > 20 {
+            kept.clear();
+        }
+    }
+}

@@ -1,0 +1,49 @@
+"""Run by `test_loader_kills.py`: a training loop that says who works for it, and waits to be killed."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torchobj
+
+
+def slow(reader):
+    time.sleep(0.01)
+    return reader
+
+
+def arena():
+    """The file of the arena, as other processes can tell it."""
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            if "memfd:torchobj-arena" in os.readlink(entry):
+                return os.stat(entry).st_ino
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def tree(pid):
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += tree(int(child))
+    return found
+
+
+def main(folder, context):
+    loader = torchobj.DataLoader(
+        torchobj.ObjectMapDataset(f"file://{folder}/", transform=slow),
+        batch_size=4,
+        num_workers=2,
+        multiprocessing_context=context,
+    )
+    for step, _ in enumerate(loader):
+        if step == 2:
+            print(json.dumps({"pids": tree(os.getpid()), "arena": arena()}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

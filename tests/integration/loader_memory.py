@@ -1,0 +1,137 @@
+"""Run by `test_loader_memory.py`: loops over a loader whose process tree's memory is watched; prints figures as JSON.
+
+The folder holds files without blocks, so that many bytes take no disk.
+"""
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+import torchobj
+
+SIZE = 256 << 10
+BATCH = {"batch_size": 16, "num_workers": 2}
+
+
+class InMemory(torch.utils.data.Dataset):
+    """The same samples, without reading."""
+
+    def __init__(self, count):
+        self.count, self.sample = count, torch.zeros(SIZE, dtype=torch.uint8)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return self.sample.clone()
+
+
+def decoded(reader):
+    return torch.frombuffer(reader, dtype=torch.uint8).clone()
+
+
+def tree(pid):
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += tree(int(child))
+    return found
+
+
+def pss(pid):
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
+
+
+class Watch(threading.Thread):
+    """Sums the memory of this process and its children, all the time; `most` is the largest sum."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.most, self.samples, self.ends = 0, 0, threading.Event()
+        self.start()
+
+    def run(self):
+        while not self.ends.wait(0.03):
+            total = 0
+            for pid in self.tree():
+                # A process may end meanwhile.
+                try:
+                    total += pss(pid)
+                except OSError:
+                    continue
+            self.most, self.samples = max(self.most, total), self.samples + 1
+
+    def tree(self):
+        try:
+            return tree(os.getpid())
+        except OSError:
+            return []
+
+    def end(self):
+        self.ends.set()
+        self.join()
+        assert self.samples > 5
+        return self.most
+
+
+def epochs(loader, breaks):
+    """Ten epochs that are broken off, or one that is not."""
+    for _ in range(10 if breaks else 1):
+        for number, batch in enumerate(loader):
+            assert batch.shape[1] == SIZE
+            time.sleep(0.002)
+            if breaks and number == 8:
+                break
+
+
+def peak(loader_class, dataset, breaks):
+    gc.collect()
+    loader = loader_class(dataset, shuffle=True, persistent_workers=breaks, **BATCH)
+    # What is allocated once is there before.
+    next(iter(loader))
+    watch = Watch()
+    epochs(loader, breaks)
+    return watch.end()
+
+
+def held():
+    """Descriptors and threads after some iterators, and after many more."""
+    # Files are read by a pool of threads, which grows as it is used.
+    store = torchobj.Store("memory://held")
+    for number in range(64):
+        store.put(f"k{number:02}", bytes(SIZE))
+    dataset = torchobj.ObjectMapDataset("memory://held/", transform=decoded)
+    counts = []
+    for number in range(55):
+        loader = torchobj.DataLoader(dataset, batch_size=8, num_workers=2 if number % 5 == 0 else 0)
+        for step, _ in enumerate(loader):
+            if step == number % 10:
+                break
+        if number in (5, 54):
+            del loader
+            gc.collect()
+            time.sleep(1)
+            counts.append([len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])
+    return counts
+
+
+def main(folder, mode):
+    if mode == "held":
+        return held()
+    ours = torchobj.ObjectMapDataset(f"file://{folder}/", transform=decoded)
+    stock = peak(torch.utils.data.DataLoader, InMemory(len(ours)), mode == "breaks")
+    return {"stock": stock, "ours": peak(torchobj.DataLoader, ours, mode == "breaks")}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(main(sys.argv[1], sys.argv[2])))

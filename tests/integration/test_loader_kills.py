@@ -1,0 +1,117 @@
+"""Processes of a loader that are killed: an error, or nothing left, and never a wait without end."""
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import torchobj
+from torchobj import _torchobj
+
+CONTEXTS = ["fork", "spawn", "forkserver"]
+COUNT = 200
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "objects"
+    place.mkdir()
+    for number in range(COUNT):
+        (place / f"k{number:03}").write_bytes(bytes([number]) * 20_000)
+    return place
+
+
+def eventually(holds, limit_s=15.0):
+    deadline_s = time.monotonic() + limit_s
+    while time.monotonic() < deadline_s:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def holders(inode):
+    """Processes that have the arena of this number open."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if "memfd:torchobj-arena" in os.readlink(entry) and os.stat(entry).st_ino == inode:
+                found.add(entry.parts[2])
+    return found
+
+
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(name, marks=pytest.mark.matrix) for name in ("spawn", "forkserver"))]
+)
+def test_a_trainer_that_is_killed_leaves_no_process_no_memory_and_no_file(folder, tmp_path, context):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    shared = set(os.listdir("/dev/shm"))
+    script = Path(__file__).with_name("loader_killed.py")
+    process = subprocess.Popen(
+        [sys.executable, script, folder, context],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        text=True,
+    )
+    said = json.loads(process.stdout.readline())
+    assert len(said["pids"]) >= 3
+    assert str(process.pid) in holders(said["arena"])
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    # torch's workers look for their parent every five seconds.
+    assert eventually(lambda: not any(map(alive, said["pids"])))
+    assert holders(said["arena"]) == set()
+    ours = {name for name in set(os.listdir("/dev/shm")) - shared if any(str(pid) in name for pid in said["pids"])}
+    assert ours == set()
+    assert not [path for path in temporary.rglob("*") if "torchobj" in path.name]
+
+
+def first_byte(reader):
+    time.sleep(0.003)
+    return bytes(reader)[0]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("transform", [first_byte, None])
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_a_worker_that_is_killed_at_any_moment_is_an_error_and_the_next_epoch_works(folder, context, transform):
+    data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
+    loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context=context)
+    moments = random.Random(7)
+    for _ in range(20):
+        iterator = iter(loader)
+        steps = moments.randrange(12)
+        for _ in range(steps):
+            next(iterator)
+        time.sleep(moments.uniform(0, 0.02))
+        os.kill(moments.choice(multiprocessing.active_children()).pid, signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises((RuntimeError, ConnectionError, EOFError, OSError)):
+            list(iterator)
+            # It may have been killed when all its batches were there.
+            raise RuntimeError
+        assert time.monotonic() - began < 6
+        del iterator
+        gc.collect()
+        assert eventually(lambda: _torchobj.prefetch_stats()["used_bytes"] == 0), _torchobj.prefetch_stats()
+    assert sum(map(len, loader)) == COUNT
