@@ -7,12 +7,11 @@ from typing import Any, Self
 
 import torch.utils.data
 
-from torchobj._torchobj import Manifest, ObjectReader
+from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import ragged, workers  # noqa: F401  ragged teaches default_collate what to do with readers
-from torchobj.datasets.errors import note
+from torchobj.datasets import workers
+from torchobj.datasets.base import OverObjects, Transform, identity
 from torchobj.datasets.listing import Listing, batches
-from torchobj.datasets.map import Transform, identity
 from torchobj.datasets.readers import ReaderConstructor
 
 __all__ = ["S3IterableDataset"]
@@ -21,7 +20,7 @@ __all__ = ["S3IterableDataset"]
 _BATCH_OBJECTS = 32
 
 
-class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
+class S3IterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
     """The objects under a prefix, or objects by name, one after the other in that order.
 
     Objects are read 32 at a time, the next 32 while these are used.
@@ -54,19 +53,18 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
     ) -> None:
         chosen = store_config(config, region, endpoint_url)
         listing = Listing(chosen, url=url, schemes=("s3",))
-        self._set_up(listing, chosen, transform or identity, None, enable_sharding=enable_sharding)
+        self._set_up(listing, chosen, transform, None, enable_sharding=enable_sharding)
 
     def _set_up(
         self,
         listing: Listing,
         config: StoreConfig,
-        transform: Transform,
+        transform: Transform | None,
         reader_constructor: ReaderConstructor | None,
         *,
         enable_sharding: bool,
     ) -> None:
-        self._listing, self._config, self._transform = listing, config, transform
-        self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
+        self._set_up_reading(listing, config, transform, reader_constructor)
         self._enable_sharding = enable_sharding
         self._rank: workers.Rank | None = None
 
@@ -84,10 +82,8 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
     ) -> Self:
         """The objects under a prefix. Arguments as for `S3MapDataset.from_prefix`, and `enable_sharding`."""
         config = store_config(s3client_config, region, endpoint)
-        dataset = cls.__new__(cls)
         listing = Listing(config, url=s3_uri, schemes=("s3",))
-        dataset._set_up(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
-        return dataset
+        return cls._from_listing(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
 
     @classmethod
     def from_objects(
@@ -106,25 +102,22 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         Under torch.distributed they stay each rank's own: with `enable_sharding` all ranks should name the same.
         """
         config = store_config(s3client_config, region, endpoint)
-        dataset = cls.__new__(cls)
         listing = Listing(config, objects=object_uris, schemes=("s3",))
+        return cls._from_listing(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
+
+    @classmethod
+    def _from_listing(
+        cls,
+        listing: Listing,
+        config: StoreConfig,
+        transform: Transform,
+        reader_constructor: ReaderConstructor | None,
+        *,
+        enable_sharding: bool,
+    ) -> Self:
+        dataset = cls.__new__(cls)
         dataset._set_up(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
         return dataset
-
-    @property
-    def manifest(self) -> Manifest:
-        """The objects, listed at the first use: before the loop, in the parent, it is once for all workers."""
-        return self._listing.manifest()
-
-    @property
-    def region(self) -> str | None:
-        """The region that was given."""
-        return self._config.region
-
-    @property
-    def endpoint(self) -> str | None:
-        """The endpoint that was given."""
-        return self._config.endpoint_url
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -150,7 +143,7 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
             asked = self._start(indices) if indices else None
             if coming is not None:
                 for index, reader in coming.result():
-                    yield self._sample(manifest.url(index), index, reader)
+                    yield self._made(manifest, index, reader)
             coming = asked
 
     def _start(self, indices: list[int]) -> Future[list[tuple[int, ObjectReader]]]:
@@ -167,22 +160,4 @@ class S3IterableDataset(torch.utils.data.IterableDataset[Any]):
         return coming
 
     def _readers(self, indices: list[int]) -> list[tuple[int, ObjectReader]]:
-        manifest = self._listing.manifest()
-        if self._reader_constructor.whole:
-            readers = manifest.read(self._listing.stores(manifest), indices)
-            return list(zip(indices, readers, strict=True))
-        return [(index, self._lazy_reader(index)) for index in indices]
-
-    def _lazy_reader(self, index: int) -> ObjectReader:
-        _, key, _, _ = self._listing.manifest().entry(index)
-        url = self._listing.manifest().url(index)
-        kind = self._reader_constructor
-        bucket = url.split("/", 3)[2]
-        return ObjectReader.open(self._listing.store_of(index), url, bucket, key, kind.jump_bytes, kind.ahead_bytes)
-
-    def _sample(self, url: str, index: int, reader: ObjectReader) -> Any:
-        try:
-            return self._transform(reader)
-        except Exception as error:
-            note(error, "in the transform", url, index)
-            raise
+        return list(zip(indices, self._listing.readers(indices, self._reader_constructor), strict=True))

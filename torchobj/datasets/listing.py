@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchobj import _torchobj
-from torchobj._torchobj import Manifest
+from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import StoreConfig
 from torchobj.datasets import rendezvous, source, workers
+from torchobj.datasets.readers import ReaderConstructor
 from torchobj.exceptions import ConfigError
 from torchobj.urls import Url, parse_url
 
@@ -45,7 +46,7 @@ class Listing:
     ) -> None:
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit!r}: must be 1 or more")
-        self._config, self._schemes = config, schemes
+        self._config = config
         self._url = parse_url(url, schemes) if url is not None else None
         self._filter = (glob, [suffixes] if isinstance(suffixes, str) else list(suffixes or []), limit)
         # An iterable is used up once, here, as s3torchconnector does.
@@ -112,19 +113,24 @@ class Listing:
         self.manifest()
         return self._source.number
 
-    def read(self, indices: list[int], *, return_errors: bool = False) -> list[Any]:
-        """Readers of objects, all read at once: what was announced is there sooner."""
+    def readers(self, indices: list[int], kind: ReaderConstructor, *, return_errors: bool = False) -> list[Any]:
+        """Readers of objects. What is read whole is read at once, and what was announced is there sooner.
+
+        With `return_errors` there is an exception in place of what could not be read.
+        """
         manifest = self.manifest()
+        if not kind.whole:
+            return [self._lazy(manifest, index, kind) for index in indices]
         ahead = self.source(manifest)
         if ahead is not None and ahead.announced():
             return ahead.read(indices, return_errors)
         return manifest.read(self.stores(manifest), indices, return_errors)
 
-    def store_of(self, index: int) -> "_torchobj.NativeStore":
-        """The store of one object."""
-        manifest = self.manifest()
-        base, _, _, _ = manifest.entry(index)
-        return self.stores(manifest)[manifest.bases().index(base)]
+    def _lazy(self, manifest: Manifest, index: int, kind: ReaderConstructor) -> ObjectReader:
+        base, key, _, _ = manifest.entry(index)
+        store = self.stores(manifest)[manifest.bases().index(base)]
+        bucket = parse_url(f"{base}/").bucket
+        return ObjectReader.open(store, manifest.url(index), bucket, key, kind.jump_bytes, kind.ahead_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         if workers.is_for_a_new_process():
