@@ -11,6 +11,7 @@ __all__ = [
     "Buffer",
     "ListPages",
     "Manifest",
+    "NativeIteration",
     "NativeSource",
     "NativeStore",
     "NativeWriter",
@@ -171,6 +172,15 @@ class NativeSource:
     def number(self) -> int: ...
     def announced(self) -> bool: ...
     def read(self, indices: Sequence[int], return_errors: bool = False) -> list[Any]: ...
+    def charges(self, indices: Sequence[int]) -> list[int]: ...
+
+@final
+class NativeIteration:
+    """Objects of one source, read and announced by the process that uses them."""
+
+    def __new__(cls, source: NativeSource) -> Self: ...
+    def read(self, indices: Sequence[int], ahead: Sequence[int], return_errors: bool = False) -> list[Any]: ...
+    def budget(self) -> int: ...
 
 @final
 class Announcer:

@@ -33,7 +33,7 @@ mod native {
     use crate::process::finish;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::source::{Announcer, NativeSource, adopt, hand, prefetch_stats};
+    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand, prefetch_stats};
     #[pymodule_export]
     use crate::store::{ListPages, NativeStore, get_many};
     #[pymodule_export]

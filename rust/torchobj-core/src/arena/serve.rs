@@ -22,8 +22,11 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// What an owner does for its workers.
 pub trait Handler: Send + Sync + 'static {
-    /// A worker asks. Every position of the request must be answered, at once or later.
+    /// A worker asks. Every object that it wants must be answered, at once or later.
     fn ask(&self, request: Request, answers: Arc<Answers>);
+
+    /// The worker of a lane is gone: what it announced is not wanted any more.
+    fn gone(&self, lane: u32);
 
     /// Memory may have come back.
     fn room(&self);
@@ -126,6 +129,10 @@ pub async fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<()> {
             }
             if let Some(request) = arena.request(lane, known.last) {
                 known.last = request.number;
+                if request.objects.is_empty() {
+                    // One that only announces: nobody waits for more than that it was heard.
+                    arena.publish(lane, request.number);
+                }
                 let missing = AtomicUsize::new(request.objects.len());
                 let gone = AtomicBool::new(false);
                 let answers = Answers { arena: arena.clone(), lane, number: request.number, missing, gone };
@@ -137,6 +144,7 @@ pub async fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<()> {
         if ticked {
             let died = lanes.iter().filter(|(lane, known)| !dying.contains(lane) && known.gone());
             let died: Vec<u32> = died.map(|(lane, _)| *lane).collect();
+            died.iter().for_each(|lane| handler.gone(*lane));
             dying.extend(died);
         }
         if arena.sweep(&dying) > 0 || ticked {
