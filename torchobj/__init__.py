@@ -19,7 +19,7 @@ from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
     from torchobj.checkpoint.s3 import S3Checkpoint
-    from torchobj.datasets.iterable import S3IterableDataset
+    from torchobj.datasets.iterable import ObjectIterableDataset, S3IterableDataset
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
@@ -37,6 +37,7 @@ S3Writer = ObjectWriter
 #: What needs torch, and where it lives.
 _LAZY = {
     "DataLoader": "torchobj.loader",
+    "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3Checkpoint": "torchobj.checkpoint.s3",
@@ -51,6 +52,7 @@ __all__ = [
     "ListPage",
     "Manifest",
     "ObjectInfo",
+    "ObjectIterableDataset",
     "ObjectMapDataset",
     "ObjectReader",
     "ObjectWriter",

@@ -1,6 +1,5 @@
 """What a dataset is made of: a prefix to be listed, or objects by name; listed once, when first needed."""
 
-import itertools
 import logging
 import os
 import threading
@@ -144,10 +143,3 @@ class Listing:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._stores, self._locks = None, {}
-
-
-def batches(indices: Iterable[int], size: int) -> Iterable[list[int]]:
-    """Indices by `size`, the last list shorter."""
-    iterator = iter(indices)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch

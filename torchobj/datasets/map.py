@@ -10,7 +10,7 @@ import torch.utils.data
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets.base import OverObjects, Transform, identity
-from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, say_replaced
+from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, say_failed
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.urls import SCHEMES
@@ -142,7 +142,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
                 sample = self._on_error(position, url, error)
             else:
                 sample = self._replacement(position, error)
-            say_replaced(position, url, error)
+            say_failed(position, url, error)
             return sample
 
     def _replacement(self, position: int, error: Exception) -> Any:

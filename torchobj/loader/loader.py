@@ -4,6 +4,7 @@ from typing import Any
 
 import torch.utils.data
 
+from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.exceptions import ConfigError
 from torchobj.loader.hints import hints_of
 from torchobj.loader.lookahead import Lookahead
@@ -49,6 +50,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def _index_sampler(self) -> Any:
         sampler = super()._index_sampler
+        if isinstance(self.dataset, ObjectIterableDataset) and self.num_workers:
+            # Lists what is not listed yet, before workers are started: they inherit it, and announce for themselves.
+            self.dataset.manifest  # noqa: B018
         if self._lookahead == 0 or isinstance(self.dataset, torch.utils.data.IterableDataset):
             return sampler
         if self._lookahead is None and self.num_workers == 0 and not _known(sampler):
