@@ -11,6 +11,7 @@ __all__ = [
     "Buffer",
     "ListPages",
     "Manifest",
+    "ManifestPages",
     "NativeIteration",
     "NativeSource",
     "NativeStore",
@@ -79,6 +80,24 @@ class Manifest:
     def url(self, index: int) -> str: ...
     def entry(self, index: int) -> tuple[str, str, int | None, str | None]: ...
     def read(self, stores: Sequence[NativeStore], indices: Sequence[int], return_errors: bool = False) -> list[Any]: ...
+
+@final
+class ManifestPages:
+    """The pages of a listing while it is made, each a manifest."""
+
+    def __new__(
+        cls,
+        store: NativeStore,
+        base: str,
+        prefix: str,
+        glob: str | None,
+        suffixes: Sequence[str],
+        limit: int | None,
+    ) -> Self: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Manifest: ...
+    def url(self, index: int) -> str: ...
+    def whole(self) -> Manifest: ...
 
 @final
 class ObjectReader(BinaryIO):

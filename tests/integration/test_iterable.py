@@ -63,6 +63,10 @@ def numbers(loader):
     return [number for batch in loader for number in batch.tolist()]
 
 
+def flat(lists):
+    return list(itertools.chain.from_iterable(lists))
+
+
 def stats():
     return {"hits": 0, "late": 0, "misses": 0, "objects": 0} | _torchobj.prefetch_stats()
 
@@ -138,6 +142,43 @@ def test_a_bucket_is_yielded_in_the_order_of_its_keys(filled_bucket):
     assert [key for key, _ in filtered] == listed[10:15]
 
 
+def test_the_first_pass_yields_while_it_lists_and_lists_once(place, control):
+    keys = [f"k{number:04}" for number in range(2100)]
+    store = torchobj.Store(place.url, config=place.config)
+    for key in keys:
+        store.put(key, key.encode())
+    settings = {"config": place.config, "transform": lambda reader: reader.read().decode()}
+    control.forget_requests()
+
+    def listings():
+        return [request.operation for request in control.requests()].count("ListObjectsV2")
+
+    samples = torchobj.S3IterableDataset(place.url, **settings)
+    iterator = iter(samples)
+    assert next(iterator) == keys[0]
+    # The page that is used and the one that is on its way, of three.
+    assert listings() <= 2
+    state = samples.state_dict()
+    assert [keys[0], *iterator] == keys
+    assert list(samples) == keys
+    assert len(samples.manifest) == len(keys)
+    assert listings() == 3
+    again = torchobj.S3IterableDataset(place.url, **settings)
+    again.load_state_dict(state | {"done": 1500})
+    assert list(again) == keys[1500:]
+    again.load_state_dict(state | {"done": 2000})
+    assert list(again) == keys[2000:]
+    assert listings() == 6
+    assert list(torchobj.S3IterableDataset(place.url, limit=1100, **settings)) == keys[:1100]
+    assert all_free(), stats()
+
+
+def test_what_cannot_be_listed_is_the_error_of_the_first_sample(place):
+    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=place.config)
+    with pytest.raises(exceptions.BucketNotFoundError, match="NoSuchBucket"):
+        list(missing)
+
+
 def test_the_order_is_decided_by_seed_and_epoch_alone(folder):
     def epoch(samples, number, workers):
         samples.set_epoch(number)
@@ -203,18 +244,18 @@ def test_shares_are_disjoint_and_even_ranks_have_equally_many(objects, world_siz
         shares = [Share(number, world_size, worker, workers).of(order, uneven).tolist() for worker in range(workers)]
         # The samples of a rank do not depend on its workers, nor do the numbers of their batches differ among ranks.
         [alone] = [Share(number, world_size).of(order, uneven).tolist()]
-        assert sorted(sum(shares, [])) == sorted(alone)
+        assert sorted(flat(shares)) == sorted(alone)
         return [len(share) for share in shares], alone
 
     everything = [rank(number, None)[1] for number in range(world_size)]
-    assert sorted(sum(everything, [])) == list(range(objects))
+    assert sorted(flat(everything)) == list(range(objects))
     dropped = [rank(number, "drop") for number in range(world_size)]
     assert len({tuple(lengths) for lengths, _ in dropped}) == 1
-    kept = sum((share for _, share in dropped), [])
+    kept = flat(share for _, share in dropped)
     assert len(set(kept)) == len(kept) == objects - objects % world_size
     padded = [rank(number, "pad") for number in range(world_size)]
     assert len({tuple(lengths) for lengths, _ in padded}) == 1
-    filled_up = sum((share for _, share in padded), [])
+    filled_up = flat(share for _, share in padded)
     assert set(filled_up) == set(range(objects))
     assert len(filled_up) == objects + -objects % world_size
 
@@ -292,9 +333,11 @@ def test_a_new_epoch_starts_from_its_beginning_and_so_says_its_state(folder):
 
 def test_a_state_of_other_objects_is_refused(folder):
     samples = dataset(folder)
+    assert len(samples.manifest) == COUNT
     list(itertools.islice(iter(samples), 10))
     (folder / "k999").write_bytes(b"more")
     again = dataset(folder)
+    assert len(again.manifest) == COUNT + 1
     again.load_state_dict(samples.state_dict())
     with pytest.raises(exceptions.ConfigError, match=r"'objects': 300.*'objects': 301"):
         iter(again)
@@ -318,7 +361,7 @@ def test_a_stateful_loader_resumes_exactly(folder, settings, batches):
     begun = [next(iterator).tolist() for _ in range(batches)]
     state = pickle.loads(pickle.dumps(first.state_dict()))
     rest = [batch.tolist() for batch in iterator]
-    assert sorted(sum(begun + rest, [])) == list(range(COUNT))
+    assert sorted(flat(begun + rest)) == list(range(COUNT))
     again = loader()
     again.load_state_dict(state)
     assert [batch.tolist() for batch in again] == rest

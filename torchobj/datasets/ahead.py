@@ -16,7 +16,7 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
-from torchobj.datasets.share import Order
+from torchobj.datasets.share import Order, in_order
 
 #: Objects that are asked for at once: one message to the prefetcher serves so many.
 _GROUP_OBJECTS = 32
@@ -42,6 +42,19 @@ def read_ahead(listing: Listing, order: Order, kind: ReaderConstructor) -> Itera
     if source is None:
         return _by_threads(listing, order, kind)
     return _announced(source, order)
+
+
+def read_while_listing(
+    listing: Listing, pages: "_torchobj.ManifestPages", kind: ReaderConstructor, begin: int
+) -> Iterator[Reading]:
+    """Readers of the objects of a listing that is being made, from number `begin` on, page by page in its order."""
+    before = 0
+    for page in pages:
+        skipped = min(len(page), max(0, begin - before))
+        for index, reader in read_ahead(listing.of_page(page), in_order(len(page))[skipped:], kind):
+            yield before + index, reader
+        before += len(page)
+    listing.keep(pages)
 
 
 def _announced(source: "_torchobj.NativeSource", order: Order) -> Iterator[Reading]:

@@ -4,7 +4,7 @@ The order of samples, and what is done about one that failed, are left to them.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import StoreConfig
@@ -19,6 +19,13 @@ Transform = Callable[[ObjectReader], Any]
 def identity(reader: ObjectReader) -> ObjectReader:
     """The transform of who gives none."""
     return reader
+
+
+class Named(Protocol):
+    """What knows the URLs of objects by their numbers."""
+
+    def url(self, index: int) -> str:
+        """The URL of object `index`."""
 
 
 class OverObjects:
@@ -56,7 +63,7 @@ class OverObjects:
         """The endpoint that was given."""
         return self._config.endpoint_url
 
-    def _made(self, manifest: Manifest, index: int, reader: ObjectReader | Exception) -> Any:
+    def _made(self, names: Named, index: int, reader: ObjectReader | Exception) -> Any:
         """The sample of a reader.
 
         Raises:
@@ -67,5 +74,5 @@ class OverObjects:
         try:
             return self._transform(reader)
         except Exception as error:
-            note(error, "in the transform", manifest.url(index), index)
+            note(error, "in the transform", names.url(index), index)
             raise

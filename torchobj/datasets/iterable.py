@@ -7,11 +7,10 @@ from typing import Any, Self
 
 import torch.utils.data
 
-from torchobj._torchobj import Manifest
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import workers
-from torchobj.datasets.ahead import Reading, read_ahead
-from torchobj.datasets.base import OverObjects, Transform, identity
+from torchobj.datasets.ahead import Reading, read_ahead, read_while_listing
+from torchobj.datasets.base import Named, OverObjects, Transform, identity
 from torchobj.datasets.epoch import Epoch
 from torchobj.datasets.errors import OnErrorInARow, check_on_error_in_a_row, say_failed
 from torchobj.datasets.listing import Listing
@@ -40,7 +39,8 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
     Objects are read ahead of their use, by one process for all its DataLoader workers; each worker announces what it
     will use next, as far as its part of the budget goes (`torchobj.set_budget`).
 
-    The prefix is listed once, when first needed; under torch.distributed by rank 0 for all, before the first sample.
+    The prefix is listed once, when first needed. The first pass without workers, ranks and `shuffle` yields while it is
+    being listed; with any of these the listing comes first, under torch.distributed by rank 0 for all.
     Workers get the listing from their parent where it has one: it lists for workers that are spawned, and in a
     `torchobj.DataLoader` for any. Under another loader ask for `dataset.manifest` before the loop: forked workers
     would each list for themselves, and warn, and read by connections of their own.
@@ -191,45 +191,56 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         self._check()
-        manifest, share, epoch = self._listing.manifest(), self._share(), self._epoch.get()
+        share, epoch, kind = self._share(), self._epoch.get(), self._reader_constructor
+        pages = self._listing.pages() if share == Share() and not self.shuffle else None
+        if pages is not None:
+            progress = self._begin(share, epoch, None)
+            return _Pass(self, pages, read_while_listing(self._listing, pages, kind, progress.done), progress)
+        manifest = self._listing.manifest()
+        progress = self._begin(share, epoch, len(manifest))
+        order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
+        readings = read_ahead(self._listing, share.of(order, self.uneven)[progress.done :], kind)
+        return _Pass(self, manifest, readings, progress)
+
+    def _begin(self, share: Share, epoch: int, objects: int | None) -> _Progress:
+        """The progress of a pass that begins: at the state that was loaded, if it is of this epoch."""
         shape = {
-            "objects": len(manifest),
+            # Not known while they are being listed.
+            "objects": objects,
             "world_size": share.world_size,
             "workers": share.workers,
             "shuffle": self.shuffle,
             "uneven": self.uneven,
         }
         resumed, self._resumed = self._resumed, None
-        done = 0
-        if resumed is not None and resumed.epoch == epoch:
-            done = resumed.done
-            if done and resumed.shape != shape:
+        done = 0 if resumed is None or resumed.epoch != epoch else resumed.done
+        if resumed is not None and done:
+            known = {name: value for name, value in resumed.shape.items() if value is not None}
+            if any(shape[name] not in (None, value) for name, value in known.items()):
                 raise ConfigError(f"a state of {resumed.shape} cannot be resumed by {shape}: samples would be lost")
         self._progress = _Progress(epoch, done, shape)
-        order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
-        order = share.of(order, self.uneven)[done:]
-        return _Pass(self, manifest, read_ahead(self._listing, order, self._reader_constructor), self._progress)
+        return self._progress
 
 
 class _Pass(Iterator[Any]):
     """One pass. An exception of a sample does not end it."""
 
     def __init__(
-        self, dataset: ObjectIterableDataset, manifest: Manifest, readings: Iterator[Reading], progress: _Progress
+        self, dataset: ObjectIterableDataset, names: Named, readings: Iterator[Reading], progress: _Progress
     ) -> None:
-        self._dataset, self._manifest, self._readings, self._progress = dataset, manifest, readings, progress
+        self._dataset, self._names, self._readings, self._progress = dataset, names, readings, progress
 
     def __next__(self) -> Any:
         dataset = self._dataset
         for index, reader in self._readings:
             self._progress.done += 1
             try:
-                return dataset._made(self._manifest, index, reader)
+                return dataset._made(self._names, index, reader)
             except Exception as error:
                 dataset.failed_samples += 1
                 if dataset.on_error == "raise":
                     raise
-                url = self._manifest.url(index)
+                url = self._names.url(index)
                 if dataset.on_error == "skip":
                     say_failed(index, url, error, "skipped")
                     continue

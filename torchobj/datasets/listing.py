@@ -1,5 +1,6 @@
 """What a dataset is made of: a prefix to be listed, or objects by name; listed once, when first needed."""
 
+import copy
 import logging
 import os
 import threading
@@ -88,10 +89,34 @@ class Listing:
                 self._agreed = rendezvous.compare(name, self._manifest)
             return self._manifest
 
+    def pages(self) -> "_torchobj.ManifestPages | None":
+        """The pages of the listing as they come, each once; None where it is there, or somebody else needs it too.
+
+        That are the other ranks of a job, and other workers. Whoever came to the end says so by `keep`.
+        """
+        if self._url is None or self._manifest is not None or workers.in_worker() or rendezvous.in_job():
+            return None
+        store = _torchobj.NativeStore(self._url.scheme, self._url.bucket, self._config)
+        return _torchobj.ManifestPages(store, self._url.base, self._url.key, *self._filter)
+
+    def of_page(self, page: Manifest) -> "Listing":
+        """A page of this listing, as one of its own."""
+        part = copy.copy(self)
+        part._url, part._manifest, part._source, part._locks = None, page, source.Source(), {}
+        return part
+
+    def keep(self, pages: "_torchobj.ManifestPages") -> None:
+        """Takes what was listed by pages for the listing: it is not made again."""
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            if self._manifest is None:
+                self._manifest = self._checked(pages.whole(), f"{self._url} {self._filter}")
+
     def _list(self, url: Url, name: str) -> Manifest:
         store = _torchobj.NativeStore(url.scheme, url.bucket, self._config)
         glob, suffixes, limit = self._filter
-        manifest = Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit)
+        return self._checked(Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit), name)
+
+    def _checked(self, manifest: Manifest, name: str) -> Manifest:
         if len(manifest) == 0:
             logger.warning("%s: no objects", name)
         return manifest

@@ -55,6 +55,11 @@ def _group() -> _Group | None:
     return _Group(distributed.get_rank(), distributed.get_world_size(), store)
 
 
+def in_job() -> bool:
+    """Whether this is one of several ranks."""
+    return _group() is not None
+
+
 def _key(group: _Group, name: str) -> str:
     counted = (id(group.store), name)
     _counts[counted] += 1

@@ -11,6 +11,7 @@ mod error;
 mod local;
 mod log;
 mod manifest;
+mod pages;
 mod process;
 #[cfg(target_os = "linux")]
 mod source;
@@ -29,6 +30,8 @@ mod native {
     use crate::config::default_config;
     #[pymodule_export]
     use crate::manifest::Manifest;
+    #[pymodule_export]
+    use crate::pages::ManifestPages;
     #[pymodule_export]
     use crate::process::finish;
     #[cfg(target_os = "linux")]
