@@ -343,6 +343,19 @@ def test_a_state_of_other_objects_is_refused(folder):
         iter(again)
 
 
+@pytest.mark.parametrize("settings", [{"shuffle": True}, {"uneven": "pad"}])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_state_of_another_share_is_refused(folder, settings, listed):
+    for mine, other in (({}, settings), (settings, {})):
+        samples, again = dataset(folder, **mine), dataset(folder, **other)
+        if listed:
+            assert len(samples.manifest) == len(again.manifest) == COUNT
+        list(itertools.islice(iter(samples), 10))
+        again.load_state_dict(samples.state_dict())
+        with pytest.raises(exceptions.ConfigError, match="cannot be resumed"):
+            iter(again)
+
+
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
 @pytest.mark.parametrize("settings", WORKERS, ids=str)
 @pytest.mark.parametrize("batches", [0, 7, 37])
@@ -422,6 +435,7 @@ def test_a_sample_that_fails_is_an_error_of_its_own_and_the_next_comes(folder, w
         ({"uneven": "cut"}, "uneven='cut'"),
         ({"uneven": "drop", "enable_sharding": False}, "needs enable_sharding=True"),
         ({"seed": -1}, "seed=-1"),
+        ({"seed": "x"}, "seed='x'"),
     ],
 )
 def test_what_makes_no_sense_is_refused(folder, settings, said):

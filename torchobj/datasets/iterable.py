@@ -1,7 +1,6 @@
 """Iterable datasets: objects one after the other, read ahead, split over ranks and workers on request."""
 
 import dataclasses
-import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -26,6 +25,7 @@ __all__ = ["ObjectIterableDataset", "S3IterableDataset"]
 class _Progress:
     """How far an iterator is."""
 
+    seed: int
     epoch: int
     #: Objects of its share that are done: samples of which were yielded, or skipped.
     done: int
@@ -131,8 +131,8 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
         self._resumed: _Progress | None = None
 
     def _check(self) -> None:
-        if operator.index(self.seed) < 0:
-            raise ConfigError(f"seed={self.seed!r}: must be 0 or more")
+        if not isinstance(self.seed, int) or self.seed < 0:
+            raise ConfigError(f"seed={self.seed!r}: must be an int, 0 or more")
         if self.uneven not in (None, "drop", "pad"):
             raise ConfigError(f"uneven={self.uneven!r}: must be 'drop', 'pad' or None")
         if self.uneven and not self._enable_sharding:
@@ -160,8 +160,8 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
         epoch = self._epoch.get()
         progress = self._resumed or self._progress
         if progress is None or (progress.epoch != epoch and not workers.in_worker()):
-            progress = _Progress(epoch, 0, {})
-        return {"seed": self.seed, "epoch": progress.epoch, "done": progress.done, "shape": dict(progress.shape)}
+            progress = _Progress(self.seed, epoch, 0, {})
+        return dataclasses.asdict(progress)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The next iteration yields what was left of the epoch then: each sample once, none twice.
@@ -171,9 +171,9 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
         Raises:
             ConfigError: When iteration starts, and the state is of other objects, ranks or workers.
         """
-        self.seed = state["seed"]
-        self._epoch.set(state["epoch"])
-        self._resumed = _Progress(state["epoch"], state["done"], dict(state["shape"]))
+        self._resumed = _Progress(state["seed"], state["epoch"], state["done"], dict(state["shape"]))
+        self.seed = self._resumed.seed
+        self._epoch.set(self._resumed.epoch)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -215,10 +215,10 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
         resumed, self._resumed = self._resumed, None
         done = 0 if resumed is None or resumed.epoch != epoch else resumed.done
         if resumed is not None and done:
-            known = {name: value for name, value in resumed.shape.items() if value is not None}
-            if any(shape[name] not in (None, value) for name, value in known.items()):
+            unknown = {"objects": None} if None in (objects, resumed.shape["objects"]) else {}
+            if resumed.shape | unknown != shape | unknown:
                 raise ConfigError(f"a state of {resumed.shape} cannot be resumed by {shape}: samples would be lost")
-        self._progress = _Progress(epoch, done, shape)
+        self._progress = _Progress(self.seed, epoch, done, shape)
         return self._progress
 
 
