@@ -19,7 +19,7 @@ from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
     from torchobj.checkpoint.s3 import S3Checkpoint
-    from torchobj.datasets.iterable import S3IterableDataset
+    from torchobj.datasets.iterable import ObjectIterableDataset, S3IterableDataset
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
@@ -42,6 +42,7 @@ _LAZY = {
     "LookaheadBatchSampler": "torchobj.loader",
     # Needs transformers too, and is in no __all__: `from torchobj import *` does not.
     "LookaheadCallback": "torchobj.loader.callback",
+    "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3Checkpoint": "torchobj.checkpoint.s3",
@@ -59,6 +60,7 @@ __all__ = [
     "LookaheadBatchSampler",
     "Manifest",
     "ObjectInfo",
+    "ObjectIterableDataset",
     "ObjectMapDataset",
     "ObjectReader",
     "ObjectWriter",

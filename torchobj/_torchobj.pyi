@@ -11,6 +11,8 @@ __all__ = [
     "Buffer",
     "ListPages",
     "Manifest",
+    "ManifestPages",
+    "NativeIteration",
     "NativeSource",
     "NativeStore",
     "NativeWriter",
@@ -78,6 +80,24 @@ class Manifest:
     def url(self, index: int) -> str: ...
     def entry(self, index: int) -> tuple[str, str, int | None, str | None]: ...
     def read(self, stores: Sequence[NativeStore], indices: Sequence[int], return_errors: bool = False) -> list[Any]: ...
+
+@final
+class ManifestPages:
+    """The pages of a listing while it is made, each a manifest."""
+
+    def __new__(
+        cls,
+        store: NativeStore,
+        base: str,
+        prefix: str,
+        glob: str | None,
+        suffixes: Sequence[str],
+        limit: int | None,
+    ) -> Self: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Manifest: ...
+    def url(self, index: int) -> str: ...
+    def whole(self) -> Manifest: ...
 
 @final
 class ObjectReader(BinaryIO):
@@ -171,6 +191,15 @@ class NativeSource:
     def number(self) -> int: ...
     def announced(self) -> bool: ...
     def read(self, indices: Sequence[int], return_errors: bool = False) -> list[Any]: ...
+    def charges(self, indices: Sequence[int]) -> list[int]: ...
+
+@final
+class NativeIteration:
+    """Objects of one source, read and announced by the process that uses them."""
+
+    def __new__(cls, source: NativeSource) -> Self: ...
+    def read(self, indices: Sequence[int], ahead: Sequence[int], return_errors: bool = False) -> list[Any]: ...
+    def budget(self) -> int: ...
 
 @final
 class Announcer:

@@ -176,6 +176,30 @@ def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled
     assert len(one) in (4, 5, 6)
 
 
+def evenly(rank, bucket, config, uneven):
+    samples = torchobj.S3IterableDataset(
+        f"s3://{bucket}/train/",
+        config=config,
+        limit=9,
+        shuffle=True,
+        enable_sharding=True,
+        uneven=uneven,
+        transform=key_of,
+    )
+    dist.init_process_group("gloo")
+    samples.set_epoch(1)
+    share = list(torchobj.DataLoader(samples, batch_size=None, num_workers=2))
+    dist.barrier()
+    return share
+
+
+@pytest.mark.parametrize(("uneven", "each", "different"), [("drop", 4, 8), ("pad", 5, 9)])
+def test_ranks_of_an_iterable_stay_even(filled, uneven, each, different):
+    shares = run_ranks(evenly, filled.bucket, filled.config, uneven)
+    assert [len(share) for share in shares] == [each, each]
+    assert len({key for share in shares for key in share}) == different
+
+
 def sharded_by_hand(rank, bucket, config):
     dist.init_process_group("gloo")
     uris = [f"s3://{bucket}/train/{number}" for number in range(9)]

@@ -9,12 +9,13 @@ from torchobj.exceptions import ConfigError
 
 logger = logging.getLogger("torchobj")
 
-#: Processes, by their ids, that have said that a sample was replaced: a forked worker says it for itself.
+#: Processes, by their ids, that have said that a sample failed: a forked worker says it for itself.
 _said: set[int] = set()
 
 #: Called with index, URL and exception; returns the sample to use.
 Handler = Callable[[int, str, Exception], Any]
 OnError = Literal["raise", "replace"] | Handler
+OnErrorInARow = Literal["raise", "skip"] | Handler
 
 #: So many neighbours are tried for a sample that is to be replaced.
 REPLACEMENTS = 16
@@ -30,9 +31,31 @@ def check_on_error(on_error: Any) -> None:
         raise ConfigError(
             "on_error='skip': is for iterable datasets, batches of a map-style one would shrink; use 'replace'"
         )
-    if on_error not in ("raise", "replace") and not callable(on_error):
+    _check_word(on_error, "replace")
+
+
+def check_on_error_in_a_row(on_error: Any, *, even: bool) -> None:
+    """Refuses what is no policy for an iterable dataset; `even` for one whose ranks are to yield equally many samples.
+
+    Raises:
+        ConfigError: As said.
+    """
+    if on_error == "replace":
         raise ConfigError(
-            f"on_error={on_error!r}: must be 'raise', 'replace' or a callable (index, url, error) -> sample"
+            "on_error='replace': is for map-style datasets, an iterable one has nothing to go on without; use 'skip'"
+        )
+    _check_word(on_error, "skip")
+    if on_error == "skip" and even:
+        raise ConfigError(
+            "on_error='skip' with uneven: what one rank skips the others do not, and they would wait for it; "
+            "use a callable that returns a sample in its place"
+        )
+
+
+def _check_word(on_error: Any, word: str) -> None:
+    if on_error not in ("raise", word) and not callable(on_error):
+        raise ConfigError(
+            f"on_error={on_error!r}: must be 'raise', {word!r} or a callable (index, url, error) -> sample"
         )
 
 
@@ -41,14 +64,15 @@ def note(error: BaseException, what: str, url: str, index: int) -> None:
     error.add_note(f"{what} of sample {index}, {url}")
 
 
-def say_replaced(index: int, url: str, error: Exception) -> None:
-    """Logs the first replacement of a sample in this process; in a DataLoader worker nothing else tells of it."""
+def say_failed(index: int, url: str, error: Exception, become: str = "replaced") -> None:
+    """Logs the first sample that failed in this process; in a DataLoader worker nothing else tells of it."""
     if os.getpid() not in _said:
         _said.add(os.getpid())
         logger.warning(
-            "sample %d, %s, was replaced: %s: %s; others of this process are counted in failed_samples and not logged",
+            "sample %d, %s, was %s: %s: %s; others of this process are counted in failed_samples and not logged",
             index,
             url,
+            become,
             type(error).__name__,
             error,
         )

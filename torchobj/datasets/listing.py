@@ -1,6 +1,6 @@
 """What a dataset is made of: a prefix to be listed, or objects by name; listed once, when first needed."""
 
-import itertools
+import copy
 import logging
 import os
 import threading
@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torchobj import _torchobj
-from torchobj._torchobj import Manifest
+from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import StoreConfig
 from torchobj.datasets import rendezvous, source, workers
+from torchobj.datasets.readers import ReaderConstructor
 from torchobj.exceptions import ConfigError
 from torchobj.urls import Url, parse_url
 
@@ -45,7 +46,7 @@ class Listing:
     ) -> None:
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit!r}: must be 1 or more")
-        self._config, self._schemes = config, schemes
+        self._config = config
         self._url = parse_url(url, schemes) if url is not None else None
         self._filter = (glob, [suffixes] if isinstance(suffixes, str) else list(suffixes or []), limit)
         # An iterable is used up once, here, as s3torchconnector does.
@@ -88,10 +89,34 @@ class Listing:
                 self._agreed = rendezvous.compare(name, self._manifest)
             return self._manifest
 
+    def pages(self) -> "_torchobj.ManifestPages | None":
+        """The pages of the listing as they come, each once; None where it is there, or somebody else needs it too.
+
+        That are the other ranks of a job, and other workers. Whoever came to the end says so by `keep`.
+        """
+        if self._url is None or self._manifest is not None or workers.in_worker() or rendezvous.in_job():
+            return None
+        store = _torchobj.NativeStore(self._url.scheme, self._url.bucket, self._config)
+        return _torchobj.ManifestPages(store, self._url.base, self._url.key, *self._filter)
+
+    def of_page(self, page: Manifest) -> "Listing":
+        """A page of this listing, as one of its own."""
+        part = copy.copy(self)
+        part._url, part._manifest, part._source, part._locks = None, page, source.Source(), {}
+        return part
+
+    def keep(self, pages: "_torchobj.ManifestPages") -> None:
+        """Takes what was listed by pages for the listing: it is not made again."""
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            if self._manifest is None:
+                self._manifest = self._checked(pages.whole(), f"{self._url} {self._filter}")
+
     def _list(self, url: Url, name: str) -> Manifest:
         store = _torchobj.NativeStore(url.scheme, url.bucket, self._config)
         glob, suffixes, limit = self._filter
-        manifest = Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit)
+        return self._checked(Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit), name)
+
+    def _checked(self, manifest: Manifest, name: str) -> Manifest:
         if len(manifest) == 0:
             logger.warning("%s: no objects", name)
         return manifest
@@ -112,19 +137,24 @@ class Listing:
         self.manifest()
         return self._source.number
 
-    def read(self, indices: list[int], *, return_errors: bool = False) -> list[Any]:
-        """Readers of objects, all read at once: what was announced is there sooner."""
+    def readers(self, indices: list[int], kind: ReaderConstructor, *, return_errors: bool = False) -> list[Any]:
+        """Readers of objects. What is read whole is read at once, and what was announced is there sooner.
+
+        With `return_errors` there is an exception in place of what could not be read.
+        """
         manifest = self.manifest()
+        if not kind.whole:
+            return [self._lazy(manifest, index, kind) for index in indices]
         ahead = self.source(manifest)
         if ahead is not None and ahead.announced():
             return ahead.read(indices, return_errors)
         return manifest.read(self.stores(manifest), indices, return_errors)
 
-    def store_of(self, index: int) -> "_torchobj.NativeStore":
-        """The store of one object."""
-        manifest = self.manifest()
-        base, _, _, _ = manifest.entry(index)
-        return self.stores(manifest)[manifest.bases().index(base)]
+    def _lazy(self, manifest: Manifest, index: int, kind: ReaderConstructor) -> ObjectReader:
+        base, key, _, _ = manifest.entry(index)
+        store = self.stores(manifest)[manifest.bases().index(base)]
+        bucket = parse_url(f"{base}/").bucket
+        return ObjectReader.open(store, manifest.url(index), bucket, key, kind.jump_bytes, kind.ahead_bytes)
 
     def __getstate__(self) -> dict[str, Any]:
         if workers.is_for_a_new_process():
@@ -138,10 +168,3 @@ class Listing:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._stores, self._locks = None, {}
-
-
-def batches(indices: Iterable[int], size: int) -> Iterable[list[int]]:
-    """Indices by `size`, the last list shorter."""
-    iterator = iter(indices)
-    while batch := list(itertools.islice(iterator, size)):
-        yield batch

@@ -1,30 +1,25 @@
 """Map-style datasets: one object is one sample."""
 
+import contextlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch.utils.data
 
-from torchobj._torchobj import Manifest, ObjectReader
+from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import handover, ragged, source, unannounced, workers  # noqa: F401  teach multiprocessing and default_collate what to do with readers
-from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note, say_replaced
+from torchobj.datasets import source, unannounced, workers
+from torchobj.datasets.base import OverObjects, Transform, identity
+from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, say_failed
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.urls import SCHEMES
 
 __all__ = ["ObjectMapDataset", "S3MapDataset"]
 
-Transform = Callable[[ObjectReader], Any]
 
-
-def identity(reader: ObjectReader) -> ObjectReader:
-    """The transform of who gives none."""
-    return reader
-
-
-class ObjectMapDataset(torch.utils.data.Dataset[Any]):
+class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
     """A dataset of the objects under a prefix, in key order.
 
     The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all.
@@ -89,25 +84,8 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
         on_error: OnError,
     ) -> None:
         check_on_error(on_error)
-        self._listing, self._config, self._on_error = listing, config, on_error
-        self._transform = transform or identity
-        self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
-        self.failed_samples = 0
-
-    @property
-    def manifest(self) -> Manifest:
-        """The objects, listed at the first use."""
-        return self._listing.manifest()
-
-    @property
-    def region(self) -> str | None:
-        """The region that was given."""
-        return self._config.region
-
-    @property
-    def endpoint(self) -> str | None:
-        """The endpoint that was given."""
-        return self._config.endpoint_url
+        self._set_up_reading(listing, config, transform, reader_constructor)
+        self._on_error = on_error
 
     def __len__(self) -> int:
         return len(self.manifest)
@@ -157,51 +135,31 @@ class ObjectMapDataset(torch.utils.data.Dataset[Any]):
 
     def _samples(self, positions: list[int]) -> list[Any]:
         raising = self._on_error == "raise"
-        readers = self._readers(positions, return_errors=not raising)
+        readers = self._listing.readers(positions, self._reader_constructor, return_errors=not raising)
         return [self._sample(position, reader) for position, reader in zip(positions, readers, strict=True)]
 
-    def _readers(self, positions: list[int], *, return_errors: bool) -> list[Any]:
-        if self._reader_constructor.whole:
-            return self._listing.read(positions, return_errors=return_errors)
-        return [self._lazy_reader(position) for position in positions]
-
-    def _lazy_reader(self, position: int) -> ObjectReader:
-        _, key, _, _ = self.manifest.entry(position)
-        url = self.manifest.url(position)
-        bucket = url.split("/", 3)[2]
-        kind = self._reader_constructor
-        return ObjectReader.open(self._listing.store_of(position), url, bucket, key, kind.jump_bytes, kind.ahead_bytes)
-
     def _sample(self, position: int, reader: ObjectReader | Exception) -> Any:
-        url = self.manifest.url(position)
-        error: Exception
-        if isinstance(reader, Exception):
-            error = reader
-        else:
-            try:
-                return self._transform(reader)
-            except Exception as raised:
-                note(raised, "in the transform", url, position)
-                if self._on_error == "raise":
-                    raise
-                error = raised
-        self.failed_samples += 1
-        if callable(self._on_error):
-            sample = self._on_error(position, url, error)
-        else:
-            sample = self._replacement(position, error)
-        say_replaced(position, url, error)
-        return sample
+        try:
+            return self._made(self.manifest, position, reader)
+        except Exception as error:
+            if self._on_error == "raise":
+                raise
+            url = self.manifest.url(position)
+            self.failed_samples += 1
+            if callable(self._on_error):
+                sample = self._on_error(position, url, error)
+            else:
+                sample = self._replacement(position, error)
+            say_failed(position, url, error)
+            return sample
 
     def _replacement(self, position: int, error: Exception) -> Any:
         for step in range(1, min(REPLACEMENTS, len(self))):
             neighbour = (position + step) % len(self)
-            [reader] = self._readers([neighbour], return_errors=True)
-            if not isinstance(reader, Exception):
-                try:
-                    return self._transform(reader)
-                except Exception as raised:  # noqa: BLE001  the next neighbour may do
-                    note(raised, "in the transform", self.manifest.url(neighbour), neighbour)
+            [reader] = self._listing.readers([neighbour], self._reader_constructor, return_errors=True)
+            # The next neighbour may do.
+            with contextlib.suppress(Exception):
+                return self._made(self.manifest, neighbour, reader)
         raise error
 
 

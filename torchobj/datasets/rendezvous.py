@@ -50,6 +50,11 @@ def _group() -> _Group | None:
     return _Group(number, torch.distributed.distributed_c10d._get_default_store())
 
 
+def in_job() -> bool:
+    """Whether this is one of several ranks."""
+    return _group() is not None
+
+
 def _key(group: _Group, name: str) -> str:
     counted = (id(group.store), name)
     _counts[counted] += 1

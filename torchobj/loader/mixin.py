@@ -5,6 +5,7 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.datasets import unannounced
+from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.hints import Hints, hints_of
 from torchobj.loader.lookahead import Lookahead
@@ -26,6 +27,9 @@ class LookaheadMixin(torch.utils.data.DataLoader[Any]):
     def _index_sampler(self) -> Any:
         sampler = super()._index_sampler
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
+            if isinstance(self.dataset, ObjectIterableDataset) and self.num_workers:
+                # Lists what is not listed yet, before workers are started: they inherit it, and announce for themselves.
+                len(self.dataset.manifest)
             return sampler
         if self._ahead is None or self._ahead.sampler is not sampler:
             self._ahead = Lookahead(sampler, self._hints(sampler), self.lookahead)

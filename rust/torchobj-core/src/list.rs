@@ -46,6 +46,24 @@ impl Filter {
     }
 }
 
+/// How far a listing is.
+#[derive(Debug)]
+pub struct Listed {
+    continuation: Option<String>,
+    /// Objects that the filter let pass.
+    taken: usize,
+    seen: usize,
+    started: Instant,
+    reported: Instant,
+}
+
+impl Default for Listed {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self { continuation: None, taken: 0, seen: 0, started: now, reported: now }
+    }
+}
+
 impl Client {
     /// Lists everything under `prefix` that `filter` lets pass, in key order. `base` is what the manifest calls this
     /// bucket.
@@ -53,32 +71,41 @@ impl Client {
     /// # Errors
     /// `NoBucket`, `AccessDenied`, and what persists after the retries.
     pub async fn list_into(&self, manifest: &mut Manifest, base: &str, prefix: &str, filter: &Filter) -> Result<()> {
-        let started = Instant::now();
-        let mut reported = started;
-        let mut seen = 0;
-        let mut continuation: Option<String> = None;
-        loop {
-            let request = ListRequest { prefix, continuation: continuation.as_deref(), ..ListRequest::default() };
-            let page = self.list(request).await?;
-            seen += page.entries.len();
-            for entry in page.entries.iter().filter(|entry| filter.passes(prefix, entry)) {
-                if filter.limit.is_some_and(|limit| manifest.len() >= limit) {
-                    manifest.shrink();
-                    return Ok(());
-                }
-                manifest.push(base, &entry.key, Some(entry.size), entry.version.as_ref());
+        let mut listed = Listed::default();
+        while self.list_page_into(manifest, base, prefix, filter, &mut listed).await? {}
+        manifest.shrink();
+        Ok(())
+    }
+
+    /// The next page of a listing as `list_into` makes; returns whether there are more.
+    ///
+    /// # Errors
+    /// As `list_into`.
+    pub async fn list_page_into(
+        &self,
+        manifest: &mut Manifest,
+        base: &str,
+        prefix: &str,
+        filter: &Filter,
+        listed: &mut Listed,
+    ) -> Result<bool> {
+        let request = ListRequest { prefix, continuation: listed.continuation.as_deref(), ..ListRequest::default() };
+        let page = self.list(request).await?;
+        listed.seen += page.entries.len();
+        for entry in page.entries.iter().filter(|entry| filter.passes(prefix, entry)) {
+            if filter.limit.is_some_and(|limit| listed.taken >= limit) {
+                return Ok(false);
             }
-            if reported.elapsed() >= REPORT_EVERY {
-                reported = Instant::now();
-                let seconds = started.elapsed().as_secs_f64();
-                log::info!("listing {}: {seen} keys after {seconds:.1} s", self.store().url(prefix));
-            }
-            continuation = page.continuation;
-            if continuation.is_none() {
-                manifest.shrink();
-                return Ok(());
-            }
+            listed.taken += 1;
+            manifest.push(base, &entry.key, Some(entry.size), entry.version.as_ref());
         }
+        if listed.reported.elapsed() >= REPORT_EVERY {
+            listed.reported = Instant::now();
+            let seconds = listed.started.elapsed().as_secs_f64();
+            log::info!("listing {}: {} keys after {seconds:.1} s", self.store().url(prefix), listed.seen);
+        }
+        listed.continuation = page.continuation;
+        Ok(listed.continuation.is_some())
     }
 }
 

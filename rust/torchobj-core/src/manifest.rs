@@ -65,6 +65,13 @@ impl Manifest {
         self.records.extend_from_slice(&record);
     }
 
+    /// Appends the objects of another manifest.
+    pub fn append(&mut self, other: &Self) {
+        for object in (0..other.len()).filter_map(|index| other.get(index)) {
+            self.push(object.base, object.key, object.size, object.version.as_ref());
+        }
+    }
+
     /// Gives back the memory that growing took and the end does not need.
     pub fn shrink(&mut self) {
         self.records.shrink_to_fit();

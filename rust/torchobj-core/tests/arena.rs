@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::io::{FdFlags, fcntl_setfd};
-use torchobj_core::arena::{Reply, Worker};
+use torchobj_core::arena::{Ahead, Reply, Worker};
 use torchobj_core::client::Client;
 use torchobj_core::manifest::Manifest;
 use torchobj_core::memory::MemoryStore;
@@ -141,7 +141,7 @@ fn one_worker() {
     let mut kept = Vec::new();
     loop {
         let order: Vec<u64> = (0..random.usize(1..32)).map(|_| random.u64(0..OBJECTS.into())).collect();
-        let replies = worker.ask(source, &order, || Ok::<(), ()>(())).unwrap();
+        let replies = worker.ask(source, &order, Ahead::default(), || Ok::<(), ()>(())).unwrap();
         for (index, reply) in order.iter().zip(replies) {
             let Reply::Landed(claim) = reply else { panic!("{reply:?}") };
             let index = u8::try_from(*index).unwrap();

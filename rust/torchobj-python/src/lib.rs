@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod log;
 mod manifest;
+mod pages;
 mod process;
 #[cfg(target_os = "linux")]
 mod source;
@@ -29,10 +30,12 @@ mod native {
     #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]
+    use crate::pages::ManifestPages;
+    #[pymodule_export]
     use crate::process::finish;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::source::{Announcer, NativeSource, adopt, hand, prefetch_stats};
+    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand, prefetch_stats};
     #[pymodule_export]
     use crate::store::{ListPages, NativeStore, get_many};
     #[pymodule_export]

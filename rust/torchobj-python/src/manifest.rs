@@ -49,7 +49,7 @@ impl Manifest {
             let mut manifest = Packed::default();
             client.list_into(&mut manifest, &base, &prefix, &filter).await.map(|()| manifest)
         })?;
-        Ok(Self { packed: Arc::new(listed.or_raise(py)?) })
+        Ok(Self::of(listed.or_raise(py)?))
     }
 
     /// A manifest of URLs; sizes and versions are not known.
@@ -61,7 +61,7 @@ impl Manifest {
             manifest.push(&format!("{}://{}", url.scheme, url.bucket), &url.key, None, None);
         }
         manifest.shrink();
-        Ok(Self { packed: Arc::new(manifest) })
+        Ok(Self::of(manifest))
     }
 
     fn __len__(&self) -> usize {
@@ -150,6 +150,10 @@ impl Manifest {
 }
 
 impl Manifest {
+    pub(crate) fn of(packed: Packed) -> Self {
+        Self { packed: Arc::new(packed) }
+    }
+
     pub(crate) fn packed(&self) -> Arc<Packed> {
         self.packed.clone()
     }

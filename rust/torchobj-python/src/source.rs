@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex};
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use torchobj_core::arena::{Reply, Unanswered, Worker};
+use torchobj_core::arena::{Ahead, Reply, Unanswered, Worker};
 use torchobj_core::buffer::Buffer as Landed;
 use torchobj_core::error::Error;
 use torchobj_core::fork::{self, Local};
 use torchobj_core::manifest::Manifest as Packed;
-use torchobj_core::prefetch::{Object, Prefetcher, Source};
+use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
@@ -133,25 +133,46 @@ impl NativeSource {
     /// Reads objects as readers, all at once; with `return_errors` there is an exception in place of what could not be
     /// read. In a worker the owner is asked.
     #[pyo3(signature = (indices, return_errors=false))]
-    fn read<'py>(&self, py: Python<'py>, indices: Vec<usize>, return_errors: bool) -> PyResult<Bound<'py, PyList>> {
-        let results: Vec<Result<Buffer, Error>> = match &self.reach {
-            Reach::Made(prefetcher) if self.owner == fork::generation() => {
-                let source = self.number;
-                let objects: Vec<Object> =
-                    indices.iter().map(|index| Object { source, index: *index as u64 }).collect();
-                let prefetcher = Arc::clone(prefetcher);
-                let landed = wait(py, async move { prefetcher.take(&objects).await })?;
-                landed.into_iter().map(|landed| landed.map(|landed| Buffer::from(landed.buffer))).collect()
-            }
-            Reach::Made(prefetcher) => {
-                let worker = attached(self.owner, || Worker::inherit(prefetcher.arena()))?;
-                self.ask(py, &worker, &indices)?
-            }
-            Reach::Attached(worker) => self.ask(py, worker, &indices)?,
+    fn read<'py>(&self, py: Python<'py>, indices: Vec<u64>, return_errors: bool) -> PyResult<Bound<'py, PyList>> {
+        let results = match self.side()? {
+            Side::Owner(prefetcher) => take(py, prefetcher, self.number, &indices)?,
+            Side::Worker(worker) => self.ask(py, &worker, &indices, Ahead::default())?,
         };
+        self.readers(py, &indices, results, return_errors)
+    }
+
+    /// What objects will take of the budget, in bytes; those whose size is not known count as some.
+    fn charges(&self, indices: Vec<u64>) -> Vec<u64> {
+        indices.into_iter().map(|index| charge(&self.manifest, index, None)).collect()
+    }
+}
+
+/// Who a process is to the arena of a source.
+enum Side<'a> {
+    Owner(&'a Arc<Prefetcher>),
+    Worker(Arc<Worker>),
+}
+
+impl NativeSource {
+    fn side(&self) -> PyResult<Side<'_>> {
+        Ok(match &self.reach {
+            Reach::Made(prefetcher) if self.owner == fork::generation() => Side::Owner(prefetcher),
+            Reach::Made(prefetcher) => Side::Worker(attached(self.owner, || Worker::inherit(prefetcher.arena()))?),
+            Reach::Attached(worker) => Side::Worker(worker.clone()),
+        })
+    }
+
+    fn readers<'py>(
+        &self,
+        py: Python<'py>,
+        indices: &[u64],
+        results: Vec<Result<Buffer, Error>>,
+        return_errors: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         for (index, result) in indices.iter().zip(results) {
-            let object = self.manifest.get(*index).ok_or_else(|| PyIndexError::new_err(format!("index {index}")))?;
+            let object = usize::try_from(*index).ok().and_then(|index| self.manifest.get(index));
+            let object = object.ok_or_else(|| PyIndexError::new_err(format!("index {index}")))?;
             match result {
                 Ok(buffer) => list.append(ObjectReader::of(py, object, buffer)?)?,
                 Err(error) if return_errors => list.append(exception(py, &error).into_value(py))?,
@@ -160,14 +181,17 @@ impl NativeSource {
         }
         Ok(list)
     }
-}
 
-impl NativeSource {
-    fn ask(&self, py: Python<'_>, worker: &Arc<Worker>, indices: &[usize]) -> PyResult<Vec<Result<Buffer, Error>>> {
-        let objects: Vec<u64> = indices.iter().map(|index| *index as u64).collect();
+    fn ask(
+        &self,
+        py: Python<'_>,
+        worker: &Arc<Worker>,
+        indices: &[u64],
+        ahead: Ahead<'_>,
+    ) -> PyResult<Vec<Result<Buffer, Error>>> {
         let glance = || Python::attach(|py| py.check_signals());
         let replies =
-            py.detach(|| worker.ask(self.number, &objects, glance)).map_err(|unanswered| match unanswered {
+            py.detach(|| worker.ask(self.number, indices, ahead, glance)).map_err(|unanswered| match unanswered {
                 Unanswered::Interrupted(signal) => signal,
                 Unanswered::OwnerGone => {
                     PyRuntimeError::new_err(format!("process {}, which reads, is gone", self.owner))
@@ -184,12 +208,98 @@ impl NativeSource {
     }
 }
 
+fn take(
+    py: Python<'_>,
+    prefetcher: &Arc<Prefetcher>,
+    source: u64,
+    indices: &[u64],
+) -> PyResult<Vec<Result<Buffer, Error>>> {
+    let objects: Vec<Object> = indices.iter().map(|index| Object { source, index: *index }).collect();
+    let prefetcher = Arc::clone(prefetcher);
+    let landed = wait(py, async move { prefetcher.take(&objects).await })?;
+    Ok(landed.into_iter().map(|landed| landed.map(|landed| Buffer::from(landed.buffer))).collect())
+}
+
 impl Drop for NativeSource {
     fn drop(&mut self) {
         if let Reach::Made(prefetcher) = &self.reach
             && self.owner == fork::generation()
         {
             prefetcher.remove_source(self.number);
+        }
+    }
+}
+
+/// Objects of one source, read and announced by the process that uses them, be it the owner or a worker; what it
+/// announced is forgotten when this is dropped.
+#[pyclass(module = "torchobj._torchobj", frozen)]
+pub(crate) struct NativeIteration {
+    source: Py<NativeSource>,
+    process: u32,
+    of: Of,
+}
+
+/// Whose names iterators have.
+enum Of {
+    Owner(ManuallyDrop<Arc<Prefetcher>>, u64),
+    Worker(Arc<Worker>, u32),
+}
+
+#[pymethods]
+impl NativeIteration {
+    #[new]
+    fn new(source: Py<NativeSource>) -> PyResult<Self> {
+        let of = match source.get().side()? {
+            Side::Owner(prefetcher) => Of::Owner(ManuallyDrop::new(prefetcher.clone()), prefetcher.new_iterator()),
+            Side::Worker(worker) => {
+                let iterator = worker.new_iterator();
+                Of::Worker(worker, iterator)
+            }
+        };
+        Ok(Self { source, process: fork::generation(), of })
+    }
+
+    /// Reads objects as `NativeSource.read` does, and announces those of `ahead` behind what was announced before.
+    #[pyo3(signature = (indices, ahead, return_errors=false))]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        indices: Vec<u64>,
+        ahead: Vec<u64>,
+        return_errors: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let source = self.source.get();
+        let results = match &self.of {
+            Of::Owner(prefetcher, iterator) => {
+                let announced: Vec<Object> =
+                    ahead.iter().map(|index| Object { source: source.number, index: *index }).collect();
+                py.detach(|| prefetcher.announce(*iterator, &announced));
+                take(py, prefetcher, source.number, &indices)?
+            }
+            Of::Worker(worker, iterator) => {
+                let ahead = Ahead { iterator: *iterator, objects: &ahead };
+                source.ask(py, worker, &indices, ahead)?
+            }
+        };
+        source.readers(py, &indices, results, return_errors)
+    }
+
+    /// What segments of the owner may take, in bytes.
+    fn budget(&self) -> u64 {
+        match &self.of {
+            Of::Owner(prefetcher, _) => prefetcher.arena().budget(),
+            Of::Worker(worker, _) => worker.budget(),
+        }
+    }
+}
+
+impl Drop for NativeIteration {
+    fn drop(&mut self) {
+        if self.process == fork::generation() {
+            match &self.of {
+                Of::Owner(prefetcher, iterator) => prefetcher.cancel(*iterator),
+                Of::Worker(worker, iterator) => worker.end_iterator(*iterator),
+            }
         }
     }
 }

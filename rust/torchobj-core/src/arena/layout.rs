@@ -18,7 +18,7 @@ pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x01");
 pub(super) const SEGMENTS: u32 = 1 << 20;
 /// How many workers can be attached at a time.
 pub(super) const LANES: u32 = 256;
-/// How many objects one request names at most; a larger batch takes several.
+/// How many objects one request names at most, wanted and announced; what is more takes several.
 pub(super) const MOST_OBJECTS: usize = 4096;
 
 const STATES: u64 = 4096;
@@ -52,6 +52,10 @@ impl<'a> Header<'a> {
     pub(super) fn starving(self) -> &'a AtomicU32 {
         self.0.word(16)
     }
+    /// What segments may take, in bytes.
+    pub(super) fn budget(self) -> &'a AtomicU64 {
+        self.0.long(24)
+    }
     /// The word of granted segment `id`.
     pub(super) fn state(self, id: u32) -> &'a AtomicU32 {
         assert!(id < SEGMENTS);
@@ -84,13 +88,25 @@ impl<'a> Lane<'a> {
     pub(super) fn answered(self) -> &'a AtomicU32 {
         self.map.word(self.base + 8)
     }
-    /// How many objects the request names.
+    /// How many objects the request wants.
     pub(super) fn count(self) -> &'a AtomicU32 {
         self.map.word(self.base + 12)
     }
     /// What they are objects of.
     pub(super) fn source(self) -> &'a AtomicU64 {
         self.map.long(self.base + 16)
+    }
+    /// How many objects it announces: they stand behind those that it wants.
+    pub(super) fn ahead(self) -> &'a AtomicU32 {
+        self.map.word(self.base + 24)
+    }
+    /// For which iterator of the worker it announces them.
+    pub(super) fn iterator(self) -> &'a AtomicU32 {
+        self.map.word(self.base + 28)
+    }
+    /// Which iterator of the worker has ended; 0 for none.
+    pub(super) fn ended(self) -> &'a AtomicU32 {
+        self.map.word(self.base + 32)
     }
     /// Object `position` of the request.
     pub(super) fn object(self, position: usize) -> &'a AtomicU64 {

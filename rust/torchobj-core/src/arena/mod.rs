@@ -13,7 +13,7 @@
 //!   the worker dropped it, or died. A handed one: when the trainer took and dropped it; when nobody can take it any more.
 //! * **Asking.** A worker has a lane: it writes a request, rings the owner's bell (an eventfd), and sleeps on a futex
 //!   until all answers are there. A killed worker leaves nothing half-written that anybody reads: numbers publish. It is
-//!   one message a batch, so that every decision is the owner's, who keeps the only books; nothing is locked across
+//!   one message a batch, which also names what this worker will want next, so that every decision is the owner's, who keeps the only books; nothing is locked across
 //!   processes.
 //! * **Fork.** A forked child inherits the mapping and the bell. It may attach as a worker; what it has copies of, the
 //!   parent's segments, it never frees.
@@ -37,4 +37,4 @@ mod tests;
 pub use owner::{Arena, Request, Usage};
 pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
-pub use worker::{Claim, Handed, Reply, Unanswered, Worker};
+pub use worker::{Ahead, Claim, Handed, Reply, Unanswered, Worker};

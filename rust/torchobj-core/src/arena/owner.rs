@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -87,6 +88,7 @@ impl Arena {
         };
         let header = Header(&map);
         header.owner().store(std::process::id(), Relaxed);
+        header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let books = Books {
@@ -318,8 +320,11 @@ impl Arena {
             return None;
         }
         let count = (shared.count().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
-        let objects = (0..count).map(|position| shared.object(position).load(Relaxed)).collect();
-        Some(Request { lane, number, source: shared.source().load(Relaxed), objects })
+        let end = (count + shared.ahead().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
+        let named = |positions: Range<usize>| positions.map(|position| shared.object(position).load(Relaxed)).collect();
+        let (source, iterator) = (shared.source().load(Relaxed), shared.iterator().load(Relaxed));
+        let ended = Some(shared.ended().load(Relaxed)).filter(|ended| *ended != 0);
+        Some(Request { lane, number, source, objects: named(0..count), ahead: named(count..end), iterator, ended })
     }
 
     pub(super) fn write_answer(&self, lane: u32, position: usize, answer: Answer) {
@@ -363,10 +368,17 @@ impl fmt::Debug for Arena {
 /// What a worker asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    pub(super) lane: u32,
+    /// Of which lane it came.
+    pub lane: u32,
     pub(super) number: u32,
     /// What the objects are objects of.
     pub source: u64,
-    /// Their numbers.
+    /// The numbers of those that are wanted now.
     pub objects: Vec<u64>,
+    /// The numbers of those that will be wanted, in this order.
+    pub ahead: Vec<u64>,
+    /// For which iterator these are announced: the worker's own name for it.
+    pub iterator: u32,
+    /// The iterator that has ended: what was announced for it is not wanted any more.
+    pub ended: Option<u32>,
 }

@@ -27,6 +27,9 @@ pub trait Handler: Send + Sync + 'static {
     /// the last copy of `answers` is dropped.
     fn ask(&self, request: Request, answers: Arc<Answers>);
 
+    /// The worker of a lane is gone: what it announced is not wanted any more.
+    fn gone(&self, lane: u32);
+
     /// Memory may have come back.
     fn room(&self);
 }
@@ -166,6 +169,7 @@ pub async fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<()> {
         if ticked {
             let died = lanes.iter().filter(|(lane, known)| !dying.contains(lane) && known.gone());
             let died: Vec<u32> = died.map(|(lane, _)| *lane).collect();
+            died.iter().for_each(|lane| handler.gone(*lane));
             dying.extend(died);
         }
         if arena.sweep(&dying) > 0 || ticked || arena.starves() {

@@ -21,6 +21,8 @@ impl Handler for Scripted {
         }
     }
 
+    fn gone(&self, _lane: u32) {}
+
     fn room(&self) {}
 }
 
@@ -37,10 +39,10 @@ fn never() -> Result<(), ()> {
 fn what_comes_for_a_request_that_was_interrupted_is_given_back_at_the_next() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let ended = worker.ask(1, &[1, 2, 3], || Err("a signal"));
+    let ended = worker.ask(1, &[1, 2, 3], Ahead::default(), || Err("a signal"));
     assert!(matches!(ended, Err(Unanswered::Interrupted("a signal"))));
     served(&arena, true);
-    let replies = worker.ask(1, &[4], never).unwrap();
+    let replies = worker.ask(1, &[4], Ahead::default(), never).unwrap();
     assert!(matches!(&replies[..], [Reply::Landed(_)]));
     arena.sweep(&[]);
     assert_eq!(arena.usage().used, Arena::charge(100));
@@ -56,7 +58,7 @@ fn an_answer_that_nobody_gives_is_a_refusal_and_no_wait() {
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, false);
     for _ in 0..2 {
-        let replies = worker.ask(1, &[1, 2], never).unwrap();
+        let replies = worker.ask(1, &[1, 2], Ahead::default(), never).unwrap();
         let [Reply::Failed(first), Reply::Failed(_)] = &replies[..] else { panic!("{replies:?}") };
         assert_eq!(Error::from_bytes(first).kind(), ErrorKind::Io);
     }

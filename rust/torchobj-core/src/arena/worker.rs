@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -33,6 +34,10 @@ pub struct Worker {
     process: u32,
     /// The lane that this process took. One request at a time.
     lane: Mutex<Option<Taken>>,
+    /// Names of iterators; 0 is none's.
+    iterators: AtomicU32,
+    /// Iterators whose end the owner was not told. Held for a moment only: it may be a signal's handler that ends one.
+    ended: Mutex<Vec<u32>>,
 }
 
 /// A lane, as its worker knows it.
@@ -43,6 +48,15 @@ struct Taken {
     number: u32,
     /// Answers to that which nobody has looked at: who asked was interrupted.
     left: usize,
+}
+
+/// Objects that a worker will want, and for which of its iterators.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Ahead<'a> {
+    /// What [`Worker::new_iterator`] gave.
+    pub iterator: u32,
+    /// In the order in which they will be wanted.
+    pub objects: &'a [u64],
 }
 
 /// Why a worker got no answers.
@@ -103,7 +117,9 @@ impl Worker {
         if is_gone(owner, watch.as_ref()) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the process that owns the arena is gone"));
         }
-        Ok(Self { map, bell, owner, watch, process: std::process::id(), lane: Mutex::new(None) })
+        let (lane, ended) = (Mutex::new(None), Mutex::new(Vec::new()));
+        let process = std::process::id();
+        Ok(Self { map, bell, owner, watch, process, lane, iterators: AtomicU32::new(1), ended })
     }
 
     /// Whether this is the process that made this, and not a forked child.
@@ -126,20 +142,40 @@ impl Worker {
         is_gone(self.owner, self.watch.as_ref())
     }
 
-    /// Asks for objects of `source` and waits for all of them. `glance` is called about once a second, and at signals;
-    /// what it returns as an error ends the wait.
+    /// What the owner's segments may take, in bytes.
+    pub fn budget(&self) -> u64 {
+        Header(&self.map).budget().load(Relaxed)
+    }
+
+    /// A new iterator of this worker: what is announced for it can be cancelled together.
+    pub fn new_iterator(&self) -> u32 {
+        self.iterators.fetch_add(1, Relaxed)
+    }
+
+    /// Ends an iterator. The owner hears it with the next request, or by the end of this process; until then others may
+    /// have the memory of what it did not use.
+    pub fn end_iterator(&self, iterator: u32) {
+        self.ended.lock().expect("no holder of this lock panics").push(iterator);
+    }
+
+    /// Asks for objects of `source` and waits for all of them; `ahead` is announced behind them. `glance` is called
+    /// about once a second, and at signals; what it returns as an error ends the wait.
     ///
     /// # Errors
     /// See [`Unanswered`].
     pub fn ask<E>(
         self: &Arc<Self>,
         source: u64,
-        objects: &[u64],
+        mut objects: &[u64],
+        mut ahead: Ahead<'_>,
         mut glance: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
         let mut lane = self.lane.lock().expect("no holder of this lock panics");
         let mut replies = Vec::with_capacity(objects.len());
-        for objects in objects.chunks(MOST_OBJECTS) {
+        while !(objects.is_empty() && ahead.objects.is_empty()) {
+            let (now, later) = objects.split_at(objects.len().min(MOST_OBJECTS));
+            let (behind, rest) = ahead.objects.split_at(ahead.objects.len().min(MOST_OBJECTS - now.len()));
+            (objects, ahead.objects) = (later, rest);
             let taken = match *lane {
                 Some(taken) => taken,
                 None => Taken { index: self.take_lane().ok_or(Unanswered::NoLane)?, number: 0, left: 0 },
@@ -150,18 +186,23 @@ impl Worker {
                 drop(self.replies(index, taken.left));
             }
             let number = taken.number.wrapping_add(1);
-            *lane = Some(Taken { index, number, left: objects.len() });
+            *lane = Some(Taken { index, number, left: now.len() });
             let shared = Header(&self.map).lane(index);
-            for (position, object) in objects.iter().enumerate() {
+            for (position, object) in now.iter().chain(behind).enumerate() {
                 shared.object(position).store(*object, Relaxed);
             }
             shared.source().store(source, Relaxed);
-            shared.count().store(u32::try_from(objects.len()).expect("at most MOST_OBJECTS"), Relaxed);
+            let count = |objects: &[u64]| u32::try_from(objects.len()).expect("at most MOST_OBJECTS");
+            shared.count().store(count(now), Relaxed);
+            shared.ahead().store(count(behind), Relaxed);
+            shared.iterator().store(ahead.iterator, Relaxed);
+            let ended = self.ended.lock().expect("no holder of this lock panics").pop();
+            shared.ended().store(ended.unwrap_or(0), Relaxed);
             words::publish(shared.asked(), number);
             ring(&self.bell);
             self.wait(index, number, &mut glance)?;
             *lane = Some(Taken { index, number, left: 0 });
-            replies.append(&mut self.replies(index, objects.len()));
+            replies.append(&mut self.replies(index, now.len()));
         }
         Ok(replies)
     }

@@ -1,6 +1,7 @@
 //! What workers ask, answered: objects as segments, failures as errors in segments.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard};
 
 use super::{Body, Delivered, Object, Prefetcher, Wish};
 use crate::arena::{Answers, Handler, Request, Segment};
@@ -9,11 +10,24 @@ use crate::error::Error;
 
 impl Handler for Arc<Prefetcher> {
     fn ask(&self, request: Request, answers: Arc<Answers>) {
-        let Request { source, objects, .. } = request;
+        let Request { lane, source, objects, ahead, iterator, ended, .. } = request;
+        if let Some(iterator) = ended.and_then(|ended| self.announcing().remove(&(lane, ended))) {
+            self.cancel(iterator);
+        }
         let objects = objects.into_iter().enumerate().map(move |(position, index)| {
             (Object { source, index }, Wish::Answer { answers: answers.clone(), position })
         });
         self.wish(objects);
+        if !ahead.is_empty() {
+            let iterator = *self.announcing().entry((lane, iterator)).or_insert_with(|| self.new_iterator());
+            let ahead: Vec<Object> = ahead.into_iter().map(|index| Object { source, index }).collect();
+            self.announce(iterator, &ahead);
+        }
+    }
+
+    fn gone(&self, lane: u32) {
+        let ended: Vec<u64> = self.announcing().extract_if(|(of, _), _| *of == lane).map(|(_, ended)| ended).collect();
+        ended.into_iter().for_each(|iterator| self.cancel(iterator));
     }
 
     fn room(&self) {
@@ -25,6 +39,11 @@ impl Handler for Arc<Prefetcher> {
 }
 
 impl Prefetcher {
+    /// Iterators of workers, by lane and the worker's own name for them. Only the task that serves locks it.
+    fn announcing(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
+        self.announcing.lock().expect("no holder of this lock panics")
+    }
+
     /// Gives somebody what they waited for.
     pub(super) fn deliver(&self, (wish, result): Delivered) {
         match (wish, result) {

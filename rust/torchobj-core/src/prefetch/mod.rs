@@ -64,6 +64,7 @@ pub struct Prefetcher {
     arena: Arc<Arena>,
     window: Mutex<Window<Body, Wish>>,
     sources: Mutex<HashMap<u64, Source>>,
+    announcing: Mutex<HashMap<(u32, u32), u64>>,
     next: AtomicU64,
     in_flight: AtomicUsize,
     limit: AtomicUsize,
@@ -85,6 +86,7 @@ impl Prefetcher {
             arena: arena.clone(),
             window: Mutex::default(),
             sources: Mutex::default(),
+            announcing: Mutex::default(),
             next: AtomicU64::new(1),
             in_flight: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit.max(1)),
@@ -169,9 +171,9 @@ impl Prefetcher {
     /// What an object will take of the budget.
     fn charge(&self, object: Object) -> u64 {
         let sources = self.sources();
-        let index = usize::try_from(object.index).ok();
-        let size = sources.get(&object.source).zip(index).and_then(|(source, index)| source.manifest.get(index)?.size);
-        Arena::charge(size.unwrap_or_else(|| self.mean_bytes.load(Ordering::Relaxed)))
+        let mean = self.mean_bytes.load(Ordering::Relaxed);
+        let source = sources.get(&object.source);
+        source.map_or_else(|| Arena::charge(mean), |source| charge(&source.manifest, object.index, Some(mean)))
     }
 
     /// Takes objects, all at once. Results are in their order. Dropping the future forgets the results.
@@ -217,6 +219,12 @@ impl Prefetcher {
     fn limit(&self) -> usize {
         self.limit.load(Ordering::Relaxed)
     }
+}
+
+/// What an object of a manifest will take of a budget. `mean` is for those whose size is not known, where one was read.
+pub fn charge(manifest: &Manifest, index: u64, mean: Option<u64>) -> u64 {
+    let size = usize::try_from(index).ok().and_then(|index| manifest.get(index)?.size);
+    Arena::charge(size.or(mean).unwrap_or(UNKNOWN_BYTES))
 }
 
 fn lost(object: Object) -> Error {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::*;
-use crate::arena::{Reply, Unanswered, Worker};
+use crate::arena::{Ahead, Reply, Unanswered, Worker};
 use crate::memory::MemoryStore;
 use crate::transfer::Policy;
 use crate::types::PutOptions;
@@ -165,7 +165,7 @@ fn a_worker_asks_holds_and_releases() {
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..30));
     let order: Vec<u64> = (0..60).rev().collect();
-    let replies = worker.ask(source, &order, never).unwrap();
+    let replies = worker.ask(source, &order, Ahead::default(), never).unwrap();
     for (index, reply) in order.iter().zip(&replies) {
         let Reply::Landed(claim) = reply else { panic!("{reply:?}") };
         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 20_000]);
@@ -173,15 +173,56 @@ fn a_worker_asks_holds_and_releases() {
     assert!(prefetcher.stats().memory.granted > 60 * 20_000);
     drop(replies);
     eventually("what was released is free", || prefetcher.stats().memory.used == 0);
-    let [Reply::Failed(error)] = &worker.ask(source, &[77], never).unwrap()[..] else { panic!("there are 60") };
+    let [Reply::Failed(error)] = &worker.ask(source, &[77], Ahead::default(), never).unwrap()[..] else {
+        panic!("there are 60")
+    };
     assert_eq!(Error::from_bytes(error).kind(), ErrorKind::Config);
+}
+
+#[test]
+fn what_a_worker_announces_is_read_before_it_asks_and_forgotten_when_its_iterator_ends() {
+    let (prefetcher, source, _store) = prefetcher(8 * MIB, 60, 20_000);
+    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
+    assert_eq!(worker.budget(), prefetcher.arena().budget());
+    let [first, second] = [worker.new_iterator(), worker.new_iterator()];
+    let ahead: Vec<u64> = (1..40).collect();
+    drop(worker.ask(source, &[0], Ahead { iterator: first, objects: &ahead }, never).unwrap());
+    eventually("all of it is read", || prefetcher.stats().objects == 40);
+    drop(worker.ask(source, &[1, 2], Ahead::default(), never).unwrap());
+    assert_eq!((prefetcher.stats().hits, prefetcher.stats().misses), (2, 1));
+    assert_eq!(prefetcher.stats().announced, 37);
+    // Another iterator of the worker leaves it alone.
+    drop(worker.ask(source, &[], Ahead { iterator: second, objects: &[50, 51] }, never).unwrap());
+    assert_eq!(prefetcher.stats().announced, 39);
+    worker.end_iterator(first);
+    drop(worker.ask(source, &[50], Ahead::default(), never).unwrap());
+    assert_eq!(prefetcher.stats().announced, 1);
+    worker.end_iterator(second);
+    // One that never announced anything.
+    worker.end_iterator(worker.new_iterator());
+    for _ in 0..2 {
+        drop(worker.ask(source, &[3], Ahead::default(), never).unwrap());
+    }
+    eventually("all is free", || prefetcher.stats().announced == 0 && prefetcher.stats().memory.used == 0);
+}
+
+#[test]
+fn more_than_a_request_holds_is_announced_and_read_by_several() {
+    let (prefetcher, source, _store) = prefetcher(64 * MIB, 10, 100);
+    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
+    let order: Vec<u64> = (0..10).cycle().take(5000).collect();
+    let ahead = Ahead { iterator: worker.new_iterator(), objects: &order };
+    assert_eq!(worker.ask(source, &order, ahead, never).unwrap().len(), 5000);
+    assert_eq!(prefetcher.stats().announced, 5000);
+    assert_eq!(worker.ask(source, &order, Ahead::default(), never).unwrap().len(), 5000);
+    assert_eq!(prefetcher.stats().announced, 0);
 }
 
 #[test]
 fn what_a_worker_hands_on_is_the_trainers_once() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 4, 20_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let replies = worker.ask(source, &[3], never).unwrap();
+    let replies = worker.ask(source, &[3], Ahead::default(), never).unwrap();
     let [Reply::Landed(claim)] = &replies[..] else { panic!("{replies:?}") };
     let handed = claim.hand().unwrap();
     assert_eq!(claim.hand(), None);
@@ -200,7 +241,7 @@ fn a_worker_that_is_interrupted_stops_waiting() {
     // A handler that never answers: the request goes to an arena that nobody serves.
     let deaf = Arena::create(MIB).unwrap();
     let unheard = Arc::new(Worker::inherit(&deaf).unwrap());
-    let ended = unheard.ask(1, &[1], || Err::<(), _>("a signal"));
+    let ended = unheard.ask(1, &[1], Ahead::default(), || Err::<(), _>("a signal"));
     assert!(matches!(ended, Err(Unanswered::Interrupted("a signal"))));
     drop(worker);
 }
@@ -220,7 +261,7 @@ fn many_workers_at_once_get_what_they_asked_for() {
                     if random.bool() {
                         prefetcher.announce(iterator, &objects(source, batch.clone()));
                     }
-                    let replies = worker.ask(source, &batch, never).unwrap();
+                    let replies = worker.ask(source, &batch, Ahead::default(), never).unwrap();
                     for (index, reply) in batch.iter().zip(replies) {
                         let Reply::Landed(claim) = reply else { panic!("{reply:?}") };
                         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 50_000]);
@@ -240,7 +281,7 @@ fn memory_that_the_trainer_or_a_worker_gives_back_is_read_into_at_once() {
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..64));
     let mut held = runtime().block_on(prefetcher.take(&objects(source, 0..6)));
-    let mut claimed = worker.ask(source, &[6, 7, 8, 9, 10, 11], never).unwrap();
+    let mut claimed = worker.ask(source, &[6, 7, 8, 9, 10, 11], Ahead::default(), never).unwrap();
     let began = std::time::Instant::now();
     for _ in 0..6 {
         for from_worker in [false, true] {
