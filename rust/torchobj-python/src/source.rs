@@ -14,6 +14,7 @@ use torchobj_core::error::Error;
 use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{Object, Prefetcher, Source};
+use torchobj_core::transfer::Counts;
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
@@ -21,9 +22,6 @@ use crate::local::Local;
 use crate::manifest::Manifest;
 use crate::store::NativeStore;
 use crate::wait::wait;
-
-/// Reads at a time, where the configuration does not say: of all stores together.
-const READS: usize = 64;
 
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
@@ -39,7 +37,7 @@ fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
     if let Some(prefetcher) = own.as_ref().and_then(Local::get) {
         return Ok(prefetcher.clone());
     }
-    let prefetcher = Prefetcher::start(budget, READS)?;
+    let prefetcher = Prefetcher::start(budget)?;
     *own = Some(Local::new(prefetcher.clone()));
     Ok(prefetcher)
 }
@@ -283,5 +281,16 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("overdrawn", stats.memory.overdrawn)?;
     dict.set_item("read_p50_s", stats.read_p50.map(|took| took.as_secs_f64()))?;
     dict.set_item("read_p99_s", stats.read_p99.map(|took| took.as_secs_f64()))?;
+    let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
+    let requests = &stats.requests;
+    dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;
+    dict.set_item("first_byte_p99_s", quantile(&requests.first_byte, 0.99))?;
+    dict.set_item("body_p50_s", quantile(&requests.body, 0.5))?;
+    dict.set_item("body_p99_s", quantile(&requests.body, 0.99))?;
+    dict.set_item("retries", requests.retries)?;
+    dict.set_item("throttled", requests.throttled)?;
+    dict.set_item("connect_failures", requests.connect_failures)?;
+    dict.set_item("hedges", requests.hedges)?;
+    dict.set_item("hedges_won", requests.hedges_won)?;
     Ok(dict)
 }
