@@ -257,10 +257,6 @@ impl<B, W> Window<B, W> {
         if starved { Next::Starved } else { Next::Idle }
     }
 
-    fn reserve(&mut self, charge: u64) -> Reservation {
-        Reservation::new(&self.reserved, charge)
-    }
-
     fn start(&mut self, number: u64) -> Job {
         let cancelled = Arc::new(Notify::new());
         let used = self.uses.get_mut(&number).expect("the caller looked");
@@ -268,7 +264,7 @@ impl<B, W> Window<B, W> {
         let (object, charge, iterator) = (used.object, used.charge, used.iterator);
         self.hold(iterator, charge);
         self.flights.insert(object, Vec::new());
-        Job { number, object, reservation: self.reserve(charge), cancelled }
+        Job { number, object, reservation: Reservation::new(&self.reserved, charge), cancelled }
     }
 
     fn follow(&mut self, number: u64) {

@@ -1,8 +1,8 @@
 //! How many requests at a time pay. Pure: what was seen, and when, is told to it; it waits for nothing and counts nothing.
 //!
 //! It climbs while throughput does: half as many again for a moment, kept if at least two fifths of that were gained,
-//! else taken back and tried again some seconds later, each time later than the last. It never climbs where nobody
-//! needed more. A second in which more than a tenth of the answers were refusals makes it fall by three tenths; for ten
+//! else taken back. Some seconds later it tries in the other direction, each time later than the last: a step down from
+//! above where it began stays, if it lost less than that share. It takes no step where nobody needed more. A second in which more than a tenth of the answers were refusals makes it fall by three tenths; for ten
 //! seconds from there it climbs carefully above the height to which it fell.
 
 use std::time::Duration;
@@ -55,7 +55,7 @@ impl Seen {
     }
 }
 
-/// A step up whose gain is not known yet.
+/// A step whose gain is not known yet.
 #[derive(Clone, Copy, Debug)]
 struct Step {
     from: usize,
@@ -67,6 +67,7 @@ struct Step {
 #[derive(Debug)]
 pub struct Adapt {
     limit: usize,
+    start: usize,
     cap: usize,
     /// Since the last judgement, and since the last second ended.
     seen: Seen,
@@ -75,6 +76,8 @@ pub struct Adapt {
     second_since: Duration,
     told: Duration,
     step: Option<Step>,
+    /// Whether the next step is down, where it may be.
+    down: bool,
     hold: Duration,
     held_until: Duration,
     /// Until when, and above which height, it climbs carefully.
@@ -87,6 +90,7 @@ impl Adapt {
         let cap = cap.max(1);
         Self {
             limit: start.clamp(1, cap),
+            start: start.clamp(1, cap),
             cap,
             seen: Seen::default(),
             since: Duration::ZERO,
@@ -94,6 +98,7 @@ impl Adapt {
             second_since: Duration::ZERO,
             told: Duration::ZERO,
             step: None,
+            down: false,
             hold: HOLD,
             held_until: Duration::ZERO,
             careful: None,
@@ -154,17 +159,30 @@ impl Adapt {
             let stepped = self.limit as f64 / from as f64 - 1.0;
             if rate < before * (1.0 + GAIN * stepped) {
                 self.limit = from;
+                self.down = !self.down;
                 self.held_until = now + self.hold;
                 self.hold = (2 * self.hold).min(LONGEST_HOLD);
                 return;
             }
             self.hold = HOLD;
         }
-        if seen.reached && seen.refused == 0 && now >= self.held_until && self.limit < self.cap {
+        if !seen.reached || seen.refused > 0 || now < self.held_until {
+            return;
+        }
+        let careful = self.careful.is_some_and(|(until, above)| now < until && self.limit >= above);
+        let step = if careful { CAREFUL_STEP } else { STEP };
+        let to = if self.down && self.limit > self.start {
+            scaled(self.limit, 1.0 / step).max(self.start)
+        } else {
+            scaled(self.limit, step).max(self.limit + 1).min(self.cap)
+        };
+        if to != self.limit {
             self.step = Some(Step { from: self.limit, rate });
-            let careful = self.careful.is_some_and(|(until, above)| now < until && self.limit >= above);
-            let to = scaled(self.limit, if careful { CAREFUL_STEP } else { STEP });
-            self.limit = to.max(self.limit + 1).min(self.cap);
+            self.limit = to;
+        } else {
+            // At the cap: perhaps fewer are as good.
+            self.down = true;
+            self.held_until = now + self.hold;
         }
     }
 }
@@ -234,6 +252,17 @@ mod tests {
         model.run(10.0, true);
         model.most = f64::INFINITY;
         assert_eq!(model.run(35.0, true).last(), Some(&256));
+    }
+
+    #[test]
+    fn it_comes_down_again_where_fewer_are_as_good_and_stays_where_they_are_not() {
+        let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
+        model.run(2.0, true);
+        let limits = model.run(60.0, true);
+        let below = limits.iter().filter(|limit| **limit < 256).count();
+        assert!(below * 20 < limits.len(), "{below} of {}", limits.len());
+        model.most = 4000.0;
+        assert!(model.run(120.0, true).last() <= Some(&144));
     }
 
     #[test]
