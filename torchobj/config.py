@@ -85,7 +85,13 @@ class StoreConfig:
     write_buffer_bytes: int = 64 * MIB
     """Memory of one writer for parts that are being filled or sent; two parts at the least."""
     max_in_flight: int | Literal["auto"] = "auto"
-    """Requests at a time, of all stores with this configuration in a process. `auto`: 64. 1..4096."""
+    """Requests at a time, of all stores with this configuration in a process. `auto`: 64 to begin with, more while that
+    raises the throughput, fewer while the store refuses. A number stays. 1..4096."""
+    max_in_flight_cap: int = 256
+    """How many `max_in_flight="auto"` may become. 1..4096."""
+    hedge: bool = True
+    """Whether a read that is answered later than most is asked for a second time, on another connection: at most one in
+    twenty, and none for 10 s after the store asked for fewer requests."""
     max_attempts: int = 10
     """Attempts of a request, the first included. Bytes that arrive start the count anew. 1..1000."""
     retry_timeout_s: float = 180.0
@@ -148,14 +154,20 @@ class StoreConfig:
         _check_number("write_buffer_bytes", self.write_buffer_bytes, 5 * MIB, 64 * GIB)
         if self.max_in_flight != "auto":
             _check_number("max_in_flight", self.max_in_flight, 1, 4096)
+        _check_number("max_in_flight_cap", self.max_in_flight_cap, 1, 4096)
         _check_number("max_attempts", self.max_attempts, 1, 1000)
         for name in ("retry_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "keep_alive_s"):
             _check_number(name, getattr(self, name), 0.01, 86_400, " s", whole=False)
 
     @property
     def max_in_flight_number(self) -> int:
-        """What `max_in_flight` amounts to."""
-        return 64 if self.max_in_flight == "auto" else self.max_in_flight
+        """What `max_in_flight` amounts to, or begins with."""
+        return min(64, self.max_in_flight_cap) if self.max_in_flight == "auto" else self.max_in_flight
+
+    @property
+    def adaptive_cap(self) -> int | None:
+        """How many requests at a time it may become; None where the number is fixed."""
+        return self.max_in_flight_cap if self.max_in_flight == "auto" else None
 
 
 @dataclasses.dataclass(frozen=True)

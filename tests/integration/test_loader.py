@@ -337,3 +337,18 @@ def test_many_threads_read_one_dataset_while_a_loader_runs(folder):
     assert found == list(range(COUNT))
     assert not failures
     assert all_free()
+
+
+def test_what_requests_met_is_in_the_stats(folder):
+    before = stats()
+    loader = torchobj.DataLoader(dataset(folder), batch_size=8, num_workers=0, collate_fn=list)
+    assert sum(len(batch) for batch in loader) == COUNT
+    after = stats()
+    assert after["objects"] - before.get("objects", 0) == COUNT
+    for name in ("first_byte_p50_s", "first_byte_p99_s", "body_p50_s", "body_p99_s"):
+        assert 0 < after[name] < 60, name
+    assert after["first_byte_p50_s"] <= after["first_byte_p99_s"]
+    for name in ("retries", "throttled", "connect_failures", "hedges", "hedges_won"):
+        assert after[name] == before.get(name, 0), name
+    # 64 to begin with, and 4 kept for what somebody waits for.
+    assert after["in_flight_limit"] >= 60

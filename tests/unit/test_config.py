@@ -24,6 +24,7 @@ def test_defaults_are_those_of_rust():
         ({"part_bytes": True}, "part_bytes=True"),
         ({"max_in_flight": 0}, "max_in_flight=0: must be 1..4096"),
         ({"max_in_flight": "many"}, "max_in_flight='many'"),
+        ({"max_in_flight_cap": 0}, "max_in_flight_cap=0: must be 1..4096"),
         ({"max_attempts": -1}, "max_attempts=-1"),
         ({"idle_timeout_s": 0}, "idle_timeout_s=0: must be 0.01..86400 s"),
         ({"idle_timeout_s": float("nan")}, "idle_timeout_s=nan"),
@@ -42,6 +43,12 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(setting, words):
         torchobj.StoreConfig(**setting)
     assert words in str(caught.value)
     assert isinstance(caught.value, ValueError)
+
+
+def test_a_number_of_requests_is_fixed_and_auto_has_a_cap():
+    fixed, auto = torchobj.StoreConfig(max_in_flight=300), torchobj.StoreConfig(max_in_flight_cap=20)
+    assert (fixed.max_in_flight_number, fixed.adaptive_cap) == (300, None)
+    assert (auto.max_in_flight_number, auto.adaptive_cap) == (20, 20)
 
 
 def test_a_configuration_is_frozen_and_pickles():

@@ -4,11 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::Read;
-use crate::store::{ObjectStore, Opened};
-use crate::transfer::{Attempts, Permit, Permits, Policy, Quota, idle, within};
-use crate::types::{Condition, GetRequest, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
+use crate::store::ObjectStore;
+use crate::transfer::{Attempts, Lateness, Metrics, Permit, Permits, Policy, Quota, idle, within};
+use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
 use crate::url::ObjectUrl;
 
 /// S3 deletes at most so many keys by one request (API reference, "DeleteObjects").
@@ -27,20 +29,24 @@ pub struct Client {
     policy: Policy,
     permits: Arc<Permits>,
     quota: Arc<Quota>,
+    lateness: Lateness,
+    metrics: Arc<Metrics>,
 }
 
 impl Client {
     /// A client with permits and a retry quota of its own.
     pub fn new(store: Arc<dyn ObjectStore>, policy: Policy) -> Self {
-        let permits = Arc::new(Permits::new(policy.max_in_flight));
-        let quota = Arc::new(Quota::new(policy.max_in_flight));
-        Self { store, policy, permits, quota }
+        let permits = Permits::new(policy.max_in_flight, policy.max_in_flight_cap);
+        let quota = Arc::new(Quota::new(permits.most()));
+        Self { store, policy, permits, quota, lateness: Lateness::default(), metrics: Arc::default() }
     }
 
-    /// Another store under the permits and the quota of this client: another bucket of one account.
+    /// Another store under the permits and the quota of this client: another bucket of one account. How soon it answers
+    /// is counted for itself.
     #[must_use]
     pub fn sharing(&self, store: Arc<dyn ObjectStore>) -> Self {
-        Self { store, policy: self.policy.clone(), permits: self.permits.clone(), quota: self.quota.clone() }
+        let (policy, permits, quota) = (self.policy.clone(), self.permits.clone(), self.quota.clone());
+        Self { store, policy, permits, quota, lateness: Lateness::default(), metrics: Arc::default() }
     }
 
     /// The store underneath.
@@ -58,29 +64,29 @@ impl Client {
         self.permits.acquire().await
     }
 
-    /// How many requests may be in flight.
-    pub(crate) fn permits(&self) -> usize {
-        self.permits.limit()
+    /// How many requests may be in flight: shared by the clients of an account.
+    pub(crate) fn permits(&self) -> &Arc<Permits> {
+        &self.permits
+    }
+
+    /// When an answer is late.
+    pub(crate) fn lateness(&self) -> &Lateness {
+        &self.lateness
+    }
+
+    /// What its requests met.
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
     }
 
     /// The attempts of one request that is about to begin.
     pub(crate) fn attempts(&self) -> Attempts<'_> {
-        Attempts::new(&self.policy, &self.quota)
+        Attempts::new(&self.policy, &self.quota).telling(&self.permits, &self.metrics)
     }
 
     /// What silence means.
     pub(crate) fn silence(&self, operation: Operation, key: &str, what: &str) -> Error {
         self.store.error(ErrorKind::Timeout, operation, key, what)
-    }
-
-    /// One attempt to open, with its time limit.
-    pub(crate) async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
-        let key = request.key;
-        let limit = self.policy.first_byte_timeout;
-        match within(limit, self.store.open(request)).await {
-            Some(opened) => opened,
-            None => Err(self.silence(Operation::Get, key, &format!("no answer within {} s", limit.as_secs_f64()))),
-        }
     }
 
     /// One attempt of a call with a short answer, with its time limit.
@@ -145,10 +151,11 @@ impl Client {
         self.store.check_key(Operation::Put, key)?;
         let mut attempts = self.attempts();
         loop {
-            let permit = self.permit().await;
+            let mut permit = self.permit().await;
             let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
             let error = match idle(limit, self.store.put(key, payload, options)).await {
                 Some(Ok(version)) => {
+                    permit.moved(payload.len() as u64, Instant::now());
                     attempts.succeeded();
                     return Ok(version);
                 }

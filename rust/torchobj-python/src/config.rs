@@ -30,6 +30,8 @@ pub(crate) struct StoreConfig {
     whole_below_bytes: u64,
     write_buffer_bytes: u64,
     max_in_flight_number: usize,
+    adaptive_cap: Option<usize>,
+    hedge: bool,
     max_attempts: u32,
     retry_timeout_s: f64,
     connect_timeout_s: f64,
@@ -84,6 +86,8 @@ impl StoreConfig {
             part_bytes: self.part_bytes,
             whole_below_bytes: self.whole_below_bytes,
             max_in_flight: self.max_in_flight_number,
+            max_in_flight_cap: self.adaptive_cap,
+            hedge: self.hedge,
             write_buffer_bytes: self.write_buffer_bytes,
             max_attempts: self.max_attempts,
             retry_timeout: Duration::from_secs_f64(self.retry_timeout_s),
@@ -102,6 +106,8 @@ pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     defaults.set_item("whole_below_bytes", policy.whole_below_bytes)?;
     defaults.set_item("write_buffer_bytes", policy.write_buffer_bytes)?;
     defaults.set_item("max_in_flight_number", policy.max_in_flight)?;
+    defaults.set_item("adaptive_cap", policy.max_in_flight_cap)?;
+    defaults.set_item("hedge", policy.hedge)?;
     defaults.set_item("max_attempts", policy.max_attempts)?;
     defaults.set_item("retry_timeout_s", policy.retry_timeout.as_secs_f64())?;
     defaults.set_item("first_byte_timeout_s", policy.first_byte_timeout.as_secs_f64())?;

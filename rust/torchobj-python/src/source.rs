@@ -14,15 +14,13 @@ use torchobj_core::error::Error;
 use torchobj_core::fork::{self, Local};
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
+use torchobj_core::transfer::Counts;
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
 use crate::manifest::Manifest;
 use crate::store::NativeStore;
 use crate::wait::wait;
-
-/// Reads at a time, where the configuration does not say: of all stores together.
-const READS: usize = 64;
 
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
@@ -38,7 +36,7 @@ fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
     if let Some(prefetcher) = own.as_ref().and_then(Local::get) {
         return Ok(prefetcher.clone());
     }
-    let prefetcher = Prefetcher::start(budget, READS)?;
+    let prefetcher = Prefetcher::start(budget)?;
     *own = Some(Local::new(prefetcher.clone()));
     Ok(prefetcher)
 }
@@ -383,6 +381,8 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("bytes", stats.bytes)?;
     dict.set_item("failed", stats.failed)?;
     dict.set_item("evicted", stats.evicted)?;
+    dict.set_item("starved", stats.starved)?;
+    dict.set_item("limited", stats.limited)?;
     dict.set_item("announced", stats.announced)?;
     dict.set_item("in_flight", stats.in_flight)?;
     dict.set_item("in_flight_limit", stats.limit)?;
@@ -392,5 +392,16 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("overdrawn", stats.memory.overdrawn)?;
     dict.set_item("read_p50_s", stats.read_p50.map(|took| took.as_secs_f64()))?;
     dict.set_item("read_p99_s", stats.read_p99.map(|took| took.as_secs_f64()))?;
+    let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
+    let requests = &stats.requests;
+    dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;
+    dict.set_item("first_byte_p99_s", quantile(&requests.first_byte, 0.99))?;
+    dict.set_item("body_p50_s", quantile(&requests.body, 0.5))?;
+    dict.set_item("body_p99_s", quantile(&requests.body, 0.99))?;
+    dict.set_item("retries", requests.retries)?;
+    dict.set_item("throttled", requests.throttled)?;
+    dict.set_item("connect_failures", requests.connect_failures)?;
+    dict.set_item("hedges", requests.hedges)?;
+    dict.set_item("hedges_won", requests.hedges_won)?;
     Ok(dict)
 }

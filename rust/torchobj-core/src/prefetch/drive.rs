@@ -24,12 +24,15 @@ impl Prefetcher {
         }
     }
 
-    /// A job for one more driver.
+    /// A job for one more driver. What somebody waits for is begun at once, whatever is read ahead.
     fn admit(&self) -> Option<Job> {
         let limit = self.limit();
-        let admitted =
-            self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| (now < limit).then_some(now + 1));
-        admitted.ok()?;
+        let within = |now| (now < limit).then_some(now + 1);
+        if self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, within).is_err() {
+            let job = self.next_wished();
+            self.in_flight.fetch_add(usize::from(job.is_some()), Ordering::AcqRel);
+            return job;
+        }
         let job = self.next_job();
         if job.is_none() {
             self.in_flight.fetch_sub(1, Ordering::AcqRel);
@@ -62,13 +65,40 @@ impl Prefetcher {
             }
             match next {
                 Next::Start(job) => return Some(job),
-                Next::Evict(body) => {
-                    self.stats.evicted();
-                    drop(body);
+                Next::Evict(body) => self.evict(body),
+                Next::Starved => {
+                    self.stats.starved();
+                    return None;
                 }
-                Next::Idle | Next::Starved => return None,
+                Next::Idle => return None,
             }
         }
+    }
+
+    fn next_wished(&self) -> Option<Job> {
+        loop {
+            let (next, more) = {
+                let _inside = fork::enter();
+                let mut window = self.window();
+                (window.next_wished(|charge, reserved| self.arena.fits(charge, reserved)), window.is_queued())
+            };
+            match next {
+                Some(Next::Start(job)) => return Some(job),
+                Some(Next::Evict(body)) => self.evict(body),
+                _ => {
+                    if more {
+                        self.stats.limited();
+                        self.reach();
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+
+    fn evict(&self, body: Body) {
+        self.stats.evicted();
+        drop(body);
     }
 
     async fn drive(self: Arc<Self>, mut job: Job) {

@@ -29,6 +29,7 @@ use crate::fork;
 use crate::manifest::Manifest;
 use crate::read::Landed;
 use crate::runtime::runtime;
+use crate::transfer::{Measured, Metrics, Permits};
 
 /// What is taken for the size of an object that is not known, before one was read.
 const UNKNOWN_BYTES: u64 = 128 << 10;
@@ -67,7 +68,10 @@ pub struct Prefetcher {
     announcing: Mutex<HashMap<(u32, u32), u64>>,
     next: AtomicU64,
     in_flight: AtomicUsize,
-    limit: AtomicUsize,
+    /// Of the sources that there are, each once.
+    permits: Mutex<Vec<Arc<Permits>>>,
+    /// Of the clients of all sources that there ever were, each once: clients live as long as the process.
+    metrics: Mutex<Vec<Arc<Metrics>>>,
     /// Of the objects whose size was not known.
     mean_bytes: AtomicU64,
     stats: stats::Counters,
@@ -75,12 +79,12 @@ pub struct Prefetcher {
 }
 
 impl Prefetcher {
-    /// A prefetcher whose segments take `budget` bytes, with at most `limit` reads at a time. It serves workers from now
-    /// on, for as long as the process lives.
+    /// A prefetcher whose segments take `budget` bytes. It makes as many reads at a time as the clients of its sources
+    /// permit, less what they keep for others. It serves workers from now on, for as long as the process lives.
     ///
     /// # Errors
     /// The system refuses the arena.
-    pub fn start(budget: u64, limit: usize) -> io::Result<Arc<Self>> {
+    pub fn start(budget: u64) -> io::Result<Arc<Self>> {
         let arena = Arena::create(budget)?;
         let prefetcher = Arc::new(Self {
             arena: arena.clone(),
@@ -89,7 +93,8 @@ impl Prefetcher {
             announcing: Mutex::default(),
             next: AtomicU64::new(1),
             in_flight: AtomicUsize::new(0),
-            limit: AtomicUsize::new(limit.max(1)),
+            permits: Mutex::default(),
+            metrics: Mutex::default(),
             mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
             stats: stats::Counters::default(),
             shortage: Mutex::default(),
@@ -116,6 +121,14 @@ impl Prefetcher {
         self.sources.lock().expect("no holder of this lock panics")
     }
 
+    fn permits(&self) -> MutexGuard<'_, Vec<Arc<Permits>>> {
+        self.permits.lock().expect("no holder of this lock panics")
+    }
+
+    fn metrics(&self) -> MutexGuard<'_, Vec<Arc<Metrics>>> {
+        self.metrics.lock().expect("no holder of this lock panics")
+    }
+
     fn new_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -124,14 +137,32 @@ impl Prefetcher {
     pub fn add_source(&self, source: Source) -> u64 {
         let _inside = fork::enter();
         let number = self.new_number();
-        self.sources().insert(number, source);
+        {
+            let mut metrics = self.metrics();
+            for client in &source.clients {
+                add_once(&mut metrics, client.metrics());
+            }
+        }
+        let mut sources = self.sources();
+        sources.insert(number, source);
+        self.see_permits(&sources);
         number
     }
 
     /// Forgets a source. What is being read of it is read to its end.
     pub fn remove_source(&self, number: u64) {
         let _inside = fork::enter();
-        self.sources().remove(&number);
+        let mut sources = self.sources();
+        sources.remove(&number);
+        self.see_permits(&sources);
+    }
+
+    fn see_permits(&self, sources: &HashMap<u64, Source>) {
+        let mut permits = self.permits();
+        permits.clear();
+        for client in sources.values().flat_map(|source| &source.clients) {
+            add_once(&mut permits, client.permits());
+        }
     }
 
     /// A new iterator: what is announced for it can be cancelled together.
@@ -212,12 +243,34 @@ impl Prefetcher {
     /// What it did and does.
     pub fn stats(&self) -> Stats {
         let _inside = fork::enter();
-        let announced = self.window().len();
-        self.stats.report(self.arena.usage(), announced, self.in_flight.load(Ordering::Relaxed), self.limit())
+        let mut requests = Measured::default();
+        self.metrics().iter().for_each(|metrics| requests.merge(&metrics.measured()));
+        self.stats.report(Stats {
+            announced: self.window().len(),
+            in_flight: self.in_flight.load(Ordering::Relaxed),
+            limit: self.limit(),
+            memory: self.arena.usage(),
+            requests,
+            ..Stats::default()
+        })
     }
 
+    /// How many announced reads there may be at a time.
     fn limit(&self) -> usize {
-        self.limit.load(Ordering::Relaxed)
+        let _inside = fork::enter();
+        self.permits().iter().map(|permits| permits.ahead()).sum::<usize>().max(1)
+    }
+
+    /// Says that more reads could be made if there were leave.
+    fn reach(&self) {
+        let _inside = fork::enter();
+        self.permits().iter().for_each(|permits| permits.reach());
+    }
+}
+
+fn add_once<T>(all: &mut Vec<Arc<T>>, one: &Arc<T>) {
+    if !all.iter().any(|other| Arc::ptr_eq(other, one)) {
+        all.push(one.clone());
     }
 }
 

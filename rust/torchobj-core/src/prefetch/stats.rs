@@ -5,52 +5,7 @@ use std::time::Duration;
 
 use super::job::Found;
 use crate::arena::Usage;
-
-/// Buckets of a histogram: powers of two of a microsecond, in halves.
-const BUCKETS: usize = 64;
-
-/// How long something took, counted by order of magnitude.
-#[derive(Debug)]
-struct Histogram([AtomicU64; BUCKETS]);
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self([const { AtomicU64::new(0) }; BUCKETS])
-    }
-}
-
-impl Histogram {
-    fn add(&self, took: Duration) {
-        self.0[bucket(took)].fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn quantile(&self, share: f64) -> Option<Duration> {
-        let counts: Vec<u64> = self.0.iter().map(|count| count.load(Ordering::Relaxed)).collect();
-        let total: u64 = counts.iter().sum();
-        let mut before = 0;
-        #[expect(clippy::cast_precision_loss, reason = "a share of a count")]
-        counts
-            .iter()
-            .position(|count| {
-                before += count;
-                total > 0 && before as f64 >= share * total as f64
-            })
-            .map(upper)
-    }
-}
-
-fn bucket(took: Duration) -> usize {
-    let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
-    let power = us.ilog2() as usize;
-    let half = power > 0 && us & (1 << (power - 1)) != 0;
-    (2 * power + usize::from(half)).min(BUCKETS - 1)
-}
-
-/// The largest time of a bucket.
-fn upper(bucket: usize) -> Duration {
-    let power = 1_u64 << (bucket / 2);
-    Duration::from_micros(if bucket.is_multiple_of(2) { power + power / 2 } else { 2 * power })
-}
+use crate::transfer::{Histogram, Measured};
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -59,11 +14,13 @@ pub(super) struct Counters {
     bytes: AtomicU64,
     failed: AtomicU64,
     evicted: AtomicU64,
+    starved: AtomicU64,
+    limited: AtomicU64,
     took: Histogram,
 }
 
 /// What a prefetcher did since it began, and does.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Objects that were there when they were taken.
     pub hits: u64,
@@ -81,9 +38,13 @@ pub struct Stats {
     pub failed: u64,
     /// Objects that were given up to make room, to be read again.
     pub evicted: u64,
+    /// How often nothing was begun, for want of memory, though more was announced.
+    pub starved: u64,
+    /// The same for want of leave to have more reads in flight.
+    pub limited: u64,
     /// Uses announced or waited for, and not taken.
     pub announced: usize,
-    /// Reads at the moment, and at most.
+    /// Reads at the moment, and at most, but for those that somebody waits for.
     pub in_flight: usize,
     /// As said.
     pub limit: usize,
@@ -93,6 +54,8 @@ pub struct Stats {
     pub read_p50: Option<Duration>,
     /// As said.
     pub read_p99: Option<Duration>,
+    /// What the requests met of all clients that read for it, whoever made them.
+    pub requests: Measured,
 }
 
 impl Counters {
@@ -114,8 +77,18 @@ impl Counters {
         self.evicted.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn report(&self, memory: Usage, announced: usize, in_flight: usize, limit: usize) -> Stats {
+    pub(super) fn starved(&self) {
+        self.starved.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn limited(&self) {
+        self.limited.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What was counted here; the rest is as in `now`.
+    pub(super) fn report(&self, now: Stats) -> Stats {
         let [hits, late, queued, misses] = std::array::from_fn(|index| self.found[index].load(Ordering::Relaxed));
+        let took = self.took.counts();
         Stats {
             hits,
             late,
@@ -125,29 +98,11 @@ impl Counters {
             bytes: self.bytes.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
-            announced,
-            in_flight,
-            limit,
-            memory,
-            read_p50: self.took.quantile(0.5),
-            read_p99: self.took.quantile(0.99),
+            starved: self.starved.load(Ordering::Relaxed),
+            limited: self.limited.load(Ordering::Relaxed),
+            read_p50: took.quantile(0.5),
+            read_p99: took.quantile(0.99),
+            ..now
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_quantile_is_within_half_a_power_of_two() {
-        let histogram = Histogram::default();
-        for us in 1..=1000 {
-            histogram.add(Duration::from_micros(us));
-        }
-        let [half, most] = [0.5, 0.99].map(|share| histogram.quantile(share).unwrap().as_micros());
-        assert!((500..=768).contains(&half), "{half}");
-        assert!((990..=1024).contains(&most), "{most}");
-        assert_eq!(Histogram::default().quantile(0.5), None);
     }
 }

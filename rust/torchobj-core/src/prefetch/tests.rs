@@ -9,6 +9,7 @@ use crate::arena::{Ahead, Reply, Unanswered, Worker};
 use crate::memory::MemoryStore;
 use crate::transfer::Policy;
 use crate::types::PutOptions;
+use crate::wrap::{Fault, FaultyStore};
 
 const MIB: u64 = 1 << 20;
 
@@ -24,7 +25,7 @@ fn prefetcher(budget: u64, count: u8, size: usize) -> (Arc<Prefetcher>, u64, Arc
             manifest.push("memory://m", &format!("k{index}"), Some(size as u64), Some(&version));
         }
     });
-    let prefetcher = Prefetcher::start(budget, 8).unwrap();
+    let prefetcher = Prefetcher::start(budget).unwrap();
     let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
     (prefetcher, source, store)
 }
@@ -156,6 +157,48 @@ fn an_object_that_cannot_be_read_is_an_error_for_who_needs_it() {
     assert_eq!(taken[3].as_ref().unwrap_err().kind(), ErrorKind::Config);
     assert!(taken[0].is_ok() && taken[2].is_ok());
     assert_eq!(prefetcher.stats().failed, 2);
+}
+
+#[test]
+fn announced_reads_leave_permits_to_those_that_somebody_waits_for() {
+    let (_, _, store) = prefetcher(MIB, 20, 1000);
+    let faulty = Arc::new(FaultyStore::new(store));
+    let policy = Policy { max_in_flight: 16, max_in_flight_cap: None, ..Policy::default() };
+    let client = Arc::new(Client::new(faulty.clone(), policy));
+    let mut manifest = Manifest::default();
+    (0..20).for_each(|index| manifest.push("memory://m", &format!("k{index}"), Some(1000), None));
+    let prefetcher = Prefetcher::start(8 * MIB).unwrap();
+    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
+    faulty.script(Operation::Get, [Fault::Late(Duration::from_secs(3600)); 12]);
+    let iterator = prefetcher.new_iterator();
+    prefetcher.announce(iterator, &objects(source, 0..20));
+    eventually("as many are read as may be", || faulty.pending() == 0);
+    let stats = prefetcher.stats();
+    assert_eq!((stats.in_flight, stats.limit, stats.objects), (12, 12, 0));
+    let [landed] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(&objects(source, [19])))).unwrap();
+    assert!(landed.unwrap().buffer.as_slice() == [19; 1000]);
+    eventually("nothing else was begun", || prefetcher.stats().in_flight == 12);
+    assert_eq!(prefetcher.stats().objects, 1);
+    prefetcher.cancel(iterator);
+    eventually("what nobody wants is given up", || prefetcher.stats().in_flight == 0);
+}
+
+#[test]
+fn what_the_requests_met_is_counted_of_every_client_once_and_stays_known() {
+    let (prefetcher, source, store) = prefetcher(8 * MIB, 30, 1000);
+    let faulty = Arc::new(FaultyStore::new(store));
+    let client = Arc::new(Client::new(faulty.clone(), Policy::default()));
+    faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Reset), Fault::Fail(ErrorKind::Throttled)]);
+    let manifest = prefetcher.sources()[&source].manifest.clone();
+    let another = prefetcher.add_source(Source { manifest: manifest.clone(), clients: vec![client.clone()] });
+    let same = prefetcher.add_source(Source { manifest, clients: vec![client] });
+    assert_eq!(prefetcher.stats().limit, 2 * 60);
+    let wanted: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
+    assert!(runtime().block_on(prefetcher.take(&wanted)).into_iter().all(|landed| landed.is_ok()));
+    [source, another, same].iter().for_each(|source| prefetcher.remove_source(*source));
+    let Stats { requests, limit, .. } = prefetcher.stats();
+    assert_eq!((requests.retries, requests.throttled, requests.connect_failures, limit), (2, 1, 0, 1));
+    assert!(requests.first_byte.quantile(0.5).is_some() && requests.body.quantile(0.99).is_some());
 }
 
 #[test]

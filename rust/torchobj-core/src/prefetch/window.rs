@@ -191,8 +191,9 @@ impl<B, W> Window<B, W> {
         }
     }
 
-    /// What to do next, where `fits` tells whether the budget has room for so many bytes beside so many reserved ones.
-    pub(super) fn next(&mut self, fits: impl Fn(u64, u64) -> bool) -> Next<B> {
+    /// What to do next for those who wait, where `fits` tells whether the budget has room for so many bytes beside so
+    /// many reserved ones.
+    pub(super) fn next_wished(&mut self, fits: impl Fn(u64, u64) -> bool) -> Option<Next<B>> {
         while let Some(&number) = self.wished.front() {
             let Some(used) = self.uses.get(&number) else {
                 self.wished.pop_front();
@@ -209,10 +210,23 @@ impl<B, W> Window<B, W> {
                 && let Some(last) =
                     self.landed.range(number..).next_back().copied().or_else(|| self.last_of_others(used.iterator))
             {
-                return Next::Evict(self.evict(last));
+                return Some(Next::Evict(self.evict(last)));
             }
             self.wished.pop_front();
-            return Next::Start(self.start(number, overdraws));
+            return Some(Next::Start(self.start(number, overdraws)));
+        }
+        None
+    }
+
+    /// Whether anything is announced and not begun.
+    pub(super) fn is_queued(&self) -> bool {
+        self.iterations.values().any(|iteration| !iteration.queued.is_empty())
+    }
+
+    /// What to do next, for those who wait and then ahead of them; `fits` as for those.
+    pub(super) fn next(&mut self, fits: impl Fn(u64, u64) -> bool) -> Next<B> {
+        if let Some(next) = self.next_wished(&fits) {
+            return next;
         }
         let mut by_use: Vec<(u64, u64)> = self
             .iterations

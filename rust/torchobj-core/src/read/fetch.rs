@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use super::plan;
 use crate::buffer::{Buffer, Dest, Landing, Memory};
@@ -96,7 +97,7 @@ impl Client {
             return self.empty(&key, into, version);
         }
         let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
-        let first = match self.open_first(&key, ask, version.as_ref()).await {
+        let first = match self.open_first(&key, ask, size, version.as_ref()).await {
             // Every range of an empty object is refused; so is this the way to see that it is empty.
             Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
                 return self.empty(&key, into, version);
@@ -145,18 +146,27 @@ impl Client {
         Ok((landing, dest, length))
     }
 
-    async fn open_first(&self, key: &str, range: Option<ByteRange>, version: Option<&Version>) -> Result<First> {
+    async fn open_first(
+        &self,
+        key: &str,
+        range: Option<ByteRange>,
+        size: Option<u64>,
+        version: Option<&Version>,
+    ) -> Result<First> {
+        let bytes = plan::asked_bytes(range.as_ref(), size);
         let mut attempts = self.attempts();
         loop {
             let permit = self.permit().await;
-            let opened = match self.open(GetRequest { key, range: range.clone(), version }).await {
-                Ok(opened) => self.check(key, range.as_ref(), version, opened),
+            let opened = match self.open(GetRequest { key, range: range.clone(), version }, bytes).await {
+                Ok((opened, answered)) => {
+                    self.check(key, range.as_ref(), version, opened).map(|opened| (opened, answered))
+                }
                 Err(error) => Err(error),
             };
             match opened {
-                Ok(opened) => {
+                Ok((opened, answered)) => {
                     attempts.succeeded();
-                    return Ok(First { opened, _permit: permit });
+                    return Ok(First { opened, answered, permit });
                 }
                 Err(error) => {
                     drop(permit);
@@ -288,19 +298,28 @@ impl Client {
         dest: &mut Dest,
         first: Option<First>,
     ) -> Result<()> {
-        let First { mut opened, _permit } = match first {
+        let First { mut opened, answered, mut permit } = match first {
             Some(first) => first,
             None => {
                 let permit = self.permit().await;
                 let ask = Some(ByteRange::Bounded(range.start + dest.filled() as u64..range.end));
-                let opened = self.open(GetRequest { key, range: ask.clone(), version }).await?;
+                let request = GetRequest { key, range: ask.clone(), version };
+                let (opened, answered) = self.open(request, dest.remaining() as u64).await?;
                 let opened = self.check(key, ask.as_ref(), version, opened)?;
-                First { opened, _permit: permit }
+                First { opened, answered, permit }
             }
         };
-        let limit = self.policy().idle_timeout;
-        match idle(limit, opened.read_into(dest)).await {
-            Some(result) => result,
+        let (limit, before) = (self.policy().idle_timeout, dest.filled());
+        let result = idle(limit, opened.read_into(dest)).await;
+        let ended = Instant::now();
+        permit.moved((dest.filled() - before) as u64, ended);
+        match result {
+            Some(result) => {
+                if result.is_ok() {
+                    self.metrics().body.add(ended - answered);
+                }
+                result
+            }
             None => {
                 let message = format!("the body stood still for {} s at byte {}", limit.as_secs_f64(), dest.filled());
                 Err(self.silence(Operation::Get, key, &message))
@@ -312,5 +331,6 @@ impl Client {
 /// An answer whose body waits, and the permit that it holds meanwhile.
 pub(super) struct First {
     opened: Box<dyn Opened>,
-    _permit: Permit,
+    answered: Instant,
+    permit: Permit,
 }

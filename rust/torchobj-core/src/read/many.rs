@@ -2,12 +2,17 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use tokio::task::JoinSet;
 
 use super::fetch::{Landed, Read};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::transfer::within;
+
+/// How often a batch looks whether more may be read at a time than before.
+const WIDEN_EVERY: Duration = Duration::from_millis(100);
 
 /// One object for [`get_many`].
 #[derive(Debug)]
@@ -38,15 +43,34 @@ struct Slot {
 /// With `stop_at_error`, the first failure ends the other reads: results that are missing for that reason are `Cancelled`.
 /// Dropping the future ends every read.
 pub async fn get_many(jobs: Vec<Job>, stop_at_error: bool) -> Vec<Result<Landed>> {
-    let width = jobs.iter().map(|job| job.client.permits()).max().unwrap_or(0).min(jobs.len());
+    let mut permits = Vec::new();
+    for job in &jobs {
+        if !permits.iter().any(|known| Arc::ptr_eq(known, job.client.permits())) {
+            permits.push(job.client.permits().clone());
+        }
+    }
+    let width = || permits.iter().map(|permits| permits.limit()).max().unwrap_or(0);
     let jobs = jobs.into_iter().map(|job| Slot { job: Mutex::new(Some(job)), result: OnceLock::new() }).collect();
     let batch = Arc::new(Batch { jobs, next: AtomicUsize::new(0), stop_at_error, failed: AtomicBool::new(false) });
     let mut lanes = JoinSet::new();
-    for _ in 0..width {
+    for _ in 0..width().min(batch.jobs.len()) {
         lanes.spawn(lane(batch.clone()));
     }
-    while let Some(lane) = lanes.join_next().await {
-        match lane {
+    loop {
+        let ended = if batch.next.load(Ordering::Relaxed) < batch.jobs.len() {
+            within(WIDEN_EVERY, lanes.join_next()).await
+        } else {
+            Some(lanes.join_next().await)
+        };
+        let ended = match ended {
+            Some(Some(ended)) => ended,
+            Some(None) => break,
+            None => {
+                (lanes.len()..width()).for_each(|_| drop(lanes.spawn(lane(batch.clone()))));
+                continue;
+            }
+        };
+        match ended {
             // The first to end after a failure: whatever the others still wait for, nobody needs it.
             Ok(()) if stop_at_error && batch.failed.load(Ordering::Relaxed) => lanes.shutdown().await,
             Ok(()) => {}
@@ -83,5 +107,39 @@ impl Slot {
         self.result.into_inner().unwrap_or_else(|| {
             Err(Error::new(ErrorKind::Cancelled, Operation::Get, "", "another read of the batch failed"))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::memory::MemoryStore;
+    use crate::transfer::Policy;
+    use crate::types::PutOptions;
+    use crate::wrap::{Fault, FaultyStore};
+
+    /// How long 10,000 reads of 20 ms take.
+    async fn time(policy: Policy) -> Duration {
+        let faulty = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new(format!("many-{}", fastrand::u64(..))))));
+        let client = Arc::new(Client::new(faulty.clone(), policy));
+        client.put("k", Bytes::from_static(b"body").into(), &PutOptions::default()).await.unwrap();
+        faulty.script(Operation::Get, [Fault::Late(Duration::from_millis(20)); 10_000]);
+        let job = || Job { client: client.clone(), read: Read { size: Some(4), ..Read::whole("k") } };
+        let began = Instant::now();
+        let landed = get_many(std::iter::repeat_with(job).take(10_000).collect(), true).await;
+        assert!(landed.into_iter().all(|landed| landed.unwrap().buffer.as_slice() == b"body"));
+        assert_eq!(faulty.pending(), 0);
+        began.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_long_batch_widens_as_its_permits_grow() {
+        let fixed = time(Policy { max_in_flight_cap: None, ..Policy::default() }).await;
+        assert!(fixed > Duration::from_millis(3100) && fixed < Duration::from_millis(3300), "{fixed:?}");
+        let grown = time(Policy::default()).await;
+        assert!(grown < Duration::from_millis(2200), "{grown:?}");
     }
 }

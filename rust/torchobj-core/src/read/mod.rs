@@ -1,8 +1,10 @@
-//! Reading: which requests an object takes (`plan`), one object (`fetch`), many at a time (`many`), and a file-like
+//! Reading: which requests an object takes (`plan`), one object (`fetch`), a second
+//! request for what is late (`hedge`), many at a time (`many`), and a file-like
 //! reader that fetches ahead of its position (`ahead`).
 
 mod ahead;
 mod fetch;
+mod hedge;
 mod many;
 mod plan;
 

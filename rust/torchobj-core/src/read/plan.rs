@@ -22,6 +22,16 @@ pub(super) fn first(policy: &Policy, want: &Range<u64>, size: Option<u64>) -> Op
     }
 }
 
+/// About how many bytes the answer to `ask` has, where the size of the object is known or not.
+pub(super) fn asked_bytes(ask: Option<&ByteRange>, size: Option<u64>) -> u64 {
+    match ask {
+        None => size.unwrap_or(u64::MAX),
+        Some(ByteRange::Bounded(range)) => range.end.min(size.unwrap_or(u64::MAX)).saturating_sub(range.start),
+        Some(ByteRange::From(start)) => size.unwrap_or(u64::MAX).saturating_sub(*start),
+        Some(ByteRange::Suffix(length)) => *length,
+    }
+}
+
 /// No part of an object that nothing else needs smaller is smaller: the wait for a first byte is worth so many bytes.
 const SMALLEST_PART: u64 = 4 << 20;
 
@@ -84,6 +94,15 @@ mod tests {
         let part = Some(ByteRange::Bounded(0..8 << 20));
         assert_eq!(first(&policy, &(0..u64::MAX), None), part);
         assert_eq!(first(&policy, &(0..u64::MAX), Some(16 << 20)), part);
+    }
+
+    #[test]
+    fn the_bytes_of_an_answer_are_known_as_far_as_the_size_is() {
+        assert_eq!(asked_bytes(None, Some(7)), 7);
+        assert_eq!(asked_bytes(Some(&ByteRange::Bounded(2..9)), None), 7);
+        assert_eq!(asked_bytes(Some(&ByteRange::Bounded(2..9)), Some(5)), 3);
+        assert_eq!(asked_bytes(Some(&ByteRange::From(2)), Some(9)), 7);
+        assert_eq!(asked_bytes(Some(&ByteRange::Suffix(7)), None), 7);
     }
 
     #[test]

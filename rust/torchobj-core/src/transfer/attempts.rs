@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Policy, Quota};
+use super::{Metrics, Permits, Policy, Quota};
 use crate::error::{Error, ErrorKind, Result, Retry};
 
 /// Backoff before the second attempt is up to twice this; it doubles from there.
@@ -24,6 +24,8 @@ const PROGRESS_BYTES: usize = 256 << 10;
 pub struct Attempts<'a> {
     policy: &'a Policy,
     quota: &'a Quota,
+    /// Who learns of failures.
+    told: Option<(&'a Permits, &'a Metrics)>,
     started: Instant,
     total: u32,
     counted: u32,
@@ -38,6 +40,7 @@ impl<'a> Attempts<'a> {
         Self {
             policy,
             quota,
+            told: None,
             started: Instant::now(),
             total: 0,
             counted: 0,
@@ -45,6 +48,12 @@ impl<'a> Attempts<'a> {
             progress_bytes: 0,
             outcome_unknown: false,
         }
+    }
+
+    /// The same, where permits follow the failures, and they are counted.
+    #[must_use]
+    pub fn telling(self, permits: &'a Permits, metrics: &'a Metrics) -> Self {
+        Self { told: Some((permits, metrics)), ..self }
     }
 
     /// The last attempt succeeded.
@@ -78,6 +87,10 @@ impl<'a> Attempts<'a> {
     /// `error` itself, with the number of attempts, when there shall be no other.
     pub async fn failed(&mut self, error: Error) -> Result<()> {
         self.total += 1;
+        if let Some((permits, metrics)) = self.told {
+            permits.failed(error.kind());
+            metrics.failed(error.kind());
+        }
         if error.status().is_some() {
             self.quota.answered();
         }
@@ -90,6 +103,7 @@ impl<'a> Attempts<'a> {
             Retry::Never => return Err(self.last(error)),
             Retry::Now => {
                 self.free += 1;
+                self.retried();
                 return Ok(());
             }
             Retry::Later => BASE,
@@ -113,8 +127,15 @@ impl<'a> Attempts<'a> {
         } else {
             log::debug!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
         }
+        self.retried();
         sleep(wait).await;
         Ok(())
+    }
+
+    fn retried(&self) {
+        if let Some((_, metrics)) = self.told {
+            metrics.retried();
+        }
     }
 
     fn last(&self, error: Error) -> Error {
@@ -143,11 +164,12 @@ mod tests {
     }
 
     async fn attempts_until_error(policy: &Policy, kind: ErrorKind) -> (u32, Duration) {
-        let quota = Quota::new(100);
+        let (quota, permits, metrics) = (Quota::new(100), Permits::new(1, None), Metrics::default());
         let started = Instant::now();
-        let mut attempts = Attempts::new(policy, &quota);
+        let mut attempts = Attempts::new(policy, &quota).telling(&permits, &metrics);
         loop {
             if let Err(last) = attempts.failed(error(kind)).await {
+                assert_eq!(metrics.measured().retries, u64::from(last.attempts()) - 1);
                 return (last.attempts(), started.elapsed());
             }
         }

@@ -9,8 +9,12 @@ pub struct Policy {
     pub part_bytes: u64,
     /// Objects below this are read by one request where the size is known.
     pub whole_below_bytes: u64,
-    /// Requests at a time.
+    /// Requests at a time; with a cap, to begin with.
     pub max_in_flight: usize,
+    /// How many requests at a time it may become where that pays; `None` where the number is fixed.
+    pub max_in_flight_cap: Option<usize>,
+    /// Whether a read whose answer is late is asked for a second time.
+    pub hedge: bool,
     /// Memory for parts of one upload that are being filled or sent, in bytes; at least two parts.
     pub write_buffer_bytes: u64,
     /// Attempts of one request, the first included.
@@ -29,7 +33,12 @@ impl Default for Policy {
             // AWS, "Performance guidelines for Amazon S3": ranges of 8 or 16 MB.
             part_bytes: 8 << 20,
             whole_below_bytes: 16 << 20,
+            // Fewer would be enough to begin with for many objects: the number grows within a second. One large object
+            // read alone is over by then: at 80 MiB/s a connection, 128 MiB take 32 requests at once.
             max_in_flight: 64,
+            // At 20 ms an answer, more than one process can receive.
+            max_in_flight_cap: Some(256),
+            hedge: true,
             write_buffer_bytes: 64 << 20,
             max_attempts: 10,
             retry_timeout: Duration::from_secs(180),

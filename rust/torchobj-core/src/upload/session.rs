@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -180,9 +181,10 @@ async fn send_part(
     let limit = client.policy().first_byte_timeout.max(client.policy().idle_timeout);
     let mut attempts = client.attempts();
     loop {
-        let permit = client.permit().await;
+        let mut permit = client.permit().await;
         let error = match idle(limit, client.store().put_part(upload, number, offset, payload)).await {
             Some(Ok(receipt)) => {
+                permit.moved(payload.len() as u64, Instant::now());
                 attempts.succeeded();
                 return Ok(receipt);
             }

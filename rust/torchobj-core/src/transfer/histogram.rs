@@ -1,0 +1,122 @@
+//! How long things took, counted by order of magnitude: one addition a sample. Knows not what took so long.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Quarters of each power of two of a microsecond, up to an hour.
+const BUCKETS: usize = 4 * 32;
+
+/// Times, counted.
+#[derive(Debug)]
+pub struct Histogram([AtomicU64; BUCKETS]);
+
+/// What a histogram held at one moment; of several histograms, if they were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts([u64; BUCKETS]);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; BUCKETS])
+    }
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self([0; BUCKETS])
+    }
+}
+
+impl Histogram {
+    /// Counts one.
+    pub fn add(&self, took: Duration) {
+        self.0[bucket(took)].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What it holds now.
+    pub fn counts(&self) -> Counts {
+        Counts(std::array::from_fn(|index| self.0[index].load(Ordering::Relaxed)))
+    }
+
+    /// Forgets half of what it holds, so that what comes counts more than what was.
+    pub(super) fn halve(&self) {
+        for count in &self.0 {
+            // What is added meanwhile is kept.
+            count.fetch_sub(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Counts {
+    /// Adds what another one held.
+    pub fn merge(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(count, more)| *count += more);
+    }
+
+    /// The time within which `share` of the samples were, at most a fifth too long. `None` without samples.
+    pub fn quantile(&self, share: f64) -> Option<Duration> {
+        let total: u64 = self.0.iter().sum();
+        let mut before = 0;
+        #[expect(clippy::cast_precision_loss, reason = "a share of a count")]
+        self.0
+            .iter()
+            .position(|count| {
+                before += count;
+                total > 0 && before as f64 >= share * total as f64
+            })
+            .map(upper)
+    }
+}
+
+fn bucket(took: Duration) -> usize {
+    let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
+    let power = us.ilog2() as usize;
+    let quarter = usize::try_from((u128::from(us) << 2 >> power) & 3).expect("of four quarters");
+    (4 * power + quarter).min(BUCKETS - 1)
+}
+
+/// The end of a bucket.
+fn upper(bucket: usize) -> Duration {
+    let power = 1_u64 << (bucket / 4);
+    Duration::from_nanos(1000 * power + 250 * power * (bucket as u64 % 4 + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quantile_is_at_most_a_quarter_too_long() {
+        let histogram = Histogram::default();
+        for us in 1..=1000 {
+            histogram.add(Duration::from_micros(us));
+        }
+        let [half, most] = [0.5, 0.99].map(|share| histogram.counts().quantile(share).unwrap().as_micros());
+        assert!((500..=640).contains(&half), "{half}");
+        assert!((990..=1024).contains(&most), "{most}");
+        assert_eq!(Histogram::default().counts().quantile(0.5), None);
+    }
+
+    #[test]
+    fn a_time_is_in_the_bucket_that_ends_behind_it() {
+        for us in (0..10_000).chain([1 << 20, (1 << 33) - 1, u64::MAX]) {
+            let took = Duration::from_micros(us);
+            let bucket = bucket(took);
+            assert!(took < upper(bucket) || bucket == BUCKETS - 1, "{us} µs");
+            assert!(bucket == 0 || took >= upper(bucket - 1).min(took), "{us} µs");
+        }
+    }
+
+    #[test]
+    fn what_is_halved_weighs_half_and_what_is_merged_adds() {
+        let (old, new) = (Histogram::default(), Histogram::default());
+        (0..100).for_each(|_| old.add(Duration::from_millis(100)));
+        (0..60).for_each(|_| new.add(Duration::from_millis(1)));
+        let mut both = old.counts();
+        both.merge(&new.counts());
+        assert!(both.quantile(0.5).unwrap() > Duration::from_millis(99));
+        old.halve();
+        let mut both = old.counts();
+        both.merge(&new.counts());
+        assert!(both.quantile(0.5).unwrap() < Duration::from_millis(2));
+    }
+}
