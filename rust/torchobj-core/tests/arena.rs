@@ -42,7 +42,7 @@ fn prefetcher() -> (Arc<Prefetcher>, u64) {
             manifest.push("memory://m", &key, Some(size(index) as u64), Some(&version));
         }
     });
-    let prefetcher = Prefetcher::start(BUDGET, 16).unwrap();
+    let prefetcher = Prefetcher::start(BUDGET).unwrap();
     let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
     (prefetcher, source)
 }
