@@ -13,11 +13,8 @@ import io
 import os
 import re
 import sys
-import time
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -25,7 +22,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import RandomSampler
 
 import torchobj
 from torchobj.exceptions import TorchobjError
@@ -145,28 +142,13 @@ def make_model() -> nn.Module:
     )
 
 
-class Clock:
-    """Measures how long a loop waits for what it loops over."""
-
-    waited_s = 0.0
-
-    def watch(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """The same batches."""
-        asked = time.perf_counter()
-        for batch in loader:
-            self.waited_s += time.perf_counter() - asked
-            yield batch
-            asked = time.perf_counter()
-        self.waited_s += time.perf_counter() - asked
-
-
 def train(training: Training, arguments: argparse.Namespace) -> None:
     """Trains from where `training` is to the last epoch, with a checkpoint after each."""
     dataset = torchobj.S3MapDataset(f"{arguments.data}train/", transform=decode)
     # The order of an epoch depends on the seed and the epoch alone, so it has a generator to itself: the one that the
     # loader seeds its workers with is drawn from when they start, which a resumed run does at another epoch.
     order = torch.Generator()
-    loader = DataLoader(
+    loader = torchobj.DataLoader(
         dataset,
         batch_size=arguments.batch_size,
         sampler=RandomSampler(dataset, generator=order),
@@ -174,7 +156,6 @@ def train(training: Training, arguments: argparse.Namespace) -> None:
         persistent_workers=arguments.workers > 0,
         generator=torch.Generator(),
     )
-    clock, started = Clock(), time.perf_counter()
     is_terminal = sys.stdout.isatty()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
 
@@ -186,7 +167,7 @@ def train(training: Training, arguments: argparse.Namespace) -> None:
             name = f"epoch {epoch}/{arguments.epochs}"
             progress.update(bar, description=name)
             loss_sum = 0.0
-            for number, (pictures, labels) in enumerate(clock.watch(loader), start=1):
+            for number, (pictures, labels) in enumerate(loader, start=1):
                 loss = F.cross_entropy(training.model(pictures), labels)
                 training.optimizer.zero_grad()
                 loss.backward()
@@ -199,9 +180,7 @@ def train(training: Training, arguments: argparse.Namespace) -> None:
             url = training.save(arguments.checkpoints)
             print(f"{name}: loss {loss_sum / len(loader):.3f}, saved {url}", flush=True)
 
-    total_s = time.perf_counter() - started
-    if clock.waited_s:
-        print(f"waited for data {clock.waited_s / total_s:.0%} of the {total_s:.1f} s of training", flush=True)
+    print(loader.report(), flush=True)
 
 
 def measure_accuracy(model: nn.Module, arguments: argparse.Namespace) -> float:
@@ -210,7 +189,7 @@ def measure_accuracy(model: nn.Module, arguments: argparse.Namespace) -> float:
     model.eval()
     correct = 0
     with torch.inference_mode():
-        for pictures, labels in DataLoader(dataset, batch_size=120, num_workers=arguments.workers):
+        for pictures, labels in torchobj.DataLoader(dataset, batch_size=120, num_workers=arguments.workers):
             correct += int((model(pictures).argmax(dim=1) == labels).sum())
     return correct / len(dataset)
 

@@ -1,0 +1,86 @@
+"""What a loader says of itself, from numbers."""
+
+import dataclasses
+
+import pytest
+
+from torchobj.loader.report import report
+from torchobj.loader.stats import LoaderStats
+
+CALM = LoaderStats(
+    batches=10,
+    samples=640,
+    elapsed_s=2.0,
+    waited_s=0.04,
+    samples_per_s=320.0,
+    bytes_per_s=35e6,
+    waited_share=0.02,
+    workers=2,
+    hits=640,
+    late=0,
+    queued=0,
+    misses=0,
+    failed=0,
+    evicted=0,
+    first_byte_p50_s=0.02,
+    first_byte_p99_s=0.3,
+    body_p50_s=0.001,
+    body_p99_s=0.002,
+    retries=0,
+    throttled=0,
+    hedges=0,
+    hedges_won=0,
+    in_flight=0,
+    in_flight_limit=64,
+    budget_bytes=64 << 20,
+    used_bytes=0,
+    granted_bytes=0,
+    overdrawn=0,
+    starved_share=0.0,
+    limited_share=0.0,
+)
+WAITS = dataclasses.replace(CALM, waited_s=1.0, waited_share=0.5)
+LATE = dataclasses.replace(WAITS, hits=100, late=540)
+
+
+@pytest.mark.parametrize(
+    ("stats", "blamed", "advice"),
+    [
+        (CALM, "The trainer sets the pace", "nothing needs to change"),
+        (WAITS, "2 workers do not decode fast enough", "give it more"),
+        (dataclasses.replace(WAITS, workers=0), "the loop's own process", "give the loader workers"),
+        (dataclasses.replace(LATE, throttled=40), "The store holds it back: 40 answers", "fewer ranks"),
+        (dataclasses.replace(WAITS, hits=0, misses=640), "640 of 640 unannounced", "torchobj.attach(loader)"),
+        (dataclasses.replace(WAITS, hits=0), "Nothing was read ahead", "reads nothing by torchobj"),
+        (dataclasses.replace(LATE, starved_share=0.8), "budget of 64 MiB holds it back", "torchobj.set_budget"),
+        (
+            dataclasses.replace(LATE, starved_share=0.8, granted_bytes=60 << 20),
+            "workers hold most of it",
+            "smaller prefetch_factor",
+        ),
+        (
+            dataclasses.replace(LATE, limited_share=0.9),
+            "half of the answers began within 20.0 ms, and all but one in a hundred within 300.0 ms",
+            "64 requests at a time were the limit",
+        ),
+        (LATE, "The network, or the store, holds it back", "same region"),
+    ],
+)
+def test_what_held_it_back_is_named_with_what_to_change(stats, blamed, advice):
+    said = report(stats)
+    assert said.startswith("640 samples in 2.0 s: 320 a second, 35.0 MB/s from the store; the loop waited ")
+    assert blamed in said
+    assert advice in said
+    assert "\n" not in said
+
+
+def test_what_went_wrong_besides_is_told():
+    said = report(dataclasses.replace(CALM, failed=2, overdrawn=3, retries=4, hedges=5, hedges_won=1))
+    assert "2 reads failed for good" in said
+    assert "exceeded 3 times" in said
+    assert "4 requests were made again; 5 were made twice" in said
+    assert "first to answer 1 times" in said
+
+
+def test_a_loader_that_was_not_used_says_so():
+    assert report(dataclasses.replace(CALM, batches=0)) == "Nothing was handed out yet."
