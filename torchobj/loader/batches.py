@@ -2,11 +2,13 @@
 batches there are is torch's affair.
 """
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from torchobj.loader.state import Mark
+from torchobj.loader.stats import Meter
 
 __all__ = ["Batches", "Progress"]
 
@@ -22,26 +24,28 @@ class Progress:
         self.initial = initial
         #: How often torch asked the sampler, and the loop for a batch.
         self.asked = 0
-        #: The places behind the batches that torch asked for and did not hand out.
-        self.dispatched: deque[Mark] = deque()
+        #: The places behind the batches that torch asked for and did not hand out, and the samples in each.
+        self.dispatched: deque[tuple[Mark, int]] = deque()
         #: The place behind the last one that was; None before the pass has begun.
         self.mark: Mark | None = None
         #: Batches that were handed out, with those that were passed over.
         self.batches = 0
         self.ended = False
 
-    def dispatch(self, mark: Mark) -> None:
-        """Torch got the item in front of `mark`."""
+    def dispatch(self, mark: Mark, samples: int) -> None:
+        """Torch got the item in front of `mark`, so many indices."""
         if self.mark is None and mark.own is None:
             # From now on the order is drawn.
             self.mark = mark._replace(batches=mark.batches - 1)
-        self.dispatched.append(mark)
+        self.dispatched.append((mark, samples))
 
-    def advance(self) -> None:
-        """A batch was handed out, or the loop got its error."""
+    def advance(self) -> int | None:
+        """A batch was handed out, or the loop got its error. How many samples it is made of; None if nobody knows."""
         self.batches += 1
-        if self.dispatched:
-            self.mark = self.dispatched.popleft()
+        if not self.dispatched:
+            return None
+        self.mark, samples = self.dispatched.popleft()
+        return samples
 
 
 class Batches(Iterator[Any]):
@@ -50,30 +54,38 @@ class Batches(Iterator[Any]):
     Args:
         inner: torch's iterator.
         progress: What is kept up to date.
+        meter: Counts what is handed out.
+        batch_samples: Samples of a batch of which nobody knows how many there are.
         passed_over: So many batches are read and dropped before the first: of a dataset without a sampler.
     """
 
-    def __init__(self, inner: Any, progress: Progress, passed_over: int = 0) -> None:
+    def __init__(
+        self, inner: Any, progress: Progress, meter: Meter, *, batch_samples: int, passed_over: int = 0
+    ) -> None:
         self._inner, self._progress, self._passed_over = inner, progress, passed_over
+        self._meter, self._batch_samples = meter, batch_samples
+        self._handed_at: float | None = None
 
     def __next__(self) -> Any:
         while self._passed_over:
             self._passed_over -= 1
             next(self._inner)
-        progress = self._progress
+        progress, meter = self._progress, self._meter
         progress.asked += 1
-        asked = progress.asked
+        asked, asked_at = progress.asked, time.perf_counter()
         try:
             batch = next(self._inner)
         except StopIteration:
             progress.ended = True
+            meter.ended(asked_at, self._handed_at, 0)
             raise
         except BaseException:
             # torch asks for another batch when one has come, and only then: this one's turn is over.
             if progress.asked != asked:
                 progress.advance()
             raise
-        progress.advance()
+        samples = progress.advance()
+        self._handed_at = meter.ended(asked_at, self._handed_at, self._batch_samples if samples is None else samples)
         return batch
 
     def __len__(self) -> int:

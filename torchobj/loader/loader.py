@@ -12,8 +12,10 @@ from torchobj.loader.batches import Batches, Progress
 from torchobj.loader.hints import Hints
 from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.mixin import LookaheadMixin
+from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.state import between, check, generator_of, state_of, undrawn
+from torchobj.loader.stats import LoaderStats, Meter
 
 __all__ = ["DataLoader"]
 
@@ -57,6 +59,7 @@ class DataLoader(LookaheadMixin):
         self._progress: Progress | None = None
         # What was loaded last.
         self._loaded: dict[str, Any] | None = None
+        self._meter = Meter()
         super().__init__(dataset, *args, **kwargs)
 
     def _hints(self, sampler: Any) -> Hints | None:
@@ -74,12 +77,27 @@ class DataLoader(LookaheadMixin):
         progress.batches = passed_over
         if isinstance(sampler, Lookahead):
             sampler.progress = progress
+        self._meter.begin()
         # torch draws a number when it makes an iterator. For this pass it did so before the state was saved.
         apart = within and (self.generator is None or self.generator is not generator_of(inner))
         with undrawn(self.generator) if apart else contextlib.nullcontext():
             found = super().__iter__()
         self._progress = progress
-        return Batches(found, progress, passed_over if inner is None else 0)
+        return Batches(
+            found,
+            progress,
+            self._meter,
+            batch_samples=self.batch_size or 1,
+            passed_over=passed_over if inner is None else 0,
+        )
+
+    def stats(self) -> LoaderStats:
+        """What was done since the first batch: rates, the share of time that the loop waited, what reading met."""
+        return self._meter.stats(self.num_workers)
+
+    def report(self) -> str:
+        """One paragraph: what was done, what held it back, and what to change."""
+        return report(self.stats())
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: behind the last batch that it was given, whatever was read or sent to workers ahead.

@@ -193,7 +193,7 @@ class Ahead(Iterator[Any]):
         if window.pending:
             item, self._mark = window.hand_out()
             if self._progress is not None:
-                self._progress.dispatch(self._mark)
+                self._progress.dispatch(self._mark, len(item) if isinstance(item, (list, tuple)) else 1)
             return item
         # Not kept: its traceback would keep what the caller's frames hold.
         error, window.error = window.error, None

@@ -28,7 +28,7 @@ class LookaheadMixin(torch.utils.data.DataLoader[Any]):
         sampler = super()._index_sampler
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
             if isinstance(self.dataset, ObjectIterableDataset) and self.num_workers:
-                # Lists what is not listed yet, before workers are started: they inherit it, and announce for themselves.
+                # Lists before workers are started: they inherit it, and announce for themselves.
                 len(self.dataset.manifest)
             return sampler
         if self._ahead is None or self._ahead.sampler is not sampler:

@@ -102,16 +102,15 @@ class Meter:
         self._elapsed_s = self._waited_s = 0.0
         self._before: dict[str, Any] | None = None
 
-    def began(self) -> float:
-        """The loop asks for a batch: the time, for `ended`."""
+    def begin(self) -> None:
+        """An epoch begins. What others did before the first is not the loader's."""
         if self._before is None:
             self._before = _torchobj.prefetch_stats()
-        return time.perf_counter()
 
     def ended(self, asked: float, last: float | None, samples: int) -> float:
         """The loop has its batch, of `samples`; 0 is the end of an epoch.
 
-        `asked` is what `began` said, `last` what this said for the batch before, in this epoch. Returns the time.
+        `asked` is when it was asked for, `last` what this returned for the batch before, in this epoch: the time.
         """
         now = time.perf_counter()
         self._waited_s += now - asked
