@@ -28,6 +28,8 @@ def cargo_deny() -> None:
         command = ["cargo", "install", "--quiet", "--locked", "--root", str(root), f"cargo-deny@{CARGO_DENY}"]
         subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"CARGO_TARGET_DIR": str(root / "target")})
         shutil.rmtree(root / "target")
+    # It looks at crates of other platforms too, which no build has fetched.
+    subprocess.run(["cargo", "fetch", "--quiet", "--locked"], cwd=ROOT, check=True)
     checks = ["licenses", "bans", "sources"]
     command = [str(root / "bin" / "cargo-deny"), "--offline", "--log-level", "error", "--config", "rust/deny.toml"]
     subprocess.run([*command, "check", "--hide-inclusion-graph", *checks], cwd=ROOT, check=True)

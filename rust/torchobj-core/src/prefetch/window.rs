@@ -8,6 +8,8 @@
 //! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet, until
 //! both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and fro.
 
+mod eviction;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -261,13 +263,6 @@ impl<B, W> Window<B, W> {
         if starved { Next::Starved } else { Next::Idle }
     }
 
-    /// What is one iterator's of the bytes that iterators hold.
-    fn share(&self) -> u64 {
-        let busy = self.iterations.values().filter(|iteration| iteration.held > 0 || !iteration.queued.is_empty());
-        let (count, held) = busy.fold((0, 0), |(count, held), iteration| (count + 1, held + iteration.held));
-        held / count.max(1)
-    }
-
     fn start(&mut self, number: u64, overdraws: bool) -> Job {
         let cancelled = Arc::new(Notify::new());
         let used = self.uses.get_mut(&number).expect("the caller looked");
@@ -286,34 +281,6 @@ impl<B, W> Window<B, W> {
         let (object, charge, iterator) = (used.object, used.charge, used.iterator);
         self.hold(iterator, charge);
         self.flights.get_mut(&object).expect("the caller looked").push(number);
-    }
-
-    /// The last landed use of iterators other than `iterator`.
-    fn last_of_others(&self, iterator: u64) -> Option<u64> {
-        self.landed.iter().rev().find(|number| self.uses[number].iterator != iterator).copied()
-    }
-
-    /// The last landed use of an iterator that was used before `used_at`.
-    fn last_of_idler(&self, used_at: u64) -> Option<u64> {
-        let idle = |number: &&u64| {
-            self.iterations.get(&self.uses[number].iterator).is_none_or(|iteration| iteration.used_at < used_at)
-        };
-        self.landed.iter().rev().find(idle).copied()
-    }
-
-    /// Queues a landed use again, and returns what it held.
-    fn evict(&mut self, number: u64) -> B {
-        self.landed.remove(&number);
-        let used = self.uses.get_mut(&number).expect("what has landed is there");
-        let State::Landed(body) = std::mem::replace(&mut used.state, State::Queued) else {
-            unreachable!("only what has landed is in `landed`");
-        };
-        let (iterator, charge) = (used.iterator, used.charge);
-        self.release(iterator, charge);
-        if let Some(iteration) = self.iterations.get_mut(&iterator) {
-            iteration.queued.insert(number);
-        }
-        body
     }
 
     /// Ends the flight of a job: from now on nobody follows it. The uses that did, with those that were announced and not
