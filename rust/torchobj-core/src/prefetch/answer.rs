@@ -14,6 +14,8 @@ impl Handler for Arc<Prefetcher> {
         if let Some(iterator) = ended.and_then(|ended| self.announcing().remove(&(lane, ended))) {
             self.cancel(iterator);
         }
+        // Until it is announced too, the request is not answered.
+        let heard = answers.clone();
         let objects = objects.into_iter().enumerate().map(move |(position, index)| {
             (Object { source, index }, Wish::Answer { answers: answers.clone(), position })
         });
@@ -23,6 +25,7 @@ impl Handler for Arc<Prefetcher> {
             let ahead: Vec<Object> = ahead.into_iter().map(|index| Object { source, index }).collect();
             self.announce(iterator, &ahead);
         }
+        drop(heard);
     }
 
     fn gone(&self, lane: u32) {

@@ -10,6 +10,7 @@
 
 mod eviction;
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -236,7 +237,8 @@ impl<B, W> Window<B, W> {
             .filter(|(_, iteration)| !iteration.queued.is_empty())
             .map(|(iterator, iteration)| (iteration.used_at, *iterator))
             .collect();
-        by_use.sort_unstable_by(|a, b| b.cmp(a));
+        // Of those used at one time the older first: a next epoch is announced while this one is read.
+        by_use.sort_unstable_by_key(|(used_at, iterator)| (Reverse(*used_at), *iterator));
         let mut starved = false;
         for (used_at, iterator) in by_use {
             while let Some(number) = self.iterations[&iterator].queued.first().copied() {
