@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -51,9 +52,10 @@ class RaggedBatch:
 
     def _gathered(self, *, pin_memory: bool) -> torch.Tensor:
         data = torch.empty(int(self.offsets[-1]), dtype=torch.uint8, pin_memory=pin_memory)
-        for index, (start, end) in enumerate(zip(self.offsets.tolist(), self.offsets[1:].tolist(), strict=False)):
-            if start < end:
-                data[start:end] = self[index]
+        # Not by torch: it shares a copy of 110 KiB out to threads, who spin for the next one.
+        into = data.numpy()
+        for buffer, start, end in zip(self._buffers, self.offsets.tolist(), self.offsets[1:].tolist(), strict=False):
+            into[start:end] = numpy.asarray(buffer)
         return data
 
     def __len__(self) -> int:
