@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torchobj import _process
-from torchobj._torchobj import Buffer, Manifest, ObjectReader, __version__
+from torchobj._torchobj import Buffer, Manifest, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import StoreError, TorchobjError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.s3 import S3Checkpoint
     from torchobj.datasets.iterable import S3IterableDataset
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
+    from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
     from torchobj.loader import DataLoader
@@ -37,6 +38,7 @@ S3Writer = ObjectWriter
 #: What needs torch, and where it lives.
 _LAZY = {
     "DataLoader": "torchobj.loader",
+    "ObjectDataset": "torchobj.datasets.objects",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3Checkpoint": "torchobj.checkpoint.s3",
@@ -50,9 +52,11 @@ __all__ = [
     "DataLoader",
     "ListPage",
     "Manifest",
+    "ObjectDataset",
     "ObjectInfo",
     "ObjectMapDataset",
     "ObjectReader",
+    "ObjectRef",
     "ObjectWriter",
     "RaggedBatch",
     "S3Checkpoint",

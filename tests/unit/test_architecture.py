@@ -23,7 +23,7 @@ LAYERS = [
     ["datasets.workers"],
     ["datasets.source"],
     ["datasets.listing"],
-    ["datasets.map"],
+    ["datasets.map", "datasets.objects"],
     ["datasets.iterable", "checkpoint.s3"],
     ["loader.hints"],
     ["loader.lookahead"],

@@ -11,7 +11,10 @@ mod error;
 mod local;
 mod log;
 mod manifest;
+mod object_ref;
 mod process;
+#[cfg(target_os = "linux")]
+mod ref_source;
 #[cfg(target_os = "linux")]
 mod source;
 mod store;
@@ -30,7 +33,12 @@ mod native {
     #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]
+    use crate::object_ref::{ObjectRef, read_refs};
+    #[pymodule_export]
     use crate::process::finish;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::ref_source::RefSource;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::source::{Announcer, NativeSource, adopt, hand, prefetch_stats};

@@ -33,7 +33,7 @@ static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
 
 type Workers = HashMap<u32, Arc<Worker>>;
 
-fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
+pub(crate) fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
     let _inside = fork::enter();
     let mut own = OWN.lock().expect("no holder of this lock panics");
     if let Some(prefetcher) = own.as_ref().and_then(Local::get) {
@@ -66,11 +66,48 @@ fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyR
 }
 
 /// How a source is reached.
-enum Reach {
+pub(crate) enum Reach {
     /// In the process that made it, and in its forked children, who find the arena here.
     Made(ManuallyDrop<Arc<Prefetcher>>),
     /// In a process that was given the descriptors.
     Attached(Arc<Worker>),
+}
+
+impl Reach {
+    pub(crate) fn made(prefetcher: Arc<Prefetcher>) -> Self {
+        Self::Made(ManuallyDrop::new(prefetcher))
+    }
+
+    pub(crate) fn attach(owner: u32, file: i32, bell: i32) -> PyResult<Self> {
+        Ok(Self::Attached(attached(owner, || Worker::attach_raw(file, bell))?))
+    }
+
+    /// Numbers of the arena's file and its bell.
+    pub(crate) fn descriptors(&self) -> (i32, i32) {
+        match self {
+            Self::Made(prefetcher) => {
+                let arena = prefetcher.arena();
+                (arena.file().as_raw_fd(), arena.bell().as_raw_fd())
+            }
+            Self::Attached(worker) => (worker.file().as_raw_fd(), worker.bell().as_raw_fd()),
+        }
+    }
+
+    /// The prefetcher, in the process `owner`, whose it is.
+    pub(crate) fn prefetcher(&self, owner: u32) -> Option<&Arc<Prefetcher>> {
+        match self {
+            Self::Made(prefetcher) if owner == fork::generation() => Some(&**prefetcher),
+            _ => None,
+        }
+    }
+
+    /// In any other process: whom to ask.
+    pub(crate) fn worker(&self, owner: u32) -> PyResult<Arc<Worker>> {
+        match self {
+            Self::Made(prefetcher) => attached(owner, || Worker::inherit(prefetcher.arena())),
+            Self::Attached(worker) => Ok(worker.clone()),
+        }
+    }
 }
 
 /// The objects of a manifest, read ahead by the process that made this, for itself and its workers.
@@ -92,26 +129,18 @@ impl NativeSource {
         let prefetcher = py.detach(|| own(budget))?;
         let manifest = manifest.packed();
         let number = prefetcher.add_source(Source { manifest: manifest.clone(), clients });
-        let reach = Reach::Made(ManuallyDrop::new(prefetcher));
-        Ok(Self { owner: fork::generation(), number, manifest, reach })
+        Ok(Self { owner: fork::generation(), number, manifest, reach: Reach::made(prefetcher) })
     }
 
     /// A source of another process, by what `descriptors` gave there and the system duplicated.
     #[staticmethod]
     fn attach(manifest: &Manifest, owner: u32, number: u64, file: i32, bell: i32) -> PyResult<Self> {
-        let worker = attached(owner, || Worker::attach_raw(file, bell))?;
-        Ok(Self { owner, number, manifest: manifest.packed(), reach: Reach::Attached(worker) })
+        Ok(Self { owner, number, manifest: manifest.packed(), reach: Reach::attach(owner, file, bell)? })
     }
 
     /// Descriptors of the arena and its bell, for a worker that does not inherit them.
     fn descriptors(&self) -> (i32, i32) {
-        match &self.reach {
-            Reach::Made(prefetcher) => {
-                let arena = prefetcher.arena();
-                (arena.file().as_raw_fd(), arena.bell().as_raw_fd())
-            }
-            Reach::Attached(worker) => (worker.file().as_raw_fd(), worker.bell().as_raw_fd()),
-        }
+        self.reach.descriptors()
     }
 
     /// Process id of the owner.
@@ -128,18 +157,15 @@ impl NativeSource {
 
     /// Whether anything is announced in this process and not taken; only its owner knows.
     fn announced(&self) -> bool {
-        match &self.reach {
-            Reach::Made(prefetcher) if self.owner == fork::generation() => prefetcher.announced(),
-            _ => true,
-        }
+        self.reach.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.announced())
     }
 
     /// Reads objects as readers, all at once; with `return_errors` there is an exception in place of what could not be
     /// read. In a worker the owner is asked.
     #[pyo3(signature = (indices, return_errors=false))]
     fn read<'py>(&self, py: Python<'py>, indices: Vec<usize>, return_errors: bool) -> PyResult<Bound<'py, PyList>> {
-        let results: Vec<Result<Buffer, Error>> = match &self.reach {
-            Reach::Made(prefetcher) if self.owner == fork::generation() => {
+        let results: Vec<Result<Buffer, Error>> = match self.reach.prefetcher(self.owner) {
+            Some(prefetcher) => {
                 let source = self.number;
                 let objects: Vec<Object> =
                     indices.iter().map(|index| Object { source, index: *index as u64 }).collect();
@@ -147,11 +173,7 @@ impl NativeSource {
                 let landed = wait(py, async move { prefetcher.take(&objects).await })?;
                 landed.into_iter().map(|landed| landed.map(|landed| Buffer::from(landed.buffer))).collect()
             }
-            Reach::Made(prefetcher) => {
-                let worker = attached(self.owner, || Worker::inherit(prefetcher.arena()))?;
-                self.ask(py, &worker, &indices)?
-            }
-            Reach::Attached(worker) => self.ask(py, worker, &indices)?,
+            None => self.ask(py, &self.reach.worker(self.owner)?, &indices)?,
         };
         let list = PyList::empty(py);
         for (index, result) in indices.iter().zip(results) {
@@ -169,30 +191,36 @@ impl NativeSource {
 impl NativeSource {
     fn ask(&self, py: Python<'_>, worker: &Arc<Worker>, indices: &[usize]) -> PyResult<Vec<Result<Buffer, Error>>> {
         let objects: Vec<u64> = indices.iter().map(|index| *index as u64).collect();
-        let glance = || Python::attach(|py| py.check_signals());
-        let replies =
-            py.detach(|| worker.ask(self.number, &objects, glance)).map_err(|unanswered| match unanswered {
-                Unanswered::Interrupted(signal) => signal,
-                Unanswered::OwnerGone => {
-                    PyRuntimeError::new_err(format!("process {}, which reads, is gone", self.owner))
-                }
-                Unanswered::NoLane => {
-                    PyRuntimeError::new_err("too many workers read from one process: at most 256 can")
-                }
-            })?;
-        let buffer = |reply| match reply {
-            Reply::Landed(claim) => Ok(Buffer::claimed(claim)),
-            Reply::Failed(error) => Err(Error::from_bytes(&error)),
-        };
-        Ok(replies.into_iter().map(buffer).collect())
+        let replies = py.detach(|| worker.ask(self.number, &objects, glance));
+        Ok(buffers(replies.map_err(|none| unanswered(none, self.owner))?).collect())
     }
+}
+
+/// What ends a worker's wait: a signal whose handler raises.
+pub(crate) fn glance() -> PyResult<()> {
+    Python::attach(|py| py.check_signals())
+}
+
+/// The exception of who got no answers from process `owner`.
+pub(crate) fn unanswered(none: Unanswered<PyErr>, owner: u32) -> PyErr {
+    match none {
+        Unanswered::Interrupted(signal) => signal,
+        Unanswered::OwnerGone => PyRuntimeError::new_err(format!("process {owner}, which reads, is gone")),
+        Unanswered::NoLane => PyRuntimeError::new_err("too many workers read from one process: at most 256 can"),
+    }
+}
+
+/// What a worker was answered, as buffers.
+pub(crate) fn buffers(replies: Vec<Reply>) -> impl Iterator<Item = Result<Buffer, Error>> {
+    replies.into_iter().map(|reply| match reply {
+        Reply::Landed(claim) => Ok(Buffer::claimed(claim)),
+        Reply::Failed(error) => Err(Error::from_bytes(&error)),
+    })
 }
 
 impl Drop for NativeSource {
     fn drop(&mut self) {
-        if let Reach::Made(prefetcher) = &self.reach
-            && self.owner == fork::generation()
-        {
+        if let Some(prefetcher) = self.reach.prefetcher(self.owner) {
             prefetcher.remove_source(self.number);
         }
     }

@@ -28,7 +28,7 @@ mod serve;
 mod space;
 mod worker;
 
-pub use owner::{Arena, Request, Usage};
+pub use owner::{Arena, Asked, Request, Usage};
 pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
 pub use worker::{Claim, Handed, Reply, Unanswered, Worker};

@@ -300,7 +300,12 @@ impl Arena {
             return None;
         }
         let count = (shared.count().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
-        let objects = (0..count).map(|position| shared.object(position).load(Relaxed)).collect();
+        let objects = match shared.read_names() {
+            bytes if bytes.is_empty() => {
+                Asked::Numbers((0..count).map(|position| shared.object(position).load(Relaxed)).collect())
+            }
+            bytes => Asked::Names(split_names(&bytes, count)),
+        };
         Some(Request { lane, number, source: shared.source().load(Relaxed), objects })
     }
 
@@ -343,6 +348,41 @@ pub struct Request {
     pub(super) number: u32,
     /// What the objects are objects of.
     pub source: u64,
-    /// Their numbers.
-    pub objects: Vec<u64>,
+    /// Which.
+    pub objects: Asked,
+}
+
+/// How a worker names what it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// By number.
+    Numbers(Vec<u64>),
+    /// By name; `None` where the worker wrote less than it said.
+    Names(Vec<Option<Vec<u8>>>),
+}
+
+impl Asked {
+    /// How many.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Numbers(numbers) => numbers.len(),
+            Self::Names(names) => names.len(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// `count` names, each behind its length in two bytes.
+fn split_names(mut bytes: &[u8], count: usize) -> Vec<Option<Vec<u8>>> {
+    let mut next = || {
+        let (length, rest) = bytes.split_first_chunk::<2>()?;
+        let (name, rest) = rest.split_at_checked(u16::from_le_bytes(*length).into())?;
+        bytes = rest;
+        Some(name.to_vec())
+    };
+    (0..count).map(|_| next()).collect()
 }

@@ -12,7 +12,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::thread::futex;
 
-use super::layout::{self, Answer, CLAIMED, HANDED, Header, LANES, MOST_OBJECTS, RELEASED, state_word};
+use super::layout::{
+    self, Answer, CLAIMED, HANDED, Header, LANES, Lane, MOST_NAME_BYTES, MOST_OBJECTS, RELEASED, state_word,
+};
 use super::map::Map;
 use super::owner::Arena;
 use crate::buffer::{Buffer, Landing, Memory};
@@ -130,28 +132,80 @@ impl Worker {
         let mut lane = self.lane.lock().expect("no holder of this lock panics");
         let mut replies = Vec::with_capacity(objects.len());
         for objects in objects.chunks(MOST_OBJECTS) {
-            let (index, last) = match *lane {
-                Some(taken) => taken,
-                None => (self.take_lane().ok_or(Unanswered::NoLane)?, 0),
+            let write = |shared: Lane<'_>| {
+                for (position, object) in objects.iter().enumerate() {
+                    shared.object(position).store(*object, Relaxed);
+                }
             };
-            let number = last.wrapping_add(1);
-            *lane = Some((index, number));
-            let shared = Header(&self.map).lane(index);
-            for (position, object) in objects.iter().enumerate() {
-                shared.object(position).store(*object, Relaxed);
-            }
-            shared.source().store(source, Relaxed);
-            shared.count().store(u32::try_from(objects.len()).expect("at most MOST_OBJECTS"), Relaxed);
-            shared.asked().store(number, Release);
-            self.ring();
-            if let Err(end) = self.wait(index, number, &mut glance) {
-                // The answers may come yet, to nobody: the lane is not used again while this process lives.
-                *lane = None;
-                return Err(end);
-            }
-            replies.extend((0..objects.len()).map(|position| self.reply(shared.read_answer(position))));
+            replies.extend(self.request(&mut lane, source, objects.len(), write, &mut glance)?);
         }
         Ok(replies)
+    }
+
+    /// Asks for objects of `source` by names; otherwise as [`ask`](Self::ask).
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    ///
+    /// # Panics
+    /// A name is longer than a request: 32 KiB.
+    pub fn ask_by_name<E>(
+        self: &Arc<Self>,
+        source: u64,
+        names: &[Vec<u8>],
+        mut glance: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<Reply>, Unanswered<E>> {
+        let mut lane = self.lane.lock().expect("no holder of this lock panics");
+        let mut replies = Vec::with_capacity(names.len());
+        let mut rest = names;
+        while !rest.is_empty() {
+            let mut bytes = Vec::new();
+            let mut count = 0;
+            for name in rest.iter().take(MOST_OBJECTS) {
+                if bytes.len() + 2 + name.len() > MOST_NAME_BYTES {
+                    break;
+                }
+                bytes.extend_from_slice(&u16::try_from(name.len()).expect("at most 32 KiB").to_le_bytes());
+                bytes.extend_from_slice(name);
+                count += 1;
+            }
+            assert!(count > 0, "a name of {} bytes fits into no request", rest[0].len());
+            let write = |shared: Lane<'_>| shared.write_names(&bytes);
+            replies.extend(self.request(&mut lane, source, count, write, &mut glance)?);
+            rest = &rest[count..];
+        }
+        Ok(replies)
+    }
+
+    /// One request, whose `count` objects `write` writes to the lane.
+    fn request<E>(
+        self: &Arc<Self>,
+        lane: &mut Option<(u32, u32)>,
+        source: u64,
+        count: usize,
+        write: impl FnOnce(Lane<'_>),
+        glance: &mut impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<Reply>, Unanswered<E>> {
+        let (index, last) = match *lane {
+            Some(taken) => taken,
+            None => (self.take_lane().ok_or(Unanswered::NoLane)?, 0),
+        };
+        let number = last.wrapping_add(1);
+        *lane = Some((index, number));
+        let shared = Header(&self.map).lane(index);
+        // What this request does not say, the one before may have said.
+        shared.name_bytes().store(0, Relaxed);
+        write(shared);
+        shared.source().store(source, Relaxed);
+        shared.count().store(u32::try_from(count).expect("at most MOST_OBJECTS"), Relaxed);
+        shared.asked().store(number, Release);
+        self.ring();
+        if let Err(end) = self.wait(index, number, glance) {
+            // The answers may come yet, to nobody: the lane is not used again while this process lives.
+            *lane = None;
+            return Err(end);
+        }
+        Ok((0..count).map(|position| self.reply(shared.read_answer(position))).collect())
     }
 
     fn take_lane(&self) -> Option<u32> {

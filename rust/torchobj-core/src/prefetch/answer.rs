@@ -2,19 +2,33 @@
 
 use std::sync::Arc;
 
-use super::{Body, Delivered, Object, Prefetcher, Wish};
-use crate::arena::{Answers, Handler, Request, Segment};
+use super::{Body, Delivered, Object, Prefetcher, Wanted, Wish};
+use crate::arena::{Answers, Asked, Handler, Request, Segment};
 use crate::buffer::Landing;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, Operation};
+use crate::object_ref::ObjectRef;
 
 impl Handler for Arc<Prefetcher> {
     fn ask(&self, request: Request, answers: Arc<Answers>) {
         let Request { source, objects, .. } = request;
-        let objects = objects
-            .into_iter()
-            .enumerate()
-            .map(|(position, index)| (Object { source, index }, Wish::Answer { answers: answers.clone(), position }));
-        self.wish(objects);
+        let wish = |position| Wish::Answer { answers: answers.clone(), position };
+        match objects {
+            Asked::Numbers(numbers) => {
+                let wanted = numbers.into_iter().map(|index| Wanted::Number(Object { source, index }));
+                self.wish(wanted.enumerate().map(|(position, wanted)| (wanted, wish(position))));
+            }
+            Asked::Names(names) => {
+                self.sweep(source);
+                let mut wanted = Vec::with_capacity(names.len());
+                for (position, name) in names.into_iter().enumerate() {
+                    match name.filter(|record| ObjectRef::from_bytes(record).is_some()) {
+                        Some(record) => wanted.push((Wanted::Name { source, record }, wish(position))),
+                        None => self.deliver((wish(position), Err(garbled()))),
+                    }
+                }
+                self.wish(wanted.into_iter());
+            }
+        }
     }
 
     fn room(&self) {
@@ -23,6 +37,10 @@ impl Handler for Arc<Prefetcher> {
         }
         self.pump();
     }
+}
+
+fn garbled() -> Error {
+    Error::new(ErrorKind::Config, Operation::Get, "", "a worker asked for an object by no name of one: a bug")
 }
 
 impl Prefetcher {

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::job::{Job, Next, Reservation};
-use super::{Body, Prefetcher, Source, unknown};
+use super::{Body, Known, Prefetcher, unknown};
 use crate::arena::Segment;
 use crate::buffer::{Landing, Memory};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::read::{Landed, Read, Target};
 use crate::runtime::runtime;
+use crate::types::ByteRange;
 
 impl Prefetcher {
     /// Starts as many drivers as there is work, memory and leave for.
@@ -123,7 +124,7 @@ impl Prefetcher {
 
     async fn read(self: &Arc<Self>, object: super::Object, reservation: Reservation) -> Result<Body> {
         let (client, read) = self.request(object)?;
-        let known = read.size.is_some();
+        let known = read.size.is_some() || matches!(read.range, Some(ByteRange::Bounded(_)));
         let place = Arc::new(std::sync::Mutex::new(None::<Arc<Segment>>));
         let (arena, noted) = (self.arena.clone(), place.clone());
         let make = move |len: usize| -> io::Result<Memory> {
@@ -135,7 +136,7 @@ impl Prefetcher {
         };
         let landed = client.get(Read { into: Target::Made(Box::new(make)), ..read }).await?;
         if !known {
-            self.learn(landed.size);
+            self.learn(landed.buffer.len() as u64);
         }
         let segment = place.lock().expect("no holder of this lock panics").take();
         let segment = segment.ok_or_else(|| {
@@ -146,8 +147,14 @@ impl Prefetcher {
 
     fn request(&self, object: super::Object) -> Result<(Arc<crate::client::Client>, Read)> {
         let _inside = fork::enter();
-        let sources = self.sources();
-        let Some(Source { manifest, clients }) = sources.get(&object.source) else { return Err(unknown(object)) };
+        let mut sources = self.sources();
+        let (manifest, clients) = match sources.get_mut(&object.source).ok_or_else(|| unknown(object))? {
+            Known::Listed(source) => (&source.manifest, &source.clients),
+            Known::Named(names) => {
+                let name = names.get(object.index).ok_or_else(|| unknown(object))?;
+                return Ok((names.client(&name)?, name.read()));
+            }
+        };
         let entry = usize::try_from(object.index).ok().and_then(|index| manifest.get(index));
         let entry = entry.ok_or_else(|| unknown(object))?;
         let base = manifest.bases().iter().position(|base| base == entry.base);

@@ -1,12 +1,13 @@
 //! Reads ahead of who uses it: one prefetcher for a process and its workers, in the order that was announced.
 //!
 //! `window` keeps the books and decides what is next; `drive` reads; `answer` serves workers through the arena. A
-//! *source* is a manifest with its clients; an object is a source and a number. Announcing is a hint: whoever takes an
-//! object gets it, announced or not, and what was announced only comes sooner.
+//! *source* is a manifest with its clients, or `names` that come one by one; an object is a source and a number.
+//! Announcing is a hint: whoever takes an object gets it, announced or not, and what was announced only comes sooner.
 
 mod answer;
 mod drive;
 mod job;
+mod names;
 mod stats;
 mod window;
 
@@ -19,6 +20,8 @@ use tokio::sync::oneshot;
 
 use self::job::Found;
 pub use self::job::Object;
+pub use self::names::Clients;
+use self::names::Names;
 pub use self::stats::Stats;
 use self::window::{Delivery, Window};
 use crate::arena::{Answers, Arena, Segment};
@@ -26,6 +29,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::manifest::Manifest;
+use crate::object_ref::ObjectRef;
 use crate::read::Landed;
 use crate::runtime::runtime;
 
@@ -39,6 +43,13 @@ pub struct Source {
     pub manifest: Arc<Manifest>,
     /// For each of the manifest's bases.
     pub clients: Vec<Arc<Client>>,
+}
+
+/// What the number of an object is a number of.
+#[derive(Debug)]
+enum Known {
+    Listed(Source),
+    Named(Names),
 }
 
 /// What a read leaves: bytes in a segment.
@@ -62,7 +73,7 @@ enum Wish {
 pub struct Prefetcher {
     arena: Arc<Arena>,
     window: Mutex<Window<Body, Wish>>,
-    sources: Mutex<HashMap<u64, Source>>,
+    sources: Mutex<HashMap<u64, Known>>,
     next: AtomicU64,
     in_flight: AtomicUsize,
     limit: AtomicUsize,
@@ -107,7 +118,7 @@ impl Prefetcher {
         self.window.lock().expect("no holder of this lock panics")
     }
 
-    fn sources(&self) -> MutexGuard<'_, HashMap<u64, Source>> {
+    fn sources(&self) -> MutexGuard<'_, HashMap<u64, Known>> {
         self.sources.lock().expect("no holder of this lock panics")
     }
 
@@ -119,8 +130,37 @@ impl Prefetcher {
     pub fn add_source(&self, source: Source) -> u64 {
         let _inside = fork::enter();
         let number = self.new_number();
-        self.sources().insert(number, source);
+        self.sources().insert(number, Known::Listed(source));
         number
+    }
+
+    /// Makes a source known whose objects are named as they come. Returns its number.
+    pub fn add_names(&self, clients: Arc<Clients>) -> u64 {
+        let _inside = fork::enter();
+        let number = self.new_number();
+        self.sources().insert(number, Known::Named(Names::new(clients)));
+        number
+    }
+
+    /// The objects of `source` that have these names, to be announced at once: the number of what is not announced is
+    /// forgotten some time.
+    pub fn objects<'a>(&self, source: u64, names: impl Iterator<Item = &'a ObjectRef>) -> Vec<Object> {
+        self.sweep(source);
+        let number = |name: &ObjectRef| {
+            let _inside = fork::enter();
+            Wanted::Name { source, record: name.to_bytes() }.object(&mut self.sources())
+        };
+        names.map(number).collect()
+    }
+
+    /// Forgets names that nobody uses, once they are many.
+    fn sweep(&self, source: u64) {
+        let _inside = fork::enter();
+        if let Some(Known::Named(names)) = self.sources().get_mut(&source)
+            && names.is_full()
+        {
+            names.sweep(&self.window().used_of(source));
+        }
     }
 
     /// Forgets a source. What is being read of it is read to its end.
@@ -138,7 +178,7 @@ impl Prefetcher {
     pub fn announce(self: &Arc<Self>, iterator: u64, objects: &[Object]) {
         {
             let _inside = fork::enter();
-            let charges: Vec<u64> = objects.iter().map(|object| self.charge(*object)).collect();
+            let charges: Vec<u64> = objects.iter().map(|object| self.charge(&self.sources(), *object)).collect();
             let mut window = self.window();
             for (object, charge) in objects.iter().zip(charges) {
                 window.announce(iterator, *object, charge);
@@ -164,31 +204,45 @@ impl Prefetcher {
     }
 
     /// What an object will take of the budget.
-    fn charge(&self, object: Object) -> u64 {
-        let sources = self.sources();
-        let index = usize::try_from(object.index).ok();
-        let size = sources.get(&object.source).zip(index).and_then(|(source, index)| source.manifest.get(index)?.size);
+    fn charge(&self, sources: &HashMap<u64, Known>, object: Object) -> u64 {
+        let size = sources.get(&object.source).and_then(|known| match known {
+            Known::Listed(source) => source.manifest.get(usize::try_from(object.index).ok()?)?.size,
+            Known::Named(names) => names.get(object.index)?.length(),
+        });
         Arena::charge(size.unwrap_or_else(|| self.mean_bytes.load(Ordering::Relaxed)))
     }
 
     /// Takes objects, all at once. Results are in their order. Dropping the future forgets the results.
     pub async fn take(self: &Arc<Self>, objects: &[Object]) -> Vec<Result<Landed>> {
-        let mut waiting = Vec::with_capacity(objects.len());
-        let (senders, receivers): (Vec<_>, Vec<_>) = objects.iter().map(|_| oneshot::channel()).unzip();
-        self.wish(objects.iter().copied().zip(senders.into_iter().map(Wish::Local)));
-        for (object, receiver) in objects.iter().zip(receivers) {
-            waiting.push(receiver.await.unwrap_or_else(|_| Err(lost(*object))));
+        self.take_each(objects.iter().copied().map(Wanted::Number)).await
+    }
+
+    /// Takes objects of `source` by their names; otherwise as [`take`](Self::take).
+    pub async fn take_by_name(self: &Arc<Self>, source: u64, names: &[Arc<ObjectRef>]) -> Vec<Result<Landed>> {
+        self.sweep(source);
+        self.take_each(names.iter().map(|name| Wanted::Name { source, record: name.to_bytes() })).await
+    }
+
+    async fn take_each(self: &Arc<Self>, wanted: impl ExactSizeIterator<Item = Wanted>) -> Vec<Result<Landed>> {
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..wanted.len()).map(|_| oneshot::channel()).unzip();
+        self.wish(wanted.zip(senders.into_iter().map(Wish::Local)));
+        let mut taken = Vec::with_capacity(receivers.len());
+        for receiver in receivers {
+            taken.push(receiver.await.unwrap_or_else(|_| Err(lost())));
         }
-        waiting
+        taken
     }
 
     /// Takes objects for whoever waits for them.
-    fn wish(self: &Arc<Self>, wishes: impl Iterator<Item = (Object, Wish)>) {
+    fn wish(self: &Arc<Self>, wishes: impl Iterator<Item = (Wanted, Wish)>) {
         let mut deliveries = Vec::new();
         {
             let _inside = fork::enter();
-            for (object, wish) in wishes {
-                let charge = self.charge(object);
+            for (wanted, wish) in wishes {
+                // Held until the number is in use: no sweep comes between.
+                let mut sources = self.sources();
+                let object = wanted.object(&mut sources);
+                let charge = self.charge(&sources, object);
                 let (found, delivery) = self.window().take(object, charge, wish);
                 self.stats.found(found);
                 deliveries.extend(delivery);
@@ -216,9 +270,35 @@ impl Prefetcher {
     }
 }
 
-fn lost(object: Object) -> Error {
-    let message = format!("the read of object {} was lost: a bug", object.index);
-    Error::new(ErrorKind::Cancelled, Operation::Get, "", message)
+/// An object that somebody takes.
+#[derive(Debug)]
+enum Wanted {
+    Number(Object),
+    /// What [`ObjectRef::to_bytes`] made, of a source of names.
+    Name {
+        source: u64,
+        record: Vec<u8>,
+    },
+}
+
+impl Wanted {
+    fn object(self, sources: &mut HashMap<u64, Known>) -> Object {
+        match self {
+            Self::Number(object) => object,
+            Self::Name { source, record } => {
+                let index = match sources.get_mut(&source) {
+                    Some(Known::Named(names)) => names.number(&record),
+                    // Of no source that is there: reading it says so.
+                    _ => u64::MAX,
+                };
+                Object { source, index }
+            }
+        }
+    }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Cancelled, Operation::Get, "", "a read was lost: a bug")
 }
 
 fn unknown(object: Object) -> Error {

@@ -7,7 +7,7 @@
 //! Wishes come first. Then the iterator that was used last reads ahead as far as the budget goes; where others hold the
 //! memory that it needs, the iterator that is idle longer gives up what it has not used yet, down to half of the budget.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -379,6 +379,12 @@ impl<B, W> Window<B, W> {
         }
         self.iterations.remove(&iterator);
         bodies
+    }
+
+    /// Numbers of the objects of a source that are announced or waited for and not taken.
+    pub(super) fn used_of(&self, source: u64) -> HashSet<u64> {
+        let objects = self.uses.values().map(|used| used.object);
+        objects.filter(|object| object.source == source).map(|object| object.index).collect()
     }
 
     /// Uses that are announced or waited for and not taken.
