@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torchobj import _process
-from torchobj._torchobj import Buffer, Manifest, ObjectReader, __version__
+from torchobj._torchobj import Buffer, Manifest, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import StoreError, TorchobjError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.s3 import S3Checkpoint
     from torchobj.datasets.iterable import ObjectIterableDataset, S3IterableDataset
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
+    from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.readers import S3ReaderConstructor
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
@@ -42,6 +43,7 @@ _LAZY = {
     "LookaheadBatchSampler": "torchobj.loader",
     # Needs transformers too, and is in no __all__: `from torchobj import *` does not.
     "LookaheadCallback": "torchobj.loader.callback",
+    "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
@@ -59,10 +61,12 @@ __all__ = [
     "ListPage",
     "LookaheadBatchSampler",
     "Manifest",
+    "ObjectDataset",
     "ObjectInfo",
     "ObjectIterableDataset",
     "ObjectMapDataset",
     "ObjectReader",
+    "ObjectRef",
     "ObjectWriter",
     "RaggedBatch",
     "S3Checkpoint",

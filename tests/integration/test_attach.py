@@ -332,6 +332,34 @@ def test_who_reads_batch_after_batch_unannounced_is_told_of_attach_once(folder, 
     assert len([line for line in lines if "torchobj.attach(loader)" in line]) == int(warns), lines
 
 
+class NamedToFile(torchobj.ObjectDataset):
+    """As `ToFile`, of objects that are named."""
+
+    def __init__(self, folder, file):
+        super().__init__()
+        self.folder, self.file = folder, file
+
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+        logging.getLogger("torchobj").addHandler(logging.FileHandler(self.file))
+
+    def __len__(self):
+        return COUNT
+
+    def objects_at(self, index):
+        return [torchobj.ObjectRef(f"file://{self.folder}/k{index:02}")]
+
+    def build(self, index, readers):
+        return len(readers[0].read())
+
+
+@pytest.mark.parametrize(("make", "settings", "warns"), WARNS)
+def test_so_is_who_reads_objects_that_are_named(folder, anew, make, settings, warns):
+    assert len(list(make(NamedToFile(folder, anew), **settings))) > 0
+    lines = anew.read_text().splitlines()
+    assert len([line for line in lines if "torchobj.attach(loader)" in line]) == int(warns), lines
+
+
 def test_a_reader_that_reads_ranges_has_nothing_to_announce(folder, anew):
     data = dataset(folder, lambda reader: reader.key)
     data._reader_constructor = torchobj.S3ReaderConstructor.range_based()

@@ -31,7 +31,7 @@ LAYERS = [
     ["datasets.rendezvous", "datasets.epoch", "datasets.source"],
     ["datasets.listing"],
     ["datasets.ahead", "datasets.base"],
-    ["datasets.map", "datasets.iterable", "checkpoint.s3"],
+    ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
     ["loader.claims", "loader.hints", "loader.permutation", "loader.stats"],
     ["loader.report", "loader.sampler", "loader.state"],
     ["loader.batches"],

@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from torchobj import _torchobj
@@ -57,7 +58,7 @@ class Listing:
         self._manifest: Manifest | None = None
         self._agreed: rendezvous.Agreement | None = None
         self._stores: list[_torchobj.NativeStore] | None = None
-        self._source = source.Source()
+        self._source: source.Source[_torchobj.NativeSource] = source.Source()
         # By process: a fork may catch it held by a thread that the child has not.
         self._locks: dict[int, threading.Lock] = {}
 
@@ -130,7 +131,12 @@ class Listing:
 
     def source(self, manifest: Manifest) -> "_torchobj.NativeSource | None":
         """The objects as a source of the prefetcher; None where there is none."""
-        return self._source.native(manifest, self.stores(manifest)) if source.SUPPORTED else None
+        if not source.SUPPORTED:
+            return None
+        native = _torchobj.NativeSource
+        return self._source.native(
+            lambda budget: native(manifest, self.stores(manifest), budget), partial(native.attach, manifest)
+        )
 
     def source_number(self) -> int | None:
         """The prefetcher's name for the source; None where there is none in this process."""

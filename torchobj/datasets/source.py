@@ -1,34 +1,35 @@
-"""A listing as a source of the prefetcher: in the process that made it, and in its DataLoader workers."""
+"""Objects as a source of the prefetcher: in the process that made it, and in its DataLoader workers."""
 
 import multiprocessing.reduction
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, Union
 
 from torchobj import _torchobj
-from torchobj._torchobj import Manifest
 from torchobj.datasets import unannounced, workers
 from torchobj.memory import budget_bytes
 
 SUPPORTED = sys.platform == "linux"
 
+Native = TypeVar("Native", bound=Union["_torchobj.NativeSource", "_torchobj.RefSource"])
+
 
 class Attachment:
     """A source on its way to a worker that is started by spawn or forkserver."""
 
-    def __init__(self, source: "_torchobj.NativeSource") -> None:
+    def __init__(self, source: "_torchobj.NativeSource | _torchobj.RefSource") -> None:
         file, bell = source.descriptors()
         self._of = (source.owner, source.number)
         self._descriptors = [multiprocessing.reduction.DupFd(number) for number in (file, bell)]
 
-    def attach(self, manifest: Manifest) -> "_torchobj.NativeSource":
+    def attach(self, attach: Callable[[int, int, int, int], Native]) -> Native:
         """The source, in the worker."""
         file, bell = (descriptor.detach() for descriptor in self._descriptors)
-        return _torchobj.NativeSource.attach(manifest, *self._of, file, bell)
+        return attach(*self._of, file, bell)
 
 
-class Source:
+class Source(Generic[Native]):
     """Where a dataset's objects are read from: the prefetcher of the process that the dataset was made in.
 
     Workers of torch's DataLoader ask that process, however they were started. Any other process that gets a copy of the
@@ -38,18 +39,23 @@ class Source:
     def __init__(self) -> None:
         # By process: a fork copies it. Only setdefault writes, which is atomic: threads agree without a lock, which a
         # fork could catch held.
-        self._made: dict[int, _torchobj.NativeSource] = {}
+        self._made: dict[int, Native] = {}
         self._attachment: Attachment | None = None
 
-    def native(self, manifest: Manifest, stores: "Sequence[_torchobj.NativeStore]") -> "_torchobj.NativeSource | None":
-        """The source, made at its first use. None in a worker that was started before there was one."""
+    def native(self, make: Callable[[int], Native], attach: Callable[[int, int, int, int], Native]) -> Native | None:
+        """The source, made at its first use. None in a worker that was started before there was one.
+
+        Args:
+            make: Makes it, of a budget in bytes.
+            attach: Makes it in a spawned worker, of owner, number, and the descriptors of the arena and its bell.
+        """
         here = os.getpid()
         if here in self._made:
             return self._made[here]
         if not workers.in_worker():
-            return self._made.setdefault(here, _torchobj.NativeSource(manifest, list(stores), budget_bytes()))
+            return self._made.setdefault(here, make(budget_bytes()))
         if self._attachment is not None:
-            self._made[here], self._attachment = self._attachment.attach(manifest), None
+            self._made[here], self._attachment = self._attachment.attach(attach), None
             return self._made[here]
         return next(iter(self._made.values()), None)
 

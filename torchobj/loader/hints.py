@@ -2,11 +2,13 @@
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch.utils.data
 
 from torchobj.datasets.map import ObjectMapDataset
+from torchobj.datasets.objects import ObjectDataset, announceable
 
 #: Source and index, as the prefetcher knows objects.
 Objects = list[tuple[int, int]]
@@ -17,6 +19,8 @@ def hints_of(dataset: Any) -> Hints | None:
     """What makes objects of indices of `dataset`; None where that cannot be known."""
     if isinstance(dataset, ObjectMapDataset):
         return dataset.announced
+    if isinstance(dataset, ObjectDataset):
+        return partial(announceable, dataset)
     if isinstance(dataset, torch.utils.data.Subset):
         return _subset(dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
@@ -41,6 +45,9 @@ def _concatenated(dataset: "torch.utils.data.ConcatDataset[Any]") -> Hints | Non
 
     def objects(indices: Sequence[int]) -> Objects:
         found: Objects = []
+        if not indices:
+            # Before workers are started: each part makes what they inherit.
+            found += [pair for hints in parts if hints is not None for pair in hints([])]
         for index in indices:
             position = index + ends[-1] if index < 0 else index
             part = bisect.bisect_right(ends, position)

@@ -3,7 +3,7 @@
 //! The map, from below: [`error`] [`url`] [`types`] are plain data · [`fork`] and [`runtime`] are about the process ·
 //! [`buffer`] is memory · [`store`] is the trait that a store implements, [`memory`] and [`wrap`] implement it here ·
 //! [`transfer`] holds the policies that stand over any store · [`client`] joins a store with them, and reads
-//! ([`read`]), writes ([`upload`]) and lists ([`manifest`]).
+//! ([`read`]), writes ([`upload`]) and lists ([`manifest`]) · [`object_ref`] names what is not listed.
 
 #[cfg(target_os = "linux")]
 pub mod arena;
@@ -16,6 +16,7 @@ pub mod fork;
 pub mod list;
 pub mod manifest;
 pub mod memory;
+pub mod object_ref;
 #[cfg(target_os = "linux")]
 pub mod prefetch;
 pub mod read;

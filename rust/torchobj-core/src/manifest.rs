@@ -162,7 +162,7 @@ fn read_record<'a>(bases: &'a [String], bytes: &'a [u8]) -> Option<(Object<'a>, 
     Some((Object { base, key: std::str::from_utf8(record).ok()?, size: size.checked_sub(1), version }, rest))
 }
 
-fn write_number(out: &mut Vec<u8>, mut number: u64) {
+pub(crate) fn write_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number.to_le_bytes()[0] | 0x80);
         number >>= 7;
@@ -170,7 +170,7 @@ fn write_number(out: &mut Vec<u8>, mut number: u64) {
     out.push(number.to_le_bytes()[0]);
 }
 
-fn read_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+pub(crate) fn read_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
     let mut number = 0;
     for (index, byte) in bytes.iter().enumerate().take(10) {
         number |= u64::from(byte & 0x7f).checked_shl(u32::try_from(7 * index).ok()?)?;
@@ -181,7 +181,7 @@ fn read_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
     None
 }
 
-fn write_version(out: &mut Vec<u8>, version: Option<&Version>) {
+pub(crate) fn write_version(out: &mut Vec<u8>, version: Option<&Version>) {
     let Some(text) = version.map(Version::as_str) else { return out.push(0) };
     match parse_md5(text) {
         Some((md5, None)) => {
@@ -201,7 +201,7 @@ fn write_version(out: &mut Vec<u8>, version: Option<&Version>) {
     }
 }
 
-fn read_version(bytes: &[u8]) -> Option<(Option<Version>, &[u8])> {
+pub(crate) fn read_version(bytes: &[u8]) -> Option<(Option<Version>, &[u8])> {
     let (tag, bytes) = bytes.split_first()?;
     match tag {
         0 => Some((None, bytes)),

@@ -64,6 +64,11 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
+/// A `ConfigError`: a number of an object's name that is negative.
+pub(crate) fn out_of_range(url: &str, name: &str, value: i64) -> PyErr {
+    classes::ConfigError::new_err(format!("{url}: {name}={value}: must be 0 or more"))
+}
+
 /// `?` for results of the core.
 pub(crate) trait OrRaise<T> {
     /// The value, or the error as an exception.

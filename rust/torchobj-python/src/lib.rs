@@ -1,17 +1,21 @@
 //! The binding: takes arguments, releases the GIL, calls torchobj-core and torchobj-store, and wraps the result.
 //!
-//! The map: `store`, `manifest` and `writer` are the classes · `buffer` is memory that both sides see, and
-//! readers of it ·
-//! `process` keeps one client per configuration and process · `wait` runs work while Python waits · `config`, `error`
-//! and `log` translate.
+//! The map: `store`, `manifest`, `pages`, `object_ref` and `writer` are the classes · `source` and `ref_source` read ahead,
+//! `reach` finds who reads for this process · `buffer` is memory that both sides see, and readers of it · `process` keeps
+//! one client per configuration and process · `wait` runs work while Python waits · `config`, `error` and `log` translate.
 
 mod buffer;
 mod config;
 mod error;
 mod log;
 mod manifest;
+mod object_ref;
 mod pages;
 mod process;
+#[cfg(target_os = "linux")]
+mod reach;
+#[cfg(target_os = "linux")]
+mod ref_source;
 #[cfg(target_os = "linux")]
 mod source;
 mod store;
@@ -30,9 +34,14 @@ mod native {
     #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]
+    use crate::object_ref::{ObjectRef, read_refs};
+    #[pymodule_export]
     use crate::pages::ManifestPages;
     #[pymodule_export]
     use crate::process::finish;
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::ref_source::RefSource;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand, prefetch_stats};

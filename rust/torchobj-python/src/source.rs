@@ -1,17 +1,15 @@
-//! Objects read ahead: the prefetcher of this process, and what its workers see of it.
+//! Objects of a manifest read ahead, what iterators of loaders announce, and memory on its way to the trainer.
 
-use std::collections::HashMap;
 use std::mem::ManuallyDrop;
-use std::os::fd::AsRawFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
-use torchobj_core::arena::{Ahead, Reply, Unanswered, Worker};
+use torchobj_core::arena::{Ahead, Worker};
 use torchobj_core::buffer::Buffer as Landed;
 use torchobj_core::error::Error;
-use torchobj_core::fork::{self, Local};
+use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
 use torchobj_core::transfer::Counts;
@@ -19,53 +17,9 @@ use torchobj_core::transfer::Counts;
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
 use crate::manifest::Manifest;
+use crate::reach::{Reach, buffers, existing, glance, own, unanswered};
 use crate::store::NativeStore;
 use crate::wait::wait;
-
-/// The prefetcher of this process.
-static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
-
-/// What this process attached to as a worker, by the owner's process.
-static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
-
-type Workers = HashMap<u32, Arc<Worker>>;
-
-fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
-    let _inside = fork::enter();
-    let mut own = OWN.lock().expect("no holder of this lock panics");
-    if let Some(prefetcher) = own.as_ref().and_then(Local::get) {
-        return Ok(prefetcher.clone());
-    }
-    let prefetcher = Prefetcher::start(budget)?;
-    *own = Some(Local::new(prefetcher.clone()));
-    Ok(prefetcher)
-}
-
-/// The prefetcher of this process, if it has one.
-fn existing() -> Option<Arc<Prefetcher>> {
-    let _inside = fork::enter();
-    OWN.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).cloned()
-}
-
-fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyResult<Arc<Worker>> {
-    let _inside = fork::enter();
-    let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
-    let workers = Local::in_slot(&mut attached, Workers::new);
-    if let Some(worker) = workers.get(&owner) {
-        return Ok(worker.clone());
-    }
-    let worker = Arc::new(attach()?);
-    workers.insert(owner, worker.clone());
-    Ok(worker)
-}
-
-/// How a source is reached.
-enum Reach {
-    /// In the process that made it, and in its forked children, who find the arena here.
-    Made(ManuallyDrop<Arc<Prefetcher>>),
-    /// In a process that was given the descriptors.
-    Attached(Arc<Worker>),
-}
 
 /// The objects of a manifest, read ahead by the process that made this, for itself and its workers.
 #[pyclass(module = "torchobj._torchobj", frozen)]
@@ -86,26 +40,18 @@ impl NativeSource {
         let prefetcher = py.detach(|| own(budget))?;
         let manifest = manifest.packed();
         let number = prefetcher.add_source(Source { manifest: manifest.clone(), clients });
-        let reach = Reach::Made(ManuallyDrop::new(prefetcher));
-        Ok(Self { owner: fork::generation(), number, manifest, reach })
+        Ok(Self { owner: fork::generation(), number, manifest, reach: Reach::made(prefetcher) })
     }
 
     /// A source of another process, by what `descriptors` gave there and the system duplicated.
     #[staticmethod]
     fn attach(manifest: &Manifest, owner: u32, number: u64, file: i32, bell: i32) -> PyResult<Self> {
-        let worker = attached(owner, || Worker::attach_raw(file, bell))?;
-        Ok(Self { owner, number, manifest: manifest.packed(), reach: Reach::Attached(worker) })
+        Ok(Self { owner, number, manifest: manifest.packed(), reach: Reach::attach(owner, file, bell)? })
     }
 
     /// Descriptors of the arena and its bell, for a worker that does not inherit them.
     fn descriptors(&self) -> (i32, i32) {
-        match &self.reach {
-            Reach::Made(prefetcher) => {
-                let arena = prefetcher.arena();
-                (arena.file().as_raw_fd(), arena.bell().as_raw_fd())
-            }
-            Reach::Attached(worker) => (worker.file().as_raw_fd(), worker.bell().as_raw_fd()),
-        }
+        self.reach.descriptors()
     }
 
     /// Process id of the owner.
@@ -122,19 +68,16 @@ impl NativeSource {
 
     /// Whether anything is announced in this process and not taken; only its owner knows.
     fn announced(&self) -> bool {
-        match &self.reach {
-            Reach::Made(prefetcher) if self.owner == fork::generation() => prefetcher.announced(),
-            _ => true,
-        }
+        self.reach.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.announced())
     }
 
     /// Reads objects as readers, all at once; with `return_errors` there is an exception in place of what could not be
     /// read. In a worker the owner is asked.
     #[pyo3(signature = (indices, return_errors=false))]
     fn read<'py>(&self, py: Python<'py>, indices: Vec<u64>, return_errors: bool) -> PyResult<Bound<'py, PyList>> {
-        let results = match self.side()? {
-            Side::Owner(prefetcher) => take(py, prefetcher, self.number, &indices)?,
-            Side::Worker(worker) => self.ask(py, &worker, &indices, Ahead::default())?,
+        let results = match self.reach.prefetcher(self.owner) {
+            Some(prefetcher) => take(py, prefetcher, self.number, &indices)?,
+            None => self.ask(py, &self.reach.worker(self.owner)?, &indices, Ahead::default())?,
         };
         self.readers(py, &indices, results, return_errors)
     }
@@ -145,21 +88,7 @@ impl NativeSource {
     }
 }
 
-/// Who a process is to the arena of a source.
-enum Side<'a> {
-    Owner(&'a Arc<Prefetcher>),
-    Worker(Arc<Worker>),
-}
-
 impl NativeSource {
-    fn side(&self) -> PyResult<Side<'_>> {
-        Ok(match &self.reach {
-            Reach::Made(prefetcher) if self.owner == fork::generation() => Side::Owner(prefetcher),
-            Reach::Made(prefetcher) => Side::Worker(attached(self.owner, || Worker::inherit(prefetcher.arena()))?),
-            Reach::Attached(worker) => Side::Worker(worker.clone()),
-        })
-    }
-
     fn readers<'py>(
         &self,
         py: Python<'py>,
@@ -187,22 +116,8 @@ impl NativeSource {
         indices: &[u64],
         ahead: Ahead<'_>,
     ) -> PyResult<Vec<Result<Buffer, Error>>> {
-        let glance = || Python::attach(|py| py.check_signals());
-        let replies =
-            py.detach(|| worker.ask(self.number, indices, ahead, glance)).map_err(|unanswered| match unanswered {
-                Unanswered::Interrupted(signal) => signal,
-                Unanswered::OwnerGone => {
-                    PyRuntimeError::new_err(format!("process {}, which reads, is gone", self.owner))
-                }
-                Unanswered::NoLane => {
-                    PyRuntimeError::new_err("too many workers read from one process: at most 256 can")
-                }
-            })?;
-        let buffer = |reply| match reply {
-            Reply::Landed(claim) => Ok(Buffer::claimed(claim)),
-            Reply::Failed(error) => Err(Error::from_bytes(&error)),
-        };
-        Ok(replies.into_iter().map(buffer).collect())
+        let replies = py.detach(|| worker.ask(self.number, indices, ahead, glance));
+        Ok(buffers(replies.map_err(|none| unanswered(none, self.owner))?).collect())
     }
 }
 
@@ -220,9 +135,7 @@ fn take(
 
 impl Drop for NativeSource {
     fn drop(&mut self) {
-        if let Reach::Made(prefetcher) = &self.reach
-            && self.owner == fork::generation()
-        {
+        if let Some(prefetcher) = self.reach.prefetcher(self.owner) {
             prefetcher.remove_source(self.number);
         }
     }
@@ -247,12 +160,13 @@ enum Of {
 impl NativeIteration {
     #[new]
     fn new(source: Py<NativeSource>) -> PyResult<Self> {
-        let of = match source.get().side()? {
-            Side::Owner(prefetcher) => Of::Owner(ManuallyDrop::new(prefetcher.clone()), prefetcher.new_iterator()),
-            Side::Worker(worker) => {
-                let iterator = worker.new_iterator();
-                Of::Worker(worker, iterator)
-            }
+        let NativeSource { owner, reach, .. } = source.get();
+        let of = if let Some(prefetcher) = reach.prefetcher(*owner) {
+            Of::Owner(ManuallyDrop::new(prefetcher.clone()), prefetcher.new_iterator())
+        } else {
+            let worker = reach.worker(*owner)?;
+            let iterator = worker.new_iterator();
+            Of::Worker(worker, iterator)
         };
         Ok(Self { source, process: fork::generation(), of })
     }

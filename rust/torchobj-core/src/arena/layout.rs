@@ -20,6 +20,8 @@ pub(super) const SEGMENTS: u32 = 1 << 20;
 pub(super) const LANES: u32 = 256;
 /// How many objects one request names at most, wanted and announced; what is more takes several.
 pub(super) const MOST_OBJECTS: usize = 4096;
+/// How many bytes of names one request has at most.
+pub(super) const MOST_NAME_BYTES: usize = 8 * MOST_OBJECTS;
 
 const STATES: u64 = 4096;
 const LANES_START: u64 = STATES + 4 * SEGMENTS as u64;
@@ -108,6 +110,10 @@ impl<'a> Lane<'a> {
     pub(super) fn ended(self) -> &'a AtomicU32 {
         self.map.word(self.base + 32)
     }
+    /// How many bytes of names stand in place of numbers; 0 for numbers.
+    pub(super) fn name_bytes(self) -> &'a AtomicU32 {
+        self.map.word(self.base + 56)
+    }
     /// Object `position` of the request.
     pub(super) fn object(self, position: usize) -> &'a AtomicU64 {
         assert!(position < MOST_OBJECTS);
@@ -122,6 +128,31 @@ impl<'a> Lane<'a> {
 
 /// The answer of who cannot answer.
 pub(super) const REFUSED: Answer = Answer { id: SEGMENTS, generation: 0, offset: 0, len: 0, failed: true };
+
+impl Lane<'_> {
+    /// Writes names, which are not more than `MOST_NAME_BYTES`, in place of numbers.
+    pub(super) fn write_names(self, bytes: &[u8]) {
+        use std::sync::atomic::Ordering::Relaxed;
+        for (position, part) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.object(position).store(u64::from_le_bytes(word), Relaxed);
+        }
+        self.name_bytes().store(u32::try_from(bytes.len()).expect("at most MOST_NAME_BYTES"), Relaxed);
+    }
+
+    /// The bytes of the names, as many as it says and there can be.
+    pub(super) fn read_names(self) -> Vec<u8> {
+        use std::sync::atomic::Ordering::Relaxed;
+        let count = (self.name_bytes().load(Relaxed) as usize).min(MOST_NAME_BYTES);
+        let mut bytes = Vec::with_capacity(count.next_multiple_of(8));
+        for position in 0..count.div_ceil(8) {
+            bytes.extend_from_slice(&self.object(position).load(Relaxed).to_le_bytes());
+        }
+        bytes.truncate(count);
+        bytes
+    }
+}
 
 /// One answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

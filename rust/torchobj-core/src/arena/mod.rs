@@ -13,8 +13,9 @@
 //!   the worker dropped it, or died. A handed one: when the trainer took and dropped it; when nobody can take it any more.
 //! * **Asking.** A worker has a lane: it writes a request, rings the owner's bell (an eventfd), and sleeps on a futex
 //!   until all answers are there. A killed worker leaves nothing half-written that anybody reads: numbers publish. It is
-//!   one message a batch, which also names what this worker will want next, so that every decision is the owner's, who keeps the only books; nothing is locked across
-//!   processes.
+//!   one message a batch, which also names what this worker will want next, so that every decision is the owner's, who
+//!   keeps the only books; nothing is locked across processes. Objects are asked for by the owner's numbers, or by names
+//!   where a worker cannot know those.
 //! * **Fork.** A forked child inherits the mapping and the bell. It may attach as a worker; what it has copies of, the
 //!   parent's segments, it never frees.
 //! * **Memory.** Pages of what is free are used again while used and free ones together fit the budget; beyond it, and
@@ -23,6 +24,7 @@
 mod layout;
 mod map;
 mod owner;
+mod request;
 mod segment;
 mod serve;
 mod space;
@@ -34,7 +36,8 @@ mod models;
 #[cfg(test)]
 mod tests;
 
-pub use owner::{Arena, Request, Usage};
+pub use owner::{Arena, Usage};
+pub use request::{Asked, Request};
 pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
 pub use worker::{Ahead, Claim, Handed, Reply, Unanswered, Worker};

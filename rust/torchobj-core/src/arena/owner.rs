@@ -13,6 +13,7 @@ use rustix::thread::futex;
 
 use super::layout::{self, Answer, DATA, Header, LANES, SEGMENTS};
 use super::map::Map;
+use super::request::{Asked, Request, split_names};
 use super::segment::Segment;
 use super::space::{Extent, Space, capacity_of};
 use super::words::{self, Place};
@@ -321,10 +322,15 @@ impl Arena {
         }
         let count = (shared.count().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
         let end = (count + shared.ahead().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
-        let named = |positions: Range<usize>| positions.map(|position| shared.object(position).load(Relaxed)).collect();
+        let numbers =
+            |positions: Range<usize>| positions.map(|position| shared.object(position).load(Relaxed)).collect();
+        let (objects, ahead) = match shared.read_names() {
+            bytes if bytes.is_empty() => (Asked::Numbers(numbers(0..count)), numbers(count..end)),
+            bytes => (Asked::Names(split_names(&bytes, count)), Vec::new()),
+        };
         let (source, iterator) = (shared.source().load(Relaxed), shared.iterator().load(Relaxed));
         let ended = Some(shared.ended().load(Relaxed)).filter(|ended| *ended != 0);
-        Some(Request { lane, number, source, objects: named(0..count), ahead: named(count..end), iterator, ended })
+        Some(Request { lane, number, source, objects, ahead, iterator, ended })
     }
 
     pub(super) fn write_answer(&self, lane: u32, position: usize, answer: Answer) {
@@ -363,22 +369,4 @@ impl fmt::Debug for Arena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Arena({} bytes of process {})", self.map.len(), self.owner)
     }
-}
-
-/// What a worker asked for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Of which lane it came.
-    pub lane: u32,
-    pub(super) number: u32,
-    /// What the objects are objects of.
-    pub source: u64,
-    /// The numbers of those that are wanted now.
-    pub objects: Vec<u64>,
-    /// The numbers of those that will be wanted, in this order.
-    pub ahead: Vec<u64>,
-    /// For which iterator these are announced: the worker's own name for it.
-    pub iterator: u32,
-    /// The iterator that has ended: what was announced for it is not wanted any more.
-    pub ended: Option<u32>,
 }

@@ -15,7 +15,8 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 use super::layout::{Answer, REFUSED};
-use super::owner::{Arena, Request};
+use super::owner::Arena;
+use super::request::Request;
 use super::segment::Segment;
 
 /// How often the owner looks which workers live. A death is seen by torch within five seconds.

@@ -13,7 +13,7 @@ use rustix::event::Timespec;
 use rustix::process::Pid;
 use rustix::thread::futex;
 
-use super::layout::{self, Answer, Header, LANES, MOST_OBJECTS, REFUSED};
+use super::layout::{self, Answer, Header, LANES, Lane, MOST_NAME_BYTES, MOST_OBJECTS, REFUSED};
 use super::map::Map;
 use super::owner::{Arena, ring};
 use super::serve::{is_gone, watch};
@@ -176,35 +176,88 @@ impl Worker {
             let (now, later) = objects.split_at(objects.len().min(MOST_OBJECTS));
             let (behind, rest) = ahead.objects.split_at(ahead.objects.len().min(MOST_OBJECTS - now.len()));
             (objects, ahead.objects) = (later, rest);
-            let taken = match *lane {
-                Some(taken) => taken,
-                None => Taken { index: self.take_lane().ok_or(Unanswered::NoLane)?, number: 0, left: 0 },
+            let write = |shared: Lane<'_>| {
+                for (position, object) in now.iter().chain(behind).enumerate() {
+                    shared.object(position).store(*object, Relaxed);
+                }
+                shared.ahead().store(u32::try_from(behind.len()).expect("at most MOST_OBJECTS"), Relaxed);
+                shared.iterator().store(ahead.iterator, Relaxed);
             };
-            let index = taken.index;
-            if taken.left > 0 {
-                self.wait(index, taken.number, &mut glance)?;
-                drop(self.replies(index, taken.left));
-            }
-            let number = taken.number.wrapping_add(1);
-            *lane = Some(Taken { index, number, left: now.len() });
-            let shared = Header(&self.map).lane(index);
-            for (position, object) in now.iter().chain(behind).enumerate() {
-                shared.object(position).store(*object, Relaxed);
-            }
-            shared.source().store(source, Relaxed);
-            let count = |objects: &[u64]| u32::try_from(objects.len()).expect("at most MOST_OBJECTS");
-            shared.count().store(count(now), Relaxed);
-            shared.ahead().store(count(behind), Relaxed);
-            shared.iterator().store(ahead.iterator, Relaxed);
-            let ended = self.ended.lock().expect("no holder of this lock panics").pop();
-            shared.ended().store(ended.unwrap_or(0), Relaxed);
-            words::publish(shared.asked(), number);
-            ring(&self.bell);
-            self.wait(index, number, &mut glance)?;
-            *lane = Some(Taken { index, number, left: 0 });
-            replies.append(&mut self.replies(index, now.len()));
+            replies.append(&mut self.request(&mut lane, source, now.len(), write, &mut glance)?);
         }
         Ok(replies)
+    }
+
+    /// Asks for objects of `source` by names; otherwise as [`ask`](Self::ask).
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    ///
+    /// # Panics
+    /// A name is longer than a request: 32 KiB.
+    pub fn ask_by_name<E>(
+        self: &Arc<Self>,
+        source: u64,
+        names: &[Vec<u8>],
+        mut glance: impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<Reply>, Unanswered<E>> {
+        let mut lane = self.lane.lock().expect("no holder of this lock panics");
+        let mut replies = Vec::with_capacity(names.len());
+        let mut rest = names;
+        while !rest.is_empty() {
+            let mut bytes = Vec::new();
+            let mut count = 0;
+            for name in rest.iter().take(MOST_OBJECTS) {
+                if bytes.len() + 2 + name.len() > MOST_NAME_BYTES {
+                    break;
+                }
+                bytes.extend_from_slice(&u16::try_from(name.len()).expect("at most 32 KiB").to_le_bytes());
+                bytes.extend_from_slice(name);
+                count += 1;
+            }
+            assert!(count > 0, "a name of {} bytes fits into no request", rest[0].len());
+            let write = |shared: Lane<'_>| shared.write_names(&bytes);
+            replies.append(&mut self.request(&mut lane, source, count, write, &mut glance)?);
+            rest = &rest[count..];
+        }
+        Ok(replies)
+    }
+
+    /// One request, whose `count` wanted objects `write` writes to the lane, with what else it says.
+    fn request<E>(
+        self: &Arc<Self>,
+        lane: &mut Option<Taken>,
+        source: u64,
+        count: usize,
+        write: impl FnOnce(Lane<'_>),
+        glance: &mut impl FnMut() -> Result<(), E>,
+    ) -> Result<Vec<Reply>, Unanswered<E>> {
+        let taken = match *lane {
+            Some(taken) => taken,
+            None => Taken { index: self.take_lane().ok_or(Unanswered::NoLane)?, number: 0, left: 0 },
+        };
+        let index = taken.index;
+        if taken.left > 0 {
+            self.wait(index, taken.number, glance)?;
+            drop(self.replies(index, taken.left));
+        }
+        let number = taken.number.wrapping_add(1);
+        *lane = Some(Taken { index, number, left: count });
+        let shared = Header(&self.map).lane(index);
+        // What this request does not say, the one before may have said.
+        for word in [shared.name_bytes(), shared.ahead(), shared.iterator()] {
+            word.store(0, Relaxed);
+        }
+        write(shared);
+        shared.source().store(source, Relaxed);
+        shared.count().store(u32::try_from(count).expect("at most MOST_OBJECTS"), Relaxed);
+        let ended = self.ended.lock().expect("no holder of this lock panics").pop();
+        shared.ended().store(ended.unwrap_or(0), Relaxed);
+        words::publish(shared.asked(), number);
+        ring(&self.bell);
+        self.wait(index, number, glance)?;
+        *lane = Some(Taken { index, number, left: 0 });
+        Ok(self.replies(index, count))
     }
 
     fn replies(self: &Arc<Self>, lane: u32, count: usize) -> Vec<Reply> {

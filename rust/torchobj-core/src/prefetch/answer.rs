@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 
-use super::{Body, Delivered, Object, Prefetcher, Wish};
-use crate::arena::{Answers, Handler, Request, Segment};
+use super::{Body, Delivered, Object, Prefetcher, Wanted, Wish};
+use crate::arena::{Answers, Asked, Handler, Request, Segment};
 use crate::buffer::Landing;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind, Operation};
+use crate::object_ref::ObjectRef;
 
 impl Handler for Arc<Prefetcher> {
     fn ask(&self, request: Request, answers: Arc<Answers>) {
@@ -15,17 +16,13 @@ impl Handler for Arc<Prefetcher> {
             self.cancel(iterator);
         }
         // Until it is announced too, the request is not answered.
-        let heard = answers.clone();
-        let objects = objects.into_iter().enumerate().map(move |(position, index)| {
-            (Object { source, index }, Wish::Answer { answers: answers.clone(), position })
-        });
-        self.wish(objects);
+        self.answer(source, objects, &answers);
         if !ahead.is_empty() {
             let iterator = *self.announcing().entry((lane, iterator)).or_insert_with(|| self.new_iterator());
             let ahead: Vec<Object> = ahead.into_iter().map(|index| Object { source, index }).collect();
             self.announce(iterator, &ahead);
         }
-        drop(heard);
+        drop(answers);
     }
 
     fn gone(&self, lane: u32) {
@@ -41,10 +38,36 @@ impl Handler for Arc<Prefetcher> {
     }
 }
 
+fn garbled() -> Error {
+    Error::new(ErrorKind::Config, Operation::Get, "", "a worker asked for an object by no name of one: a bug")
+}
+
 impl Prefetcher {
     /// Iterators of workers, by lane and the worker's own name for them. Only the task that serves locks it.
     fn announcing(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
         self.announcing.lock().expect("no holder of this lock panics")
+    }
+
+    /// Takes what a worker asks for.
+    fn answer(self: &Arc<Self>, source: u64, objects: Asked, answers: &Arc<Answers>) {
+        let wish = |position| Wish::Answer { answers: answers.clone(), position };
+        match objects {
+            Asked::Numbers(numbers) => {
+                let wanted = numbers.into_iter().map(|index| Wanted::Number(Object { source, index }));
+                self.wish(wanted.enumerate().map(|(position, wanted)| (wanted, wish(position))));
+            }
+            Asked::Names(names) => {
+                self.sweep(source);
+                let mut wanted = Vec::with_capacity(names.len());
+                for (position, name) in names.into_iter().enumerate() {
+                    match name.filter(|record| ObjectRef::from_bytes(record).is_some()) {
+                        Some(record) => wanted.push((Wanted::Name { source, record }, wish(position))),
+                        None => self.deliver((wish(position), Err(garbled()))),
+                    }
+                }
+                self.wish(wanted.into_iter());
+            }
+        }
     }
 
     /// Gives somebody what they waited for.

@@ -7,13 +7,14 @@ use std::time::Instant;
 
 use super::job::{Job, Next, Reservation};
 use super::shortage::Holders;
-use super::{Body, Prefetcher, Source, unknown};
+use super::{Body, Known, Prefetcher, unknown};
 use crate::arena::{Segment, Usage};
 use crate::buffer::{Landing, Memory};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::read::{Landed, Read, Target};
 use crate::runtime::runtime;
+use crate::types::ByteRange;
 
 impl Prefetcher {
     /// Starts as many drivers as there is work, memory and leave for.
@@ -164,8 +165,11 @@ impl Prefetcher {
     }
 
     async fn read(self: &Arc<Self>, object: super::Object, reservation: Reservation) -> Result<Body> {
-        let (client, read) = self.request(object)?;
-        let known = read.size.is_some();
+        let (client, read, more) = self.request(object)?;
+        if more {
+            self.pump();
+        }
+        let known = read.size.is_some() || matches!(read.range, Some(ByteRange::Bounded(_)));
         let place = Arc::new(std::sync::Mutex::new(None::<Arc<Segment>>));
         let (arena, noted) = (self.arena.clone(), place.clone());
         let make = move |len: usize| -> io::Result<Memory> {
@@ -177,7 +181,7 @@ impl Prefetcher {
         };
         let landed = client.get(Read { into: Target::Made(Box::new(make)), ..read }).await?;
         if !known {
-            self.learn(landed.size);
+            self.learn(landed.buffer.len() as u64);
         }
         let segment = place.lock().expect("no holder of this lock panics").take();
         let segment = segment.ok_or_else(|| {
@@ -186,16 +190,28 @@ impl Prefetcher {
         Ok(Body { landed, segment })
     }
 
-    fn request(&self, object: super::Object) -> Result<(Arc<crate::client::Client>, Read)> {
+    /// Who reads an object, how, and whether more reads are permitted since.
+    fn request(&self, object: super::Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
         let _inside = fork::enter();
-        let sources = self.sources();
-        let Some(Source { manifest, clients }) = sources.get(&object.source) else { return Err(unknown(object)) };
+        let mut sources = self.sources();
+        let (manifest, clients) = match sources.get_mut(&object.source).ok_or_else(|| unknown(object))? {
+            Known::Listed(source) => (&source.manifest, &source.clients),
+            Known::Named(names) => {
+                let name = names.get(object.index).ok_or_else(|| unknown(object))?;
+                let (client, new) = names.client(&name)?;
+                if new {
+                    self.see_metrics([&client]);
+                    self.see_permits(&sources);
+                }
+                return Ok((client, name.read(), new));
+            }
+        };
         let entry = usize::try_from(object.index).ok().and_then(|index| manifest.get(index));
         let entry = entry.ok_or_else(|| unknown(object))?;
         let base = manifest.bases().iter().position(|base| base == entry.base);
         let client = base.and_then(|base| clients.get(base)).ok_or_else(|| unknown(object))?;
         let read = Read { size: entry.size, version: entry.version, ..Read::whole(entry.key) };
-        Ok((client.clone(), read))
+        Ok((client.clone(), read, false))
     }
 
     fn learn(&self, size: u64) {

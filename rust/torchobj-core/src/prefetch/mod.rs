@@ -1,12 +1,13 @@
 //! Reads ahead of who uses it: one prefetcher for a process and its workers, in the order that was announced.
 //!
 //! `window` keeps the books and decides what is next; `drive` reads; `answer` serves workers through the arena. A
-//! *source* is a manifest with its clients; an object is a source and a number. Announcing is a hint: whoever takes an
-//! object gets it, announced or not, and what was announced only comes sooner.
+//! *source* is a manifest with its clients, or `names` that come one by one; an object is a source and a number.
+//! Announcing is a hint: whoever takes an object gets it, announced or not, and what was announced only comes sooner.
 
 mod answer;
 mod drive;
 mod job;
+mod names;
 mod shortage;
 mod stats;
 mod window;
@@ -20,6 +21,8 @@ use tokio::sync::oneshot;
 
 use self::job::Found;
 pub use self::job::Object;
+pub use self::names::Clients;
+use self::names::Names;
 pub use self::stats::Stats;
 use self::window::{Delivery, Window};
 use crate::arena::{Answers, Arena, Segment};
@@ -27,6 +30,7 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::manifest::Manifest;
+use crate::object_ref::ObjectRef;
 use crate::read::Landed;
 use crate::runtime::runtime;
 use crate::transfer::{Measured, Metrics, Permits};
@@ -41,6 +45,13 @@ pub struct Source {
     pub manifest: Arc<Manifest>,
     /// For each of the manifest's bases.
     pub clients: Vec<Arc<Client>>,
+}
+
+/// What the number of an object is a number of.
+#[derive(Debug)]
+enum Known {
+    Listed(Source),
+    Named(Names),
 }
 
 /// What a read leaves: bytes in a segment.
@@ -64,7 +75,7 @@ enum Wish {
 pub struct Prefetcher {
     arena: Arc<Arena>,
     window: Mutex<Window<Body, Wish>>,
-    sources: Mutex<HashMap<u64, Source>>,
+    sources: Mutex<HashMap<u64, Known>>,
     announcing: Mutex<HashMap<(u32, u32), u64>>,
     next: AtomicU64,
     in_flight: AtomicUsize,
@@ -117,7 +128,7 @@ impl Prefetcher {
         self.window.lock().expect("no holder of this lock panics")
     }
 
-    fn sources(&self) -> MutexGuard<'_, HashMap<u64, Source>> {
+    fn sources(&self) -> MutexGuard<'_, HashMap<u64, Known>> {
         self.sources.lock().expect("no holder of this lock panics")
     }
 
@@ -137,16 +148,40 @@ impl Prefetcher {
     pub fn add_source(&self, source: Source) -> u64 {
         let _inside = fork::enter();
         let number = self.new_number();
-        {
-            let mut metrics = self.metrics();
-            for client in &source.clients {
-                add_once(&mut metrics, client.metrics());
-            }
-        }
+        self.see_metrics(&source.clients);
         let mut sources = self.sources();
-        sources.insert(number, source);
+        sources.insert(number, Known::Listed(source));
         self.see_permits(&sources);
         number
+    }
+
+    /// Makes a source known whose objects are named as they come. Returns its number.
+    pub fn add_names(&self, clients: Arc<Clients>) -> u64 {
+        let _inside = fork::enter();
+        let number = self.new_number();
+        self.sources().insert(number, Known::Named(Names::new(clients)));
+        number
+    }
+
+    /// The objects of `source` that have these names, to be announced at once: the number of what is not announced is
+    /// forgotten some time.
+    pub fn objects<'a>(&self, source: u64, names: impl Iterator<Item = &'a ObjectRef>) -> Vec<Object> {
+        self.sweep(source);
+        let number = |name: &ObjectRef| {
+            let _inside = fork::enter();
+            Wanted::Name { source, record: name.to_bytes() }.object(&mut self.sources())
+        };
+        names.map(number).collect()
+    }
+
+    /// Forgets names that nobody uses, once they are many.
+    fn sweep(&self, source: u64) {
+        let _inside = fork::enter();
+        if let Some(Known::Named(names)) = self.sources().get_mut(&source)
+            && names.is_full()
+        {
+            names.sweep(&self.window().used_of(source));
+        }
     }
 
     /// Forgets a source. What is being read of it is read to its end.
@@ -157,11 +192,20 @@ impl Prefetcher {
         self.see_permits(&sources);
     }
 
-    fn see_permits(&self, sources: &HashMap<u64, Source>) {
+    fn see_metrics<'a>(&self, clients: impl IntoIterator<Item = &'a Arc<Client>>) {
+        let mut metrics = self.metrics();
+        clients.into_iter().for_each(|client| add_once(&mut metrics, client.metrics()));
+    }
+
+    fn see_permits(&self, sources: &HashMap<u64, Known>) {
         let mut permits = self.permits();
         permits.clear();
-        for client in sources.values().flat_map(|source| &source.clients) {
-            add_once(&mut permits, client.permits());
+        let mut see = |client: &Arc<Client>| add_once(&mut permits, client.permits());
+        for known in sources.values() {
+            match known {
+                Known::Listed(source) => source.clients.iter().for_each(&mut see),
+                Known::Named(names) => names.made().for_each(&mut see),
+            }
         }
     }
 
@@ -174,7 +218,7 @@ impl Prefetcher {
     pub fn announce(self: &Arc<Self>, iterator: u64, objects: &[Object]) {
         {
             let _inside = fork::enter();
-            let charges: Vec<u64> = objects.iter().map(|object| self.charge(*object)).collect();
+            let charges: Vec<u64> = objects.iter().map(|object| self.charge(&self.sources(), *object)).collect();
             let mut window = self.window();
             for (object, charge) in objects.iter().zip(charges) {
                 window.announce(iterator, *object, charge);
@@ -200,31 +244,49 @@ impl Prefetcher {
     }
 
     /// What an object will take of the budget.
-    fn charge(&self, object: Object) -> u64 {
-        let sources = self.sources();
+    fn charge(&self, sources: &HashMap<u64, Known>, object: Object) -> u64 {
         let mean = self.mean_bytes.load(Ordering::Relaxed);
-        let source = sources.get(&object.source);
-        source.map_or_else(|| Arena::charge(mean), |source| charge(&source.manifest, object.index, Some(mean)))
+        match sources.get(&object.source) {
+            Some(Known::Listed(source)) => charge(&source.manifest, object.index, Some(mean)),
+            Some(Known::Named(names)) => {
+                let length = names.get(object.index).and_then(|name| name.length());
+                Arena::charge(length.unwrap_or(mean))
+            }
+            None => Arena::charge(mean),
+        }
     }
 
     /// Takes objects, all at once. Results are in their order. Dropping the future forgets the results.
     pub async fn take(self: &Arc<Self>, objects: &[Object]) -> Vec<Result<Landed>> {
-        let mut waiting = Vec::with_capacity(objects.len());
-        let (senders, receivers): (Vec<_>, Vec<_>) = objects.iter().map(|_| oneshot::channel()).unzip();
-        self.wish(objects.iter().copied().zip(senders.into_iter().map(Wish::Local)));
-        for (object, receiver) in objects.iter().zip(receivers) {
-            waiting.push(receiver.await.unwrap_or_else(|_| Err(lost(*object))));
+        self.take_each(objects.iter().copied().map(Wanted::Number)).await
+    }
+
+    /// Takes objects of `source` by their names; otherwise as [`take`](Self::take).
+    pub async fn take_by_name(self: &Arc<Self>, source: u64, names: &[Arc<ObjectRef>]) -> Vec<Result<Landed>> {
+        self.sweep(source);
+        self.take_each(names.iter().map(|name| Wanted::Name { source, record: name.to_bytes() })).await
+    }
+
+    async fn take_each(self: &Arc<Self>, wanted: impl ExactSizeIterator<Item = Wanted>) -> Vec<Result<Landed>> {
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..wanted.len()).map(|_| oneshot::channel()).unzip();
+        self.wish(wanted.zip(senders.into_iter().map(Wish::Local)));
+        let mut taken = Vec::with_capacity(receivers.len());
+        for receiver in receivers {
+            taken.push(receiver.await.unwrap_or_else(|_| Err(lost())));
         }
-        waiting
+        taken
     }
 
     /// Takes objects for whoever waits for them.
-    fn wish(self: &Arc<Self>, wishes: impl Iterator<Item = (Object, Wish)>) {
+    fn wish(self: &Arc<Self>, wishes: impl Iterator<Item = (Wanted, Wish)>) {
         let mut deliveries = Vec::new();
         {
             let _inside = fork::enter();
-            for (object, wish) in wishes {
-                let charge = self.charge(object);
+            for (wanted, wish) in wishes {
+                // Held until the number is in use: no sweep comes between.
+                let mut sources = self.sources();
+                let object = wanted.object(&mut sources);
+                let charge = self.charge(&sources, object);
                 let (found, delivery) = self.window().take(object, charge, wish);
                 self.stats.found(found);
                 deliveries.extend(delivery);
@@ -280,9 +342,35 @@ pub fn charge(manifest: &Manifest, index: u64, mean: Option<u64>) -> u64 {
     Arena::charge(size.or(mean).unwrap_or(UNKNOWN_BYTES))
 }
 
-fn lost(object: Object) -> Error {
-    let message = format!("the read of object {} was lost: a bug", object.index);
-    Error::new(ErrorKind::Cancelled, Operation::Get, "", message)
+/// An object that somebody takes.
+#[derive(Debug)]
+enum Wanted {
+    Number(Object),
+    /// What [`ObjectRef::to_bytes`] made, of a source of names.
+    Name {
+        source: u64,
+        record: Vec<u8>,
+    },
+}
+
+impl Wanted {
+    fn object(self, sources: &mut HashMap<u64, Known>) -> Object {
+        match self {
+            Self::Number(object) => object,
+            Self::Name { source, record } => {
+                let index = match sources.get_mut(&source) {
+                    Some(Known::Named(names)) => names.number(&record),
+                    // Of no source that is there: reading it says so.
+                    _ => u64::MAX,
+                };
+                Object { source, index }
+            }
+        }
+    }
+}
+
+fn lost() -> Error {
+    Error::new(ErrorKind::Cancelled, Operation::Get, "", "a read was lost: a bug")
 }
 
 fn unknown(object: Object) -> Error {

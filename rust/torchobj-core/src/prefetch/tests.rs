@@ -1,5 +1,7 @@
 //! A prefetcher over objects in memory, with workers in threads of this process.
 
+mod named;
+
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,6 +34,13 @@ fn prefetcher(budget: u64, count: u8, size: usize) -> (Arc<Prefetcher>, u64, Arc
 
 fn objects(source: u64, indices: impl IntoIterator<Item = u64>) -> Vec<Object> {
     indices.into_iter().map(|index| Object { source, index }).collect()
+}
+
+fn client_of(prefetcher: &Prefetcher, source: u64) -> Arc<Client> {
+    match &prefetcher.sources()[&source] {
+        Known::Listed(source) => source.clients[0].clone(),
+        Known::Named(_) => panic!("of a listed source"),
+    }
 }
 
 fn eventually(what: &str, holds: impl Fn() -> bool) {
@@ -145,7 +154,7 @@ fn an_iterator_in_use_gets_memory_that_an_idle_one_holds() {
 fn an_object_that_cannot_be_read_is_an_error_for_who_needs_it() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 3, 100);
     let mut manifest = Manifest::default();
-    let client = prefetcher.sources()[&source].clients[0].clone();
+    let client = client_of(&prefetcher, source);
     for key in ["k0", "missing", "k2"] {
         manifest.push("memory://m", key, None, None);
     }
@@ -189,7 +198,10 @@ fn what_the_requests_met_is_counted_of_every_client_once_and_stays_known() {
     let faulty = Arc::new(FaultyStore::new(store));
     let client = Arc::new(Client::new(faulty.clone(), Policy::default()));
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Reset), Fault::Fail(ErrorKind::Throttled)]);
-    let manifest = prefetcher.sources()[&source].manifest.clone();
+    let manifest = match &prefetcher.sources()[&source] {
+        Known::Listed(source) => source.manifest.clone(),
+        Known::Named(_) => panic!("of a listed source"),
+    };
     let another = prefetcher.add_source(Source { manifest: manifest.clone(), clients: vec![client.clone()] });
     let same = prefetcher.add_source(Source { manifest, clients: vec![client] });
     assert_eq!(prefetcher.stats().limit, 2 * 60);

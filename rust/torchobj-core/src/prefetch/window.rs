@@ -11,7 +11,7 @@
 mod eviction;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -379,6 +379,12 @@ impl<B, W> Window<B, W> {
     pub(super) fn held(&self) -> u64 {
         let begun = |used: &&Use<B, W>| matches!(used.state, State::Filling(_) | State::Following | State::Landed(_));
         self.uses.values().filter(begun).map(|used| used.charge).sum()
+    }
+
+    /// Numbers of the objects of a source that are announced or waited for and not taken.
+    pub(super) fn used_of(&self, source: u64) -> HashSet<u64> {
+        let objects = self.uses.values().map(|used| used.object);
+        objects.filter(|object| object.source == source).map(|object| object.index).collect()
     }
 
     /// Uses that are announced or waited for and not taken.

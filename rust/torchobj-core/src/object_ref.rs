@@ -1,0 +1,179 @@
+//! An object, or a range of one, by name: what a sample is made of. Reads nothing.
+
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::manifest::{read_number, read_version, write_number, write_version};
+use crate::read::Read;
+use crate::types::{ByteRange, Version};
+use crate::url::ObjectUrl;
+
+/// A name takes at most so many bytes, its version included. S3 has keys of up to 1024, Linux paths of up to 4096; one
+/// name fits into a request of a worker.
+pub const MOST_BYTES: usize = 16 << 10;
+
+/// An object, or bytes `start..end` of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ObjectRef {
+    url: String,
+    /// Where in the URL the key begins.
+    key_at: usize,
+    start: u64,
+    end: Option<u64>,
+    size: Option<u64>,
+    version: Option<Version>,
+}
+
+impl ObjectRef {
+    /// Bytes `start..end` of the object at `url`; without an end all from `start` on.
+    ///
+    /// # Errors
+    /// `Config` when `url` names no object or is too long, or the range ends before it begins.
+    pub fn new(url: String, start: u64, end: Option<u64>, size: Option<u64>, version: Option<Version>) -> Result<Self> {
+        let refuse = |url: &str, message: String| Err(Error::new(ErrorKind::Config, Operation::Get, url, message));
+        let long = url.len() + version.as_ref().map_or(0, |version| version.as_str().len());
+        if long > MOST_BYTES {
+            let begin: String = url.chars().take(60).collect();
+            return refuse(&format!("{begin}…"), format!("a name of {long} bytes: at most {MOST_BYTES}"));
+        }
+        let key = ObjectUrl::parse(&url)?.key.len();
+        if key == 0 {
+            return refuse(&url, "names no object: expected scheme://bucket/key".to_owned());
+        }
+        if let Some(end) = end.filter(|end| *end < start) {
+            return refuse(&url, format!("range {start}..{end}: must have start <= end"));
+        }
+        Ok(Self { key_at: url.len() - key, url, start, end, size, version })
+    }
+
+    /// The URL.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What stands before the key: `s3://bucket`.
+    pub fn base(&self) -> &str {
+        &self.url[..self.key_at - 1]
+    }
+
+    /// The key, raw.
+    pub fn key(&self) -> &str {
+        &self.url[self.key_at..]
+    }
+
+    /// Where the range begins.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Where it ends.
+    pub fn end(&self) -> Option<u64> {
+        self.end
+    }
+
+    /// Size of the whole object, where it is known.
+    pub fn size(&self) -> Option<u64> {
+        self.size
+    }
+
+    /// The version that must answer.
+    pub fn version(&self) -> Option<&Version> {
+        self.version.as_ref()
+    }
+
+    /// How many bytes there are to read, as far as is known.
+    pub fn length(&self) -> Option<u64> {
+        let end = match (self.end, self.size) {
+            (Some(end), Some(size)) => Some(end.min(size)),
+            (end, size) => end.or(size),
+        };
+        end.map(|end| end.saturating_sub(self.start))
+    }
+
+    /// The read that this names.
+    pub fn read(&self) -> Read {
+        let range = match (self.start, self.end) {
+            (0, None) => None,
+            (start, None) => Some(ByteRange::From(start)),
+            (start, Some(end)) => Some(ByteRange::Bounded(start..end)),
+        };
+        Read { range, size: self.size, version: self.version.clone(), ..Read::whole(self.key()) }
+    }
+
+    /// It as bytes, the same for what is equal: `start  end+1 (0: none)  size+1 (0: unknown)  version  url`, as a
+    /// manifest writes them.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.url.len() + 32);
+        write_number(&mut bytes, self.start);
+        write_number(&mut bytes, self.end.map_or(0, |end| end.saturating_add(1)));
+        write_number(&mut bytes, self.size.map_or(0, |size| size.saturating_add(1)));
+        write_version(&mut bytes, self.version.as_ref());
+        bytes.extend_from_slice(self.url.as_bytes());
+        bytes
+    }
+
+    /// Undoes [`to_bytes`](Self::to_bytes); `None` when `bytes` are not of its making.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (start, bytes) = read_number(bytes)?;
+        let (end, bytes) = read_number(bytes)?;
+        let (size, bytes) = read_number(bytes)?;
+        let (version, url) = read_version(bytes)?;
+        let url = std::str::from_utf8(url).ok()?.to_owned();
+        Self::new(url, start, end.checked_sub(1), size.checked_sub(1), version).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn named(start: u64, end: Option<u64>, size: Option<u64>) -> ObjectRef {
+        ObjectRef::new("s3://bucket/a key".to_owned(), start, end, size, None).unwrap()
+    }
+
+    proptest! {
+        #[test]
+        fn what_travels_arrives(
+            key in ".{1,40}",
+            start in 0_u64..1 << 40,
+            length in proptest::option::of(0_u64..1 << 40),
+            size in proptest::option::of(0_u64..1 << 50),
+            version in proptest::option::of(".{0,40}"),
+        ) {
+            let end = length.map(|length| start + length);
+            let url = format!("memory://b/{key}");
+            let sent = ObjectRef::new(url, start, end, size, version.map(Version::new)).unwrap();
+            prop_assert_eq!(sent.key(), &key);
+            prop_assert_eq!(sent.base(), "memory://b");
+            prop_assert_eq!(ObjectRef::from_bytes(&sent.to_bytes()), Some(sent));
+        }
+
+        #[test]
+        fn bytes_of_any_kind_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+            if let Some(read) = ObjectRef::from_bytes(&bytes) {
+                prop_assert_eq!(ObjectRef::from_bytes(&read.to_bytes()), Some(read));
+            }
+        }
+    }
+
+    #[test]
+    fn the_length_is_what_is_known_of_it() {
+        assert_eq!(named(0, None, None).length(), None);
+        assert_eq!(named(0, None, Some(7)).length(), Some(7));
+        assert_eq!(named(3, None, Some(7)).length(), Some(4));
+        assert_eq!(named(3, Some(5), None).length(), Some(2));
+        assert_eq!(named(3, Some(50), Some(7)).length(), Some(4));
+        assert_eq!(named(9, Some(50), Some(7)).length(), Some(0));
+    }
+
+    #[test]
+    fn what_names_no_object_is_refused() {
+        let long = format!("s3://bucket/{}", "k".repeat(MOST_BYTES));
+        for url in ["key", "s3://bucket", "s3://bucket/", "s3:///key", "file://host/x", &long] {
+            let error = ObjectRef::new(url.to_owned(), 0, None, None, None).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{url}");
+        }
+        let error = ObjectRef::new("s3://b/k".to_owned(), 5, Some(4), None, None).unwrap_err();
+        assert_eq!(error.to_string(), "get s3://b/k: range 5..4: must have start <= end");
+    }
+}
