@@ -93,7 +93,9 @@ impl NativeSource {
     /// A source of another process, by what `descriptors` gave there and the system duplicated.
     #[staticmethod]
     fn attach(manifest: &Manifest, owner: u32, number: u64, file: i32, bell: i32) -> PyResult<Self> {
-        let worker = attached(owner, || Worker::attach_raw(file, bell))?;
+        // Of another source of that owner there is a worker already: these are closed then.
+        let [file, bell] = Worker::received(file, bell);
+        let worker = attached(owner, move || Worker::attach(file, bell))?;
         Ok(Self { owner, number, manifest: manifest.packed(), reach: Reach::Attached(worker) })
     }
 
@@ -156,7 +158,9 @@ impl NativeSource {
         Ok(match &self.reach {
             Reach::Made(prefetcher) if self.owner == fork::generation() => Side::Owner(prefetcher),
             Reach::Made(prefetcher) => Side::Worker(attached(self.owner, || Worker::inherit(prefetcher.arena()))?),
-            Reach::Attached(worker) => Side::Worker(worker.clone()),
+            Reach::Attached(worker) if worker.is_ours() => Side::Worker(worker.clone()),
+            // Its lane is that of the process which forked this one.
+            Reach::Attached(worker) => Side::Worker(attached(self.owner, || worker.again())?),
         })
     }
 
@@ -267,6 +271,10 @@ impl NativeIteration {
         return_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let source = self.source.get();
+        // The iterator is that of the process which forked this one: here nothing can be announced for it.
+        if self.process != fork::generation() {
+            return source.read(py, indices, return_errors);
+        }
         let results = match &self.of {
             Of::Owner(prefetcher, iterator) => {
                 let announced: Vec<Object> =
@@ -319,17 +327,23 @@ impl Announcer {
         Ok(Self { owner: fork::generation(), number, prefetcher: ManuallyDrop::new(prefetcher) })
     }
 
-    /// Says which objects will be taken next, as pairs of a source's number and an index.
+    /// Says which objects will be taken next, as pairs of a source's number and an index. Nothing in a forked child,
+    /// which reads what its parent announced only through that.
     fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) {
+        if self.owner != fork::generation() {
+            return;
+        }
         let objects: Vec<Object> = objects.into_iter().map(|(source, index)| Object { source, index }).collect();
         py.detach(|| self.prefetcher.announce(self.number, &objects));
         // A trainer with workers waits for nothing here.
         crate::log::deliver(py);
     }
 
-    /// Bytes that are announced and not taken, and the budget.
+    /// Bytes that are announced and not taken, none in a forked child; and the budget.
     fn pending(&self, py: Python<'_>) -> (u64, u64) {
-        py.detach(|| (self.prefetcher.pending(self.number), self.prefetcher.arena().budget()))
+        let ours = self.owner == fork::generation();
+        let pending = || if ours { self.prefetcher.pending(self.number) } else { 0 };
+        py.detach(|| (pending(), self.prefetcher.arena().budget()))
     }
 
     /// Forgets what was announced and not taken.

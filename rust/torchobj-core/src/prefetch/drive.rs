@@ -1,19 +1,43 @@
 //! Reads what the window says. Each driver reads one object after the other, on the runtime's threads: nothing feeds them.
 
+use std::future::poll_fn;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Instant;
 
 use super::job::{Job, Next, Reservation};
 use super::shortage::Holders;
-use super::{Body, Prefetcher, Source, unknown};
+use super::{Body, Object, Prefetcher, Source, Wish, broken, unknown};
 use crate::arena::{Segment, Usage};
 use crate::buffer::{Landing, Memory};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::read::{Landed, Read, Target};
 use crate::runtime::runtime;
+
+/// One of the drivers; not counted any more when it is dropped, however it ended.
+struct Driver<'a>(&'a Prefetcher);
+
+impl Drop for Driver<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What a read gives; an error where it panics, so that who waits for the object hears of it.
+async fn unbroken(object: Object, read: impl Future<Output = Result<Body>>) -> Result<Body> {
+    let mut read = pin!(read);
+    let polled = poll_fn(|context| {
+        // It is not polled again after a panic.
+        let polled = catch_unwind(AssertUnwindSafe(|| read.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(broken(object))))
+    });
+    polled.await
+}
 
 impl Prefetcher {
     /// Starts as many drivers as there is work, memory and leave for.
@@ -102,6 +126,7 @@ impl Prefetcher {
     }
 
     async fn drive(self: Arc<Self>, mut job: Job) {
+        let driver = Driver(&self);
         loop {
             self.run(job).await;
             // Another driver may have room now, beside this one's next job.
@@ -114,7 +139,7 @@ impl Prefetcher {
                 None => break,
             }
         }
-        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        drop(driver);
         // What was announced since this driver looked.
         self.pump();
     }
@@ -122,9 +147,17 @@ impl Prefetcher {
     async fn run(self: &Arc<Self>, job: Job) {
         let Job { number, object, reservation, cancelled, .. } = job;
         let began = Instant::now();
-        let result = tokio::select! {
-            result = self.read(object, reservation) => Some(result),
-            () = cancelled.notified() => None,
+        let given_up = {
+            let _inside = fork::enter();
+            self.window().give_up(number, Wish::gone)
+        };
+        let result = if given_up.is_some() {
+            None
+        } else {
+            tokio::select! {
+                result = unbroken(object, self.read(object, reservation)) => Some(result),
+                () = cancelled.notified() => None,
+            }
         };
         match &result {
             Some(Ok(body)) => self.stats.read(body.landed.buffer.len() as u64, began.elapsed()),
@@ -147,23 +180,26 @@ impl Prefetcher {
             copies.push((follower, copy));
         }
         let mut deliveries = Vec::new();
+        // Freed when nothing is locked: it may take the system a while.
+        let mut unwanted = Vec::new();
         {
             let _inside = fork::enter();
             let mut window = self.window();
-            if let Some(result) = result {
-                deliveries.extend(window.done(number, result));
-            }
-            for (follower, copy) in copies {
-                match copy {
-                    Some(body) => deliveries.extend(window.done(follower, Ok(body))),
-                    None => window.again(follower),
+            let first = result.map(|result| (number, Some(result)));
+            let others = copies.into_iter().map(|(follower, copy)| (follower, copy.map(Ok)));
+            for (number, result) in first.into_iter().chain(others) {
+                match result {
+                    Some(result) if window.wants(number) => deliveries.extend(window.done(number, result)),
+                    Some(result) => unwanted.push(result),
+                    None => window.again(number),
                 }
             }
         }
+        drop(unwanted);
         deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
     }
 
-    async fn read(self: &Arc<Self>, object: super::Object, reservation: Reservation) -> Result<Body> {
+    async fn read(self: &Arc<Self>, object: Object, reservation: Reservation) -> Result<Body> {
         let (client, read) = self.request(object)?;
         let known = read.size.is_some();
         let place = Arc::new(std::sync::Mutex::new(None::<Arc<Segment>>));
@@ -186,7 +222,7 @@ impl Prefetcher {
         Ok(Body { landed, segment })
     }
 
-    fn request(&self, object: super::Object) -> Result<(Arc<crate::client::Client>, Read)> {
+    fn request(&self, object: Object) -> Result<(Arc<crate::client::Client>, Read)> {
         let _inside = fork::enter();
         let sources = self.sources();
         let Some(Source { manifest, clients }) = sources.get(&object.source) else { return Err(unknown(object)) };
