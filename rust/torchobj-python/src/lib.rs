@@ -14,6 +14,8 @@ mod pages;
 mod process;
 #[cfg(target_os = "linux")]
 mod source;
+#[cfg(target_os = "linux")]
+mod stats;
 mod store;
 mod wait;
 mod writer;
@@ -35,7 +37,10 @@ mod native {
     use crate::process::finish;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand, prefetch_stats};
+    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand};
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::stats::prefetch_stats;
     #[pymodule_export]
     use crate::store::{ListPages, NativeStore, get_many};
     #[pymodule_export]

@@ -7,14 +7,13 @@ use std::sync::{Arc, Mutex};
 
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyList;
 use torchobj_core::arena::{Ahead, Reply, Unanswered, Worker};
 use torchobj_core::buffer::Buffer as Landed;
 use torchobj_core::error::Error;
 use torchobj_core::fork::{self, Local};
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
-use torchobj_core::transfer::Counts;
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
@@ -42,7 +41,7 @@ fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
 }
 
 /// The prefetcher of this process, if it has one.
-fn existing() -> Option<Arc<Prefetcher>> {
+pub(crate) fn existing() -> Option<Arc<Prefetcher>> {
     let _inside = fork::enter();
     OWN.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).cloned()
 }
@@ -379,43 +378,4 @@ pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -
     let segment = py.detach(|| prefetcher.arena().adopt(segment, generation)).ok_or_else(lost)?;
     let landed: Landed = segment.buffer();
     Ok(landed.into())
-}
-
-/// What the prefetcher of this process did and does; empty where there is none.
-#[pyfunction]
-pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let dict = PyDict::new(py);
-    let Some(prefetcher) = existing() else { return Ok(dict) };
-    let stats = py.detach(|| prefetcher.stats());
-    dict.set_item("hits", stats.hits)?;
-    dict.set_item("late", stats.late)?;
-    dict.set_item("queued", stats.queued)?;
-    dict.set_item("misses", stats.misses)?;
-    dict.set_item("objects", stats.objects)?;
-    dict.set_item("bytes", stats.bytes)?;
-    dict.set_item("failed", stats.failed)?;
-    dict.set_item("evicted", stats.evicted)?;
-    dict.set_item("starved", stats.starved)?;
-    dict.set_item("limited", stats.limited)?;
-    dict.set_item("announced", stats.announced)?;
-    dict.set_item("in_flight", stats.in_flight)?;
-    dict.set_item("in_flight_limit", stats.limit)?;
-    dict.set_item("budget_bytes", stats.memory.budget)?;
-    dict.set_item("used_bytes", stats.memory.used)?;
-    dict.set_item("granted_bytes", stats.memory.granted)?;
-    dict.set_item("overdrawn", stats.memory.overdrawn)?;
-    dict.set_item("read_p50_s", stats.read_p50.map(|took| took.as_secs_f64()))?;
-    dict.set_item("read_p99_s", stats.read_p99.map(|took| took.as_secs_f64()))?;
-    let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
-    let requests = &stats.requests;
-    dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;
-    dict.set_item("first_byte_p99_s", quantile(&requests.first_byte, 0.99))?;
-    dict.set_item("body_p50_s", quantile(&requests.body, 0.5))?;
-    dict.set_item("body_p99_s", quantile(&requests.body, 0.99))?;
-    dict.set_item("retries", requests.retries)?;
-    dict.set_item("throttled", requests.throttled)?;
-    dict.set_item("connect_failures", requests.connect_failures)?;
-    dict.set_item("hedges", requests.hedges)?;
-    dict.set_item("hedges_won", requests.hedges_won)?;
-    Ok(dict)
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -110,7 +110,6 @@ impl Arena {
 
     /// What workers ring when they ask; a wait for it is a wait for requests.
     pub fn bell(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.bell.as_fd()
     }
 
@@ -367,11 +366,6 @@ impl Arena {
         lane.asked().store(0, Relaxed);
         lane.answered().store(0, Relaxed);
         lane.worker().store(0, Release);
-    }
-
-    /// Number of the bell's descriptor.
-    pub fn bell_number(&self) -> i32 {
-        self.bell.as_raw_fd()
     }
 }
 

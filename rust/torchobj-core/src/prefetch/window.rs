@@ -305,13 +305,6 @@ impl<B, W> Window<B, W> {
         followers
     }
 
-    /// Forgets a use for which `gone` says that nobody waits any more. Its wish then.
-    pub(super) fn give_up(&mut self, number: u64, gone: impl Fn(&W) -> bool) -> Option<W> {
-        let wish = self.uses.get_mut(&number)?.wish.take_if(|wish| gone(wish))?;
-        self.remove(number);
-        Some(wish)
-    }
-
     /// Whether there is such a use yet: nobody may want it any more.
     pub(super) fn wants(&self, number: u64) -> bool {
         self.uses.contains_key(&number)
