@@ -1,10 +1,12 @@
 """Objects as a source of the prefetcher: in the process that made it, and in its DataLoader workers."""
 
+import multiprocessing.context
 import multiprocessing.reduction
 import os
 import sys
+import weakref
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar, Union
+from typing import Any, ClassVar, Generic, TypeVar, Union
 
 from torchobj import _torchobj
 from torchobj.datasets import unannounced, workers
@@ -15,17 +17,48 @@ SUPPORTED = sys.platform == "linux"
 Native = TypeVar("Native", bound=Union["_torchobj.NativeSource", "_torchobj.RefSource"])
 
 
+class Descriptors:
+    """The arena of an owner on its way to one new process: all sources of that owner that go there share this.
+
+    A process that is spawned inherits a descriptor under its number, which may be named once.
+    """
+
+    # By the new process, while it is being started, and the owner.
+    _of_process: ClassVar["weakref.WeakKeyDictionary[Any, dict[int, Descriptors]]"] = weakref.WeakKeyDictionary()
+
+    def __init__(self, source: "_torchobj.NativeSource | _torchobj.RefSource") -> None:
+        self._sent = [multiprocessing.reduction.DupFd(number) for number in source.descriptors()]
+        self._received: list[int] = []
+
+    @classmethod
+    def to_new_process(cls, source: "_torchobj.NativeSource | _torchobj.RefSource") -> "Descriptors":
+        """Those that go with `source` to the process that is being started."""
+        sent = cls._of_process.setdefault(multiprocessing.context.get_spawning_popen(), {})
+        if source.owner not in sent:
+            sent[source.owner] = cls(source)
+        return sent[source.owner]
+
+    def copies(self) -> list[int]:
+        """Copies, the caller's, in the process that they went to."""
+        if not self._received:
+            self._received = [sent.detach() for sent in self._sent]
+        return [os.dup(number) for number in self._received]
+
+    def __del__(self) -> None:
+        for number in self._received:
+            os.close(number)
+
+
 class Attachment:
     """A source on its way to a worker that is started by spawn or forkserver."""
 
     def __init__(self, source: "_torchobj.NativeSource | _torchobj.RefSource") -> None:
-        file, bell = source.descriptors()
         self._of = (source.owner, source.number)
-        self._descriptors = [multiprocessing.reduction.DupFd(number) for number in (file, bell)]
+        self._descriptors = Descriptors.to_new_process(source)
 
     def attach(self, attach: Callable[[int, int, int, int], Native]) -> Native:
         """The source, in the worker."""
-        file, bell = (descriptor.detach() for descriptor in self._descriptors)
+        file, bell = self._descriptors.copies()
         return attach(*self._of, file, bell)
 
 

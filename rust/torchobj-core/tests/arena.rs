@@ -136,7 +136,8 @@ fn one_worker() {
     let numbers: Vec<u64> = told.split(' ').map(|number| number.parse().unwrap()).collect();
     let [file, bell, source, seed] = numbers[..] else { panic!("{told}") };
     let [file, bell] = [file, bell].map(|number| i32::try_from(number).unwrap());
-    let worker = Arc::new(Worker::attach_raw(file, bell).unwrap());
+    let [file, bell] = Worker::received(file, bell);
+    let worker = Arc::new(Worker::attach(file, bell).unwrap());
     let mut random = fastrand::Rng::with_seed(seed);
     let mut kept = Vec::new();
     loop {

@@ -18,6 +18,8 @@ mod reach;
 mod ref_source;
 #[cfg(target_os = "linux")]
 mod source;
+#[cfg(target_os = "linux")]
+mod stats;
 mod store;
 mod wait;
 mod writer;
@@ -44,7 +46,10 @@ mod native {
     use crate::ref_source::RefSource;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand, prefetch_stats};
+    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand};
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::stats::prefetch_stats;
     #[pymodule_export]
     use crate::store::{ListPages, NativeStore, get_many};
     #[pymodule_export]

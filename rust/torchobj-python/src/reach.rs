@@ -65,7 +65,9 @@ impl Reach {
     }
 
     pub(crate) fn attach(owner: u32, file: i32, bell: i32) -> PyResult<Self> {
-        Ok(Self::Attached(attached(owner, || Worker::attach_raw(file, bell))?))
+        // Of another source of that owner there is a worker already: these are closed then.
+        let [file, bell] = Worker::received(file, bell);
+        Ok(Self::Attached(attached(owner, move || Worker::attach(file, bell))?))
     }
 
     /// Numbers of the arena's file and its bell.
@@ -91,7 +93,9 @@ impl Reach {
     pub(crate) fn worker(&self, owner: u32) -> PyResult<Arc<Worker>> {
         match self {
             Self::Made(prefetcher) => attached(owner, || Worker::inherit(prefetcher.arena())),
-            Self::Attached(worker) => Ok(worker.clone()),
+            Self::Attached(worker) if worker.is_ours() => Ok(worker.clone()),
+            // Its lane is that of the process which forked this one.
+            Self::Attached(worker) => attached(owner, || worker.again()),
         }
     }
 }

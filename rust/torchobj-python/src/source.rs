@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::PyList;
 use torchobj_core::arena::{Ahead, Worker};
 use torchobj_core::buffer::Buffer as Landed;
 use torchobj_core::error::Error;
 use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
-use torchobj_core::transfer::Counts;
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
@@ -181,6 +180,10 @@ impl NativeIteration {
         return_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let source = self.source.get();
+        // The iterator is that of the process which forked this one: here nothing can be announced for it.
+        if self.process != fork::generation() {
+            return source.read(py, indices, return_errors);
+        }
         let results = match &self.of {
             Of::Owner(prefetcher, iterator) => {
                 let announced: Vec<Object> =
@@ -233,17 +236,23 @@ impl Announcer {
         Ok(Self { owner: fork::generation(), number, prefetcher: ManuallyDrop::new(prefetcher) })
     }
 
-    /// Says which objects will be taken next, as pairs of a source's number and an index.
+    /// Says which objects will be taken next, as pairs of a source's number and an index. Nothing in a forked child,
+    /// which reads what its parent announced only through that.
     fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) {
+        if self.owner != fork::generation() {
+            return;
+        }
         let objects: Vec<Object> = objects.into_iter().map(|(source, index)| Object { source, index }).collect();
         py.detach(|| self.prefetcher.announce(self.number, &objects));
         // A trainer with workers waits for nothing here.
         crate::log::deliver(py);
     }
 
-    /// Bytes that are announced and not taken, and the budget.
+    /// Bytes that are announced and not taken, none in a forked child; and the budget.
     fn pending(&self, py: Python<'_>) -> (u64, u64) {
-        py.detach(|| (self.prefetcher.pending(self.number), self.prefetcher.arena().budget()))
+        let ours = self.owner == fork::generation();
+        let pending = || if ours { self.prefetcher.pending(self.number) } else { 0 };
+        py.detach(|| (pending(), self.prefetcher.arena().budget()))
     }
 
     /// Forgets what was announced and not taken.
@@ -279,43 +288,4 @@ pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -
     let segment = py.detach(|| prefetcher.arena().adopt(segment, generation)).ok_or_else(lost)?;
     let landed: Landed = segment.buffer();
     Ok(landed.into())
-}
-
-/// What the prefetcher of this process did and does; empty where there is none.
-#[pyfunction]
-pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let dict = PyDict::new(py);
-    let Some(prefetcher) = existing() else { return Ok(dict) };
-    let stats = py.detach(|| prefetcher.stats());
-    dict.set_item("hits", stats.hits)?;
-    dict.set_item("late", stats.late)?;
-    dict.set_item("queued", stats.queued)?;
-    dict.set_item("misses", stats.misses)?;
-    dict.set_item("objects", stats.objects)?;
-    dict.set_item("bytes", stats.bytes)?;
-    dict.set_item("failed", stats.failed)?;
-    dict.set_item("evicted", stats.evicted)?;
-    dict.set_item("starved", stats.starved)?;
-    dict.set_item("limited", stats.limited)?;
-    dict.set_item("announced", stats.announced)?;
-    dict.set_item("in_flight", stats.in_flight)?;
-    dict.set_item("in_flight_limit", stats.limit)?;
-    dict.set_item("budget_bytes", stats.memory.budget)?;
-    dict.set_item("used_bytes", stats.memory.used)?;
-    dict.set_item("granted_bytes", stats.memory.granted)?;
-    dict.set_item("overdrawn", stats.memory.overdrawn)?;
-    dict.set_item("read_p50_s", stats.read_p50.map(|took| took.as_secs_f64()))?;
-    dict.set_item("read_p99_s", stats.read_p99.map(|took| took.as_secs_f64()))?;
-    let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
-    let requests = &stats.requests;
-    dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;
-    dict.set_item("first_byte_p99_s", quantile(&requests.first_byte, 0.99))?;
-    dict.set_item("body_p50_s", quantile(&requests.body, 0.5))?;
-    dict.set_item("body_p99_s", quantile(&requests.body, 0.99))?;
-    dict.set_item("retries", requests.retries)?;
-    dict.set_item("throttled", requests.throttled)?;
-    dict.set_item("connect_failures", requests.connect_failures)?;
-    dict.set_item("hedges", requests.hedges)?;
-    dict.set_item("hedges_won", requests.hedges_won)?;
-    Ok(dict)
 }

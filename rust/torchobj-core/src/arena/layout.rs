@@ -54,6 +54,10 @@ impl<'a> Header<'a> {
     pub(super) fn starving(self) -> &'a AtomicU32 {
         self.0.word(16)
     }
+    /// Not 0 once the owner answers nobody any more, though it may live.
+    pub(super) fn closed(self) -> &'a AtomicU32 {
+        self.0.word(20)
+    }
     /// What segments may take, in bytes.
     pub(super) fn budget(self) -> &'a AtomicU64 {
         self.0.long(24)

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -54,6 +54,8 @@ struct Granted {
     len: u64,
     generation: u32,
     lane: u32,
+    /// Where its id stands among those in use.
+    position: usize,
     /// Since when it is on its way from a worker that died.
     orphaned: Option<Instant>,
 }
@@ -109,7 +111,6 @@ impl Arena {
 
     /// What workers ring when they ask; a wait for it is a wait for requests.
     pub fn bell(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.bell.as_fd()
     }
 
@@ -129,7 +130,7 @@ impl Arena {
     }
 
     fn books(&self) -> MutexGuard<'_, Books> {
-        debug_assert!(self.is_ours(), "only the owner keeps books");
+        assert!(self.is_ours(), "only the owner of an arena keeps its books, process {}: a bug", self.owner);
         self.books.lock().expect("no holder of this lock panics")
     }
 
@@ -151,7 +152,7 @@ impl Arena {
     pub fn fits(&self, len: u64, reserved: u64) -> bool {
         let _inside = fork::enter();
         let books = self.books();
-        books.space.used() + reserved + capacity_of(len) <= books.space.budget()
+        books.space.used().saturating_add(reserved).saturating_add(capacity_of(len)) <= books.space.budget()
     }
 
     /// How much of the budget `len` bytes take.
@@ -172,7 +173,7 @@ impl Arena {
             books.overdrawn += 1;
         }
         self.cool(&mut books);
-        Ok(Arc::new(Segment { arena: self.clone(), extent: Some(extent), len }))
+        Ok(Segment::new(self.clone(), extent, len))
     }
 
     /// Gives back the pages of what is free beyond the budget.
@@ -217,17 +218,25 @@ impl Arena {
         let id = match books.free.pop() {
             Some(id) => id,
             None if books.granted.len() < SEGMENTS as usize => {
-                books.granted.push(Granted { extent: None, len: 0, generation: 0, lane: 0, orphaned: None });
+                books.granted.push(Granted {
+                    extent: None,
+                    len: 0,
+                    generation: 0,
+                    lane: 0,
+                    position: 0,
+                    orphaned: None,
+                });
                 u32::try_from(books.granted.len() - 1).expect("less than a million")
             }
             None => return Err(segment),
         };
         let len = segment.len;
         let extent = segment.extent.take().expect("it is there until it is granted or dropped");
+        let position = books.out.len();
         books.out.push(id);
         let granted = &mut books.granted[id as usize];
         let generation = words::next_generation(granted.generation);
-        *granted = Granted { extent: Some(extent), len, generation, lane, orphaned: None };
+        *granted = Granted { extent: Some(extent), len, generation, lane, position, orphaned: None };
         words::grant(Header(&self.map).state(id), generation);
         Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
     }
@@ -236,14 +245,18 @@ impl Arena {
     pub fn adopt(self: &Arc<Self>, id: u32, generation: u32) -> Option<Arc<Segment>> {
         let _inside = fork::enter();
         let mut books = self.books();
-        let granted = books.granted.get_mut(id as usize).filter(|granted| granted.generation == generation)?;
+        let Books { granted: all, out, free, .. } = &mut *books;
+        let granted = all.get_mut(id as usize).filter(|granted| granted.generation == generation)?;
         if words::place(Header(&self.map).state(id), generation) != Some(Place::Handed) {
             return None;
         }
-        let (extent, len) = (granted.extent.take()?, granted.len);
-        books.out.retain(|out| *out != id);
-        books.free.push(id);
-        Some(Arc::new(Segment { arena: self.clone(), extent: Some(extent), len }))
+        let (extent, len, position) = (granted.extent.take()?, granted.len, granted.position);
+        out.swap_remove(position);
+        if let Some(moved) = out.get(position) {
+            all[*moved as usize].position = position;
+        }
+        free.push(id);
+        Some(Segment::new(self.clone(), extent, len))
     }
 
     /// Frees what workers have released, and what those of `dead` lanes had. What was on its way from these is kept for
@@ -282,6 +295,9 @@ impl Arena {
             }
             !gone
         });
+        if freed > 0 {
+            out.iter().enumerate().for_each(|(position, id)| granted[*id as usize].position = position);
+        }
         self.cool(&mut books);
         freed
     }
@@ -299,6 +315,11 @@ impl Arena {
     /// Says that the owner does not wait for memory.
     pub fn sate(&self) {
         Header(&self.map).starving().store(0, Relaxed);
+    }
+
+    /// Says that nobody answers any more.
+    pub(super) fn close(&self) {
+        Header(&self.map).closed().store(1, Release);
     }
 
     /// Whether the owner waits for memory.
@@ -351,11 +372,6 @@ impl Arena {
         lane.asked().store(0, Relaxed);
         lane.answered().store(0, Relaxed);
         lane.worker().store(0, Release);
-    }
-
-    /// Number of the bell's descriptor.
-    pub fn bell_number(&self) -> i32 {
-        self.bell.as_raw_fd()
     }
 }
 

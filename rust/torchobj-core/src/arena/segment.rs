@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::layout::DATA;
 use super::owner::Arena;
@@ -15,9 +16,15 @@ pub struct Segment {
     /// Gone once it is granted.
     pub(super) extent: Option<Extent>,
     pub(super) len: u64,
+    /// Whether its memory was lent: once.
+    lent: AtomicBool,
 }
 
 impl Segment {
+    pub(super) fn new(arena: Arc<Arena>, extent: Extent, len: u64) -> Arc<Self> {
+        Arc::new(Self { arena, extent: Some(extent), len, lent: AtomicBool::new(false) })
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         self.len
@@ -29,19 +36,26 @@ impl Segment {
     }
 
     /// Its bytes, which are written already.
+    ///
+    /// # Panics
+    /// As [`memory`](Self::memory).
     pub fn buffer(self: &Arc<Self>) -> Buffer {
         let (landing, dest) = Landing::new(self.memory());
         drop(dest);
         landing.finish(usize::MAX).expect("its one writer was just dropped")
     }
 
-    /// Its bytes, to be written and read. To be called once; the segment lives as long as these do.
+    /// Its bytes, to be written and read. The segment lives as long as these do.
+    ///
+    /// # Panics
+    /// When its memory was lent before.
     pub fn memory(self: &Arc<Self>) -> Memory {
+        assert!(!self.lent.swap(true, Ordering::Relaxed), "the memory of a segment is lent once");
         let extent = self.extent.expect("it is there until it is granted or dropped");
         let start = self.arena.map().at(DATA + extent.offset, self.len);
         let len = usize::try_from(self.len).expect("it is mapped");
         // SAFETY: the extent is this segment's alone until it is given back, which the `Arc` in `keep` puts off (to be
-        // granted it must be out of its `Arc`); the mapping lives with the arena; a file's pages read as zeroes before
+        // granted it must be out of its `Arc`); it is lent once, as was just checked; the mapping lives with the arena; a file's pages read as zeroes before
         // they are written.
         unsafe { Memory::lent(start, len, Box::new(self.clone())) }
     }

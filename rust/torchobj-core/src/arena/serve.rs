@@ -132,14 +132,29 @@ pub(super) fn is_gone(process: Pid, watch: Option<&OwnedFd>) -> bool {
     }
 }
 
-/// Serves the workers of `arena` until it is dropped.
+/// Serves the workers of `arena` for as long as what this returns is polled. If it ends, be it by a panic, they are told.
+/// To be called on a runtime.
 ///
 /// # Errors
 /// The bell cannot be waited for.
-pub async fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<()> {
+pub fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<impl Future<Output = io::Result<()>> + Send> {
     let bell = arena.bell().try_clone_to_owned()?;
     // SAFETY: the descriptor is its `OwnedFd`'s alone, which names the same one until it is dropped with `bell`.
     let bell = unsafe { AsyncFd::register_with_interest(bell, Interest::READABLE) }?;
+    let open = Open(arena);
+    Ok(async move { listen(&open.0, &bell, &handler).await })
+}
+
+/// An arena whose workers get answers.
+struct Open(Arc<Arena>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+async fn listen(arena: &Arc<Arena>, bell: &AsyncFd<OwnedFd>, handler: &impl Handler) -> io::Result<()> {
     let mut lanes: HashMap<u32, Known> = HashMap::new();
     let mut dying: Vec<u32> = Vec::new();
     let mut tick = tokio::time::interval(TICK);
@@ -163,7 +178,7 @@ pub async fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<()> {
             if let Some(request) = arena.request(lane, known.last) {
                 known.last = request.number;
                 known.gone = Arc::default();
-                let answers = Answers::new(&arena, &request, &known.gone);
+                let answers = Answers::new(arena, &request, &known.gone);
                 handler.ask(request, answers);
             }
         }

@@ -40,9 +40,12 @@ pub(super) struct Space {
     classes: BTreeMap<u64, Class>,
 }
 
-/// The capacity of the smallest class that holds `len` bytes.
+/// More than any file of an arena has. What is longer counts as this: no space has room for it, and sums do not overflow.
+const LARGEST: u64 = 1 << 48;
+
+/// The capacity of the smallest class that holds `len` bytes, or [`LARGEST`].
 pub(super) fn capacity_of(len: u64) -> u64 {
-    let granules = len.div_ceil(GRANULE).max(1);
+    let granules = len.min(LARGEST).div_ceil(GRANULE).max(1);
     if granules <= STEPS {
         return granules * GRANULE;
     }
@@ -167,6 +170,12 @@ mod tests {
         space.give(b);
         assert_eq!(space.cool(b.capacity), [a]);
         assert_eq!([space.take(6000), space.take(6000)], [Some(b), Some(a)]);
+    }
+
+    #[test]
+    fn a_length_that_nothing_has_is_refused_and_overflows_nothing() {
+        assert_eq!(capacity_of(u64::MAX), LARGEST);
+        assert!(Space::new(1 << 47, 4096).take(u64::MAX).is_none());
     }
 
     #[test]

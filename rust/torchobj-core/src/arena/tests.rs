@@ -28,7 +28,9 @@ impl Handler for Scripted {
 
 fn served(arena: &Arc<Arena>, lands: bool) {
     let (arena, handler) = (arena.clone(), Scripted { arena: arena.clone(), lands });
-    runtime().spawn(async move { serve(arena, handler).await.unwrap() });
+    let _context = runtime().enter();
+    let service = serve(arena, handler).unwrap();
+    runtime().spawn(async move { service.await.unwrap() });
 }
 
 fn never() -> Result<(), ()> {
@@ -62,6 +64,88 @@ fn an_answer_that_nobody_gives_is_a_refusal_and_no_wait() {
         let [Reply::Failed(first), Reply::Failed(_)] = &replies[..] else { panic!("{replies:?}") };
         assert_eq!(Error::from_bytes(first).kind(), ErrorKind::Io);
     }
+}
+
+/// Panics at the first request.
+struct Broken;
+
+impl Handler for Broken {
+    fn ask(&self, _request: Request, _answers: Arc<Answers>) {
+        panic!("by the test");
+    }
+
+    fn gone(&self, _lane: u32) {}
+
+    fn room(&self) {}
+}
+
+#[test]
+fn a_service_that_ended_is_seen_by_who_waits_and_by_who_asks_then() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    let service = {
+        let _context = runtime().enter();
+        serve(arena.clone(), Broken).unwrap()
+    };
+    let service = runtime().spawn(service);
+    // The answers are dropped by the panic, and so refused: that is an end too.
+    drop(worker.ask(1, &[1], Ahead::default(), never));
+    assert!(runtime().block_on(service).unwrap_err().is_panic());
+    let ended = worker.ask(1, &[1], Ahead::default(), never);
+    assert!(matches!(ended, Err(Unanswered::OwnerGone)));
+}
+
+#[test]
+fn a_file_that_is_too_short_for_an_arena_is_refused() {
+    let short = super::map::Map::create(4096).unwrap();
+    let copy = || short.file().try_clone_to_owned().unwrap();
+    let refused = Worker::attach(copy(), copy()).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn a_worker_of_its_own_in_a_child_has_another_lane() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    let again = Arc::new(worker.again().unwrap());
+    served(&arena, true);
+    for worker in [&worker, &again] {
+        assert!(matches!(worker.ask(1, &[4], Ahead::default(), never).as_deref(), Ok([Reply::Landed(_)])));
+    }
+    assert_eq!(arena.lanes().count(), 2);
+}
+
+#[test]
+fn segments_are_adopted_in_any_order_beside_those_that_are_released() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    served(&arena, true);
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut held = Vec::new();
+    for _ in 0..50 {
+        let wanted: Vec<u64> = (0..random.u64(1..20)).collect();
+        held.extend(worker.ask(1, &wanted, Ahead::default(), never).unwrap());
+        for _ in 0..random.usize(0..held.len()) {
+            let Reply::Landed(claim) = held.swap_remove(random.usize(0..held.len())) else { panic!("all land") };
+            if random.bool() {
+                let handed = claim.hand().unwrap();
+                assert_eq!(arena.adopt(handed.id, handed.generation).unwrap().len(), 100);
+            }
+        }
+        arena.sweep(&[]);
+        assert_eq!(arena.usage().granted, held.len() as u64 * Arena::charge(100));
+    }
+    drop(held);
+    arena.sweep(&[]);
+    assert_eq!(arena.usage().used, 0);
+}
+
+#[test]
+#[should_panic(expected = "the memory of a segment is lent once")]
+fn the_memory_of_a_segment_is_lent_once() {
+    let segment = Arena::create(MIB).unwrap().segment(100).unwrap();
+    let _first = segment.memory();
+    let _second = segment.memory();
 }
 
 #[test]

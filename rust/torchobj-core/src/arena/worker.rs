@@ -5,8 +5,8 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::Timespec;
@@ -96,19 +96,23 @@ impl Worker {
         Self::on(Arc::new(Map::attach(file)?), bell)
     }
 
-    /// In a process that was given the descriptors by number.
+    /// The descriptors to [`attach`](Self::attach) by, in a process that was given them by number.
+    pub fn received(file: RawFd, bell: RawFd) -> [OwnedFd; 2] {
+        // SAFETY: whoever calls has just got these descriptors from `multiprocessing`, for this, and uses them no more.
+        [file, bell].map(|number| unsafe { OwnedFd::from_raw_fd(number) })
+    }
+
+    /// In a forked child of a worker: one of its own. The lane and the locks of this one are its process's.
     ///
     /// # Errors
-    /// As [`attach`](Self::attach). The descriptors are closed then too.
-    pub fn attach_raw(file: RawFd, bell: RawFd) -> io::Result<Self> {
-        // SAFETY: whoever calls has just got these descriptors from `multiprocessing`, for this, and uses them no more.
-        let [file, bell] = [file, bell].map(|number| unsafe { OwnedFd::from_raw_fd(number) });
-        Self::attach(file, bell)
+    /// As [`inherit`](Self::inherit).
+    pub fn again(&self) -> io::Result<Self> {
+        Self::on(self.map.clone(), self.bell.try_clone()?)
     }
 
     fn on(map: Arc<Map>, bell: OwnedFd) -> io::Result<Self> {
         let header = Header(&map);
-        if header.magic().load(Acquire) != layout::MAGIC {
+        if map.len() < layout::DATA || header.magic().load(Acquire) != layout::MAGIC {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no arena of this version of torchobj"));
         }
         let owner = i32::try_from(header.owner().load(Relaxed)).ok().and_then(Pid::from_raw);
@@ -284,7 +288,8 @@ impl Worker {
             let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&GLANCE));
             if woken.is_err() && words::published(answered) != number {
                 glance().map_err(Unanswered::Interrupted)?;
-                if self.orphaned() {
+                // Nobody answers any more, though its process may live.
+                if self.orphaned() || Header(&self.map).closed().load(Acquire) != 0 {
                     return Err(Unanswered::OwnerGone);
                 }
             }
@@ -296,7 +301,7 @@ impl Worker {
             let message = "its memory could not be passed to a worker: a million buffers are with workers, or a bug";
             return Reply::Failed(Error::new(ErrorKind::Io, Operation::Get, "", message).to_bytes());
         }
-        let claim = Arc::new(Claim { worker: self.clone(), answer });
+        let claim = Arc::new(Claim { worker: self.clone(), answer, lent: AtomicBool::new(false) });
         if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Landed(claim) }
     }
 }
@@ -305,6 +310,8 @@ impl Worker {
 pub struct Claim {
     worker: Arc<Worker>,
     answer: Answer,
+    /// Whether its memory was lent: once.
+    lent: AtomicBool,
 }
 
 /// A segment on its way to the trainer, by name.
@@ -339,13 +346,17 @@ impl Claim {
         words::hand(Header(&self.worker.map).state(id), generation).then_some(Handed { id, generation })
     }
 
-    /// Its bytes. To be called once; the claim lives as long as these do.
+    /// Its bytes. The claim lives as long as these do.
+    ///
+    /// # Panics
+    /// When it is called twice.
     pub fn buffer(self: &Arc<Self>) -> Buffer {
+        assert!(!self.lent.swap(true, Relaxed), "the memory of a claim is lent once");
         let Answer { offset, len, .. } = self.answer;
         let start = self.worker.map.at(offset, len);
         let len = usize::try_from(len).expect("it is mapped");
         // SAFETY: the owner granted the segment to this process alone, and takes it back only after the claim in `keep`
-        // is dropped or handed on; the mapping lives with the worker; the owner wrote these bytes before it answered.
+        // is dropped or handed on; it is lent once, as was just checked; the mapping lives with the worker; the owner wrote these bytes before it answered.
         let memory = unsafe { Memory::lent(start, len, Box::new(self.clone())) };
         let (landing, dest) = Landing::new(memory);
         drop(dest);

@@ -1,7 +1,9 @@
 //! What workers ask, answered: objects as segments, failures as errors in segments.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
 
 use super::{Body, Delivered, Object, Prefetcher, Wanted, Wish};
 use crate::arena::{Answers, Asked, Handler, Request, Segment};
@@ -34,6 +36,7 @@ impl Handler for Arc<Prefetcher> {
         if !self.announced() {
             self.arena.collect();
         }
+        self.rest(Instant::now());
         self.pump();
     }
 }
@@ -41,8 +44,28 @@ impl Handler for Arc<Prefetcher> {
 fn garbled() -> Error {
     Error::new(ErrorKind::Config, Operation::Get, "", "a worker asked for an object by no name of one: a bug")
 }
+/// How long nothing is read before the memory of what was read goes back to the system.
+const REST_AFTER: Duration = Duration::from_secs(5);
 
 impl Prefetcher {
+    /// Gives back the memory of what is free, if nothing was read for a while.
+    pub(super) fn rest(&self, now: Instant) {
+        let read = self.stats.objects();
+        let mut idle = self.idle.lock().expect("no holder of this lock panics");
+        if self.announced() || self.in_flight.load(Ordering::Acquire) > 0 {
+            *idle = None;
+            return;
+        }
+        match *idle {
+            Some((since, before)) if before == read => {
+                if now.duration_since(since) >= REST_AFTER {
+                    self.arena.rest();
+                }
+            }
+            _ => *idle = Some((now, read)),
+        }
+    }
+
     /// Iterators of workers, by lane and the worker's own name for them. Only the task that serves locks it.
     fn announcing(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
         self.announcing.lock().expect("no holder of this lock panics")

@@ -1,13 +1,17 @@
 //! Reads what the window says. Each driver reads one object after the other, on the runtime's threads: nothing feeds them.
 
+use std::future::poll_fn;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 use std::time::Instant;
 
 use super::job::{Job, Next, Reservation};
 use super::shortage::Holders;
-use super::{Body, Known, Prefetcher, unknown};
+use super::{Body, Known, Object, Prefetcher, Wish, broken, unknown};
 use crate::arena::{Segment, Usage};
 use crate::buffer::{Landing, Memory};
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -15,6 +19,26 @@ use crate::fork;
 use crate::read::{Landed, Read, Target};
 use crate::runtime::runtime;
 use crate::types::ByteRange;
+
+/// One of the drivers; not counted any more when it is dropped, however it ended.
+struct Driver<'a>(&'a Prefetcher);
+
+impl Drop for Driver<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What a read gives; an error where it panics, so that who waits for the object hears of it.
+async fn unbroken(object: Object, read: impl Future<Output = Result<Body>>) -> Result<Body> {
+    let mut read = pin!(read);
+    let polled = poll_fn(|context| {
+        // It is not polled again after a panic.
+        let polled = catch_unwind(AssertUnwindSafe(|| read.as_mut().poll(context)));
+        polled.unwrap_or_else(|_| Poll::Ready(Err(broken(object))))
+    });
+    polled.await
+}
 
 impl Prefetcher {
     /// Starts as many drivers as there is work, memory and leave for.
@@ -103,6 +127,7 @@ impl Prefetcher {
     }
 
     async fn drive(self: Arc<Self>, mut job: Job) {
+        let driver = Driver(&self);
         loop {
             self.run(job).await;
             // Another driver may have room now, beside this one's next job.
@@ -115,7 +140,7 @@ impl Prefetcher {
                 None => break,
             }
         }
-        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        drop(driver);
         // What was announced since this driver looked.
         self.pump();
     }
@@ -123,9 +148,17 @@ impl Prefetcher {
     async fn run(self: &Arc<Self>, job: Job) {
         let Job { number, object, reservation, cancelled, .. } = job;
         let began = Instant::now();
-        let result = tokio::select! {
-            result = self.read(object, reservation) => Some(result),
-            () = cancelled.notified() => None,
+        let given_up = {
+            let _inside = fork::enter();
+            self.window().give_up(number, Wish::gone)
+        };
+        let result = if given_up.is_some() {
+            None
+        } else {
+            tokio::select! {
+                result = unbroken(object, self.read(object, reservation)) => Some(result),
+                () = cancelled.notified() => None,
+            }
         };
         match &result {
             Some(Ok(body)) => self.stats.read(body.landed.buffer.len() as u64, began.elapsed()),
@@ -148,23 +181,26 @@ impl Prefetcher {
             copies.push((follower, copy));
         }
         let mut deliveries = Vec::new();
+        // Freed when nothing is locked: it may take the system a while.
+        let mut unwanted = Vec::new();
         {
             let _inside = fork::enter();
             let mut window = self.window();
-            if let Some(result) = result {
-                deliveries.extend(window.done(number, result));
-            }
-            for (follower, copy) in copies {
-                match copy {
-                    Some(body) => deliveries.extend(window.done(follower, Ok(body))),
-                    None => window.again(follower),
+            let first = result.map(|result| (number, Some(result)));
+            let others = copies.into_iter().map(|(follower, copy)| (follower, copy.map(Ok)));
+            for (number, result) in first.into_iter().chain(others) {
+                match result {
+                    Some(result) if window.wants(number) => deliveries.extend(window.done(number, result)),
+                    Some(result) => unwanted.push(result),
+                    None => window.again(number),
                 }
             }
         }
+        drop(unwanted);
         deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
     }
 
-    async fn read(self: &Arc<Self>, object: super::Object, reservation: Reservation) -> Result<Body> {
+    async fn read(self: &Arc<Self>, object: Object, reservation: Reservation) -> Result<Body> {
         let (client, read, more) = self.request(object)?;
         if more {
             self.pump();
@@ -191,7 +227,7 @@ impl Prefetcher {
     }
 
     /// Who reads an object, how, and whether more reads are permitted since.
-    fn request(&self, object: super::Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
+    fn request(&self, object: Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
         let _inside = fork::enter();
         let mut sources = self.sources();
         let (manifest, clients) = match sources.get_mut(&object.source).ok_or_else(|| unknown(object))? {

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use tokio::sync::oneshot;
 
@@ -70,6 +71,16 @@ enum Wish {
     Local(oneshot::Sender<Result<Landed>>),
 }
 
+impl Wish {
+    /// Whether nobody waits any more.
+    fn gone(&self) -> bool {
+        match self {
+            Self::Answer { answers, .. } => answers.gone(),
+            Self::Local(sender) => sender.is_closed(),
+        }
+    }
+}
+
 /// Reads ahead for this process and its workers.
 #[derive(Debug)]
 pub struct Prefetcher {
@@ -87,6 +98,8 @@ pub struct Prefetcher {
     mean_bytes: AtomicU64,
     stats: stats::Counters,
     shortage: Mutex<shortage::Shortage>,
+    /// Since when nothing is read, and how much was by then.
+    idle: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Prefetcher {
@@ -94,7 +107,7 @@ impl Prefetcher {
     /// permit, less what they keep for others. It serves workers from now on, for as long as the process lives.
     ///
     /// # Errors
-    /// The system refuses the arena.
+    /// The system refuses the arena, or to wait for who asks.
     pub fn start(budget: u64) -> io::Result<Arc<Self>> {
         let arena = Arena::create(budget)?;
         let prefetcher = Arc::new(Self {
@@ -109,10 +122,14 @@ impl Prefetcher {
             mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
             stats: stats::Counters::default(),
             shortage: Mutex::default(),
+            idle: Mutex::default(),
         });
-        let handler = prefetcher.clone();
+        let service = {
+            let _context = runtime().enter();
+            crate::arena::serve(arena, prefetcher.clone())?
+        };
         runtime().spawn(async move {
-            if let Err(error) = crate::arena::serve(arena, handler).await {
+            if let Err(error) = service.await {
                 log::error!("workers get no answers: {error}");
             }
         });
@@ -317,10 +334,10 @@ impl Prefetcher {
         })
     }
 
-    /// How many announced reads there may be at a time.
+    /// How many announced reads there may be at a time. One that waits to try again is no request in flight.
     fn limit(&self) -> usize {
         let _inside = fork::enter();
-        self.permits().iter().map(|permits| permits.ahead()).sum::<usize>().max(1)
+        self.permits().iter().map(|permits| permits.ahead() + permits.resting()).sum::<usize>().max(1)
     }
 
     /// Says that more reads could be made if there were leave.
@@ -371,6 +388,11 @@ impl Wanted {
 
 fn lost() -> Error {
     Error::new(ErrorKind::Cancelled, Operation::Get, "", "a read was lost: a bug")
+}
+
+fn broken(object: Object) -> Error {
+    let message = format!("the read of object {} of source {} panicked: a bug", object.index, object.source);
+    Error::new(ErrorKind::Io, Operation::Get, "", message)
 }
 
 fn unknown(object: Object) -> Error {

@@ -69,6 +69,11 @@ impl Counters {
         self.took.add(took);
     }
 
+    /// How many were read.
+    pub(super) fn objects(&self) -> u64 {
+        self.objects.load(Ordering::Relaxed)
+    }
+
     pub(super) fn failed(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }

@@ -13,6 +13,8 @@ use crate::transfer::Policy;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 
+mod faults;
+
 const MIB: u64 = 1 << 20;
 
 /// A prefetcher over `count` objects, object `i` being `size` times the byte `i`.

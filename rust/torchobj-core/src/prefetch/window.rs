@@ -305,6 +305,11 @@ impl<B, W> Window<B, W> {
         followers
     }
 
+    /// Whether there is such a use yet: nobody may want it any more.
+    pub(super) fn wants(&self, number: u64) -> bool {
+        self.uses.contains_key(&number)
+    }
+
     /// Says what became of a use that was being read. Somebody may have waited for it; nobody may want it any more.
     pub(super) fn done(&mut self, number: u64, result: Result<B>) -> Option<Delivery<B, W>> {
         let used = self.uses.get_mut(&number)?;

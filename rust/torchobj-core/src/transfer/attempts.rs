@@ -128,6 +128,7 @@ impl<'a> Attempts<'a> {
             log::debug!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
         }
         self.retried();
+        let _resting = self.told.map(|(permits, _)| permits.rest());
         sleep(wait).await;
         Ok(())
     }

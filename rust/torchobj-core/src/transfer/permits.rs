@@ -17,6 +17,8 @@ const REQUEST_BYTES: u64 = 64 << 10;
 const TELL_EVERY: Duration = Duration::from_millis(50);
 /// What is asked for by somebody who waits, and what is written, has so many permits that announced reads leave alone.
 const RESERVE: usize = 4;
+/// So many requests for each permit may wait to be tried again, and others be made in their place.
+const RESTING: usize = 2;
 
 /// Leave to have one request in flight; given back when dropped.
 #[derive(Debug)]
@@ -40,6 +42,16 @@ impl Drop for Permit {
     }
 }
 
+/// A request that waits to be tried again.
+#[derive(Debug)]
+pub(crate) struct Resting<'a>(&'a AtomicUsize);
+
+impl Drop for Resting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The permits of one account.
 #[derive(Debug)]
 pub struct Permits {
@@ -48,6 +60,8 @@ pub struct Permits {
     most: usize,
     /// Permits that are to vanish when they are given back.
     owed: AtomicUsize,
+    /// Requests that failed and wait to be tried again.
+    resting: AtomicUsize,
     /// `None` where the number is fixed.
     adapt: Option<Mutex<Adapt>>,
     began: Instant,
@@ -70,6 +84,7 @@ impl Permits {
             limit: AtomicUsize::new(limit),
             most,
             owed: AtomicUsize::new(0),
+            resting: AtomicUsize::new(0),
             adapt: cap.map(|cap| Mutex::new(Adapt::new(limit, cap))),
             began: Instant::now(),
             tell_at_us: AtomicU64::new(0),
@@ -95,6 +110,18 @@ impl Permits {
     pub fn ahead(&self) -> usize {
         let limit = self.limit();
         limit - RESERVE.min(limit / 4)
+    }
+
+    /// How many requests wait to be tried again, and need no permit meanwhile: at most so many that the retries of all of
+    /// them, and of those in flight, are within what a client may spend on an outage.
+    pub fn resting(&self) -> usize {
+        self.resting.load(Ordering::Relaxed).min(RESTING * self.ahead())
+    }
+
+    /// A request waits to be tried again until what this returns is dropped.
+    pub(crate) fn rest(&self) -> Resting<'_> {
+        self.resting.fetch_add(1, Ordering::Relaxed);
+        Resting(&self.resting)
     }
 
     /// Waits for a permit.
@@ -257,6 +284,17 @@ mod tests {
         assert!(permits.was_throttled(10 * SECOND));
         tokio::time::sleep(10 * SECOND).await;
         assert!(!permits.was_throttled(10 * SECOND));
+    }
+
+    #[test]
+    fn requests_that_wait_to_be_tried_again_are_counted_up_to_a_bound() {
+        let permits = Permits::new(8, None);
+        let resting: Vec<_> = (0..5).map(|_| permits.rest()).collect();
+        assert_eq!((permits.resting(), permits.ahead()), (5, 6));
+        let more: Vec<_> = (0..50).map(|_| permits.rest()).collect();
+        assert_eq!(permits.resting(), 12);
+        drop((resting, more));
+        assert_eq!(permits.resting(), 0);
     }
 
     #[tokio::test(start_paused = true)]

@@ -29,6 +29,8 @@ pub enum Fault {
     CutBody(usize),
     /// Stands still in the body after so many bytes.
     StallBody(usize),
+    /// Panics before anything is done: a bug of a store's.
+    Panic,
     /// Answers with the bytes before those that were asked for.
     WrongRange,
 }
@@ -73,6 +75,7 @@ impl FaultyStore {
                 call.await?;
                 reset("the answer was lost by script")
             }
+            Some(Fault::Panic) => panic!("{operation} of {key}, by script"),
             Some(Fault::Late(by)) => {
                 tokio::time::sleep(by).await;
                 call.await
@@ -140,6 +143,7 @@ impl ObjectStore for FaultyStore {
             }
             Some(Fault::Fail(kind)) => Err(self.inner.error(kind, Operation::Get, key, "by script")),
             Some(Fault::LoseAnswer) => Err(self.inner.error(ErrorKind::Reset, Operation::Get, key, "by script")),
+            Some(Fault::Panic) => panic!("read of {key}, by script"),
             Some(Fault::Late(by)) => {
                 tokio::time::sleep(by).await;
                 self.inner.open(request).await

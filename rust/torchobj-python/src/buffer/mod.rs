@@ -35,6 +35,10 @@ pub(crate) use reader::ObjectReader;
 ///
 /// Supports the buffer protocol, writable: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share its memory,
 /// which lives until the buffer and every view are gone.
+///
+/// What a dataset or a loader read ahead lies in memory that a forked child shares with its parent, and does not get a
+/// copy of: once the parent dropped the buffer the child sees other bytes there. A child that goes on with it takes
+/// `bytes(buffer)` first.
 #[pyclass(module = "torchobj", frozen, sequence, weakref)]
 pub(crate) struct Buffer {
     landed: Landed,

@@ -37,4 +37,11 @@ impl<B, W> Window<B, W> {
         }
         body
     }
+
+    /// Forgets a use for which `gone` says that nobody waits any more. Its wish then.
+    pub(in crate::prefetch) fn give_up(&mut self, number: u64, gone: impl Fn(&W) -> bool) -> Option<W> {
+        let wish = self.uses.get_mut(&number)?.wish.take_if(|wish| gone(wish))?;
+        self.remove(number);
+        Some(wish)
+    }
 }

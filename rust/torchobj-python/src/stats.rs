@@ -1,0 +1,46 @@
+//! What the prefetcher of this process did and does, for Python. Counts nothing itself.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use torchobj_core::transfer::Counts;
+
+use crate::reach::existing;
+
+/// What the prefetcher of this process did and does; empty where there is none.
+#[pyfunction]
+pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let dict = PyDict::new(py);
+    let Some(prefetcher) = existing() else { return Ok(dict) };
+    let stats = py.detach(|| prefetcher.stats());
+    dict.set_item("hits", stats.hits)?;
+    dict.set_item("late", stats.late)?;
+    dict.set_item("queued", stats.queued)?;
+    dict.set_item("misses", stats.misses)?;
+    dict.set_item("objects", stats.objects)?;
+    dict.set_item("bytes", stats.bytes)?;
+    dict.set_item("failed", stats.failed)?;
+    dict.set_item("evicted", stats.evicted)?;
+    dict.set_item("starved", stats.starved)?;
+    dict.set_item("limited", stats.limited)?;
+    dict.set_item("announced", stats.announced)?;
+    dict.set_item("in_flight", stats.in_flight)?;
+    dict.set_item("in_flight_limit", stats.limit)?;
+    dict.set_item("budget_bytes", stats.memory.budget)?;
+    dict.set_item("used_bytes", stats.memory.used)?;
+    dict.set_item("granted_bytes", stats.memory.granted)?;
+    dict.set_item("overdrawn", stats.memory.overdrawn)?;
+    dict.set_item("read_p50_s", stats.read_p50.map(|took| took.as_secs_f64()))?;
+    dict.set_item("read_p99_s", stats.read_p99.map(|took| took.as_secs_f64()))?;
+    let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
+    let requests = &stats.requests;
+    dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;
+    dict.set_item("first_byte_p99_s", quantile(&requests.first_byte, 0.99))?;
+    dict.set_item("body_p50_s", quantile(&requests.body, 0.5))?;
+    dict.set_item("body_p99_s", quantile(&requests.body, 0.99))?;
+    dict.set_item("retries", requests.retries)?;
+    dict.set_item("throttled", requests.throttled)?;
+    dict.set_item("connect_failures", requests.connect_failures)?;
+    dict.set_item("hedges", requests.hedges)?;
+    dict.set_item("hedges_won", requests.hedges_won)?;
+    Ok(dict)
+}
