@@ -1,7 +1,6 @@
-"""Ties the native side to the life of the process: the logger, and the end. Forks it sees by itself."""
+"""Ties the native side to the end of the process. Forks it sees by itself."""
 
 import atexit
-import logging
 
 from torchobj import _torchobj
 
@@ -10,6 +9,5 @@ _FINISH_LIMIT_S = 10.0
 
 
 def install() -> None:
-    """Sets up the logger, and what must be done at the end. Called once, at import."""
-    logging.getLogger("torchobj").addHandler(logging.NullHandler())
+    """Sets up what must be done at the end. Called once, at import."""
     atexit.register(_torchobj.finish, _FINISH_LIMIT_S)

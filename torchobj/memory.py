@@ -1,8 +1,11 @@
 """How much memory objects that are read ahead may take. Never imports torch."""
 
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
+from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 
 __all__ = ["budget_bytes", "set_budget"]
@@ -24,15 +27,19 @@ def set_budget(size: int) -> None:
     tenth of the machine's memory, or of the container's, shared by the ranks of the machine, and at most 2 GiB.
 
     Raises:
-        ConfigError: Less than 1 MiB.
+        ConfigError: Less than 1 MiB, or too late: the memory is set up with another size.
     """
     global _chosen  # noqa: PLW0603  one arena a process
-    _chosen = _checked(size, "size")
+    _checked(size, "size")
+    made = _torchobj.prefetch_stats().get("budget_bytes") if sys.platform == "linux" else None
+    if made not in (None, size):
+        raise ConfigError(f"size={size}: the memory is set up already, with {made}; call this before a dataset is used")
+    _chosen = size
 
 
-def _checked(size: int, name: str) -> int:
-    if size < _LEAST_BYTES:
-        raise ConfigError(f"{name}={size!r}: must be at least {_LEAST_BYTES}")
+def _checked(size: Any, name: str) -> int:
+    if not isinstance(size, int) or size < _LEAST_BYTES:
+        raise ConfigError(f"{name}={size!r}: must be a number of bytes, at least {_LEAST_BYTES}")
     return size
 
 
@@ -42,10 +49,7 @@ def budget_bytes() -> int:
         return _chosen
     said = os.environ.get(VARIABLE)
     if said:
-        try:
-            return _checked(int(said), VARIABLE)
-        except ValueError:
-            raise ConfigError(f"{VARIABLE}={said!r}: must be a number of bytes") from None
+        return _checked(int(said) if said.strip().isdecimal() else said, VARIABLE)
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     return max(_LEAST_BYTES, min(_MOST_BYTES, _memory_bytes() // _SHARE // ranks))
 
@@ -57,13 +61,30 @@ def _memory_bytes() -> int:
 
 
 def _cgroup_limits() -> list[int]:
-    # cgroups(7): version 2, and the files of version 1.
+    # cgroups(7): version 2, with the groups above this process's own, and the files of version 1.
     limits = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            said = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if said.isdigit():
-            limits.append(int(said))
+    for folder in _cgroup_folders():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                said = (folder / name).read_text().strip()
+            except OSError:
+                continue
+            if said.isdigit():
+                limits.append(int(said))
     return limits
+
+
+def _cgroup_folders() -> list[Path]:
+    root = Path("/sys/fs/cgroup")
+    folders = [root, root / "memory"]
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return folders
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            base = root / controllers
+            own = base / path.lstrip("/")
+            folders += [folder for folder in (own, *own.parents) if folder.is_relative_to(base)]
+    return folders

@@ -365,11 +365,11 @@ def test_a_forked_worker_that_has_to_list_says_how_to_list_once(filled, log_file
 
 
 @pytest.mark.parametrize("on_error", ["replace", replacement])
-def test_a_worker_says_once_that_samples_are_replaced_and_counts_its_own(filled, log_file, on_error):
+def test_a_worker_says_once_that_samples_are_replaced_and_counts_them(filled, log_file, on_error):
     samples = dataset(filled, transform=raises_for_seven, on_error=on_error)
     assert len(samples) == COUNT
     loader = DataLoader(Subset(samples, [6, 7, 7]), num_workers=1, collate_fn=list, multiprocessing_context="fork")
     assert len(list(loader)) == 3
     [said] = log_file.read_text().splitlines()
     assert f"sample 7, {filled.url}/train/07.bin, was replaced: ArithmeticError: seven" in said
-    assert samples.failed_samples == 0
+    assert samples.failed_samples == 2

@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
@@ -352,3 +353,56 @@ def test_what_requests_met_is_in_the_stats(folder):
         assert after[name] == before.get(name, 0), name
     # 64 to begin with, and 4 kept for what somebody waits for.
     assert after["in_flight_limit"] >= 60
+
+
+def test_the_first_batch_does_not_wait_for_the_window(folder):
+    data, pulled = dataset(folder), 0
+
+    class Endless(torch.utils.data.Sampler):
+        def __iter__(self):
+            nonlocal pulled
+            while True:
+                pulled += 1
+                yield pulled % COUNT
+
+    batches = iter(torchobj.DataLoader(data, batch_size=2, sampler=Endless(), num_workers=1))
+    next(batches)
+    first = pulled
+    # An endless sampler of tiny objects: the budget would hold far more than is ever pulled.
+    assert first < 16_000
+    for _ in range(200):
+        next(batches)
+    assert first < pulled <= 32_768 + 410
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_a_batch_may_be_of_any_kind(folder, kind):
+    before = stats()
+    batches = [kind([3, 1]), kind([2])]
+    found = [
+        key for keys, _ in torchobj.DataLoader(dataset(folder), batch_sampler=batches, num_workers=1) for key in keys
+    ]
+    assert [int(key) for key in found] == [3, 1, 2]
+    assert stats()["misses"] == before.get("misses", 0)
+
+
+def test_a_subclass_that_makes_another_sample_of_an_index_is_not_announced(folder, caplog):
+    class Backwards(torchobj.ObjectMapDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(len(self) - 1 - index)
+
+    data = Backwards(f"file://{folder}/", transform=key_and_bytes)
+    found = [key for keys, _ in torchobj.DataLoader(data, batch_size=3, num_workers=1) for key in keys.tolist()]
+    assert found == list(reversed(range(COUNT)))
+    assert "Backwards: it is not known which objects its samples are made of" in caplog.text
+
+
+def test_warnings_are_seen_where_logging_is_not_set_up(folder):
+    script = (
+        "import torchobj\n"
+        f"data = torchobj.ObjectMapDataset('file://{folder}/', transform=lambda reader: 1 / 0, on_error=lambda *_: 0)\n"
+        "data[0]"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "was replaced: ZeroDivisionError" in done.stderr

@@ -1,5 +1,7 @@
 """A loader tells what it did, and what held it back."""
 
+import dataclasses
+import pickle
 import threading
 import time
 
@@ -7,6 +9,7 @@ import pytest
 import torch
 
 import torchobj
+from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
 
 COUNT, SIZE = 96, 20_000
@@ -71,4 +74,48 @@ def test_a_loader_of_which_nothing_is_known_counts_batches(folder):
     stock = torchobj.DataLoader(torch.utils.data.TensorDataset(torch.arange(10)), batch_size=4)
     assert len(list(stock)) == 3
     assert (stock.stats().batches, stock.stats().samples) == (3, 10)
-    assert "Nothing was read ahead" in stock.report()
+    assert "since of TensorDataset it is not known what its samples are made of" in stock.report()
+
+
+def test_why_a_loader_reads_nothing_ahead_is_told(folder):
+    data = ObjectMapDataset(f"file://{folder}/", transform=slow)
+    settings = {"batch_size": 32, "sampler": [0, 1, 2, 3]}
+    for loader, why in [
+        (torchobj.DataLoader(data, lookahead=0, **settings), "since lookahead=0 was said"),
+        (torchobj.DataLoader(data, **settings), "since of BatchSampler it is not known whether it may be pulled ahead"),
+    ]:
+        assert len(list(loader)) == 1
+        assert why in loader.report()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_store_is_blamed_and_not_the_transform(place, control, workers):
+    store = torchobj.Store(place.url, config=place.config)
+    for number in range(COUNT):
+        store.put(f"{number:03}", bytes(1000))
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.2}})
+    config = dataclasses.replace(place.config, max_in_flight=8)
+    data = torchobj.S3MapDataset(place.url, config=config, transform=key_of)
+    loader = torchobj.DataLoader(data, batch_size=8, num_workers=workers)
+    assert len(list(loader)) == COUNT // 8
+    assert loader.stats().reading_share > 0.5 * loader.stats().waited_share
+    assert "The network, or the store, holds it back: half of the answers began within 2" in loader.report()
+
+
+def fails(reader):
+    raise ValueError(reader.key)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_samples_that_failed_in_workers_are_counted(folder, context):
+    data = ObjectIterableDataset(f"file://{folder}/", transform=fails, on_error="skip", enable_sharding=True)
+    loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context=context)
+    assert list(loader) == []
+    assert (data.failed_samples, loader.stats().failed_samples) == (COUNT, COUNT)
+
+
+def test_a_copy_has_handed_out_nothing(folder):
+    loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=key_of), batch_size=8)
+    next(iter(loader))
+    copied = pickle.loads(pickle.dumps(loader))
+    assert (copied.stats().batches, copied.state_dict()["batches"]) == (0, 0)

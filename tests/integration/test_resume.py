@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Su
 
 import torchobj
 from torchobj import _torchobj
+from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.exceptions import ConfigError
 from torchobj.loader.hints import hints_of
 from torchobj.loader.lookahead import Lookahead
@@ -537,3 +538,38 @@ def test_a_loader_with_a_next_epoch_is_copied_without_it(folder):
     assert lookahead.following() is None
     assert [index for batch in lookahead for index in batch] == [index for batch in first for index in batch]
     assert [batch.tolist() for batch in loader] == first
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_of_an_iterable_goes_on_in_the_epoch_and_order_of_its_state(tmp_path, workers):
+    for number in range(40):
+        (tmp_path / f"{number:02}").write_bytes(bytes([number]))
+
+    def make(batch_size=4):
+        data = ObjectIterableDataset(f"file://{tmp_path}/", transform=number_of, shuffle=True, enable_sharding=True)
+        return data, torchobj.DataLoader(data, batch_size=batch_size, num_workers=workers)
+
+    data, loader = make()
+    data.set_epoch(3)
+    batches = iter(loader)
+    seen = [next(batches).tolist() for _ in range(5)]
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in batches]
+    assert sorted(number for batch in seen + rest for number in batch) == list(range(40))
+    _, again = make()
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == rest
+    if workers:
+        with pytest.raises(ConfigError, match="batch_size=4: of the state; now 8"):
+            make(8)[1].load_state_dict(state)
+
+
+def test_a_state_of_another_order_is_refused(tmp_path):
+    state = torchobj.DataLoader(range(40), batch_size=4, shuffle=True, lookahead=0)
+    next(iter(state))
+    for other, field in [
+        (torchobj.DataLoader(range(20), batch_size=4, shuffle=True, lookahead=0), "length=40"),
+        (torchobj.DataLoader(range(40), batch_size=4, shuffle=True, drop_last=True, lookahead=0), "drop_last=False"),
+    ]:
+        with pytest.raises(ConfigError, match=field):
+            other.load_state_dict(state.state_dict())

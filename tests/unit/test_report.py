@@ -16,6 +16,8 @@ CALM = LoaderStats(
     bytes_per_s=35e6,
     waited_share=0.02,
     workers=2,
+    reading_share=0.0,
+    failed_samples=0,
     hits=640,
     late=0,
     queued=0,
@@ -30,17 +32,19 @@ CALM = LoaderStats(
     throttled=0,
     hedges=0,
     hedges_won=0,
+    connect_failures=0,
     in_flight=0,
     in_flight_limit=64,
     budget_bytes=64 << 20,
     used_bytes=0,
     granted_bytes=0,
+    ahead_bytes=0,
     overdrawn=0,
     starved_share=0.0,
     limited_share=0.0,
 )
 WAITS = dataclasses.replace(CALM, waited_s=1.0, waited_share=0.5)
-LATE = dataclasses.replace(WAITS, hits=100, late=540)
+READS = dataclasses.replace(WAITS, hits=600, late=40, reading_share=0.4)
 
 
 @pytest.mark.parametrize(
@@ -49,21 +53,25 @@ LATE = dataclasses.replace(WAITS, hits=100, late=540)
         (CALM, "The trainer sets the pace", "nothing needs to change"),
         (WAITS, "2 workers do not decode fast enough", "give it more"),
         (dataclasses.replace(WAITS, workers=0), "the loop's own process", "give the loader workers"),
-        (dataclasses.replace(LATE, throttled=40), "The store holds it back: 40 answers", "fewer ranks"),
-        (dataclasses.replace(WAITS, hits=0, misses=640), "640 of 640 unannounced", "torchobj.attach(loader)"),
-        (dataclasses.replace(WAITS, hits=0), "Nothing was read ahead", "reads nothing by torchobj"),
-        (dataclasses.replace(LATE, starved_share=0.8), "budget of 64 MiB holds it back", "torchobj.set_budget"),
+        (dataclasses.replace(READS, throttled=40), "The store holds it back: 40 answers", "fewer ranks"),
+        (dataclasses.replace(READS, hits=0, misses=640), "640 of 640 unannounced", "others than its sampler yields"),
+        (dataclasses.replace(READS, starved_share=0.8), "budget of 64 MiB holds it back", "torchobj.set_budget"),
         (
-            dataclasses.replace(LATE, starved_share=0.8, granted_bytes=60 << 20),
+            dataclasses.replace(READS, starved_share=0.8, used_bytes=60 << 20, granted_bytes=60 << 20),
             "workers hold most of it",
             "smaller prefetch_factor",
         ),
         (
-            dataclasses.replace(LATE, limited_share=0.9),
+            dataclasses.replace(READS, starved_share=0.8, used_bytes=60 << 20, ahead_bytes=1 << 20),
+            "this process keeps 59 MiB of batches",
+            "let go of them",
+        ),
+        (
+            dataclasses.replace(READS, limited_share=0.9),
             "half of the answers began within 20.0 ms, and all but one in a hundred within 300.0 ms",
             "64 requests at a time were the limit",
         ),
-        (LATE, "The network, or the store, holds it back", "same region"),
+        (READS, "The network, or the store, holds it back", "same region"),
     ],
 )
 def test_what_held_it_back_is_named_with_what_to_change(stats, blamed, advice):
@@ -74,12 +82,20 @@ def test_what_held_it_back_is_named_with_what_to_change(stats, blamed, advice):
     assert "\n" not in said
 
 
+def test_why_nothing_is_read_ahead_is_told():
+    said = report(dataclasses.replace(READS, misses=640), unread="lookahead=0 was said")
+    assert "Nothing was read ahead, since lookahead=0 was said." in said
+
+
 def test_what_went_wrong_besides_is_told():
-    said = report(dataclasses.replace(CALM, failed=2, overdrawn=3, retries=4, hedges=5, hedges_won=1))
+    trouble = {"failed_samples": 6, "failed": 2, "overdrawn": 3, "retries": 4, "hedges": 5, "hedges_won": 1}
+    said = report(dataclasses.replace(CALM, connect_failures=7, **trouble))
+    assert "6 samples could not be read or made" in said
     assert "2 reads failed for good" in said
     assert "exceeded 3 times" in said
-    assert "4 requests were made again; 5 were made twice" in said
-    assert "first to answer 1 times" in said
+    assert "4 requests failed, and were made again" in said
+    assert "7 times no connection" in said
+    assert "1 slow answers were overtaken" in said
 
 
 def test_a_loader_that_was_not_used_says_so():

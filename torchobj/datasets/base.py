@@ -12,6 +12,7 @@ from torchobj.datasets import handover, ragged  # noqa: F401  teach multiprocess
 from torchobj.datasets.errors import note
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
+from torchobj.datasets.shared import Tally
 
 Transform = Callable[[ObjectReader], Any]
 
@@ -35,7 +36,7 @@ class OverObjects:
     _config: StoreConfig
     _transform: Transform
     _reader_constructor: ReaderConstructor
-    failed_samples: int
+    _failed: Tally
 
     def _set_up_reading(
         self,
@@ -46,12 +47,17 @@ class OverObjects:
     ) -> None:
         self._listing, self._config, self._transform = listing, config, transform or identity
         self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
-        self.failed_samples = 0
+        self._failed = Tally()
 
     @property
     def manifest(self) -> Manifest:
         """The objects, listed at the first use: before the loop, in the parent, it is once for all workers."""
         return self._listing.manifest()
+
+    @property
+    def failed_samples(self) -> int:
+        """How many samples could not be read or made so far, in this process and its DataLoader workers."""
+        return self._failed.total()
 
     @property
     def region(self) -> str | None:

@@ -10,11 +10,11 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import workers
 from torchobj.datasets.ahead import Reading, read_ahead, read_while_listing
 from torchobj.datasets.base import Named, OverObjects, Transform, identity
-from torchobj.datasets.epoch import Epoch
 from torchobj.datasets.errors import OnErrorInARow, check_on_error_in_a_row, say_failed
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.datasets.share import Share, Uneven, in_order, shuffled
+from torchobj.datasets.shared import Epoch
 from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES
 
@@ -65,7 +65,7 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
             logged.
 
     Attributes:
-        failed_samples: How many samples this process could not read or make; each DataLoader worker counts its own.
+        failed_samples: How many samples could not be read or made, in this process and its DataLoader workers.
         shuffle, seed, uneven, on_error: As given. May be set, and count from the next `iter` on; workers that stay
             keep what they were started with.
 
@@ -237,7 +237,7 @@ class _Pass(Iterator[Any]):
             try:
                 return dataset._made(self._names, index, reader)
             except Exception as error:
-                dataset.failed_samples += 1
+                dataset._failed.add()
                 if dataset.on_error == "raise":
                     raise
                 url = self._names.url(index)

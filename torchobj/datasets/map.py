@@ -41,7 +41,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
             a callable that gets index, URL and exception and returns a sample. The first of each process is logged.
 
     Attributes:
-        failed_samples: How many samples this process could not read or make; each DataLoader worker counts its own.
+        failed_samples: How many samples could not be read or made, in this process and its DataLoader workers.
 
     Raises:
         ConfigError: An argument is wrong. Nothing is asked of the store here.
@@ -145,7 +145,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
             if self._on_error == "raise":
                 raise
             url = self.manifest.url(position)
-            self.failed_samples += 1
+            self._failed.add()
             if callable(self._on_error):
                 sample = self._on_error(position, url, error)
             else:

@@ -11,6 +11,7 @@ from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import handover, ragged, source, unannounced, workers  # noqa: F401  teach multiprocessing and default_collate what to do with readers
 from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note, say_failed
+from torchobj.datasets.shared import Tally
 
 __all__ = ["ObjectDataset"]
 
@@ -32,7 +33,7 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
             `objects_at` is always raised.
 
     Attributes:
-        failed_samples: How many samples this process could not read or build; each DataLoader worker counts its own.
+        failed_samples: How many samples could not be read or built, in this process and its DataLoader workers.
 
     Raises:
         ConfigError: An argument is wrong. Nothing is asked of a store here.
@@ -59,8 +60,6 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
         [[0, 10], [20]]
     """
 
-    failed_samples = 0
-
     def __init__(
         self,
         *,
@@ -73,6 +72,11 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
         self.__dict__["_torchobj"] = _Reads(store_config(config, region, endpoint_url), on_error)
         # Before workers are forked: they inherit it.
         _reads(self).source()
+
+    @property
+    def failed_samples(self) -> int:
+        """How many samples could not be read or built so far, in this process and its DataLoader workers."""
+        return _reads(self).failed.total()
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__(): the number of samples")
@@ -120,7 +124,7 @@ class _Reads:
     """How the objects of one dataset are read."""
 
     def __init__(self, config: StoreConfig, on_error: OnError) -> None:
-        self.config, self.on_error = config, on_error
+        self.config, self.on_error, self.failed = config, on_error, Tally()
         self._source: source.Source[_torchobj.RefSource] = source.Source()
 
     def source(self) -> "_torchobj.RefSource | None":
@@ -204,7 +208,7 @@ def _sample(dataset: ObjectDataset, position: int, refs: list[ObjectRef], read: 
     on_error = _reads(dataset).on_error
     if on_error == "raise":
         raise built.error
-    dataset.failed_samples += 1
+    _reads(dataset).failed.add()
     sample = on_error(position, *built) if callable(on_error) else _replacement(dataset, position, built.error)
     say_failed(position, *built)
     return sample

@@ -1,5 +1,6 @@
 """Batches of raw bytes of different lengths, and how torch's default collation makes them of readers."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,7 +64,10 @@ class RaggedBatch:
 
     def __getitem__(self, index: int) -> torch.Tensor:
         """The bytes of one object: uint8, shape (bytes,), sharing the memory of the batch."""
-        position = range(len(self))[index]
+        try:
+            position = range(len(self))[operator.index(index)]
+        except IndexError:
+            raise IndexError(f"object {index} of a batch of {len(self)}") from None
         if self._data is not None:
             return self._data[int(self.offsets[position]) : int(self.offsets[position + 1])]
         buffer = self._buffers[position]

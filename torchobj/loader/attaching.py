@@ -7,6 +7,7 @@ import torch.utils.data
 
 from torchobj.exceptions import ConfigError
 from torchobj.loader.hints import hints_of
+from torchobj.loader.lookahead import check_lookahead
 from torchobj.loader.mixin import LookaheadMixin
 
 __all__ = ["attach"]
@@ -43,8 +44,7 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
         >>> [batch.tolist() for batch in loader]
         [[0, 1], [2, 3], [4]]
     """
-    if lookahead is not None and lookahead < 0:
-        raise ConfigError(f"lookahead={lookahead!r}: must be 0 or more, or None")
+    check_lookahead(lookahead)
     within = innermost(loader)
     if isinstance(within, LookaheadMixin):
         return loader

@@ -8,9 +8,8 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.datasets import unannounced
-from torchobj.exceptions import ConfigError
 from torchobj.loader.hints import Hints, hints_of
-from torchobj.loader.lookahead import Lookahead
+from torchobj.loader.lookahead import Lookahead, check_lookahead
 
 __all__ = ["LookaheadBatchSampler"]
 
@@ -56,8 +55,7 @@ class LookaheadBatchSampler(torch.utils.data.BatchSampler):
         dataset: Any = None,
         lookahead: int | None = None,
     ) -> None:
-        if lookahead is not None and lookahead < 0:
-            raise ConfigError(f"lookahead={lookahead!r}: must be 0 or more, or None")
+        check_lookahead(lookahead)
         super().__init__(sampler, batch_size, drop_last)
         self.dataset, self.lookahead = dataset, lookahead
         #: False where the loader announces.

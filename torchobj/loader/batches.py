@@ -67,13 +67,13 @@ class Batches(Iterator[Any]):
         self._handed_at: float | None = None
 
     def __next__(self) -> Any:
-        while self._passed_over:
-            self._passed_over -= 1
-            next(self._inner)
         progress, meter = self._progress, self._meter
         progress.asked += 1
         asked, asked_at = progress.asked, time.perf_counter()
         try:
+            while self._passed_over:
+                self._passed_over -= 1
+                next(self._inner)
             batch = next(self._inner)
         except StopIteration:
             progress.ended = True

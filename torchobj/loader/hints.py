@@ -1,4 +1,7 @@
-"""Which objects a sample is made of, seen through torch's own wrappers of datasets. Reads nothing."""
+"""Which objects a sample is made of, and how many samples failed, seen through torch's own wrappers of datasets.
+
+Reads nothing.
+"""
 
 import bisect
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +21,9 @@ Hints = Callable[[Sequence[int]], Objects]
 def hints_of(dataset: Any) -> Hints | None:
     """What makes objects of indices of `dataset`; None where that cannot be known."""
     if isinstance(dataset, ObjectMapDataset):
-        return dataset.announced
+        # What a subclass makes of an index may be another object.
+        own = type(dataset).__getitem__ is ObjectMapDataset.__getitem__
+        return dataset.announced if own else None
     if isinstance(dataset, ObjectDataset):
         return partial(announceable, dataset)
     if isinstance(dataset, torch.utils.data.Subset):
@@ -28,6 +33,21 @@ def hints_of(dataset: Any) -> Hints | None:
     if isinstance(dataset, torch.utils.data.StackDataset):
         return _stacked(dataset)
     return None
+
+
+def failed_samples(dataset: Any) -> int:
+    """How many samples failed of a dataset, or of those within it."""
+    if isinstance(dataset, torch.utils.data.Subset):
+        return failed_samples(dataset.dataset)
+    if isinstance(dataset, torch.utils.data.ConcatDataset):
+        return sum(map(failed_samples, dataset.datasets))
+    if isinstance(dataset, torch.utils.data.StackDataset):
+        return sum(map(failed_samples, _members(dataset)))
+    return int(getattr(dataset, "failed_samples", 0))
+
+
+def _members(dataset: "torch.utils.data.StackDataset[Any]") -> Iterable[Any]:
+    return dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
 
 
 def _subset(dataset: "torch.utils.data.Subset[Any]") -> Hints | None:
@@ -59,8 +79,7 @@ def _concatenated(dataset: "torch.utils.data.ConcatDataset[Any]") -> Hints | Non
 
 
 def _stacked(dataset: "torch.utils.data.StackDataset[Any]") -> Hints | None:
-    members: Iterable[Any] = dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets
-    hints = [found for member in members if (found := hints_of(member)) is not None]
+    hints = [found for member in _members(dataset) if (found := hints_of(member)) is not None]
     if not hints:
         return None
     return lambda indices: [pair for found in hints for pair in found(indices)]

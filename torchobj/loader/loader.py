@@ -1,16 +1,15 @@
 """torch's DataLoader, with objects read ahead in the order of its sampler."""
 
 import contextlib
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch.utils.data
 
-from torchobj.exceptions import ConfigError
 from torchobj.loader.batches import Batches, Progress
-from torchobj.loader.hints import Hints
-from torchobj.loader.lookahead import Lookahead
+from torchobj.loader.hints import Hints, failed_samples, hints_of
+from torchobj.loader.iterables import goes_to_its_place, place_of, resume
+from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.mixin import LookaheadMixin
 from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
@@ -28,8 +27,6 @@ _KNOWN = (
     torch.utils.data.DistributedSampler,
     ElasticDistributedSampler,
 )
-
-logger = logging.getLogger("torchobj")
 
 
 class DataLoader(LookaheadMixin):
@@ -52,8 +49,7 @@ class DataLoader(LookaheadMixin):
     """
 
     def __init__(self, dataset: Any, *args: Any, lookahead: int | None = None, **kwargs: Any) -> None:
-        if lookahead is not None and lookahead < 0:
-            raise ConfigError(f"lookahead={lookahead!r}: must be 0 or more, or None")
+        check_lookahead(lookahead)
         self.lookahead = lookahead
         # Of the pass that was begun last.
         self._progress: Progress | None = None
@@ -88,16 +84,23 @@ class DataLoader(LookaheadMixin):
             progress,
             self._meter,
             batch_samples=self.batch_size or 1,
-            passed_over=passed_over if inner is None else 0,
+            passed_over=passed_over if inner is None and not goes_to_its_place(self.dataset, self.num_workers) else 0,
         )
 
     def stats(self) -> LoaderStats:
         """What was done since the first batch: rates, the share of time that the loop waited, what reading met."""
-        return self._meter.stats(self.num_workers)
+        return self._meter.stats(self.num_workers, failed_samples(self.dataset))
 
     def report(self) -> str:
         """One paragraph: what was done, what held it back, and what to change."""
-        return report(self.stats())
+        sampler = self._index_sampler
+        if not isinstance(sampler, Lookahead) or sampler.hints is not None:
+            return report(self.stats())
+        if self.lookahead == 0:
+            return report(self.stats(), unread="lookahead=0 was said")
+        kind = type(self.dataset if hints_of(self.dataset) is None else sampler.sampler).__name__
+        what = "what its samples are made of" if hints_of(self.dataset) is None else "whether it may be pulled ahead"
+        return report(self.stats(), unread=f"of {kind} it is not known {what}")
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: behind the last batch that it was given, whatever was read or sent to workers ahead.
@@ -111,6 +114,10 @@ class DataLoader(LookaheadMixin):
         """
         return self._place() | {"num_workers": self.num_workers}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has handed out nothing; what was loaded is still to come.
+        return super().__getstate__() | {"_progress": None, "_meter": Meter()}
+
     def _pending(self) -> dict[str, Any] | None:
         """What was loaded, until a pass has begun with it: some loops make an iterator that they never use."""
         if self._progress is not None and self._progress.asked:
@@ -121,14 +128,13 @@ class DataLoader(LookaheadMixin):
         if (loaded := self._pending()) is not None:
             return loaded
         progress, sampler = self._progress, self._index_sampler
-        inner = sampler.sampler if isinstance(sampler, Lookahead) else None
+        if not isinstance(sampler, Lookahead):
+            within = progress is not None and not progress.ended and progress.batches > 0
+            place = between(None) | {"within_epoch": within, "batches": progress.batches if progress and within else 0}
+            return place | place_of(self.dataset, self.batch_size, self.num_workers, within_epoch=within)
         if progress is None or progress.ended:
-            return between(inner)
-        if progress.mark is not None:
-            return state_of(progress.mark, inner)
-        if inner is None:
-            return progress.initial | {"within_epoch": True, "batches": progress.batches}
-        return progress.initial
+            return between(sampler.sampler)
+        return progress.initial if progress.mark is None else state_of(progress.mark, sampler.sampler)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next iterator goes on where `state_dict` stood, with whatever number of workers.
@@ -137,8 +143,9 @@ class DataLoader(LookaheadMixin):
         numbers to draw from: torch's default ones are the training's to save. With an `ElasticDistributedSampler` the
         number of ranks and the batch size may be others: the state of any one rank is that of all. A sampler with
         `state_dict` and `load_state_dict` of its own is asked for its state. The order of any other is drawn again, and
-        what was handed out is passed over, unread. Of an iterable dataset what was handed out is read again and
-        dropped, with as many workers as then; one that resumes by a state of its own wants none of the loader's.
+        what was handed out is passed over, unread. An iterable dataset of torchobj goes on by its own state where there
+        are no workers; with workers, and of any other, what was handed out is read again and dropped, with as many
+        workers and as large batches as then.
 
         Raises:
             ConfigError: The state is none, or of another sampler; names the field.
@@ -147,17 +154,8 @@ class DataLoader(LookaheadMixin):
         state, sampler = dict(state_dict), self._index_sampler
         if isinstance(sampler, Lookahead):
             sampler.resume(state)
-        elif state["within_epoch"]:
-            if state.get("num_workers") != self.num_workers:
-                raise ConfigError(
-                    f"num_workers={state.get('num_workers')!r}: of the state; now {self.num_workers}, and the batches "
-                    f"of {type(self.dataset).__name__} come in another order"
-                )
-            logger.warning(
-                "%s has no order to resume: %d batches are read again and dropped",
-                type(self.dataset).__name__,
-                state["batches"],
-            )
+        else:
+            resume(self.dataset, self.batch_size, self.num_workers, state)
         self._loaded, self._progress = state, None
 
 

@@ -5,6 +5,7 @@ pass takes it over if it turns out to be the same.
 """
 
 import copy
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -12,16 +13,33 @@ from typing import Any
 import torch.utils.data
 
 from torchobj import _torchobj
+from torchobj.exceptions import ConfigError
 from torchobj.loader.batches import Progress
 from torchobj.loader.claims import Claims
 from torchobj.loader.hints import Hints
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.state import Mark, Order, load, state_of
 
-__all__ = ["Lookahead"]
+__all__ = ["Lookahead", "check_lookahead"]
 
 #: Of the budget, what one iterator announces: the rest is what workers and the trainer hold.
 _SHARE = 0.75
+
+#: Samples that are pulled ahead at most: more of small ones help nobody, and each costs a few hundred bytes.
+_MOST_SAMPLES = 32_768
+
+#: How long the loop is kept for pulling ahead, for each item that it takes: the window grows as it goes on.
+_PULLING_S = 0.002
+
+
+def check_lookahead(lookahead: Any) -> None:
+    """Refuses what is no number of items.
+
+    Raises:
+        ConfigError: As said.
+    """
+    if lookahead is not None and (type(lookahead) is not int or lookahead < 0):
+        raise ConfigError(f"lookahead={lookahead!r}: must be 0 or more, or None")
 
 
 class Lookahead:
@@ -107,6 +125,14 @@ def _batching(sampler: Any) -> tuple[Any, ...]:
     return getattr(sampler, "batch_size", None), getattr(sampler, "drop_last", None)
 
 
+def indices_of(item: Any) -> list[Any]:
+    """The indices of what a sampler or batch sampler yields: a list, a tuple, an array or tensor, or one index."""
+    try:
+        return list(item)
+    except TypeError:
+        return [item]
+
+
 class Window:
     """What was pulled of one pass and not used yet. What it announced is forgotten with it."""
 
@@ -116,6 +142,8 @@ class Window:
         self._claims = Claims()
         self.order = Order(sampler)
         self.pending: deque[tuple[Any, Mark]] = deque()
+        #: In what is pending.
+        self.samples = 0
         self.ended = False
         # What the sampler raised; raised by `Ahead` when its turn comes.
         self.error: BaseException | None = None
@@ -131,20 +159,22 @@ class Window:
             self.ended, self.error = True, error
             return
         self.pending.append((item, self.order.mark()))
+        self.samples += len(indices_of(item))
         self._claims.pull(self._announce(item))
 
     def hand_out(self) -> tuple[Any, Mark]:
         """The next item, and the place behind it."""
         if self._claims.hand_out():
             self._stop_announcing()
-        return self.pending.popleft()
+        item, mark = self.pending.popleft()
+        self.samples -= len(indices_of(item))
+        return item, mark
 
     def _announce(self, item: Any) -> int:
         if self._hints is None:
             return 0
-        indices = item if isinstance(item, (list, tuple)) else [item]
         try:
-            objects = self._hints(indices)
+            objects = self._hints(indices_of(item))
         except (IndexError, TypeError):
             # No index of the dataset: whoever takes the sample says so, in its turn.
             return 0
@@ -193,17 +223,17 @@ class Ahead(Iterator[Any]):
         if window.pending:
             item, self._mark = window.hand_out()
             if self._progress is not None:
-                self._progress.dispatch(self._mark, len(item) if isinstance(item, (list, tuple)) else 1)
+                self._progress.dispatch(self._mark, len(indices_of(item)))
             return item
         # Not kept: its traceback would keep what the caller's frames hold.
         error, window.error = window.error, None
         raise StopIteration if error is None else error
 
     def _pull(self) -> None:
-        window = self._window
-        while not window.ended and (not window.pending or self._room()):
+        window, end = self._window, time.perf_counter() + _PULLING_S
+        while not window.ended and (not window.pending or (time.perf_counter() < end and self._room())):
             window.pull()
-        while window.ended and window.error is None and self._room():
+        while window.ended and window.error is None and time.perf_counter() < end and self._room():
             following = self._lookahead.following(make=True)
             if following is None or following.ended:
                 return
@@ -217,6 +247,8 @@ class Ahead(Iterator[Any]):
         # The first that is pending is about to be used.
         items = max(0, len(self._window.pending) - 1) + (len(following.pending) if following else 0)
         if self._lookahead.most is not None and items >= self._lookahead.most:
+            return False
+        if self._window.samples + (following.samples if following else 0) >= _MOST_SAMPLES:
             return False
         pending, budget = announced
         after = following.announced() if following else None

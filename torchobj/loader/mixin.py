@@ -1,5 +1,7 @@
 """What makes a DataLoader of torch announce the order of its sampler; mixed into classes by `loader` and `attach`."""
 
+import functools
+import logging
 from typing import Any
 
 import torch.utils.data
@@ -11,6 +13,8 @@ from torchobj.loader.hints import Hints, hints_of
 from torchobj.loader.lookahead import Lookahead
 
 __all__ = ["LookaheadMixin"]
+
+logger = logging.getLogger("torchobj")
 
 
 class LookaheadMixin(torch.utils.data.DataLoader[Any]):
@@ -37,8 +41,12 @@ class LookaheadMixin(torch.utils.data.DataLoader[Any]):
 
     def _hints(self, sampler: Any) -> Hints | None:
         """What is announced of what a sampler yields; None for nothing, and then it is pulled when torch pulls it."""
-        hints = None if self.lookahead == 0 else hints_of(self.dataset)
-        if hints is not None:
+        if self.lookahead == 0:
+            return None
+        hints = hints_of(self.dataset)
+        if hints is None:
+            _say_unknown(type(self.dataset).__name__)
+        else:
             _silence(sampler)
         return hints
 
@@ -50,6 +58,16 @@ class LookaheadMixin(torch.utils.data.DataLoader[Any]):
     def __getstate__(self) -> dict[str, Any]:
         # Made anew where it is needed; hints may be what cannot be pickled.
         return {name: value for name, value in self.__dict__.items() if name != "_ahead"}
+
+
+@functools.cache
+def _say_unknown(name: str) -> None:
+    logger.warning(
+        "%s: it is not known which objects its samples are made of, and nothing is read ahead; known are torchobj's "
+        "datasets whose __getitem__ is their own, and torch's Subset, ConcatDataset and StackDataset of them: see "
+        "torchobj.ObjectDataset; lookahead=0 says that this is meant",
+        name,
+    )
 
 
 def _silence(sampler: Any) -> None:

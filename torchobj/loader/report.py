@@ -8,15 +8,18 @@ __all__ = ["report"]
 _CALM = 0.05
 #: So many answers of a hundred that ask for fewer requests make the store the limit.
 _THROTTLED = 0.02
-#: So many objects of a hundred in memory when they are asked for, and reading is not what is waited for.
-_READ_IN_TIME = 0.9
+#: Of the share that the loop waits, what waiting for objects must be for reading to be the cause.
+_BY_READING = 0.5
 
 
-def report(stats: LoaderStats) -> str:
-    """One paragraph: what was done, what held it back, and what to change."""
+def report(stats: LoaderStats, unread: str | None = None) -> str:
+    """One paragraph: what was done, what held it back, and what to change.
+
+    `unread` says why nothing is read ahead, where that is so.
+    """
     if not stats.batches:
         return "Nothing was handed out yet."
-    return " ".join([_done(stats), _held_back(stats), *_besides(stats)])
+    return " ".join([_done(stats), _held_back(stats, unread), *_besides(stats)])
 
 
 def _done(stats: LoaderStats) -> str:
@@ -26,43 +29,44 @@ def _done(stats: LoaderStats) -> str:
     )
 
 
-def _held_back(stats: LoaderStats) -> str:
+def _held_back(stats: LoaderStats, unread: str | None) -> str:
     if stats.waited_share <= _CALM:
         return "The trainer sets the pace: reading keeps up with it, and nothing needs to change."
-    taken = stats.hits + stats.late + stats.queued + stats.misses
-    if not taken:
-        return "Nothing was read ahead: the dataset reads nothing by torchobj, or its objects lie in no store."
-    if stats.throttled > _THROTTLED * (taken + stats.retries):
-        return (
-            f"The store holds it back: {stats.throttled} answers asked for fewer requests. Spread the keys over more "
-            "prefixes, or read from fewer ranks at once; max_in_flight in StoreConfig bounds the requests of each."
-        )
-    return _within(stats, taken)
-
-
-def _within(stats: LoaderStats, taken: int) -> str:
-    if stats.misses > taken / 2:
-        return (
-            f"Objects were read when they were asked for, {stats.misses} of {taken} unannounced: use "
-            "torchobj.DataLoader, torchobj.attach(loader) for a loader that something else builds, or a lookahead "
-            "that is not 0."
-        )
-    if stats.hits >= _READ_IN_TIME * taken:
+    if unread is not None:
+        return f"Nothing was read ahead, since {unread}."
+    if stats.reading_share < _BY_READING * stats.waited_share:
         where = (
             f"its {stats.workers} workers do not decode fast enough: give it more, or a cheaper transform"
             if stats.workers
             else "the transform runs in the loop's own process: give the loader workers"
         )
-        return f"Decoding holds it back: {stats.hits / taken:.0%} of the objects were in memory in time, and {where}."
+        return f"Decoding holds it back: objects were waited for {stats.reading_share:.0%} of the time, and {where}."
+    return _by_reading(stats)
+
+
+def _by_reading(stats: LoaderStats) -> str:
+    taken = stats.hits + stats.late + stats.queued + stats.misses
+    if stats.throttled > _THROTTLED * (taken + stats.retries):
+        return (
+            f"The store holds it back: {stats.throttled} answers asked for fewer requests. Spread the keys over more "
+            "prefixes, or read from fewer ranks at once; max_in_flight in StoreConfig bounds the requests of each."
+        )
+    if stats.misses > taken / 2:
+        return (
+            f"Objects were read when they were asked for, {stats.misses} of {taken} unannounced: the loop asks for "
+            "others than its sampler yields."
+        )
     return _budget(stats) if stats.starved_share >= max(stats.limited_share, 0.1) else _network(stats)
 
 
 def _budget(stats: LoaderStats) -> str:
-    change = (
-        "workers hold most of it: fewer of them, or a smaller prefetch_factor, leave more, and so does"
-        if stats.granted_bytes > stats.budget_bytes / 2
-        else "more lets it read further ahead:"
-    )
+    trainer = stats.used_bytes - stats.granted_bytes - stats.ahead_bytes
+    if trainer > stats.budget_bytes / 2:
+        change = f"this process keeps {_size(trainer)} of batches: let go of them, or copy them; else"
+    elif stats.granted_bytes > stats.budget_bytes / 2:
+        change = "workers hold most of it: fewer of them, or a smaller prefetch_factor, leave more, and so does"
+    else:
+        change = "more lets it read further ahead:"
     return (
         f"The budget of {_size(stats.budget_bytes)} holds it back: {stats.starved_share:.0%} of the reads that ended "
         f"left no memory for the next; {change} torchobj.set_budget(bytes), or TORCHOBJ_BUDGET_BYTES."
@@ -84,15 +88,18 @@ def _network(stats: LoaderStats) -> str:
 
 def _besides(stats: LoaderStats) -> list[str]:
     said = []
+    if stats.failed_samples:
+        said.append(f"{stats.failed_samples} samples could not be read or made, and were replaced or skipped.")
     if stats.failed:
         said.append(f"{stats.failed} reads failed for good.")
     if stats.overdrawn:
         said.append(f"The budget was exceeded {stats.overdrawn} times for a batch that was waited for.")
-    if stats.retries or stats.hedges:
-        said.append(
-            f"{stats.retries} requests were made again; {stats.hedges} were made twice for slowness, and the second "
-            f"was the first to answer {stats.hedges_won} times."
-        )
+    if stats.retries:
+        said.append(f"{stats.retries} requests failed, and were made again.")
+    if stats.connect_failures:
+        said.append(f"{stats.connect_failures} times no connection could be made.")
+    if stats.hedges_won:
+        said.append(f"{stats.hedges_won} slow answers were overtaken by a second request.")
     return said
 
 

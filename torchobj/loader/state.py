@@ -8,7 +8,7 @@ import contextlib
 import copy
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -76,6 +76,25 @@ def generator_of(sampler: Any) -> torch.Generator | None:
 def _number(sampler: Any, name: str) -> int | None:
     value = getattr(_innermost(sampler), name, None)
     return value if isinstance(value, int) else None
+
+
+def _length(sampler: Any) -> int | None:
+    try:
+        return len(_innermost(sampler))
+    except (NotImplementedError, TypeError):
+        return None
+
+
+#: What an order that is drawn again must have in common with that of the state.
+_SHAPE: dict[str, Callable[[Any], Any]] = {
+    "batch_size": lambda sampler: getattr(sampler, "batch_size", None),
+    "drop_last": lambda sampler: getattr(sampler, "drop_last", None),
+    "length": _length,
+    "num_replicas": lambda sampler: _number(sampler, "num_replicas"),
+    "rank": lambda sampler: _number(sampler, "rank"),
+    "seed": lambda sampler: _number(sampler, "seed"),
+    "shuffle": lambda sampler: _number(sampler, "shuffle"),
+}
 
 
 def _get_rng(generator: torch.Generator | None) -> torch.Tensor:
@@ -198,8 +217,7 @@ def _state(
         "within_epoch": within_epoch,
         "batches": batches,
         "order": type(_innermost(sampler)).__name__,
-        "batch_size": getattr(sampler, "batch_size", None),
-        "num_replicas": _number(sampler, "num_replicas"),
+        **{name: value_of(sampler) for name, value_of in _SHAPE.items()},
         "epoch": epoch,
         "rng": rng,
         "sampler": own,
@@ -222,7 +240,7 @@ def check(state: Any) -> None:
         "batches": isinstance(state.get("batches"), int) and state["batches"] >= 0,
         "rng": isinstance(state.get("rng"), list) and all(isinstance(rng, torch.Tensor) for rng in state["rng"]),
     }
-    tests |= {name: name in state for name in ("order", "batch_size", "num_replicas", "epoch", "sampler")}
+    tests |= {name: name in state for name in ("order", *_SHAPE, "epoch", "sampler")}
     for name, holds in tests.items():
         if not holds:
             raise ConfigError(f"{name}={state.get(name)!r}: is no loader's state; must be what state_dict() returned")
@@ -251,11 +269,8 @@ def load(sampler: Any, state: Any) -> None:
 def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
     innermost = _innermost(sampler)
     if state["within_epoch"]:
-        for name, value in (
-            ("batch_size", getattr(sampler, "batch_size", None)),
-            ("num_replicas", _number(sampler, "num_replicas")),
-        ):
-            if state[name] != value:
+        for name, value_of in _SHAPE.items():
+            if state[name] != (value := value_of(sampler)):
                 raise ConfigError(
                     f"{name}={state[name]!r}: of the state; now {value!r}, and the order of "
                     f"{type(innermost).__name__} cannot be resumed so; ElasticDistributedSampler's can"

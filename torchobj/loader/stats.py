@@ -25,6 +25,8 @@ class LoaderStats:
         bytes_per_s: Bytes that were read from the store, by time.
         waited_share: What the loop waited, of all time.
         workers: Worker processes of the loader.
+        reading_share: What a worker waited for objects, of all time; without workers what the loop did.
+        failed_samples: Samples of the dataset that could not be read or made, and were replaced or skipped.
         hits: Objects that were in memory when they were asked for.
         late: Objects that were on their way.
         queued: Objects that were announced, and not begun.
@@ -44,7 +46,9 @@ class LoaderStats:
         budget_bytes: What objects read ahead may take of memory.
         used_bytes: What they take, now.
         granted_bytes: Of that, what workers hold, or is on its way from them to the loop.
+        ahead_bytes: Of that, what was read ahead, or is being read.
         overdrawn: How often the budget was exceeded for somebody who waited.
+        connect_failures: Connections that could not be made.
         starved_share: How often a read that ended was not followed by another for want of memory.
         limited_share: How often, for want of leave to have more requests in flight.
     """
@@ -57,6 +61,8 @@ class LoaderStats:
     bytes_per_s: float
     waited_share: float
     workers: int
+    reading_share: float
+    failed_samples: int
     hits: int
     late: int
     queued: int
@@ -71,11 +77,13 @@ class LoaderStats:
     throttled: int
     hedges: int
     hedges_won: int
+    connect_failures: int
     in_flight: int
     in_flight_limit: int
     budget_bytes: int
     used_bytes: int
     granted_bytes: int
+    ahead_bytes: int
     overdrawn: int
     starved_share: float
     limited_share: float
@@ -84,13 +92,13 @@ class LoaderStats:
 #: What only grows, and is counted from the loader's first batch on.
 _COUNTS = (
     "hits", "late", "queued", "misses", "failed", "evicted", "retries", "throttled", "hedges", "hedges_won",
-    "overdrawn",
+    "connect_failures", "overdrawn",
 )  # fmt: skip
 
 #: What is as it is now.
 _STATES = (
     "first_byte_p50_s", "first_byte_p99_s", "body_p50_s", "body_p99_s", "in_flight", "in_flight_limit", "budget_bytes",
-    "used_bytes", "granted_bytes",
+    "used_bytes", "granted_bytes", "ahead_bytes",
 )  # fmt: skip
 
 
@@ -119,12 +127,12 @@ class Meter:
         self._samples += samples
         return now
 
-    def stats(self, workers: int) -> LoaderStats:
-        """All so far."""
+    def stats(self, workers: int, failed_samples: int) -> LoaderStats:
+        """All so far, of a loader with so many workers, and a dataset with so many samples that failed."""
         now = _torchobj.prefetch_stats()
         before = {} if self._before is None else self._before
         counts = {name: now.get(name, 0) - before.get(name, 0) for name in _COUNTS}
-        ends = {name: now.get(name, 0) - before.get(name, 0) for name in ("objects", "starved", "limited")}
+        ends = {name: now.get(name, 0) - before.get(name, 0) for name in ("objects", "starved", "limited", "waited_s")}
         states: dict[str, Any] = {name: now.get(name, None if name.endswith("_s") else 0) for name in _STATES}
         elapsed_s, objects = max(self._elapsed_s, 1e-9), max(ends["objects"], 1)
         return LoaderStats(
@@ -136,6 +144,8 @@ class Meter:
             bytes_per_s=(now.get("bytes", 0) - before.get("bytes", 0)) / elapsed_s,
             waited_share=self._waited_s / elapsed_s,
             workers=workers,
+            reading_share=min(1.0, ends["waited_s"] / elapsed_s / max(workers, 1)),
+            failed_samples=failed_samples,
             **counts,
             **states,
             starved_share=min(1.0, ends["starved"] / objects),
