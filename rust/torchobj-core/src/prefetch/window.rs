@@ -6,7 +6,8 @@
 //!
 //! Wishes come first, whatever the budget. Then the iterator that was used last reads ahead as far as the budget goes;
 //! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet, until
-//! both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and fro.
+//! both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and fro. Who
+//! lost a use to another is *parked*: it reads ahead no more until it is used, or it would read the same for ever.
 
 mod eviction;
 
@@ -51,6 +52,15 @@ struct Iteration {
     /// Bytes that those hold which were begun.
     held: u64,
     used_at: u64,
+    /// It lost a use to another, and was not used since.
+    parked: bool,
+}
+
+impl Iteration {
+    /// Whether it has anything to read ahead, now.
+    fn reads_ahead(&self) -> bool {
+        !self.parked && !self.queued.is_empty()
+    }
 }
 
 /// The books of a prefetcher: `B` is what a read leaves, `W` who waits for it.
@@ -129,6 +139,7 @@ impl<B, W> Window<B, W> {
         let iterator = used.iterator;
         if let Some(iteration) = self.iterations.get_mut(&iterator) {
             iteration.used_at = clock;
+            iteration.parked = false;
         }
         match &used.state {
             State::Landed(_) | State::Failed(_) => {
@@ -213,7 +224,7 @@ impl<B, W> Window<B, W> {
                 && let Some(last) =
                     self.landed.range(number..).next_back().copied().or_else(|| self.last_of_others(used.iterator))
             {
-                return Some(Next::Evict(self.evict(last)));
+                return Some(Next::Evict(self.evict(last, used.iterator)));
             }
             self.wished.pop_front();
             return Some(Next::Start(self.start(number, overdraws)));
@@ -221,9 +232,9 @@ impl<B, W> Window<B, W> {
         None
     }
 
-    /// Whether anything is announced and not begun.
+    /// Whether anything is to be read ahead and not begun.
     pub(super) fn is_queued(&self) -> bool {
-        self.iterations.values().any(|iteration| !iteration.queued.is_empty())
+        self.iterations.values().any(Iteration::reads_ahead)
     }
 
     /// What to do next, for those who wait and then ahead of them; `fits` as for those.
@@ -234,7 +245,7 @@ impl<B, W> Window<B, W> {
         let mut by_use: Vec<(u64, u64)> = self
             .iterations
             .iter()
-            .filter(|(_, iteration)| !iteration.queued.is_empty())
+            .filter(|(_, iteration)| iteration.reads_ahead())
             .map(|(iterator, iteration)| (iteration.used_at, *iterator))
             .collect();
         // Of those used at one time the older first: a next epoch is announced while this one is read.
@@ -247,7 +258,7 @@ impl<B, W> Window<B, W> {
                     if self.iterations[&iterator].held + charge <= self.share()
                         && let Some(last) = self.last_of_idler(used_at)
                     {
-                        return Next::Evict(self.evict(last));
+                        return Next::Evict(self.evict(last, iterator));
                     }
                     starved = true;
                     break;
