@@ -10,11 +10,12 @@
 //! lost a use to another is *parked*: it reads ahead no more until it is used, or it would read the same for ever.
 
 mod eviction;
+mod figures;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use tokio::sync::Notify;
 
@@ -114,16 +115,6 @@ impl<B, W> Window<B, W> {
         self.next += 1;
         self.uses.insert(self.next, Use { object, iterator, charge, state: State::Queued, reservation: None, wish });
         self.next
-    }
-
-    /// Bytes that the uses of an iterator hold, or will once they are read.
-    pub(super) fn announced_bytes(&self, iterator: u64) -> u64 {
-        self.iterations.get(&iterator).map_or(0, |iteration| iteration.announced)
-    }
-
-    /// Bytes that reads will take which have no memory yet.
-    pub(super) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
     }
 
     /// Takes the next use of `object`. What has landed or failed is delivered at once; else `wish` is kept.
@@ -230,11 +221,6 @@ impl<B, W> Window<B, W> {
             return Some(Next::Start(self.start(number, overdraws)));
         }
         None
-    }
-
-    /// Whether anything is to be read ahead and not begun.
-    pub(super) fn is_queued(&self) -> bool {
-        self.iterations.values().any(Iteration::reads_ahead)
     }
 
     /// What to do next, for those who wait and then ahead of them; `fits` as for those.
@@ -389,23 +375,6 @@ impl<B, W> Window<B, W> {
         }
         self.iterations.remove(&iterator);
         bodies
-    }
-
-    /// Bytes that uses hold which nobody took, or will in a moment.
-    pub(super) fn held(&self) -> u64 {
-        let begun = |used: &&Use<B, W>| matches!(used.state, State::Filling(_) | State::Following | State::Landed(_));
-        self.uses.values().filter(begun).map(|used| used.charge).sum()
-    }
-
-    /// Numbers of the objects of a source that are announced or waited for and not taken.
-    pub(super) fn used_of(&self, source: u64) -> HashSet<u64> {
-        let objects = self.uses.values().map(|used| used.object);
-        objects.filter(|object| object.source == source).map(|object| object.index).collect()
-    }
-
-    /// Uses that are announced or waited for and not taken.
-    pub(super) fn len(&self) -> usize {
-        self.uses.len()
     }
 }
 
