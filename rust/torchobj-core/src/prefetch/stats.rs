@@ -53,7 +53,7 @@ pub struct Stats {
     pub failed: u64,
     /// Objects that were given up to make room, to be read again.
     pub evicted: u64,
-    /// After how many of the objects that were read no other read was begun for want of memory, though more was announced.
+    /// After how many of the objects that were read no other was begun for want of memory, though more was announced.
     pub starved: u64,
     /// The same for want of leave to have more reads in flight.
     pub limited: u64,

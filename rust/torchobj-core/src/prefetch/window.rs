@@ -1,13 +1,14 @@
 //! What was announced, in its order, and what became of it. Pure bookkeeping: reads nothing, waits for nothing.
 //!
-//! A *use* is one appearance of an object in an announced order, or one that somebody asked for unannounced. It is queued,
-//! filling, landed or failed, until it is taken; who takes it before it has landed leaves a wish. Two uses of an object
-//! that is being read are served by one read: the later ones *follow* it, and get copies.
+//! A *use* is one appearance of an object in an announced order, or one that somebody asked for unannounced. It is
+//! queued, filling, landed or failed, until it is taken; who takes it before it has landed leaves a wish. Two uses of an
+//! object that is being read are served by one read: the later ones *follow* it, and get copies.
 //!
 //! Wishes come first, whatever the budget. Then the iterator that was used last reads ahead as far as the budget goes;
-//! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet, until
-//! both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and fro. Who
-//! lost a use to another is *parked*: it reads ahead no more until it is used, or it would read the same for ever.
+//! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet,
+//! until both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and
+//! fro. Who lost a use to another is *parked*: it reads ahead no more until it is used, or it would read the same for
+//! ever.
 
 mod eviction;
 mod figures;

@@ -1,4 +1,4 @@
-//! How many requests at a time pay. Pure: what was seen, and when, is told to it; it waits for nothing and counts nothing.
+//! How many requests at a time pay. Pure: what was seen, and when, is told to it; it waits for and counts nothing.
 //!
 //! It climbs while throughput does: half as many again for a moment, kept if at least two fifths of that were gained,
 //! else taken back. Some seconds later it tries in the other direction, each time later than the last: a step down from
