@@ -22,15 +22,15 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("evicted", stats.evicted)?;
     dict.set_item("starved", stats.starved)?;
     dict.set_item("limited", stats.limited)?;
+    dict.set_item("waited_s", stats.waited.as_secs_f64())?;
     dict.set_item("announced", stats.announced)?;
     dict.set_item("in_flight", stats.in_flight)?;
     dict.set_item("in_flight_limit", stats.limit)?;
     dict.set_item("budget_bytes", stats.memory.budget)?;
     dict.set_item("used_bytes", stats.memory.used)?;
     dict.set_item("granted_bytes", stats.memory.granted)?;
+    dict.set_item("ahead_bytes", stats.ahead)?;
     dict.set_item("overdrawn", stats.memory.overdrawn)?;
-    dict.set_item("read_p50_s", stats.read_p50.map(|took| took.as_secs_f64()))?;
-    dict.set_item("read_p99_s", stats.read_p99.map(|took| took.as_secs_f64()))?;
     let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
     let requests = &stats.requests;
     dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;

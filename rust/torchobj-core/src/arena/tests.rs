@@ -55,6 +55,24 @@ fn what_comes_for_a_request_that_was_interrupted_is_given_back_at_the_next() {
 }
 
 #[test]
+fn a_request_that_only_announces_and_was_interrupted_is_not_overwritten_before_it_is_heard() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    let ask = |announced: &[u64]| {
+        let ahead = Ahead { iterator: 1, objects: announced };
+        worker.ask(1, &[], ahead, || Err("a signal"))
+    };
+    for announced in [[1, 2], [3, 4]] {
+        assert!(matches!(ask(&announced), Err(Unanswered::Interrupted("a signal"))));
+        let request = arena.request(0, 0).unwrap();
+        assert_eq!((request.number, request.ahead), (1, vec![1, 2]));
+    }
+    served(&arena, true);
+    let replies = worker.ask(1, &[5], Ahead::default(), never).unwrap();
+    assert!(matches!(&replies[..], [Reply::Landed(_)]));
+}
+
+#[test]
 fn an_answer_that_nobody_gives_is_a_refusal_and_no_wait() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());

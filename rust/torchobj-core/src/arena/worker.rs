@@ -46,8 +46,8 @@ struct Taken {
     index: u32,
     /// Of the last request.
     number: u32,
-    /// Answers to that which nobody has looked at: who asked was interrupted.
-    left: usize,
+    /// How many answers to that, which may announce only, nobody has looked at: who asked was interrupted.
+    left: Option<usize>,
 }
 
 /// Objects that a worker will want, and for which of its iterators.
@@ -238,15 +238,16 @@ impl Worker {
     ) -> Result<Vec<Reply>, Unanswered<E>> {
         let taken = match *lane {
             Some(taken) => taken,
-            None => Taken { index: self.take_lane().ok_or(Unanswered::NoLane)?, number: 0, left: 0 },
+            None => Taken { index: self.take_lane().ok_or(Unanswered::NoLane)?, number: 0, left: None },
         };
         let index = taken.index;
-        if taken.left > 0 {
+        if let Some(left) = taken.left {
+            // Until it is answered the owner may read the lane.
             self.wait(index, taken.number, glance)?;
-            drop(self.replies(index, taken.left));
+            drop(self.replies(index, left));
         }
         let number = taken.number.wrapping_add(1);
-        *lane = Some(Taken { index, number, left: count });
+        *lane = Some(Taken { index, number, left: Some(count) });
         let shared = Header(&self.map).lane(index);
         // What this request does not say, the one before may have said.
         for word in [shared.name_bytes(), shared.ahead(), shared.iterator()] {
@@ -260,7 +261,7 @@ impl Worker {
         words::publish(shared.asked(), number);
         ring(&self.bell);
         self.wait(index, number, glance)?;
-        *lane = Some(Taken { index, number, left: 0 });
+        *lane = Some(Taken { index, number, left: None });
         Ok(self.replies(index, count))
     }
 

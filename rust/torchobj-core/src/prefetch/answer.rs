@@ -73,7 +73,12 @@ impl Prefetcher {
 
     /// Takes what a worker asks for.
     fn answer(self: &Arc<Self>, source: u64, objects: Asked, answers: &Arc<Answers>) {
-        let wish = |position| Wish::Answer { answers: answers.clone(), position };
+        // Who only announces waits for nothing.
+        if objects.is_empty() {
+            return;
+        }
+        let waiting = Arc::new(self.stats.waiting());
+        let wish = |position| Wish::Answer { answers: answers.clone(), position, waiting: waiting.clone() };
         match objects {
             Asked::Numbers(numbers) => {
                 let wanted = numbers.into_iter().map(|index| Wanted::Number(Object { source, index }));
@@ -102,16 +107,18 @@ impl Prefetcher {
                 drop(sender.send(Ok(landed)));
             }
             (Wish::Local(sender), Err(error)) => drop(sender.send(Err(error))),
-            (Wish::Answer { answers, position }, Ok(body)) => {
+            (Wish::Answer { answers, position, waiting }, Ok(body)) => {
                 drop(body.landed);
                 let segment = Arc::into_inner(body.segment).expect("a body has the only view of its segment");
                 answers.land(position, segment);
+                drop(waiting);
             }
-            (Wish::Answer { answers, position }, Err(error)) => {
+            (Wish::Answer { answers, position, waiting }, Err(error)) => {
                 // Where there is no memory for it the answer is a refusal.
                 if let Some(segment) = self.write_down(&error) {
                     answers.fail(position, segment);
                 }
+                drop(waiting);
             }
         }
     }

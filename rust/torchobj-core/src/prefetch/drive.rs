@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Instant;
 
-use super::job::{Job, Next, Reservation};
+use super::job::{Halt, Job, Next, Reservation};
 use super::shortage::Holders;
 use super::{Body, Known, Object, Prefetcher, Wish, broken, unknown};
 use crate::arena::{Segment, Usage};
@@ -41,31 +41,35 @@ async fn unbroken(object: Object, read: impl Future<Output = Result<Body>>) -> R
 }
 
 impl Prefetcher {
-    /// Starts as many drivers as there is work, memory and leave for.
-    pub(super) fn pump(self: &Arc<Self>) {
-        while let Some(job) = self.admit() {
+    /// Starts as many drivers as there is work, memory and leave for. Why it started no more.
+    pub(super) fn pump(self: &Arc<Self>) -> Halt {
+        loop {
+            let job = match self.admit() {
+                Ok(job) => job,
+                Err(halt) => return halt,
+            };
             let prefetcher = self.clone();
             runtime().spawn(async move { prefetcher.drive(job).await });
         }
     }
 
     /// A job for one more driver. What somebody waits for is begun at once, whatever is read ahead.
-    fn admit(&self) -> Option<Job> {
+    fn admit(&self) -> Result<Job, Halt> {
         let limit = self.limit();
         let within = |now| (now < limit).then_some(now + 1);
         if self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, within).is_err() {
             let job = self.next_wished();
-            self.in_flight.fetch_add(usize::from(job.is_some()), Ordering::AcqRel);
+            self.in_flight.fetch_add(usize::from(job.is_ok()), Ordering::AcqRel);
             return job;
         }
         let job = self.next_job();
-        if job.is_none() {
+        if job.is_err() {
             self.in_flight.fetch_sub(1, Ordering::AcqRel);
         }
         job
     }
 
-    fn next_job(&self) -> Option<Job> {
+    fn next_job(&self) -> Result<Job, Halt> {
         loop {
             let (next, warning) = {
                 let _inside = fork::enter();
@@ -79,7 +83,7 @@ impl Prefetcher {
                 }
                 let holders = || {
                     let Usage { budget, used, granted, .. } = self.arena.usage();
-                    Holders { budget, used, workers: granted, ahead: window.held().saturating_sub(window.reserved()) }
+                    Holders { budget, used, workers: granted, ahead: window.ahead() }
                 };
                 let mut shortage = self.shortage.lock().expect("no holder of this lock panics");
                 let warning = shortage.note(&next, Instant::now(), holders);
@@ -89,18 +93,15 @@ impl Prefetcher {
                 log::warn!("{warning}");
             }
             match next {
-                Next::Start(job) => return Some(job),
+                Next::Start(job) => return Ok(job),
                 Next::Evict(body) => self.evict(body),
-                Next::Starved => {
-                    self.stats.starved();
-                    return None;
-                }
-                Next::Idle => return None,
+                Next::Starved => return Err(Halt::Starved),
+                Next::Idle => return Err(Halt::Idle),
             }
         }
     }
 
-    fn next_wished(&self) -> Option<Job> {
+    fn next_wished(&self) -> Result<Job, Halt> {
         loop {
             let (next, more) = {
                 let _inside = fork::enter();
@@ -108,15 +109,13 @@ impl Prefetcher {
                 (window.next_wished(|charge, reserved| self.arena.fits(charge, reserved)), window.is_queued())
             };
             match next {
-                Some(Next::Start(job)) => return Some(job),
+                Some(Next::Start(job)) => return Ok(job),
                 Some(Next::Evict(body)) => self.evict(body),
-                _ => {
-                    if more {
-                        self.stats.limited();
-                        self.reach();
-                    }
-                    return None;
+                _ if more => {
+                    self.reach();
+                    return Err(Halt::Limited);
                 }
+                _ => return Err(Halt::Idle),
             }
         }
     }
@@ -129,15 +128,17 @@ impl Prefetcher {
     async fn drive(self: Arc<Self>, mut job: Job) {
         let driver = Driver(&self);
         loop {
-            self.run(job).await;
+            let read = self.run(job).await;
             // Another driver may have room now, beside this one's next job.
-            self.pump();
-            if self.in_flight.load(Ordering::Acquire) > self.limit() {
-                break;
+            let halt = self.pump();
+            let over = self.in_flight.load(Ordering::Acquire) > self.limit();
+            let next = if over { Err(halt) } else { self.next_job() };
+            if read {
+                self.stats.halted(next.as_ref().err().copied().unwrap_or(halt));
             }
-            match self.next_job() {
-                Some(next) => job = next,
-                None => break,
+            match next {
+                Ok(next) => job = next,
+                Err(_) => break,
             }
         }
         drop(driver);
@@ -145,9 +146,9 @@ impl Prefetcher {
         self.pump();
     }
 
-    async fn run(self: &Arc<Self>, job: Job) {
+    /// Whether it read an object.
+    async fn run(self: &Arc<Self>, job: Job) -> bool {
         let Job { number, object, reservation, cancelled, .. } = job;
-        let began = Instant::now();
         let given_up = {
             let _inside = fork::enter();
             self.window().give_up(number, Wish::gone)
@@ -161,13 +162,13 @@ impl Prefetcher {
             }
         };
         match &result {
-            Some(Ok(body)) => self.stats.read(body.landed.buffer.len() as u64, began.elapsed()),
+            Some(Ok(body)) => self.stats.read(body.landed.buffer.len() as u64),
             Some(Err(_)) => self.stats.failed(),
             None => {}
         }
+        let read = matches!(result, Some(Ok(_)));
         let followers = {
             let _inside = fork::enter();
-            let read = matches!(result, Some(Ok(_)));
             let mut window = self.window();
             window.followers(object, |charge, reserved| read && self.arena.fits(charge, reserved))
         };
@@ -198,6 +199,7 @@ impl Prefetcher {
         }
         drop(unwanted);
         deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
+        read
     }
 
     async fn read(self: &Arc<Self>, object: Object, reservation: Reservation) -> Result<Body> {

@@ -65,6 +65,17 @@ pub(super) enum Next<B> {
     Starved,
 }
 
+/// Why no further read was begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Halt {
+    /// There is nothing to read.
+    Idle,
+    /// There is, and no memory for it.
+    Starved,
+    /// There is, and as many reads are in flight as may be.
+    Limited,
+}
+
 /// How a use that was taken had fared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {

@@ -7,6 +7,7 @@
 mod answer;
 mod drive;
 mod job;
+mod limits;
 mod names;
 mod shortage;
 mod stats;
@@ -25,6 +26,7 @@ pub use self::job::Object;
 pub use self::names::Clients;
 use self::names::Names;
 pub use self::stats::Stats;
+use self::stats::Waiting;
 use self::window::{Delivery, Window};
 use crate::arena::{Answers, Arena, Segment};
 use crate::client::Client;
@@ -34,7 +36,7 @@ use crate::manifest::Manifest;
 use crate::object_ref::ObjectRef;
 use crate::read::Landed;
 use crate::runtime::runtime;
-use crate::transfer::{Measured, Metrics, Permits};
+use crate::transfer::{Metrics, Permits};
 
 /// What is taken for the size of an object that is not known, before one was read.
 const UNKNOWN_BYTES: u64 = 128 << 10;
@@ -66,7 +68,7 @@ struct Body {
 #[derive(Debug)]
 enum Wish {
     /// A worker.
-    Answer { answers: Arc<Answers>, position: usize },
+    Answer { answers: Arc<Answers>, position: usize, waiting: Arc<Waiting> },
     /// This process.
     Local(oneshot::Sender<Result<Landed>>),
 }
@@ -149,14 +151,6 @@ impl Prefetcher {
         self.sources.lock().expect("no holder of this lock panics")
     }
 
-    fn permits(&self) -> MutexGuard<'_, Vec<Arc<Permits>>> {
-        self.permits.lock().expect("no holder of this lock panics")
-    }
-
-    fn metrics(&self) -> MutexGuard<'_, Vec<Arc<Metrics>>> {
-        self.metrics.lock().expect("no holder of this lock panics")
-    }
-
     fn new_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
@@ -207,23 +201,6 @@ impl Prefetcher {
         let mut sources = self.sources();
         sources.remove(&number);
         self.see_permits(&sources);
-    }
-
-    fn see_metrics<'a>(&self, clients: impl IntoIterator<Item = &'a Arc<Client>>) {
-        let mut metrics = self.metrics();
-        clients.into_iter().for_each(|client| add_once(&mut metrics, client.metrics()));
-    }
-
-    fn see_permits(&self, sources: &HashMap<u64, Known>) {
-        let mut permits = self.permits();
-        permits.clear();
-        let mut see = |client: &Arc<Client>| add_once(&mut permits, client.permits());
-        for known in sources.values() {
-            match known {
-                Known::Listed(source) => source.clients.iter().for_each(&mut see),
-                Known::Named(names) => names.made().for_each(&mut see),
-            }
-        }
     }
 
     /// A new iterator: what is announced for it can be cancelled together.
@@ -285,6 +262,7 @@ impl Prefetcher {
     }
 
     async fn take_each(self: &Arc<Self>, wanted: impl ExactSizeIterator<Item = Wanted>) -> Vec<Result<Landed>> {
+        let _waiting = self.stats.waiting();
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..wanted.len()).map(|_| oneshot::channel()).unzip();
         self.wish(wanted.zip(senders.into_iter().map(Wish::Local)));
         let mut taken = Vec::with_capacity(receivers.len());
@@ -322,34 +300,19 @@ impl Prefetcher {
     /// What it did and does.
     pub fn stats(&self) -> Stats {
         let _inside = fork::enter();
-        let mut requests = Measured::default();
-        self.metrics().iter().for_each(|metrics| requests.merge(&metrics.measured()));
+        let (announced, ahead) = {
+            let window = self.window();
+            (window.len(), window.ahead())
+        };
         self.stats.report(Stats {
-            announced: self.window().len(),
+            announced,
+            ahead,
             in_flight: self.in_flight.load(Ordering::Relaxed),
             limit: self.limit(),
             memory: self.arena.usage(),
-            requests,
+            requests: self.measured(),
             ..Stats::default()
         })
-    }
-
-    /// How many announced reads there may be at a time. One that waits to try again is no request in flight.
-    fn limit(&self) -> usize {
-        let _inside = fork::enter();
-        self.permits().iter().map(|permits| permits.ahead() + permits.resting()).sum::<usize>().max(1)
-    }
-
-    /// Says that more reads could be made if there were leave.
-    fn reach(&self) {
-        let _inside = fork::enter();
-        self.permits().iter().for_each(|permits| permits.reach());
-    }
-}
-
-fn add_once<T>(all: &mut Vec<Arc<T>>, one: &Arc<T>) {
-    if !all.iter().any(|other| Arc::ptr_eq(other, one)) {
-        all.push(one.clone());
     }
 }
 

@@ -1,11 +1,12 @@
 //! Counts what a prefetcher does. Cheap enough to stay on: a few additions an object.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::job::Found;
+use super::job::{Found, Halt};
 use crate::arena::Usage;
-use crate::transfer::{Histogram, Measured};
+use crate::transfer::Measured;
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -16,7 +17,21 @@ pub(super) struct Counters {
     evicted: AtomicU64,
     starved: AtomicU64,
     limited: AtomicU64,
-    took: Histogram,
+    waited_us: Arc<AtomicU64>,
+}
+
+/// Somebody waits, for as long as this lives.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    since: Instant,
+    total_us: Arc<AtomicU64>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let waited_us = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.total_us.fetch_add(waited_us, Ordering::Relaxed);
+    }
 }
 
 /// What a prefetcher did since it began, and does.
@@ -38,10 +53,12 @@ pub struct Stats {
     pub failed: u64,
     /// Objects that were given up to make room, to be read again.
     pub evicted: u64,
-    /// How often nothing was begun, for want of memory, though more was announced.
+    /// After how many of the objects that were read no other was begun for want of memory, though more was announced.
     pub starved: u64,
     /// The same for want of leave to have more reads in flight.
     pub limited: u64,
+    /// How long workers and this process waited for objects, from asking to the last answer: the sum of all requests.
+    pub waited: Duration,
     /// Uses announced or waited for, and not taken.
     pub announced: usize,
     /// Reads at the moment, and at most, but for those that somebody waits for.
@@ -50,10 +67,8 @@ pub struct Stats {
     pub limit: usize,
     /// The arena.
     pub memory: Usage,
-    /// How long half of the reads took at most, and all but one in a hundred.
-    pub read_p50: Option<Duration>,
-    /// As said.
-    pub read_p99: Option<Duration>,
+    /// Bytes of the arena that hold what was announced and read, and not taken.
+    pub ahead: u64,
     /// What the requests met of all clients that read for it, whoever made them.
     pub requests: Measured,
 }
@@ -63,10 +78,9 @@ impl Counters {
         self.found[found.index()].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn read(&self, bytes: u64, took: Duration) {
+    pub(super) fn read(&self, bytes: u64) {
         self.objects.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.took.add(took);
     }
 
     /// How many were read.
@@ -82,18 +96,23 @@ impl Counters {
         self.evicted.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn starved(&self) {
-        self.starved.fetch_add(1, Ordering::Relaxed);
+    /// An object was read: why no other read was begun then.
+    pub(super) fn halted(&self, halt: Halt) {
+        match halt {
+            Halt::Idle => {}
+            Halt::Starved => drop(self.starved.fetch_add(1, Ordering::Relaxed)),
+            Halt::Limited => drop(self.limited.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
-    pub(super) fn limited(&self) {
-        self.limited.fetch_add(1, Ordering::Relaxed);
+    /// Somebody begins to wait for objects.
+    pub(super) fn waiting(&self) -> Waiting {
+        Waiting { since: Instant::now(), total_us: self.waited_us.clone() }
     }
 
     /// What was counted here; the rest is as in `now`.
     pub(super) fn report(&self, now: Stats) -> Stats {
         let [hits, late, queued, misses] = std::array::from_fn(|index| self.found[index].load(Ordering::Relaxed));
-        let took = self.took.counts();
         Stats {
             hits,
             late,
@@ -105,8 +124,7 @@ impl Counters {
             evicted: self.evicted.load(Ordering::Relaxed),
             starved: self.starved.load(Ordering::Relaxed),
             limited: self.limited.load(Ordering::Relaxed),
-            read_p50: took.quantile(0.5),
-            read_p99: took.quantile(0.99),
+            waited: Duration::from_micros(self.waited_us.load(Ordering::Relaxed)),
             ..now
         }
     }

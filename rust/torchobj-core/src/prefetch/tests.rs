@@ -14,6 +14,7 @@ use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 
 mod faults;
+mod figures;
 
 const MIB: u64 = 1 << 20;
 

@@ -1,19 +1,22 @@
 //! What was announced, in its order, and what became of it. Pure bookkeeping: reads nothing, waits for nothing.
 //!
-//! A *use* is one appearance of an object in an announced order, or one that somebody asked for unannounced. It is queued,
-//! filling, landed or failed, until it is taken; who takes it before it has landed leaves a wish. Two uses of an object
-//! that is being read are served by one read: the later ones *follow* it, and get copies.
+//! A *use* is one appearance of an object in an announced order, or one that somebody asked for unannounced. It is
+//! queued, filling, landed or failed, until it is taken; who takes it before it has landed leaves a wish. Two uses of an
+//! object that is being read are served by one read: the later ones *follow* it, and get copies.
 //!
 //! Wishes come first, whatever the budget. Then the iterator that was used last reads ahead as far as the budget goes;
-//! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet, until
-//! both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and fro.
+//! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet,
+//! until both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and
+//! fro. Who lost a use to another is *parked*: it reads ahead no more until it is used, or it would read the same for
+//! ever.
 
 mod eviction;
+mod figures;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 
 use tokio::sync::Notify;
 
@@ -51,6 +54,15 @@ struct Iteration {
     /// Bytes that those hold which were begun.
     held: u64,
     used_at: u64,
+    /// It lost a use to another, and was not used since.
+    parked: bool,
+}
+
+impl Iteration {
+    /// Whether it has anything to read ahead, now.
+    fn reads_ahead(&self) -> bool {
+        !self.parked && !self.queued.is_empty()
+    }
 }
 
 /// The books of a prefetcher: `B` is what a read leaves, `W` who waits for it.
@@ -106,16 +118,6 @@ impl<B, W> Window<B, W> {
         self.next
     }
 
-    /// Bytes that the uses of an iterator hold, or will once they are read.
-    pub(super) fn announced_bytes(&self, iterator: u64) -> u64 {
-        self.iterations.get(&iterator).map_or(0, |iteration| iteration.announced)
-    }
-
-    /// Bytes that reads will take which have no memory yet.
-    pub(super) fn reserved(&self) -> u64 {
-        self.reserved.load(Ordering::Relaxed)
-    }
-
     /// Takes the next use of `object`. What has landed or failed is delivered at once; else `wish` is kept.
     pub(super) fn take(&mut self, object: Object, charge: u64, wish: W) -> (Found, Option<Delivery<B, W>>) {
         self.clock += 1;
@@ -129,6 +131,7 @@ impl<B, W> Window<B, W> {
         let iterator = used.iterator;
         if let Some(iteration) = self.iterations.get_mut(&iterator) {
             iteration.used_at = clock;
+            iteration.parked = false;
         }
         match &used.state {
             State::Landed(_) | State::Failed(_) => {
@@ -213,17 +216,12 @@ impl<B, W> Window<B, W> {
                 && let Some(last) =
                     self.landed.range(number..).next_back().copied().or_else(|| self.last_of_others(used.iterator))
             {
-                return Some(Next::Evict(self.evict(last)));
+                return Some(Next::Evict(self.evict(last, used.iterator)));
             }
             self.wished.pop_front();
             return Some(Next::Start(self.start(number, overdraws)));
         }
         None
-    }
-
-    /// Whether anything is announced and not begun.
-    pub(super) fn is_queued(&self) -> bool {
-        self.iterations.values().any(|iteration| !iteration.queued.is_empty())
     }
 
     /// What to do next, for those who wait and then ahead of them; `fits` as for those.
@@ -234,7 +232,7 @@ impl<B, W> Window<B, W> {
         let mut by_use: Vec<(u64, u64)> = self
             .iterations
             .iter()
-            .filter(|(_, iteration)| !iteration.queued.is_empty())
+            .filter(|(_, iteration)| iteration.reads_ahead())
             .map(|(iterator, iteration)| (iteration.used_at, *iterator))
             .collect();
         // Of those used at one time the older first: a next epoch is announced while this one is read.
@@ -247,7 +245,7 @@ impl<B, W> Window<B, W> {
                     if self.iterations[&iterator].held + charge <= self.share()
                         && let Some(last) = self.last_of_idler(used_at)
                     {
-                        return Next::Evict(self.evict(last));
+                        return Next::Evict(self.evict(last, iterator));
                     }
                     starved = true;
                     break;
@@ -378,23 +376,6 @@ impl<B, W> Window<B, W> {
         }
         self.iterations.remove(&iterator);
         bodies
-    }
-
-    /// Bytes that uses hold which nobody took, or will in a moment.
-    pub(super) fn held(&self) -> u64 {
-        let begun = |used: &&Use<B, W>| matches!(used.state, State::Filling(_) | State::Following | State::Landed(_));
-        self.uses.values().filter(begun).map(|used| used.charge).sum()
-    }
-
-    /// Numbers of the objects of a source that are announced or waited for and not taken.
-    pub(super) fn used_of(&self, source: u64) -> HashSet<u64> {
-        let objects = self.uses.values().map(|used| used.object);
-        objects.filter(|object| object.source == source).map(|object| object.index).collect()
-    }
-
-    /// Uses that are announced or waited for and not taken.
-    pub(super) fn len(&self) -> usize {
-        self.uses.len()
     }
 }
 

@@ -1,9 +1,10 @@
-//! How many requests at a time pay. Pure: what was seen, and when, is told to it; it waits for nothing and counts nothing.
+//! How many requests at a time pay. Pure: what was seen, and when, is told to it; it waits for and counts nothing.
 //!
 //! It climbs while throughput does: half as many again for a moment, kept if at least two fifths of that were gained,
 //! else taken back. Some seconds later it tries in the other direction, each time later than the last: a step down from
-//! above where it began stays, if it lost less than that share. It takes no step where nobody needed more. A second in which more than a tenth of the answers were refusals makes it fall by three tenths; for ten
-//! seconds from there it climbs carefully above the height to which it fell.
+//! above where it began stays, if it lost less than that share. It takes no step where nobody needed more. A second in
+//! which more than a tenth of the answers were refusals makes it fall by three tenths; for ten seconds from there it
+//! climbs carefully above the height to which it fell.
 
 use std::time::Duration;
 

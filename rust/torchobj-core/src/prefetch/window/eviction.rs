@@ -5,7 +5,7 @@ use super::{State, Window};
 impl<B, W> Window<B, W> {
     /// What is one iterator's of the bytes that iterators hold.
     pub(super) fn share(&self) -> u64 {
-        let busy = self.iterations.values().filter(|iteration| iteration.held > 0 || !iteration.queued.is_empty());
+        let busy = self.iterations.values().filter(|iteration| iteration.held > 0 || iteration.reads_ahead());
         let (count, held) = busy.fold((0, 0), |(count, held), iteration| (count + 1, held + iteration.held));
         held / count.max(1)
     }
@@ -23,8 +23,8 @@ impl<B, W> Window<B, W> {
         self.landed.iter().rev().find(idle).copied()
     }
 
-    /// Queues a landed use again, and returns what it held.
-    pub(super) fn evict(&mut self, number: u64) -> B {
+    /// Queues a landed use again, for the sake of the iterator `winner`, and returns what it held.
+    pub(super) fn evict(&mut self, number: u64, winner: u64) -> B {
         self.landed.remove(&number);
         let used = self.uses.get_mut(&number).expect("what has landed is there");
         let State::Landed(body) = std::mem::replace(&mut used.state, State::Queued) else {
@@ -34,6 +34,7 @@ impl<B, W> Window<B, W> {
         self.release(iterator, charge);
         if let Some(iteration) = self.iterations.get_mut(&iterator) {
             iteration.queued.insert(number);
+            iteration.parked |= iterator != winner;
         }
         body
     }

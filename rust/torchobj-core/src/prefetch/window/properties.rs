@@ -135,7 +135,7 @@ impl World {
                     assert!(evicted < 10_000, "it gives up and reads again for ever");
                 }
                 Next::Idle => {
-                    assert!(self.window.iterations.values().all(|iteration| iteration.queued.is_empty()));
+                    assert!(self.window.iterations.values().all(|of| of.queued.is_empty() || of.parked));
                     break;
                 }
                 Next::Starved => break,
@@ -288,6 +288,38 @@ fn two_iterators_that_are_used_in_turn_do_not_take_each_others_memory() {
     }
     // Each once, and what one of them gave up when the other was first used.
     assert!((120..=126).contains(&read), "{read} reads of 120 objects");
+    world.end();
+}
+
+#[test]
+fn the_objects_of_an_idle_iterator_are_read_at_most_once_more_for_each_use_of_it() {
+    let mut world = World::default();
+    let nth = |iterator: u64, number: u64| Object { source: iterator, index: OBJECTS * number };
+    (0..BUDGET).for_each(|number| world.window.announce(1, nth(1, number), 1));
+    assert_eq!(settle(&mut world), BUDGET);
+    // What nobody announced takes of the idle one's memory too.
+    for number in 0..20 {
+        world.take(nth(3, number));
+        assert_eq!(settle(&mut world), 1, "object {number}");
+        world.taken.clear();
+        assert_eq!(settle(&mut world), 0, "object {number}");
+    }
+    for used in 0..3 {
+        (0..40).for_each(|number| world.window.announce(2, nth(2, number), 1));
+        let mut read = 0;
+        for number in 0..40 {
+            world.take(nth(2, number));
+            read += settle(&mut world);
+            world.taken.clear();
+            read += settle(&mut world);
+        }
+        assert_eq!(read, 40, "those of the other one alone, after {used} uses of the idle one");
+        world.take(nth(1, used));
+        read = settle(&mut world);
+        world.taken.clear();
+        read += settle(&mut world);
+        assert!((1..=BUDGET).contains(&read), "{read} reads for use {used} of the idle one");
+    }
     world.end();
 }
 
