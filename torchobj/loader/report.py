@@ -60,7 +60,8 @@ def _by_reading(stats: LoaderStats) -> str:
 
 
 def _budget(stats: LoaderStats) -> str:
-    trainer = stats.used_bytes - stats.granted_bytes - stats.ahead_bytes
+    # Where sizes are not known what is ahead is a guess.
+    trainer = max(0, stats.used_bytes - stats.granted_bytes - stats.ahead_bytes)
     if trainer > stats.budget_bytes / 2:
         change = f"this process keeps {_size(trainer)} of batches: let go of them, or copy them; else"
     elif stats.granted_bytes > stats.budget_bytes / 2:
