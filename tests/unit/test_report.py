@@ -54,7 +54,11 @@ READS = dataclasses.replace(WAITS, hits=600, late=40, reading_share=0.4)
         (WAITS, "2 workers do not decode fast enough", "give it more"),
         (dataclasses.replace(WAITS, workers=0), "the loop's own process", "give the loader workers"),
         (dataclasses.replace(READS, throttled=40), "The store holds it back: 40 answers", "fewer ranks"),
-        (dataclasses.replace(READS, hits=0, late=0, misses=640), "640 of 640 unannounced", "others than its sampler yields"),
+        (
+            dataclasses.replace(READS, hits=0, late=0, misses=640),
+            "640 of 640 unannounced",
+            "others than its sampler yields",
+        ),
         (dataclasses.replace(READS, starved_share=0.8), "budget of 64 MiB holds it back", "torchobj.set_budget"),
         (
             dataclasses.replace(READS, starved_share=0.8, used_bytes=60 << 20, granted_bytes=60 << 20),
