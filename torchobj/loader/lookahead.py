@@ -28,8 +28,9 @@ _SHARE = 0.75
 #: Samples that are pulled ahead at most: more of small ones help nobody, and each costs a few hundred bytes.
 _MOST_SAMPLES = 32_768
 
-#: How long the loop is kept for pulling ahead, for each item that it takes: the window grows as it goes on.
-_PULLING_S = 0.002
+#: How long an item may be kept back for pulling ahead, so that the first batch does not wait for the whole window; or,
+#: if that is longer, until half of the time since the first item was spent on it.
+_PULLING_S = 0.01
 
 
 def check_lookahead(lookahead: Any) -> None:
@@ -208,15 +209,16 @@ class Ahead(Iterator[Any]):
             # Lists what is not listed yet, before workers are started: they inherit it.
             lookahead.hints([])
         self._window = Window(lookahead.sampler, lookahead.hints)
-        self._begun = False
+        # When the first item was asked for; and how long pulling took since.
+        self._began: float | None = None
+        self._spent_s = 0.0
         # The place behind the last item that was asked for.
         self._mark: Mark | None = None
 
     def __next__(self) -> Any:
         if self._progress is not None:
             self._progress.asked += 1
-        if not self._begun:
-            self._begun = True
+        if self._began is None:
             self._window = self._lookahead.begin(self._window)
         self._pull()
         window = self._window
@@ -230,14 +232,18 @@ class Ahead(Iterator[Any]):
         raise StopIteration if error is None else error
 
     def _pull(self) -> None:
-        window, end = self._window, time.perf_counter() + _PULLING_S
+        window, began = self._window, time.perf_counter()
+        if self._began is None:
+            self._began = began
+        end = began + max(_PULLING_S, (began - self._began) / 2 - self._spent_s)
         while not window.ended and (not window.pending or (time.perf_counter() < end and self._room())):
             window.pull()
         while window.ended and window.error is None and time.perf_counter() < end and self._room():
             following = self._lookahead.following(make=True)
             if following is None or following.ended:
-                return
+                break
             following.pull()
+        self._spent_s += time.perf_counter() - began
 
     def _room(self) -> bool:
         announced = self._window.announced()
