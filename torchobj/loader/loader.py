@@ -11,6 +11,7 @@ from torchobj.loader.hints import Hints, failed_samples, hints_of
 from torchobj.loader.iterables import goes_to_its_place, place_of, resume
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.mixin import LookaheadMixin
+from torchobj.loader.nested import in_batches
 from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.state import between, check, generator_of, state_of, undrawn
@@ -160,6 +161,5 @@ class DataLoader(LookaheadMixin):
 
 
 def _known(sampler: Any) -> bool:
-    if type(sampler) is torch.utils.data.BatchSampler:
-        return _known(sampler.sampler)
-    return type(sampler) in _KNOWN
+    inner = in_batches(sampler)
+    return type(inner) in _KNOWN if inner is sampler else _known(inner)

@@ -10,13 +10,12 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import torch.utils.data
-
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 from torchobj.loader.batches import Progress
 from torchobj.loader.claims import Claims
 from torchobj.loader.hints import Hints
+from torchobj.loader.nested import in_batches
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.state import Mark, Order, load, state_of
 
@@ -84,11 +83,6 @@ class Lookahead:
         load(self.sampler, state)
         self._resumed = state if state["within_epoch"] else None
 
-    @property
-    def resumes(self) -> bool:
-        """Whether the next pass begins within an epoch."""
-        return self._resumed is not None
-
     def begin(self, window: "Window") -> "Window":
         """The window of a pass that begins: `window`, or the one that was pulled for it before."""
         following, self._following = self._following, None
@@ -118,7 +112,7 @@ class Lookahead:
 
 
 def _elastic(sampler: Any) -> ElasticDistributedSampler | None:
-    inner = sampler.sampler if type(sampler) is torch.utils.data.BatchSampler else sampler
+    inner = in_batches(sampler)
     return inner if isinstance(inner, ElasticDistributedSampler) else None
 
 
