@@ -18,11 +18,9 @@ from torchobj.loader.hints import Hints
 from torchobj.loader.nested import in_batches
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.state import Mark, Order, load, state_of
+from torchobj.memory import AHEAD_SHARE
 
 __all__ = ["Lookahead", "check_lookahead"]
-
-#: Of the budget, what one iterator announces: the rest is what workers and the trainer hold.
-_SHARE = 0.75
 
 #: Samples that are pulled ahead at most: more of small ones help nobody, and each costs a few hundred bytes.
 _MOST_SAMPLES = 32_768
@@ -252,7 +250,7 @@ class Ahead(Iterator[Any]):
             return False
         pending, budget = announced
         after = following.announced() if following else None
-        return pending + (after[0] if after else 0) < budget * _SHARE
+        return pending + (after[0] if after else 0) < budget * AHEAD_SHARE
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the item that was asked for last, whatever was pulled; for torchdata's loaders."""
