@@ -134,7 +134,8 @@ class Window:
         self._announcer: _torchobj.Announcer | None = None
         self._claims = Claims()
         self.order = Order(sampler)
-        self.pending: deque[tuple[Any, Mark]] = deque()
+        #: Items, how many samples each is of, and the places behind them.
+        self.pending: deque[tuple[Any, int, Mark]] = deque()
         #: In what is pending.
         self.samples = 0
         self.ended = False
@@ -151,23 +152,24 @@ class Window:
         except BaseException as error:  # noqa: BLE001  raised in its turn
             self.ended, self.error = True, error
             return
-        self.pending.append((item, self.order.mark()))
-        self.samples += len(indices_of(item))
-        self._claims.pull(self._announce(item))
+        indices = indices_of(item)
+        self.pending.append((item, len(indices), self.order.mark()))
+        self.samples += len(indices)
+        self._claims.pull(self._announce(indices))
 
-    def hand_out(self) -> tuple[Any, Mark]:
-        """The next item, and the place behind it."""
+    def hand_out(self) -> tuple[Any, int, Mark]:
+        """The next item, how many samples it is of, and the place behind it."""
         if self._claims.hand_out():
             self._stop_announcing()
-        item, mark = self.pending.popleft()
-        self.samples -= len(indices_of(item))
-        return item, mark
+        item, samples, mark = self.pending.popleft()
+        self.samples -= samples
+        return item, samples, mark
 
-    def _announce(self, item: Any) -> int:
+    def _announce(self, indices: list[Any]) -> int:
         if self._hints is None:
             return 0
         try:
-            objects = self._hints(indices_of(item))
+            objects = self._hints(indices)
         except (IndexError, TypeError):
             # No index of the dataset: whoever takes the sample says so, in its turn.
             return 0
@@ -215,9 +217,9 @@ class Ahead(Iterator[Any]):
         self._pull()
         window = self._window
         if window.pending:
-            item, self._mark = window.hand_out()
+            item, samples, self._mark = window.hand_out()
             if self._progress is not None:
-                self._progress.dispatch(self._mark, len(indices_of(item)))
+                self._progress.dispatch(self._mark, samples)
             return item
         # Not kept: its traceback would keep what the caller's frames hold.
         error, window.error = window.error, None
