@@ -1,6 +1,5 @@
 """Iterable datasets: one after the other in a known order, read ahead by one process, split over ranks and workers."""
 
-import gc
 import itertools
 import multiprocessing
 import os
@@ -16,7 +15,8 @@ import torchdata.stateful_dataloader
 from torch.utils.data import DataLoader, get_worker_info
 
 import torchobj
-from torchobj import _torchobj, exceptions
+from tests.prefetching import all_free, eventually, stats
+from torchobj import exceptions
 from torchobj.datasets.share import Share, in_order, shuffled
 
 COUNT = 300
@@ -65,23 +65,6 @@ def numbers(loader):
 
 def flat(lists):
     return list(itertools.chain.from_iterable(lists))
-
-
-def stats():
-    return {"hits": 0, "late": 0, "misses": 0, "objects": 0} | _torchobj.prefetch_stats()
-
-
-def eventually(holds):
-    for _ in range(500):
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def all_free():
-    gc.collect()
-    return eventually(lambda: stats()["used_bytes"] == 0 and stats()["announced"] == 0)
 
 
 WORKERS = [
