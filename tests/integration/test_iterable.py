@@ -340,12 +340,11 @@ def test_a_state_of_another_share_is_refused(folder, settings, listed):
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-@pytest.mark.parametrize("settings", WORKERS, ids=str)
-@pytest.mark.parametrize("batches", [0, 7, 37])
+# Spawned workers take their time: one case.
+@pytest.mark.parametrize(
+    ("settings", "batches"), [*itertools.product(WORKERS[:2], [0, 7, 37]), (WORKERS[2], 7)], ids=str
+)
 def test_a_stateful_loader_resumes_exactly(folder, settings, batches):
-    if settings.get("multiprocessing_context") == "spawn" and batches != 7:
-        pytest.skip("spawned workers take their time: one case")
-
     def loader():
         samples = dataset(folder, shuffle=True, seed=2)
         assert len(samples.manifest) == COUNT
