@@ -5,7 +5,9 @@ Credentials are never part of a configuration: they come from where the AWS SDKs
 
 import dataclasses
 import math
+import os
 from pathlib import Path
+from types import NoneType
 from typing import Literal
 
 from torchobj.exceptions import ConfigError
@@ -31,6 +33,12 @@ def _check_number(name: str, value: object, low: float, high: float, unit: str =
     text = {5 * MIB: "5 MiB", 5 * GIB: "5 GiB", MIB: "1 MiB", 64 * GIB: "64 GiB"}
     allowed = f"{text.get(int(low), low)}..{text.get(int(high), high)}{unit}"
     _check(name, value, allowed, ok=low <= number <= high)
+
+
+def _check_kinds(config: object, allowed: str, kinds: tuple[type, ...], *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _check(name, value, allowed, ok=isinstance(value, kinds))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +117,14 @@ class StoreConfig:
     """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
 
     def __post_init__(self) -> None:
+        texts = ("region", "endpoint_url", "profile", "kms_key_id", "storage_class")
+        _check_kinds(self, "a string, or None", (str, NoneType), *texts)
+        switches = ("anonymous", "verify_tls", "requester_pays", "force_sdk", "hedge")
+        _check_kinds(self, "True or False", (bool,), *switches)
+        for name in ("ca_bundle", "customer_key_file"):
+            value = getattr(self, name)
+            # Its type only: a key that is given in place of its file is not to be in a log.
+            _check(name, type(value), "a path, or None", ok=isinstance(value, (str, os.PathLike, NoneType)))
         _check(
             "addressing_style",
             self.addressing_style,
@@ -198,6 +214,8 @@ class S3ClientConfig:
     """Whoever reads pays."""
 
     def __post_init__(self) -> None:
+        _check_kinds(self, "a string, or None", (str, NoneType), "profile")
+        _check_kinds(self, "True or False", (bool,), "unsigned", "force_path_style", "requester_pays")
         _check_number("throughput_target_gbps", self.throughput_target_gbps, 0.001, 100_000, whole=False)
         _check_number("part_size", self.part_size, 5 * MIB, 5 * GIB)
         _check_number("max_attempts", self.max_attempts, 1, 1000)

@@ -32,7 +32,7 @@ LAYERS = [
     ["datasets.listing"],
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
-    ["loader.claims", "loader.hints", "loader.permutation", "loader.stats"],
+    ["loader.claims", "loader.hints", "loader.nested", "loader.permutation", "loader.stats"],
     ["loader.iterables", "loader.report", "loader.sampler", "loader.state"],
     ["loader.batches"],
     ["loader.lookahead"],
