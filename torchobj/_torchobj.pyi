@@ -12,6 +12,7 @@ __all__ = [
     "ListPages",
     "Manifest",
     "ManifestPages",
+    "NativeGather",
     "NativeIteration",
     "NativeSource",
     "NativeStore",
@@ -262,6 +263,23 @@ class Announcer:
 def hand(buffer: Buffer) -> tuple[int, int, int] | None: ...
 def adopt(owner: int, segment: int, generation: int) -> Buffer: ...
 def prefetch_stats() -> dict[str, Any]: ...
+
+@final
+class NativeGather:
+    def __new__(
+        cls,
+        store: NativeStore,
+        key: str,
+        attributes: _Attributes,
+        if_none_match: bool = False,
+        if_match: str | None = None,
+        limit_bytes: int | None = None,
+    ) -> Self: ...
+    # bytes: a literal. Another buffer: a record. A number, or a first and an end: the CRC-32 of these records, behind them.
+    def write(self, pieces: Sequence[Any]) -> None: ...
+    def crc32(self, record: int) -> int: ...
+    def close(self) -> tuple[str, int]: ...
+    def abort(self) -> None: ...
 
 @final
 class NativeWriter:

@@ -224,7 +224,13 @@ impl ObjectStore for MemoryStore {
         self.check_key(Operation::BeginUpload, key)?;
         let mut state = self.state();
         let id = state.next("upload").as_str().to_owned();
-        let upload = Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: Some(now_ms()) };
+        let upload = Upload {
+            key: key.to_owned(),
+            id: id.clone(),
+            nonce: String::new(),
+            begun_ms: Some(now_ms()),
+            crc32: false,
+        };
         let pending =
             Pending { upload: upload.clone(), attributes: options.attributes.clone(), parts: BTreeMap::new() };
         state.uploads.insert(id, pending);

@@ -1,12 +1,13 @@
 //! The binding: takes arguments, releases the GIL, calls torchobj-core and torchobj-store, and wraps the result.
 //!
-//! The map: `store`, `manifest`, `pages`, `object_ref` and `writer` are the classes · `source` and `ref_source` read ahead,
+//! The map: `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` are the classes · `source` and `ref_source` read ahead,
 //! `reach` finds who reads for this process · `buffer` is memory that both sides see, and readers of it · `process` keeps
 //! one client per configuration and process · `wait` runs work while Python waits · `config`, `error` and `log` translate.
 
 mod buffer;
 mod config;
 mod error;
+mod gather;
 mod log;
 mod manifest;
 mod object_ref;
@@ -33,6 +34,8 @@ mod native {
     use crate::buffer::{Buffer, ObjectReader};
     #[pymodule_export]
     use crate::config::default_config;
+    #[pymodule_export]
+    use crate::gather::NativeGather;
     #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]

@@ -173,7 +173,7 @@ impl NativeStore {
     /// Forgets an unfinished upload.
     fn abort_upload(&self, py: Python<'_>, key: String, upload_id: String) -> PyResult<()> {
         let client = self.client(py)?;
-        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None };
+        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None, crc32: false };
         wait(py, async move { client.abort(&upload).await })?.or_raise(py)
     }
 
@@ -271,7 +271,7 @@ pub(crate) fn put_options(fields: AttributeFields, if_none_match: bool, if_match
         (false, Some(version)) => Condition::Matches(Version::new(version)),
         (false, None) => Condition::Always,
     };
-    PutOptions { attributes, condition }
+    PutOptions { attributes, condition, crc32: false }
 }
 
 /// What is listed.
