@@ -18,7 +18,10 @@ LAYERS = [
     ["config", "urls"],
     ["_torchobj"],
     ["_process", "memory", "store"],
-    ["checkpoint.files"],
+    ["checkpoint.archive", "checkpoint.files", "checkpoint.ranges"],
+    ["checkpoint.filling", "checkpoint.outline", "checkpoint.pickling", "checkpoint.selection", "checkpoint.staging"],
+    ["checkpoint.plan", "checkpoint.records"],
+    ["checkpoint.load", "checkpoint.save"],
     [
         "datasets.errors",
         "datasets.handover",

@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from torchobj.exceptions import CheckpointError
 
-__all__ = ["LOCAL_HEADER_BYTES", "Directory", "Record", "crc32_of_descriptor", "find_directory", "payload_of", "records_of"]
+__all__ = [
+    "LOCAL_HEADER_BYTES",
+    "Directory",
+    "Record",
+    "crc32_of_descriptor",
+    "find_directory",
+    "payload_of",
+    "records_of",
+]
 
 #: Without the name and the padding behind it.
 LOCAL_HEADER_BYTES = 30

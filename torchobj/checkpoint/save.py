@@ -120,5 +120,3 @@ def _batches(plan: Plan) -> Iterator[list[Any]]:
                 batch = []
             sums[piece.start] = total.to_bytes(4, "little")
     yield batch
-
-
