@@ -1,6 +1,7 @@
 //! The binding: takes arguments, releases the GIL, calls torchobj-core and torchobj-store, and wraps the result.
 //!
-//! The map: `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` are the classes · `source` and `ref_source` read ahead,
+//! The map: `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` are the classes · `scatter` reads into memory of
+//! Python's · `source` and `ref_source` read ahead,
 //! `reach` finds who reads for this process · `buffer` is memory that both sides see, and readers of it · `process` keeps
 //! one client per configuration and process · `wait` runs work while Python waits · `config`, `error` and `log` translate.
 
@@ -17,6 +18,7 @@ mod process;
 mod reach;
 #[cfg(target_os = "linux")]
 mod ref_source;
+mod scatter;
 #[cfg(target_os = "linux")]
 mod source;
 #[cfg(target_os = "linux")]
@@ -47,6 +49,8 @@ mod native {
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::ref_source::RefSource;
+    #[pymodule_export]
+    use crate::scatter::scatter;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand};

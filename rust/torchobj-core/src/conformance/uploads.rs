@@ -80,7 +80,7 @@ pub(super) async fn what_was_gathered_and_not_closed_leaves_nothing(subject: Sub
     assert!(unfinished(&subject).await == 1);
     let error = gather.write(vec![Piece::Crc32(1..2)]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
-    assert_eq!(get(&subject, "kept").await.unwrap(), "before");
+    assert_eq!(get(&subject, "kept").await.unwrap(), b"before");
     assert_eq!(unfinished(&subject).await, 0);
 }
 
