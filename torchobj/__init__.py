@@ -1,8 +1,9 @@
 """Train from object storage: PyTorch datasets and checkpoints for S3, with a Rust core.
 
 The map: `Store` reads, writes and lists a bucket (`store`) · `S3MapDataset` and its kin are datasets (`datasets`) ·
-`save` and `load` are for checkpoints, `S3Checkpoint` and `open` are files over objects (`checkpoint`) · `StoreConfig` says how (`config`) · every exception is
-in `exceptions`. Importing torchobj, and using a store, imports no torch: what needs it is loaded at its first use.
+`save` and `load` are for checkpoints, `S3Checkpoint` and `open` are files over objects (`checkpoint`) · `StoreConfig`
+says how (`config`) · every exception is in `exceptions`. Importing torchobj, and using a store, imports no torch: what
+needs it is loaded at its first use.
 """
 
 import importlib

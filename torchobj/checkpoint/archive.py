@@ -1,8 +1,8 @@
-"""The zip layout of `torch.save`: its directory, where payloads lie, where their CRC-32 stand. Reads nothing, knows no torch.
+"""The zip layout of `torch.save`: its directory, where payloads lie, where their CRC-32 stand.
 
-A payload follows a local header, whose padding the directory does not know. But records follow each other without a gap,
-so the end of a payload is known from the next record's header, and with it the payload's start. A reader fetches by this
-and compares with the local header, which it fetches along.
+Reads nothing, knows no torch. A payload follows a local header, whose padding the directory does not know. But records
+follow each other without a gap, so the end of a payload is known from the next record's header, and with it its start.
+A reader fetches by this and compares with the local header, which it fetches along.
 """
 
 import itertools
@@ -133,7 +133,8 @@ def payload_of(record: Record, local_header: bytes) -> int:
     mark, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(local_header)
     if mark != b"PK\x03\x04":
         raise CheckpointError(f"{record.name}: no record begins at byte {record.header}")
-    return record.header + LOCAL_HEADER_BYTES + name_bytes + extra_bytes
+    padded: int = name_bytes + extra_bytes
+    return record.header + LOCAL_HEADER_BYTES + padded
 
 
 def crc32_of_descriptor(payload: int, size: int) -> int:
@@ -153,6 +154,9 @@ def _large(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int,
         kind, length = struct.unpack_from("<HH", extra, at)
         if kind == _EXTRA_64:
             values = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
-            return tuple(next(values, _LIMIT_32) if value == _LIMIT_32 else value for value in (size, packed, header))
+            size, packed, header = (
+                next(values, _LIMIT_32) if value == _LIMIT_32 else value for value in (size, packed, header)
+            )
+            break
         at += 4 + length
     return size, packed, header

@@ -9,6 +9,9 @@ from torchobj.exceptions import ConfigError
 
 __all__ = ["Pair", "assigned", "pairs_of"]
 
+#: What has places of its own. Anything else is a leaf, and is replaced.
+_CONTAINERS = (torch.Tensor, Mapping, list, tuple)
+
 #: So many of the places that do not fit are named.
 _NAMED = 5
 
@@ -46,10 +49,10 @@ def assigned(into: Any, loaded: Any) -> Any:
             if new is not into[key]:
                 into[key] = new  # type: ignore[index]
         return into
-    if isinstance(into, list) and isinstance(loaded, list):
+    if isinstance(into, list) and isinstance(loaded, list | tuple):
         into[:] = [assigned(*both) for both in zip(into, loaded, strict=True)]
         return into
-    if isinstance(into, tuple) and isinstance(loaded, tuple):
+    if isinstance(into, tuple) and isinstance(loaded, list | tuple):
         values = [assigned(*both) for both in zip(into, loaded, strict=True)]
         return type(into)(*values) if hasattr(into, "_fields") else type(into)(values)
     return loaded
@@ -57,37 +60,28 @@ def assigned(into: Any, loaded: Any) -> Any:
 
 def _match(into: Any, loaded: Any, path: str, pairs: list[Pair], wrong: list[str]) -> None:
     place = path or "the object"
-    if isinstance(into, torch.Tensor) or isinstance(loaded, torch.Tensor):
-        if not isinstance(into, torch.Tensor) or not isinstance(loaded, torch.Tensor):
-            wrong.append(f"{place}: {_kind(into)} here, {_kind(loaded)} in the file")
-        elif into.shape != loaded.shape or into.dtype != loaded.dtype or into.layout != loaded.layout:
+    inner = path and path + "."
+    if isinstance(into, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        if _form(into) != _form(loaded):
             wrong.append(f"{place}: {_form(into)} here, {_form(loaded)} in the file")
         elif into.device.type == "meta":
             wrong.append(f"{place}: a tensor on meta cannot be filled")
         else:
             pairs.append(Pair(path, into, loaded))
-        return
-    inner = path and path + "."
-    if isinstance(into, Mapping) and isinstance(loaded, Mapping):
+    elif isinstance(into, Mapping) and isinstance(loaded, Mapping):
         wrong += [f"{inner}{key}: not in the file" for key in into if key not in loaded]
         wrong += [f"{inner}{key}: only in the file" for key in loaded if key not in into]
-        for key, value in loaded.items():
-            if key in into:
-                _match(into[key], value, f"{inner}{key}", pairs, wrong)
-    elif isinstance(into, list | tuple) and isinstance(loaded, list | tuple):
-        if len(into) != len(loaded) or isinstance(into, list) != isinstance(loaded, list):
-            wrong.append(
-                f"{place}: a {_kind(into)} of {len(into)} here, a {_kind(loaded)} of {len(loaded)} in the file"
-            )
-            return
+        for key in (key for key in loaded if key in into):
+            _match(into[key], loaded[key], f"{inner}{key}", pairs, wrong)
+    elif isinstance(into, list | tuple) and isinstance(loaded, list | tuple) and len(into) == len(loaded):
         for index, both in enumerate(zip(into, loaded, strict=True)):
             _match(*both, f"{inner}{index}", pairs, wrong)
-    elif isinstance(into, Mapping | list | tuple) or isinstance(loaded, Mapping | list | tuple):
+    elif isinstance(into, _CONTAINERS) or isinstance(loaded, _CONTAINERS):
         wrong.append(f"{place}: {_kind(into)} here, {_kind(loaded)} in the file")
 
 
 def _kind(value: Any) -> str:
-    return type(value).__name__
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else type(value).__name__
 
 
 def _form(tensor: torch.Tensor) -> str:

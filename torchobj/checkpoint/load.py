@@ -8,15 +8,16 @@ made: what unpickling computes of a tensor is right, and what it refuses was ref
 import logging
 import pickle
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from torchobj.checkpoint import filling, pickling, selection, staging
+from torchobj.checkpoint.archive import Record
 from torchobj.checkpoint.files import _store_of, open_reader
 from torchobj.checkpoint.outline import Outline, StorageOutline, outline_of, uses_in
-from torchobj.checkpoint.pickling import MapLocation
+from torchobj.checkpoint.pickling import MapLocation, Restore
 from torchobj.checkpoint.ranges import RangedObject
 from torchobj.checkpoint.records import NotPlannableError, Records, Want, check
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
@@ -27,7 +28,7 @@ __all__ = ["load"]
 logger = logging.getLogger("torchobj")
 
 
-def load(
+def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     url: str,
     map_location: MapLocation = None,
     weights_only: bool = True,  # noqa: FBT001, FBT002  as in torch.load
@@ -75,28 +76,29 @@ def load(
     parsed, store = _store_of(url, settings)
     try:
         plan = _Plan(Records(RangedObject(store, parsed.key, str(parsed))), map_location, weights_only, verify)
-        whole = plan.into(into, wanted) if into is not None else plan.load(wanted)
-    except NotPlannableError as reason:
-        logger.info("%s: read by torch.load: %s", parsed, reason)
-        whole = _stock(str(parsed), settings, map_location, weights_only=weights_only)
-        if wanted is not None:
-            whole = selection.kept(whole, selection.select(whole, wanted, str(parsed)))
-        if into is not None:
-            pairs = filling.pairs_of(into, whole, str(parsed))
-            with torch.no_grad():
-                for pair in pairs:
-                    pair.target.copy_(pair.source)
-            whole = filling.assigned(into, whole)
+        return plan.into(into, wanted) if into is not None else plan.load(wanted)
+    except NotPlannableError as error:
+        reason = error
     except CheckpointError as error:
         # What knows no URL says what is wrong; this says where.
-        raise type(error)(f"{parsed}: {error}") from error.__cause__
-    return whole
+        raise CheckpointError(f"{parsed}: {error}") from error.__cause__
+    logger.info("%s: read by torch.load: %s", parsed, reason)
+    whole = _stock(str(parsed), settings, map_location, weights_only=weights_only)
+    if wanted is not None:
+        whole = selection.kept(whole, selection.select(whole, wanted, str(parsed)))
+    if into is None:
+        return whole
+    with torch.no_grad():
+        for pair in filling.pairs_of(into, whole, str(parsed)):
+            pair.target.copy_(pair.source)
+    return filling.assigned(into, whole)
 
 
 def _stock(url: str, settings: StoreConfig, map_location: MapLocation, *, weights_only: bool) -> Any:
+    stock: Any = torch.load
     with open_reader(url, settings) as reader:
         try:
-            return torch.load(reader, map_location, weights_only=weights_only)
+            return stock(reader, map_location, weights_only=weights_only)
         except (pickle.UnpicklingError, EOFError) as error:
             raise CheckpointError(f"{url}: {error}") from error
 
@@ -120,8 +122,8 @@ class _Plan:
         refused = pickling.refused_global(self._outline.globals) if weights_only else None
         if refused is not None:
             raise CheckpointError(
-                f"it holds {refused}, which weights_only=True refuses: allow it by torch.serialization.safe_globals, or "
-                "load with weights_only=False, which runs what the file names: only for a file that you trust"
+                f"it holds {refused}, which weights_only=True refuses: allow it by torch.serialization.safe_globals, "
+                "or load with weights_only=False, which runs what the file names: only for a file that you trust"
             )
         for key, storage in self._outline.storages.items():
             record = records.by_name.get(f"data/{key}")
@@ -157,7 +159,9 @@ class _Plan:
         uses += [use for use in uses_in(self._outline.tree) if not use.dense]
         return list({use.storage.key: use.storage for use in uses}.values())
 
-    def _made(self, wanted: Any, origins: dict[int, tuple[str, torch.UntypedStorage]] | None = None) -> Any:
+    def _made(
+        self, wanted: Iterable[StorageOutline], origins: dict[int, tuple[str, torch.UntypedStorage]] | None = None
+    ) -> Any:
         """The object with these storages read and the others on meta.
 
         `origins` is given the storages on meta: key and storage, which it keeps, by their address.
@@ -167,7 +171,7 @@ class _Plan:
 
         def storage_of(key: str, nbytes: int, location: str) -> torch.UntypedStorage:
             if key not in read:
-                storage = torch.UntypedStorage(nbytes, device="meta")
+                storage = staging.storage_of(nbytes, "meta")
                 if origins is not None:
                     origins[storage._cdata] = (key, storage)
                 return storage
@@ -179,34 +183,35 @@ class _Plan:
     def _read(
         self,
         wanted: Mapping[str, StorageOutline],
-        restore: Callable[[torch.UntypedStorage, str], torch.UntypedStorage],
+        restore: Restore,
     ) -> dict[str, tuple[torch.UntypedStorage, bool]]:
         """Storages with their bytes, by key, and whether each is already on the device where it belongs."""
         devices: dict[str, torch.device] = {}
         if self._map_location is None or isinstance(self._map_location, str | bytes | torch.device | dict):
             # Asks about each location before anything is read: an error of torch, as for a missing GPU, comes early.
             locations = {storage.location for storage in wanted.values()}
-            devices = {location: restore(torch.UntypedStorage(0), location).device for location in locations}
-        near, far = {}, {}
-        for key, storage in wanted.items():
-            device = devices.get(storage.location, torch.device("cpu"))
+            devices = {location: restore(staging.storage_of(0), location).device for location in locations}
+        near: dict[str, torch.UntypedStorage] = {}
+        far: dict[str, torch.UntypedStorage] = {}
+        for key, outline in wanted.items():
+            device = devices.get(outline.location, torch.device("cpu"))
             if device.type == "meta":
                 continue
             if staging.is_reachable(device) or self._swapped:
-                near[key] = torch.UntypedStorage(storage.nbytes)
+                near[key] = staging.storage_of(outline.nbytes)
             else:
-                far[key] = torch.UntypedStorage(storage.nbytes, device=device)
+                far[key] = staging.storage_of(outline.nbytes, device)
         wants = [Want(self._record(key), 0, staging.bytes_of(storage).numpy()) for key, storage in near.items()]
         self._check(near, self._records.read(wants, checksum=self._verify))
         self._check(far, self._land([(key, 0, staging.bytes_of(storage)) for key, storage in far.items()]))
         if self._swapped:
             for key, storage in near.items():
-                storage.byteswap(wanted[key].dtype)
+                _swap(storage, wanted[key].dtype)
         return {key: (storage, False) for key, storage in near.items()} | {
             key: (storage, True) for key, storage in far.items()
         }
 
-    def _record(self, key: str) -> Any:
+    def _record(self, key: str) -> Record:
         return self._records.by_name[f"data/{key}"]
 
     def _check(self, keys: Any, sums: Sequence[int]) -> None:
@@ -241,7 +246,7 @@ class _Plan:
             if not pair.target.numel():
                 continue
             key, _ = origins[pair.source.untyped_storage()._cdata]
-            place = (key, pair.source.storage_offset() * pair.source.element_size(), _raw(pair.target))
+            place = (key, int(pair.source.storage_offset()) * pair.source.element_size(), _raw(pair.target))
             identity = (pair.target.data_ptr(), pair.target.nbytes)
             if not self._is_direct(pair, key) or (
                 pair.target.data_ptr() < last_end and direct.get(identity, ("", 0))[:2] != place[:2]
@@ -266,16 +271,20 @@ class _Plan:
 
     def _fill_by_copy(self, key: str, pairs: Sequence[filling.Pair]) -> None:
         """Reads a whole storage, and copies from it."""
-        storage = torch.UntypedStorage(self._record(key).size)
+        storage = staging.storage_of(self._record(key).size)
         memory = staging.bytes_of(storage).numpy()
         self._check([key], self._records.read([Want(self._record(key), 0, memory)], checksum=self._verify))
         if self._swapped:
-            storage.byteswap(self._outline.storages[key].dtype)
+            _swap(storage, self._outline.storages[key].dtype)
         for _, target, source in pairs:
             whole = torch.empty(0, dtype=source.dtype)
             target.copy_(whole.set_(storage, source.storage_offset(), source.shape, source.stride()))
 
 
+def _swap(storage: Any, dtype: torch.dtype) -> None:
+    storage.byteswap(dtype)
+
+
 def _raw(tensor: torch.Tensor) -> Any:
-    """A contiguous tensor's bytes: uint8 tensor of shape (nbytes,) sharing its memory; None where it is not contiguous."""
+    """A contiguous tensor's bytes: uint8 tensor of shape (nbytes,) sharing its memory; of another, None."""
     return tensor.detach().reshape(-1).view(torch.uint8) if tensor.is_contiguous() else None

@@ -8,10 +8,11 @@ import collections
 import io
 import pickle
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 
+from torchobj.checkpoint.pickling import storage_dtype
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["Outline", "StorageOutline", "Use", "outline_of", "uses_in"]
@@ -26,30 +27,30 @@ class StorageOutline(NamedTuple):
     key: str
     dtype: torch.dtype
     location: str
-    count: int
-    """Elements."""
+    elements: int
 
     @property
     def nbytes(self) -> int:
         """Its size in bytes."""
-        return self.count * self.dtype.itemsize
+        return self.elements * self.dtype.itemsize
 
 
 class Stub:
     """Anything that the pickle makes by a global: an instance of, or a call to, what `path` names."""
 
     path = ""
+    args: tuple[Any, ...]
+    rest: list[Any]
 
-    def __new__(cls, *args: Any, **_named: Any) -> "Stub":
+    def __new__(cls, *args: Any, **_named: Any) -> Self:
         """Keeps the arguments."""
         stub = super().__new__(cls)
         stub.args = args
         stub.rest = []
         return stub
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        self.args: tuple[Any, ...] = args
-        self.rest: list[Any]
+    def __init__(self, *_args: Any, **_named: Any) -> None:
+        """`__new__` did it."""
 
     def __call__(self, *args: Any, **_named: Any) -> "Stub":
         """The result of a call to it."""
@@ -137,7 +138,7 @@ class Use(NamedTuple):
     """Names joined by dots, as `model.layer1.weight`."""
     storage: StorageOutline
     dense: bool
-    """Whether it is a dense tensor or parameter in plain containers: it can be made before the storage has its bytes."""
+    """Whether it is a dense tensor or parameter in plain containers, which can be made before the bytes are there."""
 
 
 def uses_in(tree: Any) -> list[Use]:
@@ -190,4 +191,4 @@ def _text(part: Any) -> Any:
 def _dtype_of(kind: Any) -> torch.dtype:
     """Of a storage's class, as `torch.FloatStorage`; those without a type are bytes."""
     name = kind.path.rpartition(".")[2]
-    return torch.uint8 if name == "UntypedStorage" else torch.serialization.StorageType(name).dtype
+    return torch.uint8 if name == "UntypedStorage" else storage_dtype(name)

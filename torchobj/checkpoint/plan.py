@@ -1,7 +1,7 @@
 """The bytes of a `torch.save` without the tensors' own: literals and holes, planned by torch itself. Sends nothing.
 
-torch pickles, and writes its archive with holes in place of storages (`torch.serialization.skip_data`). The storages are
-caught where the pickler is asked for their persistent ids, so that each hole is known by its record's name, `data/7`.
+torch pickles, and writes its archive with holes in place of storages (`torch.serialization.skip_data`). The storages
+are caught where the pickler is asked for their persistent ids: each hole is known by its record's name, as `data/7`.
 """
 
 import contextlib

@@ -26,7 +26,10 @@ class RangedObject:
     def __init__(self, store: "_torchobj.NativeStore", key: str, url: str) -> None:
         self.url = url
         self._store, self._key = store, key
-        self._head, self._tail, self.size, self._version = store.get_ends(key, END_BYTES, END_BYTES)
+        head, tail, self.size, self._version = store.get_ends(key, END_BYTES, END_BYTES)
+        # Any: before 3.12 Python has no type for the buffer protocol.
+        self._head: Any = memoryview(head)  # type: ignore[arg-type]
+        self._tail: Any = memoryview(tail)  # type: ignore[arg-type]
 
     def head(self) -> bytes:
         """Its first bytes, at most `END_BYTES`."""
@@ -74,5 +77,6 @@ class RangedObject:
         """These bytes, if they lie in one of the ends."""
         for end, start in ((self._head, 0), (self._tail, self.size - len(self._tail))):
             if start <= offset and offset + length <= start + len(end):
-                return memoryview(end)[offset - start : offset - start + length]
+                part: memoryview = end[offset - start : offset - start + length]
+                return part
         return None

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import torch
 
@@ -18,7 +17,15 @@ __all__ = ["SavedObject", "save"]
 logger = logging.getLogger("torchobj")
 
 #: Of a plain object: no headers of its own, no metadata.
-_NO_ATTRIBUTES = (None, None, None, None, None, None, [])
+_NO_ATTRIBUTES: tuple[None, None, None, None, None, None, list[tuple[str, str]]] = (
+    None,
+    None,
+    None,
+    None,
+    None,
+    None,
+    [],
+)
 
 
 class SavedObject(NamedTuple):
@@ -96,10 +103,10 @@ def save(
 
 
 def _batches(plan: Plan) -> Iterator[list[Any]]:
-    """The plan's pieces for a gather. A block of staged memory ends a batch: it is on its way before the next is made."""
+    """The plan's pieces for a gather. A block of staged memory ends a batch: the next is made when it is on its way."""
     batch: list[Any] = []
-    #: By hole: the number of its record, or its CRC-32 where it was staged.
-    sums: dict[int, int | bytes] = {}
+    #: By hole: the first of its records and their end.
+    sums: dict[int, tuple[int, int]] = {}
     records = 0
     for piece in plan.pieces():
         if isinstance(piece, bytes):
@@ -108,15 +115,14 @@ def _batches(plan: Plan) -> Iterator[list[Any]]:
             batch.append(sums[piece.hole])
         elif is_reachable(piece.storage.device):
             batch.append(bytes_of(piece.storage).numpy())
-            sums[piece.start] = records
+            sums[piece.start] = (records, records + 1)
             records += 1
         else:
-            total = 0
+            first = records
             for block in taken(piece.storage):
-                total = crc32(block, total) if plan.fields else 0
                 batch.append(block)
                 records += 1
                 yield batch
                 batch = []
-            sums[piece.start] = total.to_bytes(4, "little")
+            sums[piece.start] = (first, records)
     yield batch

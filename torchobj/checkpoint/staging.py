@@ -7,7 +7,7 @@ from zlib import crc32
 
 import torch
 
-__all__ = ["BLOCK_BYTES", "STAGING_BYTES", "Landing", "bytes_of", "fill", "is_reachable", "taken"]
+__all__ = ["BLOCK_BYTES", "STAGING_BYTES", "Landing", "bytes_of", "fill", "is_reachable", "storage_of", "taken"]
 
 BLOCK_BYTES = 8 << 20
 #: All blocks that are in use at once.
@@ -27,6 +27,13 @@ class Landing(NamedTuple):
 def is_reachable(device: torch.device) -> bool:
     """Whether memory of this device can be read and written as it is."""
     return device.type == "cpu"
+
+
+def storage_of(nbytes: int, device: torch.device | str = "cpu") -> torch.UntypedStorage:
+    """A new storage of `nbytes` bytes, which hold anything."""
+    new: Any = torch.UntypedStorage
+    storage: torch.UntypedStorage = new(nbytes, device=device)
+    return storage
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -70,11 +77,12 @@ def fill(landings: Sequence[Landing], read: Read, *, checksum: bool) -> list[int
             segments = [(landings[which].offset + begin, block.numpy()) for which, begin, block in pieces]
             return pieces, reader.submit(read, segments)
 
-        coming = start(0) if windows else None
+        coming = [start(0)] if windows else []
         for number in range(len(windows)):
-            pieces, done = coming
+            pieces, done = coming.pop()
             done.result()
-            coming = start(number + 1) if number + 1 < len(windows) else None
+            if number + 1 < len(windows):
+                coming.append(start(number + 1))
             for which, begin, block in pieces:
                 if checksum:
                     sums[which] = crc32(block.numpy(), sums[which])
