@@ -113,13 +113,13 @@ def records_of(directory: bytes, start: int) -> dict[str, Record]:
             folder = name.partition("/")[0] + "/" if "/" in name else ""
         stored = method == 0 and packed == size and not flags & _FLAG_ENCRYPTED
         descriptor = _descriptor_bytes(header, size) if flags & _FLAG_DESCRIPTOR else 0
-        entries.append((header, name.removeprefix(folder), size, crc32, start + at, stored, descriptor))
+        entries.append((header, name.removeprefix(folder), size, crc32, start + at, stored, packed + descriptor))
         at = end
     entries.sort()
     records = {}
     for entry, after in itertools.zip_longest(entries, entries[1:]):
-        header, name, size, crc32, entry_at, stored, descriptor = entry
-        payload = (after[0] if after else start) - descriptor - size
+        header, name, size, crc32, entry_at, stored, length = entry
+        payload = (after[0] if after else start) - length
         records[name] = Record(name, header, payload, size, crc32, entry_at + _CRC32_IN_ENTRY, stored)
     return records
 

@@ -7,6 +7,7 @@ comes out has the object's own dicts, lists and tuples; the rest are `Stub`s, an
 import collections
 import io
 import pickle
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Self
 
@@ -98,6 +99,8 @@ class _Unpickler(pickle.Unpickler):
         self.consistent = True
 
     def find_class(self, module: str, name: str) -> Any:
+        # Protocol 2, which torch uses, has the names of Python 2.
+        module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
         path = f"{module}.{name}"
         if path not in self.stubs:
             self.stubs[path] = type("Stub", (Stub,), {"path": path})
