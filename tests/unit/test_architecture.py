@@ -19,8 +19,8 @@ LAYERS = [
     ["_torchobj"],
     ["_process", "memory", "store"],
     ["checkpoint.archive", "checkpoint.files", "checkpoint.ranges"],
-    ["checkpoint.filling", "checkpoint.outline", "checkpoint.pickling", "checkpoint.selection", "checkpoint.staging"],
-    ["checkpoint.plan", "checkpoint.records"],
+    ["checkpoint.filling", "checkpoint.pickling", "checkpoint.selection", "checkpoint.staging"],
+    ["checkpoint.outline", "checkpoint.plan", "checkpoint.records"],
     ["checkpoint.load", "checkpoint.save"],
     [
         "datasets.errors",
