@@ -18,7 +18,10 @@ LAYERS = [
     ["config", "urls"],
     ["_torchobj"],
     ["_process", "memory", "store"],
-    ["checkpoint.files"],
+    ["checkpoint.archive", "checkpoint.files", "checkpoint.ranges"],
+    ["checkpoint.filling", "checkpoint.pickling", "checkpoint.selection", "checkpoint.staging"],
+    ["checkpoint.outline", "checkpoint.plan", "checkpoint.records"],
+    ["checkpoint.load", "checkpoint.save"],
     [
         "datasets.errors",
         "datasets.handover",
