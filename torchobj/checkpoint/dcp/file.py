@@ -23,7 +23,7 @@ _BATCH_BYTES = 1 << 20
 #: And so many pieces.
 _BATCH_PIECES = 1000
 
-_ATTRIBUTES = (None, None, None, None, None, None, [])
+_ATTRIBUTES: Any = (None, None, None, None, None, None, [])
 
 
 class ItemFile:

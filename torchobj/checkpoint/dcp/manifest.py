@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -69,5 +68,3 @@ class Manifest:
         if newer:
             raise CheckpointError(f"{url}: was written by torchobj {manifest.torchobj_version}, which is newer")
         return manifest
-
-

@@ -30,9 +30,9 @@ _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"
 
 
-
 def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
-    return copyreg.__newobj__, (TensorProperties,), properties.__getstate__()[:_PORTABLE_FIELDS]  # type: ignore[attr-defined]
+    state: tuple[Any, ...] = properties.__getstate__()  # type: ignore[no-untyped-call]
+    return copyreg.__newobj__, (TensorProperties,), state[:_PORTABLE_FIELDS]  # type: ignore[attr-defined]
 
 
 def dump_metadata(metadata: Metadata) -> bytes:
@@ -60,12 +60,12 @@ def _allowed() -> dict[tuple[str, str], Any]:
     found: dict[tuple[str, str], Any] = {
         (_METADATA_MODULE, name): getattr(torch_metadata, name) for name in (*names, "StorageMeta")
     }
-    found[_METADATA_MODULE, "_MEM_FORMAT_ENCODING"] = torch_metadata._MEM_FORMAT_ENCODING  # noqa: SLF001  it is pickled
+    found[_METADATA_MODULE, "_MEM_FORMAT_ENCODING"] = torch_metadata._MEM_FORMAT_ENCODING
     found[_METADATA_MODULE, "TensorProperties"] = _AnyTensorProperties
     found[_FILESYSTEM_MODULE, "_StorageInfo"] = _StorageInfo
-    found[_FILESYSTEM_MODULE, "_StoragePrefix"] = filesystem._StoragePrefix  # noqa: SLF001  it is pickled
+    found[_FILESYSTEM_MODULE, "_StoragePrefix"] = filesystem._StoragePrefix
     found["torch", "Size"] = torch.Size
-    found["torch.serialization", "_get_layout"] = torch.serialization._get_layout  # noqa: SLF001  it is pickled
+    found["torch.serialization", "_get_layout"] = torch.serialization._get_layout
     found["collections", "OrderedDict"] = collections.OrderedDict
     for kind in (set, frozenset, list, dict, tuple, int, float, complex, bool, str, bytes, bytearray, slice, range):
         found["builtins", kind.__name__] = kind

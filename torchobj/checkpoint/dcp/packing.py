@@ -29,9 +29,7 @@ def packed(items: list[WriteItem], files: int) -> list[list[WriteItem]]:
     # What is no tensor is small, and goes round.
     others = [item for item in items if item.type is WriteItemType.BYTE_IO]
     bins: list[list[WriteItem]] = [others[number::files] for number in range(files)]
-    tensors = sorted(
-        (item for item in items if item.type is not WriteItemType.BYTE_IO), key=item_bytes, reverse=True
-    )
+    tensors = sorted((item for item in items if item.type is not WriteItemType.BYTE_IO), key=item_bytes, reverse=True)
     sizes = [(0, len(content), number) for number, content in enumerate(bins)]
     heapq.heapify(sizes)
     for item in tensors:

@@ -70,10 +70,18 @@ class Place:
         """The URL of an object of the folder."""
         return f"{self._parsed.base}/{self.key(name)}"
 
-    def read(self, name: str) -> bytes | None:
+    def get(self, name: str) -> bytes:
+        """An object's bytes.
+
+        Raises:
+            ObjectNotFoundError: There is none.
+        """
+        return bytes(memoryview(self.store.get(self.key(name))))
+
+    def find(self, name: str) -> bytes | None:
         """An object's bytes; None where there is no such object."""
         try:
-            return bytes(self.store.get(self.key(name)))
+            return self.get(name)
         except ObjectNotFoundError:
             return None
 

@@ -26,5 +26,5 @@ def staged_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         for row in tensor:
             yield from staged_pieces(row)
         return
-    for rows in tensor.split(PIECE_BYTES // row_bytes):
+    for rows in torch.split(tensor, PIECE_BYTES // row_bytes):
         yield staged_whole(rows)

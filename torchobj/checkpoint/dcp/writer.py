@@ -1,4 +1,4 @@
-"""What `torch.distributed.checkpoint` saves through. Leaves the items to `writing`, and the bytes of files to `file`."""
+"""What `torch.distributed.checkpoint` saves through. Leaves the items to `writing`, their bytes to `file`."""
 
 import dataclasses
 import logging
@@ -197,7 +197,7 @@ class StorageWriter(TorchStorageWriter):
         return ranked(METADATA, self._rank)
 
     def _look_for_previous(self) -> None:
-        self._previous = self._place.read(self._metadata_name())
+        self._previous = self._place.find(self._metadata_name())
         if self._previous is not None:
             if not self._overwrite:
                 raise self._exists()
@@ -224,5 +224,5 @@ class StorageWriter(TorchStorageWriter):
             self._place.store.put(key, data, if_none_match=not self._overwrite)
         except PreconditionFailedError:
             # A PUT whose answer was lost is sent again, and meets what it has written itself.
-            if self._place.read(self._metadata_name()) != data:
+            if self._place.find(self._metadata_name()) != data:
                 raise self._exists() from None
