@@ -19,6 +19,7 @@ LAYERS = [
     ["_torchobj"],
     ["_process", "memory", "store"],
     ["checkpoint.files"],
+    ["fsspec"],
     [
         "datasets.errors",
         "datasets.handover",
@@ -32,6 +33,7 @@ LAYERS = [
     ["datasets.listing"],
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
+    ["lightning"],
     ["loader.claims", "loader.hints", "loader.permutation", "loader.stats"],
     ["loader.iterables", "loader.report", "loader.sampler", "loader.state"],
     ["loader.batches"],
