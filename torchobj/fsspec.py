@@ -36,7 +36,7 @@ _made: dict[StoreConfig, set[str]] = {}
 
 
 class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
-    """The buckets of S3 for fsspec. Paths are `bucket/key`, with or without `s3://`; a folder is what has keys below it.
+    """The buckets of S3 for fsspec. Paths are `bucket/key`, also behind `s3://`; a folder is what has keys below it.
 
     Listings are never cached. `LastModified`, in UTC, and `ETag` stand in what `info` and `ls` return. What is written
     appears whole by its `close()`, in a transaction by the end of that, and not at all where the `with` block raised,
@@ -205,14 +205,14 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         """Bytes of an object, by the rules of slices."""
         store, key = self._place(path)
         if start is None and end is None:
-            return bytes(store.get(key))
+            return bytes(memoryview(store.get(key)))  # type: ignore[arg-type]
         if (end is not None and start is not None and start < 0) or (end is not None and end < 0):
             start, end, _step = slice(start, end).indices(store.head(key).size)
         start = start or 0
         if end is not None and end <= start:
             return b""
         try:
-            return bytes(store.get_range(key, start, end))
+            return bytes(memoryview(store.get_range(key, start, end)))  # type: ignore[arg-type]
         except RangeError:
             return b""
 
@@ -253,7 +253,7 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
 
 
 class _File(ObjectWriter):
-    """A writer that can be part of a transaction of fsspec: then `close()` ends the writing, and `commit()` the wait."""
+    """A writer that can be part of a transaction of fsspec: what is closed then waits for `commit()`."""
 
     is_deferred = False
 
@@ -302,7 +302,7 @@ def register(
     endpoint_url: str | None = None,
     replace: bool = True,
 ) -> bool:
-    """Makes torchobj what fsspec opens `s3://` by, in this process; s3fs and others stay as they are by their own names.
+    """Makes torchobj what fsspec opens `s3://` by, in this process. s3fs is there still, by its own name.
 
     Args:
         config, region, endpoint_url: For every file system that is made without its own. Without any of them, what an

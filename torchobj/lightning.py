@@ -91,7 +91,10 @@ class ObjectCheckpointIO(_Base):
         save(checkpoint, str(_url(path)), config=self._config)
 
     def load_checkpoint(
-        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
+        self,
+        path: Any,
+        map_location: Any | None = None,
+        weights_only: bool | None = None,  # noqa: FBT001  Lightning's signature
     ) -> dict[str, Any]:
         """Reads a checkpoint.
 

@@ -33,7 +33,6 @@ LAYERS = [
     ["datasets.listing"],
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
-    ["lightning"],
     ["loader.claims", "loader.hints", "loader.permutation", "loader.stats"],
     ["loader.iterables", "loader.report", "loader.sampler", "loader.state"],
     ["loader.batches"],
@@ -42,6 +41,7 @@ LAYERS = [
     ["loader.mixin"],
     ["loader.attaching", "loader.loader"],
     ["loader.callback"],
+    ["lightning"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
