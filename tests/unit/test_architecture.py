@@ -19,7 +19,6 @@ LAYERS = [
     ["_torchobj"],
     ["_process", "memory", "store"],
     ["checkpoint.files"],
-    ["fsspec"],
     [
         "datasets.errors",
         "datasets.handover",
@@ -41,6 +40,7 @@ LAYERS = [
     ["loader.mixin"],
     ["loader.attaching", "loader.loader"],
     ["loader.callback"],
+    ["fsspec"],
     ["lightning"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
