@@ -62,6 +62,8 @@ LAYERS = [
     ["loader.mixin"],
     ["loader.attaching", "loader.loader"],
     ["loader.callback"],
+    ["fsspec"],
+    ["lightning"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
