@@ -113,15 +113,18 @@ def _measure(place: Place, rounds: int, least_s: float, half_speed: bool) -> dic
     loader = torchobj.DataLoader(dataset, batch_size=_BATCH, sampler=sampler, **more)
     state = _STATES.build()
     save = functools.partial(torchobj.save, state, f"s3://{place.bucket}/beside.pt", config=config)
-    # The first is warm-up: workers start, connections are opened, permits grow.
+    # Workers start, connections are opened, permits grow.
+    _loop(loader, least_s, 0.0)
     samples, wall_s = _loop(loader, least_s, 0.0)
     step_s = 2 * _BATCH * wall_s / samples if half_speed else 0.0
     phases: dict[str, list[dict[str, Any]]] = {ALONE: [], BESIDE: []}
-    for _ in range(rounds):
-        phases[ALONE].append(dataclasses.asdict(Phase(*_loop(loader, least_s, step_s))))
-        uploads = _Uploads(save)
-        looped = _loop(loader, least_s, step_s)
-        phases[BESIDE].append(dataclasses.asdict(Phase(*looped, *uploads.close())))
+    for number in range(rounds):
+        # Whoever comes second finds a warmer process.
+        for name in (ALONE, BESIDE) if number % 2 else (BESIDE, ALONE):
+            uploads = _Uploads(save) if name == BESIDE else None
+            looped = _loop(loader, least_s, step_s)
+            uploaded = uploads.close() if uploads is not None else ()
+            phases[name].append(dataclasses.asdict(Phase(*looped, *uploaded)))
     return phases
 
 
@@ -145,12 +148,15 @@ def run(place: Place, rounds: int, least_s: float) -> list[Phases]:
     try:
         found = {
             kind: nursery.run(job | {"half_speed": kind == "half-speed trainer"}, _LIMIT_S)
-            for kind in ("full speed", "half-speed trainer")
+            for kind in ("trainer that does nothing", "half-speed trainer")
         }
     finally:
         nursery.close()
     return [
-        Phases(f"{kind}, {LATENCY_MS} ms", {name: [Phase(**phase) for phase in runs] for name, runs in by_name.items()})
+        Phases(
+            f"loop, {LATENCY_MS} ms, {kind}",
+            {name: [Phase(**phase) for phase in runs] for name, runs in by_name.items()},
+        )
         for kind, by_name in found.items()
     ]
 

@@ -47,7 +47,7 @@ class Run:
     wall_s: float
     cpu_s: float
     grown_bytes: int
-    """Peak of resident memory over what it was before, with the state to be saved in it."""
+    """Peak of resident memory over what it was before there was a client, with the state to be saved in it."""
     requests: int | None
 
     def rate(self) -> float:
@@ -86,14 +86,16 @@ def _warm(client: Client, job: Job) -> None:
 def measure(make: Callable[[Place], Client], job: Job) -> Run:
     """Saves or loads as `job` says, in this process. Every byte is compared, after the clock stopped."""
     job.place.enter()
+    state = job.states.build() if job.action == "save" else None
+    gc.collect()
+    # What a client needs for its connections, threads and buffers is growth too.
+    before_bytes = memory_bytes("VmRSS") or 0
     client = make(job.place)
     _warm(client, job)
-    state = job.states.build() if job.action == "save" else None
     # As much as the hungriest client needs.
     touch(min(max(64 * MIB, 3 * job.states.payload_bytes), 7 * GIB))
     gc.collect()
     counters = origin.counters(job.place) if job.counted else None
-    before_bytes = memory_bytes("VmRSS") or 0
     reset_peak()
     started_s, started_cpu_s = time.perf_counter(), used_cpu_s()
     if job.action == "save":

@@ -47,5 +47,5 @@ def phases_table(phases: beside.Phases) -> str:
     for name, runs in phases.runs.items():
         uploaded = phases.spread(beside.Phase.upload_mbit_s, name).text(0) if name == beside.BESIDE else ""
         rows.append([name, str(len(runs)), phases.spread(beside.Phase.rate, name).text(0), uploaded])
-    title = f"loop at {phases.label}, uploads capped at {beside.CAP_MBIT_S:g} Mbit/s: median (least-most)"
+    title = f"{phases.label}, uploads capped at {beside.CAP_MBIT_S:g} Mbit/s: median (least-most)"
     return report.aligned(title, rows)

@@ -62,7 +62,7 @@ def _share(share: Share) -> Iterator[Verdict]:
 
 def _phases(phases: Phases) -> Iterator[Verdict]:
     lost = Spread.of([100 * share for share in phases.lost()])
-    target = f"loop at {phases.label}: loses <= {_LOST:.0%} of samples/s beside an upload"
+    target = f"{phases.label}: loses <= {_LOST:.0%} of samples/s beside an upload"
     yield Verdict(target, f"{lost.text(1)} %", lost.median <= 100 * _LOST)
 
 
