@@ -93,8 +93,8 @@ class StoreConfig:
     write_buffer_bytes: int = 64 * MIB
     """Memory of one writer for parts that are being filled or sent; two parts at the least."""
     upload_mbit_s: float | None = None
-    """How fast all uploads of an account together may send, in 10^6 bits a second: so that a checkpoint leaves a loader its
-    share of the network. Parts are sent whole, one after the other at this rate. None: as fast as it goes."""
+    """How fast all uploads of an account together may send, in 10^6 bits a second: so that a checkpoint leaves a loader
+    its share of the network. Parts are sent whole, one after the other at this rate. None: as fast as it goes."""
     max_in_flight: int | Literal["auto"] = "auto"
     """Requests at a time, of all stores with this configuration in a process. `auto`: 64 to begin with, more while that
     raises the throughput, fewer while the store refuses. A number stays. 1..4096."""
