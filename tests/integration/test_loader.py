@@ -1,6 +1,7 @@
 """`torchobj.DataLoader`: torch's samples in torch's order, read ahead by one process for all workers."""
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import pickle
@@ -237,6 +238,8 @@ def held_by(pid):
 
 def look_at_workers(url, config):
     """In a process of its own, where every TCP socket is torchobj's."""
+    # Idle connections are still there when it looks, however long that takes.
+    config = dataclasses.replace(config, keep_alive_s=600.0)
     data = torchobj.S3MapDataset(url, config=config, transform=torchobj.ObjectReader.read)
     iterator = iter(torchobj.DataLoader(data, batch_size=4, num_workers=2, collate_fn=list))
     next(iterator)

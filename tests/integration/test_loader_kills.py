@@ -47,8 +47,7 @@ def holders(inode):
     return found
 
 
-# Not forkserver: its workers are children of the server, and torch's look for that one.
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
 def test_a_trainer_that_is_killed_leaves_no_process_no_memory_and_no_file(folder, tmp_path, context):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
