@@ -277,7 +277,7 @@ class _Plan:
         if self._swapped:
             _swap(storage, self._outline.storages[key].dtype)
         for _, target, source in pairs:
-            whole = torch.empty(0, dtype=source.dtype)
+            whole = torch.empty(0, dtype=source.dtype, device="cpu")
             target.copy_(whole.set_(storage, source.storage_offset(), source.shape, source.stride()))
 
 
