@@ -358,6 +358,13 @@ def test_code_is_refused_unless_asked_for_and_is_named(place):
         load(place, "code.pt", weights_only=False)
 
 
+def test_a_site_may_force_weights_only_as_for_torch(place, monkeypatch):
+    put_stock(place, "code.pt", Weird())
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(exceptions.CheckpointError, match=r"builtins\.exec"):
+        load(place, "code.pt", weights_only=False)
+
+
 def test_what_is_allowed_is_not_refused(place):
     put_stock(place, "random.pt", {"point": Point(1, 2)})
     with pytest.raises(exceptions.CheckpointError, match="Point"):
