@@ -233,6 +233,15 @@ def test_any_object_comes_back(value, checksum, weights_only):
     assert same(value, torch.load(io.BytesIO(body), weights_only=weights_only))
 
 
+def test_checkpoints_come_back_from_every_server(any_place):
+    value = {"w": random_tensor(torch.float32, (9 * MIB,)), "b": torch.rand(7), "n": 3}
+    result = save(any_place, value, "step 1/é.pt")
+    assert result.size == len(any_place.body("step 1/é.pt"))
+    assert same(value, torch.load(io.BytesIO(any_place.body("step 1/é.pt"))))
+    assert same(value, load(any_place, "step 1/é.pt"))
+    assert any_place.uploads() == []
+
+
 def test_a_small_checkpoint_takes_two_requests_and_a_large_one_few_more(place, control):
     for count, most in ((100_000, 3), (12 * MIB, 16)):
         save(place, {"w": torch.rand(count), "b": torch.rand(3)})
@@ -569,9 +578,20 @@ def test_files_of_torch_before_1_6_are_read_by_torch_and_the_log_says_so(place, 
         load(place, "old.pt")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit", "ignore:.*TorchScript", "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*TorchScript", "ignore::DeprecationWarning")
+def test_torchscript_is_left_to_torch(place):
+    torch.jit.save(torch.jit.trace(Doubled(), torch.ones(1)), out := io.BytesIO())
+    place.boto.put_object(Bucket=place.bucket, Key="script.pt", Body=out.getvalue())
+    with pytest.raises(RuntimeError, match="TorchScript"):
+        load(place, "script.pt")
+    assert load(place, "script.pt", weights_only=False)(torch.ones(2)).tolist() == [2, 2]
+
+
 def test_archives_that_were_compressed_or_repacked_load(place, caplog):
     caplog.set_level(logging.INFO, "torchobj")
     value = {"a": torch.rand(1000), "b": torch.rand(3)}
