@@ -252,7 +252,8 @@ def test_a_small_checkpoint_takes_two_requests_and_a_large_one_few_more(place, c
         assert len(requests) <= most
 
 
-def test_files_without_checksums_load_and_are_smaller_in_nothing(place):
+def test_files_without_checksums_load_and_the_log_may_say_so(place, caplog):
+    caplog.set_level(logging.DEBUG, "torchobj")
     value = {"w": torch.rand(1000)}
     save(place, value, checksum=False)
     assert {
@@ -261,6 +262,7 @@ def test_files_without_checksums_load_and_are_smaller_in_nothing(place):
         if "/data/" in entry.filename
     } == {0}
     assert same(value, load(place))
+    assert "ckpt.pt: data/0: not verified: the file has no CRC-32 of it" in caplog.text
     torch.serialization.set_crc32_options(False)
     try:
         put_stock(place, "stock.pt", value)
@@ -300,6 +302,26 @@ def same_or_false(left, right):
         return same(left, right)
     except AssertionError:
         return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=3), st.booleans()
+)
+def test_a_damaged_file_is_an_error_or_the_same_object_and_never_another(flips, near_the_end):
+    value = {"model": {"a": torch.arange(50), "b": torch.ones(300)}, "list": [torch.rand(5), 3]}
+    torchobj.save(value, "memory://damaged/good.pt")
+    store = torchobj.Store("memory://damaged")
+    body = bytearray(store.get("good.pt"))
+    start = body.index(b"PK\x01\x02") if near_the_end else 0
+    for fraction, change in flips:
+        body[start + int(fraction * (len(body) - start))] ^= change
+    store.put("bad.pt", bytes(body))
+    try:
+        loaded = torchobj.load("memory://damaged/bad.pt")
+    except exceptions.TorchobjError:
+        return
+    assert same(value, loaded)
 
 
 def test_a_flipped_byte_of_the_pickle_is_seen(place):

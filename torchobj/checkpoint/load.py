@@ -22,7 +22,7 @@ from torchobj.checkpoint.pickling import MapLocation, Restore
 from torchobj.checkpoint.ranges import RangedObject
 from torchobj.checkpoint.records import NotPlannableError, Records, Want, check
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.exceptions import CheckpointError
+from torchobj.exceptions import CheckpointError, TorchobjError
 
 __all__ = ["load"]
 
@@ -104,7 +104,10 @@ def _stock(url: str, settings: StoreConfig, map_location: MapLocation, *, weight
     with open_reader(url, settings) as reader:
         try:
             return stock(reader, map_location, weights_only=weights_only)
-        except (pickle.UnpicklingError, EOFError) as error:
+        except TorchobjError:
+            raise
+        except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+            # What torch raises of a file that is damaged, or that it refuses.
             raise CheckpointError(f"{url}: {error}") from error
 
 
@@ -222,7 +225,10 @@ class _Plan:
     def _check(self, keys: Any, sums: Sequence[int]) -> None:
         """Compares what was read with the file's CRC-32, where they were asked for."""
         for key, value in zip(keys, sums, strict=False):
-            check(self._records.url, f"{self._outline.names.get(key)} (data/{key})", self._record(key), value)
+            record = self._record(key)
+            check(self._records.url, f"{self._outline.names.get(key)} (data/{key})", record, value)
+            if record.size and not record.crc32:
+                logger.debug("%s: data/%s: not verified: the file has no CRC-32 of it", self._records.url, key)
 
     def _land(self, targets: Sequence[tuple[str, int, torch.Tensor]]) -> list[int]:
         """Reads bytes of storages, by key and first byte, into memory of devices; their CRC-32 if they are verified."""
