@@ -233,6 +233,15 @@ def test_any_object_comes_back(value, checksum, weights_only):
     assert same(value, torch.load(io.BytesIO(body), weights_only=weights_only))
 
 
+def test_checkpoints_come_back_from_every_server(any_place):
+    value = {"w": random_tensor(torch.float32, (9 * MIB,)), "b": torch.rand(7), "n": 3}
+    result = save(any_place, value, "step 1/é.pt")
+    assert result.size == len(any_place.body("step 1/é.pt"))
+    assert same(value, torch.load(io.BytesIO(any_place.body("step 1/é.pt"))))
+    assert same(value, load(any_place, "step 1/é.pt"))
+    assert any_place.uploads() == []
+
+
 def test_a_small_checkpoint_takes_two_requests_and_a_large_one_few_more(place, control):
     for count, most in ((100_000, 3), (12 * MIB, 16)):
         save(place, {"w": torch.rand(count), "b": torch.rand(3)})
@@ -243,7 +252,8 @@ def test_a_small_checkpoint_takes_two_requests_and_a_large_one_few_more(place, c
         assert len(requests) <= most
 
 
-def test_files_without_checksums_load_and_are_smaller_in_nothing(place):
+def test_files_without_checksums_load_and_the_log_may_say_so(place, caplog):
+    caplog.set_level(logging.DEBUG, "torchobj")
     value = {"w": torch.rand(1000)}
     save(place, value, checksum=False)
     assert {
@@ -252,6 +262,7 @@ def test_files_without_checksums_load_and_are_smaller_in_nothing(place):
         if "/data/" in entry.filename
     } == {0}
     assert same(value, load(place))
+    assert "ckpt.pt: data/0: not verified: the file has no CRC-32 of it" in caplog.text
     torch.serialization.set_crc32_options(False)
     try:
         put_stock(place, "stock.pt", value)
@@ -291,6 +302,26 @@ def same_or_false(left, right):
         return same(left, right)
     except AssertionError:
         return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=3), st.booleans()
+)
+def test_a_damaged_file_is_an_error_or_the_same_object_and_never_another(flips, near_the_end):
+    value = {"model": {"a": torch.arange(50), "b": torch.ones(300)}, "list": [torch.rand(5), 3]}
+    torchobj.save(value, "memory://damaged/good.pt")
+    store = torchobj.Store("memory://damaged")
+    body = bytearray(store.get("good.pt"))
+    start = body.index(b"PK\x01\x02") if near_the_end else 0
+    for fraction, change in flips:
+        body[start + int(fraction * (len(body) - start))] ^= change
+    store.put("bad.pt", bytes(body))
+    try:
+        loaded = torchobj.load("memory://damaged/bad.pt")
+    except exceptions.TorchobjError:
+        return
+    assert same(value, loaded)
 
 
 def test_a_flipped_byte_of_the_pickle_is_seen(place):
@@ -355,6 +386,13 @@ def test_code_is_refused_unless_asked_for_and_is_named(place):
     with pytest.raises(exceptions.CheckpointError, match=r"code\.pt: it holds builtins\.exec, .*weights_only=False"):
         load(place, "code.pt")
     with pytest.raises(SystemError, match="it ran"):
+        load(place, "code.pt", weights_only=False)
+
+
+def test_a_site_may_force_weights_only_as_for_torch(place, monkeypatch):
+    put_stock(place, "code.pt", Weird())
+    monkeypatch.setenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1")
+    with pytest.raises(exceptions.CheckpointError, match=r"builtins\.exec"):
         load(place, "code.pt", weights_only=False)
 
 
@@ -562,9 +600,20 @@ def test_files_of_torch_before_1_6_are_read_by_torch_and_the_log_says_so(place, 
         load(place, "old.pt")
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*torch.jit", "ignore:.*TorchScript", "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
+class Doubled(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*TorchScript", "ignore::DeprecationWarning")
+def test_torchscript_is_left_to_torch(place):
+    torch.jit.save(torch.jit.trace(Doubled(), torch.ones(1)), out := io.BytesIO())
+    place.boto.put_object(Bucket=place.bucket, Key="script.pt", Body=out.getvalue())
+    with pytest.raises(RuntimeError, match="TorchScript"):
+        load(place, "script.pt")
+    assert load(place, "script.pt", weights_only=False)(torch.ones(2)).tolist() == [2, 2]
+
+
 def test_archives_that_were_compressed_or_repacked_load(place, caplog):
     caplog.set_level(logging.INFO, "torchobj")
     value = {"a": torch.rand(1000), "b": torch.rand(3)}

@@ -63,12 +63,13 @@ def test_a_plan_is_what_torch_writes(lengths):
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from([1, 64, 4096]))
 def test_payloads_are_where_torch_says(lengths, alignment):
-    before = torch.utils.serialization.config.save.storage_alignment
-    torch.utils.serialization.config.save.storage_alignment = alignment
+    config = pytest.importorskip("torch.utils.serialization.config", reason="torch 2.6 aligns to 64 always")
+    before = config.save.storage_alignment
+    config.save.storage_alignment = alignment
     try:
         data = stock([torch.arange(length, dtype=torch.int16) for length in lengths])
     finally:
-        torch.utils.serialization.config.save.storage_alignment = before
+        config.save.storage_alignment = before
     directory = archive.find_directory(data[-256 << 10 :], len(data))
     records = archive.records_of(data[directory.start : directory.end], directory.start)
     reader = torch._C.PyTorchFileReader(io.BytesIO(data))
@@ -136,8 +137,8 @@ def test_storages_over_4_gib_are_planned_and_found_without_their_memory():
     assert entries["archive/data/1"].file_size == OVER_4_GIB
     assert entries["archive/data/2"].header_offset > 1 << 32
     file.seek(0)
-    loaded = torch.load(file, map_location="meta")
-    assert [tensor.untyped_storage()._checkpoint_offset for tensor in loaded[:3]] == list(holes)
+    reader = torch._C.PyTorchFileReader(file)
+    assert [reader.get_record_offset(f"data/{number}") for number in range(3)] == list(holes)
     file.seek(-4096, io.SEEK_END)
     directory = archive.find_directory(file.read(), planned.size)
     file.seek(directory.start)

@@ -6,6 +6,7 @@ made: what unpickling computes of a tensor is right, and what it refuses was ref
 """
 
 import logging
+import os
 import pickle
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +22,14 @@ from torchobj.checkpoint.pickling import MapLocation, Restore
 from torchobj.checkpoint.ranges import RangedObject
 from torchobj.checkpoint.records import NotPlannableError, Records, Want, check
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.exceptions import CheckpointError
+from torchobj.exceptions import CheckpointError, TorchobjError
 
 __all__ = ["load"]
 
 logger = logging.getLogger("torchobj")
+
+#: As torch.load asks it, before every argument: a site's rule that no checkpoint runs code.
+_FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
 
 def load(  # noqa: PLR0917  the arguments of torch.load, in their order
@@ -74,6 +78,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     settings = store_config(config, region, endpoint_url)
     wanted = None if keys is None else selection.checked_keys(keys)
     parsed, store = _store_of(url, settings)
+    weights_only = weights_only or os.environ.get(_FORCED, "0").lower() in ("1", "y", "yes", "true")
     try:
         plan = _Plan(Records(RangedObject(store, parsed.key, str(parsed))), map_location, weights_only, verify)
         return plan.into(into, wanted) if into is not None else plan.load(wanted)
@@ -99,7 +104,10 @@ def _stock(url: str, settings: StoreConfig, map_location: MapLocation, *, weight
     with open_reader(url, settings) as reader:
         try:
             return stock(reader, map_location, weights_only=weights_only)
-        except (pickle.UnpicklingError, EOFError) as error:
+        except TorchobjError:
+            raise
+        except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
+            # What torch raises of a file that is damaged, or that it refuses.
             raise CheckpointError(f"{url}: {error}") from error
 
 
@@ -217,7 +225,10 @@ class _Plan:
     def _check(self, keys: Any, sums: Sequence[int]) -> None:
         """Compares what was read with the file's CRC-32, where they were asked for."""
         for key, value in zip(keys, sums, strict=False):
-            check(self._records.url, f"{self._outline.names.get(key)} (data/{key})", self._record(key), value)
+            record = self._record(key)
+            check(self._records.url, f"{self._outline.names.get(key)} (data/{key})", record, value)
+            if record.size and not record.crc32:
+                logger.debug("%s: data/%s: not verified: the file has no CRC-32 of it", self._records.url, key)
 
     def _land(self, targets: Sequence[tuple[str, int, torch.Tensor]]) -> list[int]:
         """Reads bytes of storages, by key and first byte, into memory of devices; their CRC-32 if they are verified."""
@@ -277,7 +288,7 @@ class _Plan:
         if self._swapped:
             _swap(storage, self._outline.storages[key].dtype)
         for _, target, source in pairs:
-            whole = torch.empty(0, dtype=source.dtype)
+            whole = torch.empty(0, dtype=source.dtype, device="cpu")
             target.copy_(whole.set_(storage, source.storage_offset(), source.shape, source.stride()))
 
 

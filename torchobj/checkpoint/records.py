@@ -150,6 +150,8 @@ def _directory_of(file: RangedObject) -> dict[str, Record]:
         records = records_of(bytes(file.read(*directory)), directory.start)
     except (struct.error, UnicodeDecodeError) as error:
         raise CheckpointError("the archive's directory is damaged") from error
-    if any(record.payload < 0 for record in records.values()):
-        raise CheckpointError("the archive's directory is damaged")
+    for record in records.values():
+        end = record.payload + record.size if record.stored else record.payload
+        if not record.header + LOCAL_HEADER_BYTES <= record.payload <= end <= directory.start:
+            raise CheckpointError("the archive's directory is damaged")
     return records

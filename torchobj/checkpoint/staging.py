@@ -49,7 +49,7 @@ def taken(storage: torch.UntypedStorage) -> Iterator[Any]:
     source = bytes_of(storage)
     for start in range(0, len(source), BLOCK_BYTES):
         part = source[start : start + BLOCK_BYTES]
-        block = torch.empty(len(part), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+        block = torch.empty(len(part), dtype=torch.uint8, device="cpu", pin_memory=storage.device.type == "cuda")
         block.copy_(part)
         yield block.numpy()
 
@@ -70,7 +70,7 @@ def fill(landings: Sequence[Landing], read: Read, *, checksum: bool) -> list[int
     windows = list(_windows(landings))
     with ThreadPoolExecutor(1, thread_name_prefix="torchobj-staging") as reader:
         size = min(STAGING_BYTES // 2, max((_length(window) for window in windows), default=0))
-        memory = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for _ in windows[:2]]
+        memory = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in windows[:2]]
 
         def start(number: int) -> Any:
             pieces = _pieces(windows[number], memory[number % 2])
