@@ -60,9 +60,7 @@ def test_an_older_torch_reads_what_a_newer_one_wrote(memory_format):
     assert pickle.loads(dump_metadata(metadata_of())) == metadata_of()
 
 
-@pytest.mark.parametrize(
-    "dtype", [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)], ids=str
-)
+@pytest.mark.parametrize("dtype", [dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)], ids=str)
 def test_metadata_of_torch_is_read_whole(dtype):
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         metadata = metadata_of(dtype, memory_format=torch.channels_last, strides=(3, 1))
@@ -97,7 +95,9 @@ def test_what_does_not_belong_in_metadata_is_refused_by_name(planner_data, named
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"nothing", pickle.dumps([1]), dump_metadata(metadata_of())[:-20]], ids=["empty", "text", "list", "cut"]
+    "data",
+    [b"", b"nothing", pickle.dumps([1]), dump_metadata(metadata_of())[:-20]],
+    ids=["empty", "text", "list", "cut"],
 )
 def test_what_is_no_metadata_is_refused(data):
     with pytest.raises(CheckpointError, match=r"u: is no metadata of a checkpoint"):
