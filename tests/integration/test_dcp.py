@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
     pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Sparse"),
+    pytest.mark.filterwarnings("ignore:Validating sparse"),
 ]
 
 SIZES = {"small": (7, 5), "large": (300, 70), "scalar": (), "empty": (0, 3)}
@@ -152,7 +152,10 @@ def test_torch_reads_what_torchobj_wrote(place, tmp_path):
 
 
 def fsspec_reader(folder):
-    from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+    try:
+        from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader
+    except ImportError:  # up to torch 2.14
+        from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
 
     return FsspecReader(f"file://{folder}")
 
@@ -165,23 +168,23 @@ def test_torchobj_reads_what_torch_wrote(place, tmp_path, threads):
     assert_equal(loaded(place, state), state)
 
 
-def test_sparse_and_quantized_tensors_go_by_torch(place, tmp_path):
+def test_sparse_tensors_go_by_torch(place):
     state = {"sparse": torch.eye(50).to_sparse(), "bias": torch.rand(3)}
     save(place, state)
     found = {"sparse": torch.zeros(50, 50).to_sparse(), "bias": torch.zeros(3)}
     dcp.load(found, storage_reader=reader_of(place))
     assert torch.equal(found["sparse"].to_dense(), torch.eye(50))
-    download(place, tmp_path)
-    quantized = torch.quantize_per_tensor(torch.rand(30), 0.1, 0, torch.qint8)
-    dcp.save({"q": quantized}, storage_writer=writer_of(place))
-    target = torch.quantize_per_tensor(torch.zeros(30), 0.1, 0, torch.qint8)
-    error = None
-    try:
-        dcp.load({"q": target}, storage_reader=reader_of(place))
-    except CheckpointException as failed:
-        [(error, _)] = failed.failures.values()
-    # torch 2.15 loads no quantized tensor with weights_only where the class is not in its list; it must be said so.
-    assert torch.equal(target.int_repr(), quantized.int_repr()) or isinstance(error, exceptions.CheckpointError)
+    error = error_of(lambda: dcp.load({"sparse": torch.zeros(50, 50)}, storage_reader=reader_of(place)))
+    assert isinstance(error, exceptions.CheckpointError)
+    assert "sparse cannot be loaded" in str(error)
+
+
+def test_quantized_tensors_go_by_torch(place):
+    state = {"quantized": torch.quantize_per_tensor(torch.rand(30), 0.1, 0, torch.qint8)}
+    save(place, state)
+    found = {"quantized": torch.quantize_per_tensor(torch.zeros(30), 0.1, 0, torch.qint8)}
+    dcp.load(found, storage_reader=reader_of(place))
+    assert torch.equal(found["quantized"].int_repr(), state["quantized"].int_repr())
 
 
 @pytest.fixture
@@ -266,6 +269,8 @@ def test_it_is_saved_meanwhile(place, kind):
 def saved_by_a_process(rank, url, config):
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
+    # A forked process must not use the threads of its parent.
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     state = {"weight": torch.full((1000,), 3.0)}
     writer = pickle.loads(pickle.dumps(StorageWriter(f"{url}/step 1", config=config, thread_count=2)))
@@ -349,7 +354,7 @@ class Committing(DefaultLoadPlanner):
 
 
 def test_each_tensor_is_committed_when_it_is_there(place):
-    state = {"large": torch.rand(300, 200), "small": torch.rand(3), "empty": torch.rand(0)}
+    state = {"large": torch.rand(300, 200), "small": torch.rand(3)}
     save(place, state)
     planner = Committing()
     dcp.load(blank(state), storage_reader=reader_of(place), planner=planner)
@@ -390,6 +395,8 @@ def saved_by_two(rank, url, config):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
+    # A forked process must not use the threads of its parent.
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     state = {
@@ -414,6 +421,8 @@ def loaded_by_two(rank, url, config):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
+    # A forked process must not use the threads of its parent.
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     whole = sharded()
@@ -444,7 +453,8 @@ def test_two_ranks_load_what_one_saved_and_each_reads_its_rows_only(place, contr
     by_rows = sum(tensor.nbytes for name, tensor in state.items() if name in ("rows", "uneven", "deep"))
     # Halves of rows of 4 KiB and less are read with what is between them, by both.
     by_columns = 2 * sum(tensor.nbytes for name, tensor in state.items() if name in ("columns", "narrow"))
-    assert read_bytes(control) <= 1.03 * (by_rows + by_columns)
+    # What lies between is read with it where that is an eighth at most.
+    assert read_bytes(control) <= 1.13 * (by_rows + by_columns)
 
 
 # Failures
@@ -516,6 +526,8 @@ def test_a_save_whose_last_objects_fail_leaves_the_old_checkpoint(place, control
 
 
 def one_rank_fails(rank, url, config):
+    # A forked process must not use the threads of its parent.
+    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     state = {f"rank {rank}": torch.rand(1000), f"bad{rank}": torch.rand(1000)}
 
