@@ -76,7 +76,7 @@ class Place:
         Raises:
             ObjectNotFoundError: There is none.
         """
-        return bytes(memoryview(self.store.get(self.key(name))))
+        return bytes(self.store.get(self.key(name))[:])
 
     def find(self, name: str) -> bytes | None:
         """An object's bytes; None where there is no such object."""

@@ -149,7 +149,8 @@ class _Reading:
         plain, request = self._sound(wanted.request, wanted.info, content), wanted.request
         try:
             tensor = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
-            wanted.target.copy_(narrowed(tensor, request.storage_offsets, request.lengths))
+            with torch.no_grad():
+                wanted.target.copy_(narrowed(tensor, request.storage_offsets, request.lengths))
         except Exception as error:
             where = f"{self._place.url_of(wanted.info.relative_path)} at {wanted.info.offset}"
             raise CheckpointError(f"{where}: {wanted.name} cannot be loaded: {error}") from error

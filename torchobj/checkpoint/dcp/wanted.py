@@ -78,7 +78,10 @@ class Directory:
         """
         info = self.info(request)
         dtype, shape = self._chunk(request.storage_index)
-        target = planner.resolve_tensor(request).detach()
+        target = planner.resolve_tensor(request)
+        # What is detached from a sparse tensor does not share its number of elements.
+        if target.layout is torch.strided:
+            target = target.detach()
         if target.size() != request.lengths:
             name, sizes = request.storage_index.fqn, f"{tuple(target.size())}, not {tuple(request.lengths)}"
             raise CheckpointError(f"{self._url}: the destination of {name} is of size {sizes}")
