@@ -212,7 +212,8 @@ def run_and_kill(ranks: int, checkpoints: str) -> None:
         for line in run.lines():
             if re.match(rf"epoch {KILLED_IN}/.*saving", line):
                 break
-        while not store.unfinished_uploads(prefix):
+        # Files of the last rank are named after it.
+        while not any(f"/__{ranks - 1}_" in upload.key for upload in store.unfinished_uploads(prefix)):
             if run.process.poll() is not None:
                 sys.exit("\n".join([*run.output, "The run ended before its upload was seen."]))
             time.sleep(0.05)

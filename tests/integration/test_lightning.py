@@ -1,6 +1,7 @@
 """The plugin for Lightning: what a Trainer leaves in the bucket, what it resumes from, and what a failure leaves."""
 
 import csv
+import fractions
 import importlib
 import io
 import pickle
@@ -191,6 +192,18 @@ def test_a_save_that_fails_raises_in_fit_and_leaves_the_old_checkpoint(
     assert place.uploads() == []
 
 
+@pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
+def test_a_large_checkpoint_that_fails_in_its_parts_leaves_the_old_one_and_no_upload(place, control, operation):
+    plugin = ObjectCheckpointIO(config=place.config)
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+    control.faults({"operation": operation, "action": {"status": 403, "code": "AccessDenied"}})
+    with pytest.raises(exceptions.AccessDeniedError):
+        plugin.save_checkpoint({"weight": torch.zeros(6_000_000)}, f"{place.url}/k.ckpt")
+    control.clear_faults()
+    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
+    assert place.uploads() == []
+
+
 def test_what_cannot_be_pickled_leaves_the_old_checkpoint(pl, place):
     plugin = ObjectCheckpointIO(config=place.config)
     plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
@@ -262,6 +275,23 @@ def test_bad_arguments_are_refused_by_name(place, tmp_path):
     with pytest.raises(FileNotFoundError):
         plugin.load_checkpoint(f"{place.url}/missing.ckpt")
     assert plugin.newest(f"{place.url}/nothing") is None
+
+
+def test_what_is_no_plain_data_is_loaded_where_lightning_or_the_user_would(place, monkeypatch):
+    plugin, url = ObjectCheckpointIO(config=place.config), f"{place.url}/k.ckpt"
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
+    plugin.save_checkpoint({"half": fractions.Fraction(1, 2)}, url)
+    for weights_only in (None, True):
+        with pytest.raises(exceptions.CheckpointError, match="fractions.Fraction"):
+            plugin.load_checkpoint(url, weights_only=weights_only)
+    assert plugin.load_checkpoint(url, weights_only=False) == {"half": fractions.Fraction(1, 2)}
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        assert plugin.load_checkpoint(url)
+    for name in ("lightning", "lightning_fabric"):
+        if name in sys.modules:
+            monkeypatch.setattr(sys.modules[name], "__version__", "2.5.6.post1")
+    assert plugin.load_checkpoint(url)
 
 
 def test_a_plugin_travels_by_pickle_with_its_configuration(place):
