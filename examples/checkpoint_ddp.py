@@ -13,6 +13,7 @@ three ranks go on from the checkpoint before it, and end where a run ends that n
 """
 
 import argparse
+import collections
 import contextlib
 import os
 import re
@@ -46,7 +47,7 @@ WIDTH = 1000
 # Of the story alone.
 KILLED_IN = 3  # the epoch whose checkpoint is being written when the rank is killed
 UPLOAD_MBIT_S = 16.0  # of each rank that is killed: a save then takes seconds, as those of large models do
-RUN_LIMIT_S = 120.0
+RUN_LIMIT_S = 180.0
 DATA, UNBROKEN, KILLED = "s3://digits/", "s3://digits-checkpoints/unbroken/", "s3://digits-checkpoints/killed/"
 
 
@@ -163,13 +164,14 @@ class Run:
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
+        assert self.process.stdout is not None
+        self.stdout = self.process.stdout
         self.pids: dict[int, int] = {}
         self.output: list[str] = []
 
     def lines(self) -> Iterator[str]:
         """What the ranks say, while they say it, to the end. What torchrun and torch add is kept in `output` only."""
-        assert self.process.stdout is not None
-        for line in map(str.rstrip, self.process.stdout):
+        for line in map(str.rstrip, self.stdout):
             self.output.append(line)
             if match := re.fullmatch(r"rank (\d+) of \d+: process (\d+)", line):
                 self.pids[int(match[1])] = int(match[2])
@@ -190,9 +192,9 @@ def running(ranks: int, checkpoints: str, *settings: str) -> Iterator[Run]:
         limit.cancel()
         # torchrun ends its ranks when it is asked to end.
         run.process.terminate()
-        for line in run.lines():
-            del line
+        collections.deque(run.lines(), maxlen=0)
         run.process.wait()
+        run.stdout.close()
 
 
 def run_to_end(ranks: int, checkpoints: str) -> list[str]:
