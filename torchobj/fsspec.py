@@ -314,8 +314,11 @@ def register(
 
     Example:
         ```python
+        import fsspec, torchobj.fsspec
+
         torchobj.fsspec.register(endpoint_url="http://localhost:9000")
-        pandas.read_csv("s3://bucket/metrics.csv")
+        with fsspec.open("s3://bucket/metrics.csv", "r") as file:
+            rows = list(csv.DictReader(file))
         ```
     """
     if not replace and _is_served_by_another():

@@ -4,6 +4,7 @@ import csv
 import fractions
 import importlib
 import io
+import json
 import pickle
 import subprocess
 import sys
@@ -353,3 +354,23 @@ def test_an_s3fs_that_is_installed_stays_and_a_warning_says_what_to_do(pytestcon
     printed = alone(script, PYTHONPATH=f"{pytestconfig.rootpath}:{tmp_path}")
     assert "torchobj.fsspec.register(config=...)" in printed
     assert printed.count("WARNING") == 1
+
+
+@pytest.mark.matrix
+def test_of_two_ranks_one_writes_and_both_resume(place, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    script = Path(__file__).with_name("lightning_checkpoints_under_torchrun.py")
+    done = subprocess.run(
+        [*command, script, place.url, pickle.dumps(place.config).hex(), tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    assert ranks[0]["resumed"] == ranks[0]["unbroken"]
+    # Eight samples a rank, two a batch, three epochs.
+    assert ranks[0]["steps"] == 12
+    assert [key.partition("/")[0] for key in place.keys()] == ["broken"] * 3 + ["unbroken"] * 3
+    assert place.uploads() == []
