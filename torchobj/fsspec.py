@@ -20,6 +20,7 @@ from fsspec.registry import known_implementations  # type: ignore[import-untyped
 from torchobj.checkpoint.files import ObjectWriter, open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import (
+    AccessDeniedError,
     ConfigError,
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -80,9 +81,6 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
             self._stores[bucket] = Store(f"{self.protocol}://{bucket}", config=self._config)
         return self._stores[bucket], key
 
-    def _missing(self, path: str) -> ObjectNotFoundError:
-        return ObjectNotFoundError(f"{self.unstrip_protocol(path)}: there is no such object, and none below it")
-
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Name, size and kind of an object or folder: a HEAD, and where that finds nothing a listing.
 
@@ -93,32 +91,50 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         if not path:
             return _folder(path)
         store, key = self._place(path)
+        error: Exception = ObjectNotFoundError(
+            f"{self.unstrip_protocol(path)}: there is no such object, and none below it"
+        )
         if key:
             try:
                 return _file(path, store.head(key))
             except ObjectNotFoundError:
                 pass
-        if path in self._made or any(store.list(f"{key}/" if key else "")) or not key:
+            except AccessDeniedError as denied:
+                # A permission for what is below a folder is none for the key that is the folder's name.
+                error = denied
+        if self.isdir(path):
             return _folder(path)
-        raise self._missing(path)
+        raise error
 
     def exists(self, path: str, **_: Any) -> bool:
         """Whether there is an object or folder. Raises what kept it from being known."""
-        return self._kind(path) is not None
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def isfile(self, path: str) -> bool:
         """Whether there is an object. Raises what kept it from being known."""
-        return self._kind(path) == "file"
+        if "/" not in self._strip_protocol(path):
+            return False
+        store, key = self._place(path)
+        try:
+            store.head(key)
+        except FileNotFoundError:
+            return False
+        return True
 
     def isdir(self, path: str) -> bool:
         """Whether there are objects below, or the folder was made here. Raises what kept it from being known."""
-        return self._kind(path) == "directory"
-
-    def _kind(self, path: str) -> str | None:
+        path = self._strip_protocol(path)
+        if not path or path in self._made:
+            return True
+        store, key = self._place(path)
         try:
-            return str(self.info(path)["type"])
+            return any(store.list(f"{key}/" if key else "")) or not key
         except FileNotFoundError:
-            return None
+            return False
 
     def modified(self, path: str) -> datetime:
         """When an object was last written, in UTC."""
@@ -133,8 +149,7 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         """
         path = self._strip_protocol(path)
         store, key = self._place(path)
-        prefix = f"{key}/" if key else ""
-        base = path[: len(path) - len(key)].rstrip("/")
+        prefix, base = f"{key}/" if key else "", path.partition("/")[0]
         found, is_folder = [], not key or path in self._made
         for page in store.list(prefix, "/").pages():
             is_folder |= bool(page.objects or page.prefixes)
@@ -149,15 +164,14 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         return found if detail else [entry["name"] for entry in found]
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: FBT001, FBT002  fsspec's signature
-        """Notes a folder and those above it as made. Nothing is written.
+        """Notes a folder and those above it as made. Nothing is written, and with `exist_ok` nothing asked.
 
         Raises:
-            PreconditionFailedError: There is an object of this name; or, without `exist_ok`, the folder.
+            PreconditionFailedError: Without `exist_ok`: there is an object or folder of this name.
         """
         path = self._strip_protocol(path)
-        kind = self._kind(path)
-        if kind == "file" or (kind and not exist_ok):
-            raise PreconditionFailedError(f"{self.unstrip_protocol(path)}: exists, as a {kind}")
+        if not exist_ok and self.exists(path):
+            raise PreconditionFailedError(f"{self.unstrip_protocol(path)}: exists")
         while "/" in path:
             self._made.add(path)
             path = self._parent(path)
@@ -314,8 +328,11 @@ def register(
 
     Example:
         ```python
+        import fsspec, torchobj.fsspec
+
         torchobj.fsspec.register(endpoint_url="http://localhost:9000")
-        pandas.read_csv("s3://bucket/metrics.csv")
+        with fsspec.open("s3://bucket/metrics.csv", "r") as file:
+            rows = list(csv.DictReader(file))
         ```
     """
     if not replace and _is_served_by_another():

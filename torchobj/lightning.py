@@ -17,7 +17,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.fsspec import register
 from torchobj.store import Store
-from torchobj.urls import Url, parse_url
+from torchobj.urls import SCHEMES, Url, parse_url
 
 __all__ = ["ObjectCheckpointIO", "S3LightningCheckpoint"]
 
@@ -185,8 +185,9 @@ def _join(*, import_one: bool) -> None:
 def _url(path: Any) -> Url:
     """A path of Lightning as the URL of an object."""
     text = os.fspath(path)
-    if isinstance(path, os.PathLike) and re.match(r"[a-z0-9]+:/", text):
-        raise ConfigError(f"path={path!r}: a Path has lost a slash of the URL; give a str")
+    if isinstance(path, os.PathLike):
+        # Strategies that shard make a Path of whatever they get, and a Path folds the slashes of a URL.
+        text = re.sub(rf"^({'|'.join(SCHEMES)}):/+", r"\1:///" if text.startswith("file:") else r"\1://", text)
     url = parse_url(text if "://" in text else f"file://{os.path.abspath(text)}")  # noqa: PTH100  resolves no links
     if not url.key.strip("/"):
         raise ConfigError(f"path={text!r}: names no object, expected {url.base}/key")

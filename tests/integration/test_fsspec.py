@@ -52,9 +52,12 @@ def test_large_files_are_written_in_parts_and_read_back(place, files):
 def test_a_look_that_fails_is_no_absence(place, files, control, action: FaultAction):
     files.pipe(f"{place.url}/k", b"x")
     control.faults({"operation": "HeadObject", "action": action})
-    for ask in (files.exists, files.isfile, files.isdir):
+    for ask in (files.exists, files.isfile):
         with pytest.raises(exceptions.StoreError):
             ask(f"{place.url}/k")
+    control.faults({"operation": "ListObjectsV2", "action": action})
+    with pytest.raises(exceptions.StoreError):
+        files.isdir(f"{place.url}/k")
 
 
 def test_an_exclusive_file_is_decided_by_the_store(place, files):

@@ -1,12 +1,15 @@
 """The plugin for Lightning: what a Trainer leaves in the bucket, what it resumes from, and what a failure leaves."""
 
 import csv
+import fractions
 import importlib
 import io
+import json
 import pickle
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -191,6 +194,18 @@ def test_a_save_that_fails_raises_in_fit_and_leaves_the_old_checkpoint(
     assert place.uploads() == []
 
 
+@pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
+def test_a_large_checkpoint_that_fails_in_its_parts_leaves_the_old_one_and_no_upload(place, control, operation):
+    plugin = ObjectCheckpointIO(config=place.config)
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+    control.faults({"operation": operation, "action": {"status": 403, "code": "AccessDenied"}})
+    with pytest.raises(exceptions.AccessDeniedError):
+        plugin.save_checkpoint({"weight": torch.zeros(6_000_000)}, f"{place.url}/k.ckpt")
+    control.clear_faults()
+    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
+    assert place.uploads() == []
+
+
 def test_what_cannot_be_pickled_leaves_the_old_checkpoint(pl, place):
     plugin = ObjectCheckpointIO(config=place.config)
     plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
@@ -244,12 +259,18 @@ def test_paths_without_a_scheme_are_files(tmp_path, monkeypatch):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_bad_arguments_are_refused_by_name(place, tmp_path):
+def test_a_path_that_folded_the_slashes_of_a_url_is_the_url(place, tmp_path):
     plugin = ObjectCheckpointIO(config=place.config)
-    from pathlib import Path
+    for path in (Path(f"{place.url}/a/k.ckpt"), Path(f"file://{tmp_path}/k.ckpt")):
+        plugin.save_checkpoint({"weight": torch.ones(3)}, path)
+        assert torch.equal(plugin.load_checkpoint(path)["weight"], torch.ones(3))
+    assert place.keys() == ["a/k.ckpt"]
+    assert (tmp_path / "k.ckpt").is_file()
 
+
+def test_bad_arguments_are_refused_by_name(place):
+    plugin = ObjectCheckpointIO(config=place.config)
     for path, message in (
-        (Path(f"{place.url}/k.ckpt"), "lost a slash"),
         (place.url, "names no object"),
         ("gs://bucket/k.ckpt", "scheme 'gs'"),
     ):
@@ -262,6 +283,23 @@ def test_bad_arguments_are_refused_by_name(place, tmp_path):
     with pytest.raises(FileNotFoundError):
         plugin.load_checkpoint(f"{place.url}/missing.ckpt")
     assert plugin.newest(f"{place.url}/nothing") is None
+
+
+def test_what_is_no_plain_data_is_loaded_where_lightning_or_the_user_would(place, monkeypatch):
+    plugin, url = ObjectCheckpointIO(config=place.config), f"{place.url}/k.ckpt"
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
+    plugin.save_checkpoint({"half": fractions.Fraction(1, 2)}, url)
+    for weights_only in (None, True):
+        with pytest.raises(exceptions.CheckpointError, match="fractions.Fraction"):
+            plugin.load_checkpoint(url, weights_only=weights_only)
+    assert plugin.load_checkpoint(url, weights_only=False) == {"half": fractions.Fraction(1, 2)}
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        assert plugin.load_checkpoint(url)
+    for name in ("lightning", "lightning_fabric"):
+        if name in sys.modules:
+            monkeypatch.setattr(sys.modules[name], "__version__", "2.5.6.post1")
+    assert plugin.load_checkpoint(url)
 
 
 def test_a_plugin_travels_by_pickle_with_its_configuration(place):
@@ -316,3 +354,23 @@ def test_an_s3fs_that_is_installed_stays_and_a_warning_says_what_to_do(pytestcon
     printed = alone(script, PYTHONPATH=f"{pytestconfig.rootpath}:{tmp_path}")
     assert "torchobj.fsspec.register(config=...)" in printed
     assert printed.count("WARNING") == 1
+
+
+@pytest.mark.matrix
+def test_of_two_ranks_one_writes_and_both_resume(place, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    script = Path(__file__).with_name("lightning_checkpoints_under_torchrun.py")
+    done = subprocess.run(
+        [*command, script, place.url, pickle.dumps(place.config).hex(), tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    assert ranks[0]["resumed"] == ranks[0]["unbroken"]
+    # Eight samples a rank, two a batch, three epochs.
+    assert ranks[0]["steps"] == 12
+    assert [key.partition("/")[0] for key in place.keys()] == ["broken"] * 3 + ["unbroken"] * 3
+    assert place.uploads() == []

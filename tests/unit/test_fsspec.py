@@ -88,6 +88,7 @@ def test_listings_tell_objects_from_folders_and_leave_out_markers(files):
     assert files.modified("files/ab") == torchobj.Store("memory://files").head("ab").last_modified
     with pytest.raises(FileNotFoundError):
         files.ls("files/b")
+    assert (files.isdir(""), files.isfile(""), files.isfile("files")) == (True, False, False)
     with pytest.raises(exceptions.UnsupportedError):
         files.ls("")
 
@@ -109,7 +110,7 @@ def test_folders_exist_once_they_are_made_for_every_instance_and_vanish_when_rem
     assert not files.exists("files/x")
     files.pipe("files/object", b"x")
     with pytest.raises(FileExistsError):
-        files.makedirs("files/object", exist_ok=True)
+        files.mkdir("files/object")
 
 
 @pytest.mark.parametrize("mode", ["w", "wb", "a", "ab"])
@@ -156,13 +157,23 @@ def test_bytes_are_had_by_the_rules_of_slices(files):
 
 
 def test_what_is_not_known_is_raised_and_not_taken_for_absence(files, monkeypatch):
-    def head(*_):
+    files.pipe("files/folder/k", b"x")
+
+    def denied(*_):
         raise exceptions.AccessDeniedError("403")
 
-    monkeypatch.setattr(torchobj.Store, "head", head)
-    for ask in (files.exists, files.isfile, files.isdir, files.info):
+    monkeypatch.setattr(torchobj.Store, "head", denied)
+    for ask in (files.exists, files.isfile, files.info):
         with pytest.raises(PermissionError):
             ask("files/k")
+    # Who may only read what is below a folder is denied its name.
+    assert files.info("files/folder")["type"] == "directory"
+    files.makedirs("files/new", exist_ok=True)
+    assert files.isdir("files/new")
+    monkeypatch.setattr(torchobj.Store, "list", denied)
+    for ask in (files.isdir, files.ls):
+        with pytest.raises(PermissionError):
+            ask("files/folder")
 
 
 def test_moving_and_removing_touch_no_namesake(files):
