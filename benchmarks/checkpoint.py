@@ -2,7 +2,8 @@
 
     python benchmarks/checkpoint.py                          # everything, about twenty minutes
     python benchmarks/checkpoint.py --only "512 MiB, origin" # the cases whose label has these words
-    python benchmarks/checkpoint.py --only loop              # a training loop beside an upload
+    python benchmarks/checkpoint.py --only dcp               # distributed checkpoints
+    python benchmarks/checkpoint.py --loader                 # a training loop beside an upload
     python benchmarks/checkpoint.py --quick                  # a look, under two minutes: not to be quoted
 
 Needs the extra `bench`, a C compiler for the origin, and pip for the rivals that cannot be in one environment with
@@ -209,16 +210,14 @@ def main() -> None:
         for plan in plans:
             cases.append(bench.run(plan, rounds))
             print(checkpoint_report.table(cases[-1]), "", sep="\n", flush=True)
-        if wanted("dcp small tensors"):
-            tensors = SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS
-            calls = dcp.small(places["origin"].load, tensors, rounds)
+        if wanted("dcp"):
+            measuring = stack.enter_context(contextlib.closing(dcp.Measuring(places["origin"].load)))
+            calls = measuring.small(SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS, rounds)
             print(*map(checkpoint_report.calls_table, calls), "", sep="\n", flush=True)
-        if wanted("dcp share"):
-            share = dcp.share(places["origin"].load)
+            share = measuring.share()
     if wanted("loop"):
         with origin.running(beside.LATENCY_MS) as far:
-            beside.prepare(far.memory)
-            phases = beside.run(far.memory, rounds, 1.0 if given.quick else 5.0)
+            phases = beside.run(far.memory, beside.QUICK if given.quick else beside.FULL, rounds)
         print(*map(checkpoint_report.phases_table, phases), "", sep="\n", flush=True)
     verdicts = checkpoint_targets.verdicts(cases, calls, share, phases)
     print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")

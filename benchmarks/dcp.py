@@ -232,36 +232,37 @@ def _work(fields: dict[str, Any]) -> dict[str, Any]:
     return _small(place, fields["tensors"], fields["rounds"])
 
 
-def _run(place: Place, **job: Any) -> dict[str, Any]:
-    nursery = Nursery("benchmarks.dcp", "dcp")
-    try:
-        return nursery.run({"place": dataclasses.asdict(place), **job}, _LIMIT_S)
-    finally:
-        nursery.close()
+class Measuring:
+    """Runs jobs, each in a process of its own, at an origin that keeps what is saved."""
 
+    def __init__(self, place: Place) -> None:
+        self._place, self._nursery = dataclasses.asdict(place), Nursery("benchmarks.dcp", "dcp")
 
-def small(place: Place, tensors: int, rounds: int) -> list[Calls]:
-    """Saves and loads so many small tensors, at an origin that keeps them.
+    def small(self, tensors: int, rounds: int) -> list[Calls]:
+        """Saves and loads so many small tensors.
 
-    Raises:
-        RuntimeError: Something failed, or what was loaded is not what was saved.
-    """
-    found = _run(place, action="small", tensors=tensors, rounds=rounds)
-    return [
-        Calls(
-            f"dcp.{action}, {tensors} small tensors", {name: [Call(**call) for call in runs] for name, runs in by_name}
-        )
-        for action, by_name in ((action, clients.items()) for action, clients in found.items())
-    ]
+        Raises:
+            RuntimeError: Something failed, or what was loaded is not what was saved.
+        """
+        job = {"place": self._place, "action": "small", "tensors": tensors, "rounds": rounds}
+        found = self._nursery.run(job, _LIMIT_S)
+        return [
+            Calls(
+                f"dcp.{action}, {tensors} small tensors", {name: [Call(**run) for run in runs] for name, runs in each}
+            )
+            for action, each in ((action, clients.items()) for action, clients in found.items())
+        ]
 
+    def share(self) -> Share:
+        """Loads one percent of the tensors of a checkpoint.
 
-def share(place: Place) -> Share:
-    """Loads one percent of the tensors of a checkpoint, at an origin that keeps it.
+        Raises:
+            RuntimeError: Something failed, or what was loaded is not what was saved.
+        """
+        return Share(**self._nursery.run({"place": self._place, "action": "share"}, _LIMIT_S))
 
-    Raises:
-        RuntimeError: Something failed, or what was loaded is not what was saved.
-    """
-    return Share(**_run(place, action="share"))
+    def close(self) -> None:
+        self._nursery.close()
 
 
 if __name__ == "__main__":
