@@ -22,10 +22,32 @@ from benchmarks.states import States
 ALONE, BESIDE = "loop alone", "beside an upload"
 CAP_MBIT_S = 400.0
 LATENCY_MS = 20
-_FAMILY = Family(110 * KIB, 2048)
 _BATCH, _WORKERS = 64, 2
-_STATES = States.of_mib(256)
 _LIMIT_S = 300.0
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is read and saved."""
+
+    objects: int
+    state_mib: int
+    least_s: float
+    """Of each loop: whole epochs are made until it is over."""
+
+    @property
+    def family(self) -> Family:
+        """What the loop reads."""
+        return Family(110 * KIB, self.objects)
+
+    @property
+    def states(self) -> States:
+        """What is saved again and again."""
+        return States.of_mib(self.state_mib)
+
+
+FULL = Scale(2048, 256, 5.0)
+QUICK = Scale(512, 64, 0.5)
 
 
 @dataclass(frozen=True)
@@ -62,7 +84,7 @@ class Phases(Rounds):
 class _Uploads:
     """Saves a state again and again, in a thread."""
 
-    def __init__(self, save: Callable[[], None]) -> None:
+    def __init__(self, save: Callable[[], Any]) -> None:
         self._save, self._end, self._saved = save, threading.Event(), 0
         self._started_s, self._ended_s = time.perf_counter(), 0.0
         self._failed: BaseException | None = None
@@ -79,12 +101,12 @@ class _Uploads:
         self._ended_s = time.perf_counter()
 
     def close(self) -> tuple[int, float]:
-        """Waits for the last save: how many bytes were saved, and how long it took."""
+        """Waits for the last save: how many there were, and how long they took."""
         self._end.set()
         self._thread.join()
         if self._failed is not None:
             raise self._failed
-        return self._saved * _STATES.payload_bytes, self._ended_s - self._started_s
+        return self._saved, self._ended_s - self._started_s
 
 
 def _loop(loader: Any, least_s: float, step_s: float) -> tuple[int, float]:
@@ -100,51 +122,48 @@ def _loop(loader: Any, least_s: float, step_s: float) -> tuple[int, float]:
     return samples, time.perf_counter() - started_s
 
 
-def _measure(place: Place, rounds: int, least_s: float, half_speed: bool) -> dict[str, Any]:
+def _measure(place: Place, scale: Scale, rounds: int, half_speed: bool) -> dict[str, Any]:
     """Loops alone and beside an upload in turn."""
     import torchobj
 
     place.enter()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     config = torchobj.StoreConfig(endpoint_url=place.endpoint_url, region=place.region, upload_mbit_s=CAP_MBIT_S)
-    dataset = torchobj.S3MapDataset(f"s3://{place.bucket}/{_FAMILY.name}", config=config)
+    dataset = torchobj.S3MapDataset(f"s3://{place.bucket}/{scale.family.name}", config=config)
     sampler = torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0)
     more = {"num_workers": _WORKERS, "persistent_workers": True}
     loader = torchobj.DataLoader(dataset, batch_size=_BATCH, sampler=sampler, **more)
-    state = _STATES.build()
+    state = scale.states.build()
     save = functools.partial(torchobj.save, state, f"s3://{place.bucket}/beside.pt", config=config)
     # Workers start, connections are opened, permits grow.
-    _loop(loader, least_s, 0.0)
-    samples, wall_s = _loop(loader, least_s, 0.0)
+    _loop(loader, scale.least_s, 0.0)
+    samples, wall_s = _loop(loader, scale.least_s, 0.0)
     step_s = 2 * _BATCH * wall_s / samples if half_speed else 0.0
     phases: dict[str, list[dict[str, Any]]] = {ALONE: [], BESIDE: []}
     for number in range(rounds):
         # Whoever comes second finds a warmer process.
         for name in (ALONE, BESIDE) if number % 2 else (BESIDE, ALONE):
             uploads = _Uploads(save) if name == BESIDE else None
-            looped = _loop(loader, least_s, step_s)
-            uploaded = uploads.close() if uploads is not None else ()
-            phases[name].append(dataclasses.asdict(Phase(*looped, *uploaded)))
+            looped = _loop(loader, scale.least_s, step_s)
+            saves, upload_s = uploads.close() if uploads is not None else (0, 0.0)
+            phase = Phase(*looped, saves * scale.states.payload_bytes, upload_s)
+            phases[name].append(dataclasses.asdict(phase))
     return phases
 
 
 def _work(fields: dict[str, Any]) -> dict[str, Any]:
-    return _measure(Place(**fields.pop("place")), **fields)
+    return _measure(Place(**fields.pop("place")), Scale(**fields.pop("scale")), **fields)
 
 
-def prepare(place: Place) -> None:
-    """Writes what the loop reads."""
-    upload(place, [_FAMILY])
-
-
-def run(place: Place, rounds: int, least_s: float) -> list[Phases]:
-    """A loop that does nothing with a batch, and one with a trainer of half its speed.
+def run(place: Place, scale: Scale, rounds: int) -> list[Phases]:
+    """Writes what is read, and runs a loop that does nothing with a batch, and one with a trainer of half its speed.
 
     Raises:
         RuntimeError: Something failed.
     """
+    upload(place, [scale.family])
     nursery = Nursery("benchmarks.beside", "beside")
-    job = {"place": dataclasses.asdict(place), "rounds": rounds, "least_s": least_s}
+    job = {"place": dataclasses.asdict(place), "scale": dataclasses.asdict(scale), "rounds": rounds}
     try:
         found = {
             kind: nursery.run(job | {"half_speed": kind == "half-speed trainer"}, _LIMIT_S)

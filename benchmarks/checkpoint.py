@@ -2,7 +2,8 @@
 
     python benchmarks/checkpoint.py                          # everything, about twenty minutes
     python benchmarks/checkpoint.py --only "512 MiB, origin" # the cases whose label has these words
-    python benchmarks/checkpoint.py --only loop              # a training loop beside an upload
+    python benchmarks/checkpoint.py --only dcp               # distributed checkpoints
+    python benchmarks/checkpoint.py --loader                 # a training loop beside an upload
     python benchmarks/checkpoint.py --quick                  # a look, under two minutes: not to be quoted
 
 Needs the extra `bench`, a C compiler for the origin, and pip for the rivals that cannot be in one environment with
@@ -41,7 +42,7 @@ STATES = {
 }
 QUICK_STATES = {"128 MiB": States.of_mib(128), "1k small tensors": States.of_tensors(1000)}
 SMALL_TENSORS = 10_000
-# Forty seconds for 512 MiB: its case is the save.
+# Forty seconds for 512 MiB, at 55 CPU-s per GB: its case is the save.
 LOADS_NOTHING = ("multi-storage-client in Rust",)
 
 
@@ -78,6 +79,13 @@ class Bench:
     def close(self) -> None:
         self._savers.close()
 
+    def _prepare(self, server: str, name: str) -> None:
+        """Writes what is loaded, once."""
+        if (server, name) not in self._prepared:
+            states = self._states[name]
+            self._savers.prepare(self._servers[server].load, states, _key(states))
+            self._prepared.add((server, name))
+
     def check(self, client: str) -> None:
         """Saves large tensors and small ones to a real server, and loads them, also by the stock torch.load.
 
@@ -85,9 +93,11 @@ class Bench:
             RuntimeError: What was loaded is not what was saved, or the client failed.
         """
         place, key = self._servers["versitygw"].save, f"check-{client.replace(' ', '-')}.pt"
-        large, *_, small = self._states.values()
-        for states in (large, small):
-            self._savers.prepare(place, states, _key(states))
+        large, *_, small = self._states
+        for name in (large, small):
+            states = self._states[name]
+            # There has to be something to warm up with.
+            self._prepare("versitygw", name)
             self._savers.run(client, Job("save", place, states, key))
             for reader in dict.fromkeys([client, "boto3"]):
                 if reader not in LOADS_NOTHING:
@@ -99,9 +109,7 @@ class Bench:
         if plan.action == "save":
             key = f"save-{client.replace(' ', '-')}.pt"
             return Job("save", server.save, states, key, server.counts)
-        if (plan.place, plan.states) not in self._prepared:
-            self._savers.prepare(server.load, states, _key(states))
-            self._prepared.add((plan.place, plan.states))
+        self._prepare(plan.place, plan.states)
         return Job("load", server.load, states, _key(states), server.counts)
 
     def run(self, plan: Plan, rounds: int) -> Case:
@@ -209,16 +217,14 @@ def main() -> None:
         for plan in plans:
             cases.append(bench.run(plan, rounds))
             print(checkpoint_report.table(cases[-1]), "", sep="\n", flush=True)
-        if wanted("dcp small tensors"):
-            tensors = SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS
-            calls = dcp.small(places["origin"].load, tensors, rounds)
+        if wanted("dcp"):
+            measuring = stack.enter_context(contextlib.closing(dcp.Measuring(places["origin"].load)))
+            calls = measuring.small(SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS, rounds)
             print(*map(checkpoint_report.calls_table, calls), "", sep="\n", flush=True)
-        if wanted("dcp share"):
-            share = dcp.share(places["origin"].load)
+            share = measuring.share()
     if wanted("loop"):
         with origin.running(beside.LATENCY_MS) as far:
-            beside.prepare(far.memory)
-            phases = beside.run(far.memory, rounds, 1.0 if given.quick else 5.0)
+            phases = beside.run(far.memory, beside.QUICK if given.quick else beside.FULL, rounds)
         print(*map(checkpoint_report.phases_table, phases), "", sep="\n", flush=True)
     verdicts = checkpoint_targets.verdicts(cases, calls, share, phases)
     print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")

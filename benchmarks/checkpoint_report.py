@@ -33,11 +33,16 @@ def table(case: Case) -> str:
 
 def calls_table(calls: dcp.Calls) -> str:
     """Microseconds for each tensor."""
-    rows = [["", "rounds", "us for each", "us beside the no-op", "CPU us beside the no-op"]]
+    bases = (dcp.ASKING, dcp.NOTHING)
+    rows = [["", "rounds", "us for each", *(f"beside {base}" for base in bases), f"CPU us beside {dcp.ASKING}"]]
     for client, runs in calls.runs.items():
-        spreads = [Spread.of(calls.beside(figure, client)) for figure in (dcp.Call.tensor_us, dcp.Call.tensor_cpu_us)]
-        beside_text = [spread.text(1) for spread in spreads] if client != dcp.NOTHING else ["", ""]
-        rows.append([client, str(len(runs)), calls.spread(dcp.Call.tensor_us, client).text(1), *beside_text])
+        row = [client, str(len(runs)), calls.spread(dcp.Call.tensor_us, client).text(1)]
+        if client not in bases:
+            row += [Spread.of(calls.beside(dcp.Call.tensor_us, client, base)).text(1) for base in bases]
+            row.append(Spread.of(calls.beside(dcp.Call.tensor_cpu_us, client, dcp.ASKING)).text(1))
+        else:
+            row += ["", "", ""]
+        rows.append(row)
     return report.aligned(f"{calls.label}: median (least-most)", rows)
 
 

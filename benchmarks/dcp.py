@@ -1,13 +1,16 @@
 """What torch's distributed checkpoints cost with torchobj's StorageWriter and StorageReader: microseconds for a small
-tensor beside a writer and a reader that do nothing, and bytes for a small part of a checkpoint. Leaves tables to
+tensor beside a writer and a reader that move nothing, and bytes for a small part of a checkpoint. Leaves tables to
 `checkpoint_report`. `python -m benchmarks.dcp NAME` is the nursery.
 """
 
 import copy
 import dataclasses
+import functools
 import gc
+import itertools
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +31,7 @@ from benchmarks.report import OURS, Rounds
 from benchmarks.states import States
 
 NOTHING = "no-op"
+ASKING = "no-op, planner asked"
 STOCK = "stock, on disk"
 _PART_TENSORS = 200
 _PART_WANTED = (66, 133)
@@ -35,9 +39,15 @@ _LIMIT_S = 300.0
 
 
 class _NoWriter(StorageWriter):
-    """Writes nothing, and keeps the metadata for the reader."""
+    """Writes nothing, and keeps the metadata for the reader.
+
+    With `asks` it asks the planner for each tensor, as every writer must: what is left is the planner's own cost.
+    """
 
     metadata: Metadata | None = None
+
+    def __init__(self, asks: bool) -> None:
+        self.asks = asks
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -52,7 +62,8 @@ class _NoWriter(StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:
-        del plan, planner
+        for item in plan.items if self.asks else ():
+            planner.resolve_data(item)
         return _done([])
 
     def finish(self, metadata: Metadata, results: Any) -> None:
@@ -66,10 +77,10 @@ class _NoWriter(StorageWriter):
 
 
 class _NoReader(StorageReader):
-    """Reads nothing: what is loaded stays as it is."""
+    """Reads nothing: what is loaded stays as it is. With `asks` it asks the planner where each tensor goes."""
 
-    def __init__(self, metadata: Metadata) -> None:
-        self._metadata = metadata
+    def __init__(self, metadata: Metadata, asks: bool) -> None:
+        self._metadata, self._asks = metadata, asks
 
     def reset(self, checkpoint_id: Any = None) -> None:
         pass
@@ -88,7 +99,8 @@ class _NoReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        del plan, planner
+        for item in plan.items if self._asks else ():
+            planner.commit_tensor(item, planner.resolve_tensor(item))
         return _done(None)
 
     @classmethod
@@ -126,10 +138,10 @@ class Calls(Rounds):
     label: str
     runs: dict[str, list[Call]] = field(default_factory=dict)
 
-    def beside(self, figure: Callable[[Call], float], client: str) -> list[float]:
-        """A figure over that of the no-op, round by round."""
-        pairs = zip(self.runs[client], self.runs[NOTHING], strict=True)
-        return [figure(run) - figure(nothing) for run, nothing in pairs]
+    def beside(self, figure: Callable[[Call], float], client: str, base: str) -> list[float]:
+        """A figure over that of another, round by round."""
+        pairs = zip(self.runs[client], self.runs[base], strict=True)
+        return [figure(run) - figure(other) for run, other in pairs]
 
 
 @dataclass(frozen=True)
@@ -160,11 +172,10 @@ def _timed(tensors: int, call: Callable[[], Any]) -> Call:
     return Call(tensors, time.perf_counter() - started_s, used_cpu_s() - started_cpu_s)
 
 
-def _pairs(place: Place) -> Iterator[tuple[str, Callable[[], StorageWriter], Callable[[], StorageReader]]]:
-    no_writer = _NoWriter()
-    yield NOTHING, lambda: no_writer, lambda: _NoReader(copy.deepcopy(no_writer.metadata))  # type: ignore[arg-type]
-    folder = tempfile.mkdtemp(prefix="torchobj-dcp-")
-    # Overwriting asks for no more than a new folder would.
+def _pairs(place: Place, folder: str) -> Iterator[tuple[str, Callable[[], StorageWriter], Callable[[], StorageReader]]]:
+    for name in (NOTHING, ASKING):
+        writer = _NoWriter(asks=name == ASKING)
+        yield name, lambda by=writer: by, lambda by=writer: _NoReader(copy.deepcopy(by.metadata), by.asks)
     yield STOCK, lambda: dcp.FileSystemWriter(folder), lambda: dcp.FileSystemReader(folder)
     yield OURS, *_ours(place, "small")
 
@@ -178,27 +189,23 @@ def _check(found: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> No
 
 def _small(place: Place, tensors: int, rounds: int) -> dict[str, Any]:
     """Saves and loads small tensors by each pair in turn. What was loaded is compared."""
-    states = States.of_tensors(tensors)
-    saved = states.build()["model"]
-    calls: dict[str, dict[str, list[Call]]] = {}
-    pairs = list(_pairs(place))
-    # The first round is warm-up: torch imports, and connections are opened.
-    for number in range(rounds + 1):
-        for name, writer, reader in pairs:
+    saved = States.of_tensors(tensors).build()["model"]
+    calls: dict[str, dict[str, list[Any]]] = {"save": {}, "load": {}}
+    with tempfile.TemporaryDirectory(prefix="torchobj-dcp-") as folder:
+        pairs = list(_pairs(place, folder))
+        # The first round is warm-up: torch imports, and connections are opened.
+        for number, (name, make_writer, make_reader) in itertools.product(range(rounds + 1), pairs):
             loaded = {key: torch.zeros_like(tensor) for key, tensor in saved.items()}
-            storage_writer = writer()
-            save = _timed(tensors, lambda to=storage_writer: dcp.save(saved, storage_writer=to, no_dist=True))
-            storage_reader = reader()
-            load = _timed(tensors, lambda to=loaded, by=storage_reader: dcp.load(to, storage_reader=by, no_dist=True))
-            if name != NOTHING:
+            writer = make_writer()
+            save = _timed(tensors, functools.partial(dcp.save, saved, storage_writer=writer, no_dist=True))
+            reader = make_reader()
+            load = _timed(tensors, functools.partial(dcp.load, loaded, storage_reader=reader, no_dist=True))
+            if name not in (NOTHING, ASKING):
                 _check(loaded, saved)
             if number:
-                for action, call in (("save", save), ("load", load)):
-                    calls.setdefault(action, {}).setdefault(name, []).append(call)
-    return {
-        action: {name: [dataclasses.asdict(call) for call in found] for name, found in by_name.items()}
-        for action, by_name in calls.items()
-    }
+                calls["save"].setdefault(name, []).append(dataclasses.asdict(save))
+                calls["load"].setdefault(name, []).append(dataclasses.asdict(load))
+    return calls
 
 
 def _share(place: Place) -> dict[str, Any]:
@@ -218,41 +225,44 @@ def _share(place: Place) -> dict[str, Any]:
 def _work(fields: dict[str, Any]) -> dict[str, Any]:
     place = Place(**fields["place"])
     place.enter()
+    # That there is one process only, and that the stock writer writes again what it wrote.
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
     if fields["action"] == "share":
         return _share(place)
     return _small(place, fields["tensors"], fields["rounds"])
 
 
-def _run(place: Place, **job: Any) -> dict[str, Any]:
-    nursery = Nursery("benchmarks.dcp", "dcp")
-    try:
-        return nursery.run({"place": dataclasses.asdict(place), **job}, _LIMIT_S)
-    finally:
-        nursery.close()
+class Measuring:
+    """Runs jobs, each in a process of its own, at an origin that keeps what is saved."""
 
+    def __init__(self, place: Place) -> None:
+        self._place, self._nursery = dataclasses.asdict(place), Nursery("benchmarks.dcp", "dcp")
 
-def small(place: Place, tensors: int, rounds: int) -> list[Calls]:
-    """Saves and loads so many small tensors, at an origin that keeps them.
+    def small(self, tensors: int, rounds: int) -> list[Calls]:
+        """Saves and loads so many small tensors.
 
-    Raises:
-        RuntimeError: Something failed, or what was loaded is not what was saved.
-    """
-    found = _run(place, action="small", tensors=tensors, rounds=rounds)
-    return [
-        Calls(
-            f"dcp.{action}, {tensors} small tensors", {name: [Call(**call) for call in runs] for name, runs in by_name}
-        )
-        for action, by_name in ((action, clients.items()) for action, clients in found.items())
-    ]
+        Raises:
+            RuntimeError: Something failed, or what was loaded is not what was saved.
+        """
+        job = {"place": self._place, "action": "small", "tensors": tensors, "rounds": rounds}
+        found = self._nursery.run(job, _LIMIT_S)
+        return [
+            Calls(
+                f"dcp.{action}, {tensors} small tensors", {name: [Call(**run) for run in runs] for name, runs in each}
+            )
+            for action, each in ((action, clients.items()) for action, clients in found.items())
+        ]
 
+    def share(self) -> Share:
+        """Loads one percent of the tensors of a checkpoint.
 
-def share(place: Place) -> Share:
-    """Loads one percent of the tensors of a checkpoint, at an origin that keeps it.
+        Raises:
+            RuntimeError: Something failed, or what was loaded is not what was saved.
+        """
+        return Share(**self._nursery.run({"place": self._place, "action": "share"}, _LIMIT_S))
 
-    Raises:
-        RuntimeError: Something failed, or what was loaded is not what was saved.
-    """
-    return Share(**_run(place, action="share"))
+    def close(self) -> None:
+        self._nursery.close()
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def enter() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that are installed, and of the boto3 among them."""
-    names = {"s3fs", "multi-storage-client", "aiobotocore", "botocore"}
+    """Of the packages, and of what s3fs is built on."""
+    names = {"s3fs", "aiobotocore", "multi-storage-client"}
     found = importlib.metadata.distributions(path=[str(_folder())])
     return {entry.name: entry.version for entry in found if entry.name in names}
