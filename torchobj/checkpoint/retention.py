@@ -93,9 +93,9 @@ def doomed(committed: Sequence[_Committed], rules: Retention, protected: Collect
         [100]
     """
     steps = sorted(commit.step for commit in committed)
-    if rules.keep_last is None or not steps:
+    if rules.keep_last is None:
         return []
-    kept = {*steps[-rules.keep_last :], steps[-1], *protected}
+    kept = {*steps[-rules.keep_last :], *protected}
     if rules.keep_every is not None:
         kept |= {step for step in steps if step % rules.keep_every == 0}
     if rules.keep_best is not None:
