@@ -12,6 +12,7 @@ __all__ = [
     "ListPages",
     "Manifest",
     "ManifestPages",
+    "NativeGather",
     "NativeIteration",
     "NativeSource",
     "NativeStore",
@@ -27,6 +28,7 @@ __all__ = [
     "hand",
     "prefetch_stats",
     "read_refs",
+    "scatter",
 ]
 
 __version__: str
@@ -43,6 +45,10 @@ def finish(limit_s: float) -> None: ...
 def get_many(
     jobs: Sequence[tuple[NativeStore, str]], into: Sequence[Any] | None = None, return_errors: bool = False
 ) -> list[Any]: ...
+
+def scatter(
+    jobs: Sequence[tuple[NativeStore, str, str | None, Sequence[tuple[int, Any]]]], checksum: bool
+) -> list[tuple[str | None, int, list[int]]]: ...
 
 @final
 class Buffer:
@@ -194,6 +200,7 @@ class NativeStore:
     def url(self, key: str) -> str: ...
     def get(self, key: str, start: int | None = None, end: int | None = None, version: str | None = None) -> Buffer: ...
     def get_ranges(self, ranges: Sequence[tuple[str, int, int | None]]) -> list[Buffer]: ...
+    def get_ends(self, key: str, head_bytes: int, tail_bytes: int) -> tuple[Buffer, Buffer, int, str | None]: ...
     def head(self, key: str) -> tuple[int, str | None, int | None, _Attributes]: ...
     def put(
         self, key: str, data: Any, attributes: _Attributes, if_none_match: bool = False, if_match: str | None = None
@@ -262,6 +269,23 @@ class Announcer:
 def hand(buffer: Buffer) -> tuple[int, int, int] | None: ...
 def adopt(owner: int, segment: int, generation: int) -> Buffer: ...
 def prefetch_stats() -> dict[str, Any]: ...
+
+@final
+class NativeGather:
+    def __new__(
+        cls,
+        store: NativeStore,
+        key: str,
+        attributes: _Attributes,
+        if_none_match: bool = False,
+        if_match: str | None = None,
+        limit_bytes: int | None = None,
+    ) -> Self: ...
+    # bytes: a literal. Another buffer: a record. A number, or a first and an end: the CRC-32 of these records, behind them.
+    def write(self, pieces: Sequence[Any]) -> None: ...
+    def crc32(self, record: int) -> int: ...
+    def close(self) -> tuple[str, int]: ...
+    def abort(self) -> None: ...
 
 @final
 class NativeWriter:

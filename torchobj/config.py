@@ -72,8 +72,8 @@ class StoreConfig:
     storage_class: str | None = None
     """Storage class of what is written, as `STANDARD_IA`."""
     checksum: ChecksumAlgorithm = "auto"
-    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint. `none` for stores
-    that refuse the headers."""
+    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint, CRC32 for checkpoints,
+    which have it anyway. `none` for stores that refuse the headers."""
     key_rules: KeyRules = "any"
     """`path` for servers that keep objects as files and would take `a//b` for `a/b`: such keys are refused here."""
     force_sdk: bool = False
@@ -84,6 +84,9 @@ class StoreConfig:
     """Objects smaller than this are read and written by one request, where their size is known."""
     write_buffer_bytes: int = 64 * MIB
     """Memory of one writer for parts that are being filled or sent; two parts at the least."""
+    upload_mbit_s: float | None = None
+    """How fast all uploads of an account together may send, in 10^6 bits a second: so that a checkpoint leaves a loader its
+    share of the network. Parts are sent whole, one after the other at this rate. None: as fast as it goes."""
     max_in_flight: int | Literal["auto"] = "auto"
     """Requests at a time, of all stores with this configuration in a process. `auto`: 64 to begin with, more while that
     raises the throughput, fewer while the store refuses. A number stays. 1..4096."""
@@ -152,6 +155,8 @@ class StoreConfig:
         _check_number("part_bytes", self.part_bytes, 5 * MIB, 5 * GIB)
         _check_number("whole_below_bytes", self.whole_below_bytes, MIB, 5 * GIB)
         _check_number("write_buffer_bytes", self.write_buffer_bytes, 5 * MIB, 64 * GIB)
+        if self.upload_mbit_s is not None:
+            _check_number("upload_mbit_s", self.upload_mbit_s, 1, 1_000_000, " Mbit/s", whole=False)
         if self.max_in_flight != "auto":
             _check_number("max_in_flight", self.max_in_flight, 1, 4096)
         _check_number("max_in_flight_cap", self.max_in_flight_cap, 1, 4096)

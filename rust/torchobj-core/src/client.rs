@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::Read;
 use crate::store::ObjectStore;
-use crate::transfer::{Attempts, Lateness, Metrics, Permit, Permits, Policy, Quota, idle, within};
+use crate::transfer::{Attempts, Lateness, Metrics, Pace, Permit, Permits, Policy, Quota, idle, within};
 use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
 use crate::url::ObjectUrl;
 
@@ -29,6 +29,7 @@ pub struct Client {
     policy: Policy,
     permits: Arc<Permits>,
     quota: Arc<Quota>,
+    pace: Option<Arc<Pace>>,
     lateness: Lateness,
     metrics: Arc<Metrics>,
 }
@@ -38,7 +39,8 @@ impl Client {
     pub fn new(store: Arc<dyn ObjectStore>, policy: Policy) -> Self {
         let permits = Permits::new(policy.max_in_flight, policy.max_in_flight_cap);
         let quota = Arc::new(Quota::new(permits.most()));
-        Self { store, policy, permits, quota, lateness: Lateness::default(), metrics: Arc::default() }
+        let pace = policy.upload_bytes_per_s.map(|rate| Arc::new(Pace::new(rate)));
+        Self { store, policy, permits, quota, pace, lateness: Lateness::default(), metrics: Arc::default() }
     }
 
     /// Another store under the permits and the quota of this client: another bucket of one account. How soon it answers
@@ -46,7 +48,8 @@ impl Client {
     #[must_use]
     pub fn sharing(&self, store: Arc<dyn ObjectStore>) -> Self {
         let (policy, permits, quota) = (self.policy.clone(), self.permits.clone(), self.quota.clone());
-        Self { store, policy, permits, quota, lateness: Lateness::default(), metrics: Arc::default() }
+        let pace = self.pace.clone();
+        Self { store, policy, permits, quota, pace, lateness: Lateness::default(), metrics: Arc::default() }
     }
 
     /// The store underneath.
@@ -67,6 +70,13 @@ impl Client {
     /// How many requests may be in flight: shared by the clients of an account.
     pub(crate) fn permits(&self) -> &Arc<Permits> {
         &self.permits
+    }
+
+    /// Waits until so many bytes may be sent; before a permit is taken, which others need meanwhile.
+    pub(crate) async fn pace(&self, payload: &Payload) {
+        if let Some(pace) = &self.pace {
+            pace.leave(payload.len() as u64).await;
+        }
     }
 
     /// When an answer is late.
@@ -151,6 +161,7 @@ impl Client {
         self.store.check_key(Operation::Put, key)?;
         let mut attempts = self.attempts();
         loop {
+            self.pace(payload).await;
             let mut permit = self.permit().await;
             let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
             let error = match idle(limit, self.store.put(key, payload, options)).await {

@@ -1,6 +1,6 @@
 //! torchobj's core: moves bytes between object stores and memory. Knows no HTTP, no cloud and no Python.
 //!
-//! The map, from below: [`error`] [`url`] [`types`] are plain data · [`fork`] and [`runtime`] are about the process ·
+//! The map, from below: [`error`] [`url`] [`types`] [`crc32`] are plain data · [`fork`] and [`runtime`] are about the process ·
 //! [`buffer`] is memory · [`store`] is the trait that a store implements, [`memory`] and [`wrap`] implement it here ·
 //! [`transfer`] holds the policies that stand over any store · [`client`] joins a store with them, and reads
 //! ([`read`]), writes ([`upload`]) and lists ([`manifest`]) · [`object_ref`] names what is not listed.
@@ -11,6 +11,7 @@ pub mod buffer;
 pub mod client;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod crc32;
 pub mod error;
 pub mod fork;
 pub mod list;

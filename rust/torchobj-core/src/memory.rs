@@ -116,6 +116,7 @@ fn join(payload: &Payload) -> Bytes {
 struct OpenedBytes {
     object: Object,
     range: Range<u64>,
+    taken: usize,
 }
 
 #[async_trait]
@@ -135,7 +136,7 @@ impl Opened for OpenedBytes {
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
         let range =
             usize::try_from(self.range.start).expect("in memory")..usize::try_from(self.range.end).expect("in memory");
-        dest.fill(&self.object.body[range]);
+        self.taken += dest.fill(&self.object.body[range][self.taken..]);
         Ok(())
     }
 }
@@ -165,7 +166,7 @@ impl ObjectStore for MemoryStore {
             return Err(self.error(ErrorKind::Changed, Operation::Get, request.key, "the object changed"));
         }
         match ByteRange::resolve(request.range.as_ref(), object.body.len() as u64) {
-            Some(range) => Ok(Box::new(OpenedBytes { object, range })),
+            Some(range) => Ok(Box::new(OpenedBytes { object, range, taken: 0 })),
             None => Err(self.error(ErrorKind::Range, Operation::Get, request.key, "the range begins behind the end")),
         }
     }
@@ -224,7 +225,13 @@ impl ObjectStore for MemoryStore {
         self.check_key(Operation::BeginUpload, key)?;
         let mut state = self.state();
         let id = state.next("upload").as_str().to_owned();
-        let upload = Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: Some(now_ms()) };
+        let upload = Upload {
+            key: key.to_owned(),
+            id: id.clone(),
+            nonce: String::new(),
+            begun_ms: Some(now_ms()),
+            crc32: false,
+        };
         let pending =
             Pending { upload: upload.clone(), attributes: options.attributes.clone(), parts: BTreeMap::new() };
         state.uploads.insert(id, pending);

@@ -90,7 +90,8 @@ pub trait Opened: Send {
     /// Which bytes of the object the body holds.
     fn range(&self) -> Range<u64>;
 
-    /// Receives the body into `dest`, from where it is filled to, and returns when the body ended or `dest` is full.
+    /// Receives the body into `dest`, from where it is filled to, and returns when the body ended or `dest` is full:
+    /// another `dest` then takes what follows.
     /// After an error `dest` says how far it came.
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()>;
 }

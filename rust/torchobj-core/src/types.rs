@@ -113,37 +113,52 @@ pub struct PutOptions {
     pub attributes: Attributes,
     /// When it may be written.
     pub condition: Condition,
+    /// Whether every payload of it comes with its CRC-32, so that no other checksum need be taken.
+    pub crc32: bool,
 }
 
 /// Bytes to be sent: pieces of memory that are kept alive until the last attempt has ended, and never copied.
 #[derive(Clone, Debug, Default)]
-pub struct Payload(Vec<Bytes>);
+pub struct Payload {
+    pieces: Vec<Bytes>,
+    crc32: Option<u32>,
+}
 
 impl Payload {
     /// The pieces, one after the other.
     pub fn new(pieces: Vec<Bytes>) -> Self {
-        Self(pieces)
+        Self { pieces, crc32: None }
+    }
+
+    /// Pieces, whose CRC-32 is known.
+    pub fn summed(pieces: Vec<Bytes>, crc32: u32) -> Self {
+        Self { pieces, crc32: Some(crc32) }
+    }
+
+    /// Its CRC-32, where that is known.
+    pub fn crc32(&self) -> Option<u32> {
+        self.crc32
     }
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        self.0.iter().map(Bytes::len).sum()
+        self.pieces.iter().map(Bytes::len).sum()
     }
 
     /// Whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
-        self.0.iter().all(Bytes::is_empty)
+        self.pieces.iter().all(Bytes::is_empty)
     }
 
     /// The pieces in order.
     pub fn pieces(&self) -> &[Bytes] {
-        &self.0
+        &self.pieces
     }
 }
 
 impl From<Bytes> for Payload {
     fn from(bytes: Bytes) -> Self {
-        Self(vec![bytes])
+        Self::new(vec![bytes])
     }
 }
 
@@ -199,6 +214,8 @@ pub struct Upload {
     pub nonce: String,
     /// When it began, in milliseconds since 1970, where a listing of uploads tells.
     pub begun_ms: Option<i64>,
+    /// Whether its parts come with their CRC-32.
+    pub crc32: bool,
 }
 
 /// What the store gave for a part, to be shown at the commit.

@@ -8,6 +8,9 @@ use pyo3::types::PyDict;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{Addressing, Checksum, Encryption, HttpConfig, S3Config};
 
+/// 10^6 bits.
+const BYTES_PER_MBIT: f64 = 125_000.0;
+
 /// A `torchobj.StoreConfig`.
 #[derive(FromPyObject)]
 pub(crate) struct StoreConfig {
@@ -29,6 +32,7 @@ pub(crate) struct StoreConfig {
     part_bytes: u64,
     whole_below_bytes: u64,
     write_buffer_bytes: u64,
+    upload_mbit_s: Option<f64>,
     max_in_flight_number: usize,
     adaptive_cap: Option<usize>,
     hedge: bool,
@@ -89,6 +93,7 @@ impl StoreConfig {
             max_in_flight_cap: self.adaptive_cap,
             hedge: self.hedge,
             write_buffer_bytes: self.write_buffer_bytes,
+            upload_bytes_per_s: self.upload_mbit_s.map(|rate| (rate * BYTES_PER_MBIT) as u64),
             max_attempts: self.max_attempts,
             retry_timeout: Duration::from_secs_f64(self.retry_timeout_s),
             first_byte_timeout: Duration::from_secs_f64(self.first_byte_timeout_s),
@@ -105,6 +110,7 @@ pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     defaults.set_item("part_bytes", policy.part_bytes)?;
     defaults.set_item("whole_below_bytes", policy.whole_below_bytes)?;
     defaults.set_item("write_buffer_bytes", policy.write_buffer_bytes)?;
+    defaults.set_item("upload_mbit_s", policy.upload_bytes_per_s)?;
     defaults.set_item("max_in_flight_number", policy.max_in_flight)?;
     defaults.set_item("adaptive_cap", policy.max_in_flight_cap)?;
     defaults.set_item("hedge", policy.hedge)?;

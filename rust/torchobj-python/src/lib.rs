@@ -1,12 +1,14 @@
 //! The binding: takes arguments, releases the GIL, calls torchobj-core and torchobj-store, and wraps the result.
 //!
-//! The map: `store`, `manifest`, `pages`, `object_ref` and `writer` are the classes · `source` and `ref_source` read ahead,
+//! The map: `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` are the classes · `scatter` reads into memory of
+//! Python's · `source` and `ref_source` read ahead,
 //! `reach` finds who reads for this process · `buffer` is memory that both sides see, and readers of it · `process` keeps
 //! one client per configuration and process · `wait` runs work while Python waits · `config`, `error` and `log` translate.
 
 mod buffer;
 mod config;
 mod error;
+mod gather;
 mod log;
 mod manifest;
 mod object_ref;
@@ -16,6 +18,7 @@ mod process;
 mod reach;
 #[cfg(target_os = "linux")]
 mod ref_source;
+mod scatter;
 #[cfg(target_os = "linux")]
 mod source;
 #[cfg(target_os = "linux")]
@@ -34,6 +37,8 @@ mod native {
     #[pymodule_export]
     use crate::config::default_config;
     #[pymodule_export]
+    use crate::gather::NativeGather;
+    #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]
     use crate::object_ref::{ObjectRef, read_refs};
@@ -44,6 +49,8 @@ mod native {
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::ref_source::RefSource;
+    #[pymodule_export]
+    use crate::scatter::scatter;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand};

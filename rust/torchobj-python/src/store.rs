@@ -102,6 +102,20 @@ impl NativeStore {
         Ok(landed.into_iter().map(|landed| landed.buffer.into()).collect())
     }
 
+    /// The first and the last bytes of an object, its size and its version.
+    fn get_ends(
+        &self,
+        py: Python<'_>,
+        key: String,
+        head_bytes: u64,
+        tail_bytes: u64,
+    ) -> PyResult<(Buffer, Buffer, u64, Option<String>)> {
+        let client = self.client(py)?;
+        let ends = wait(py, async move { client.get_ends(&key, head_bytes, tail_bytes).await })?.or_raise(py)?;
+        let version = ends.version.map(|version| version.as_str().to_owned());
+        Ok((ends.head.into(), ends.tail.into(), ends.size, version))
+    }
+
     /// Size, version, modified, and attributes of an object.
     fn head(&self, py: Python<'_>, key: String) -> PyResult<(u64, Option<String>, Option<i64>, AttributeFields)> {
         let client = self.client(py)?;
@@ -173,7 +187,7 @@ impl NativeStore {
     /// Forgets an unfinished upload.
     fn abort_upload(&self, py: Python<'_>, key: String, upload_id: String) -> PyResult<()> {
         let client = self.client(py)?;
-        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None };
+        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None, crc32: false };
         wait(py, async move { client.abort(&upload).await })?.or_raise(py)
     }
 
@@ -201,19 +215,11 @@ pub(crate) fn get_many<'py>(
         None => Vec::new(),
     };
     memory.resize_with(jobs.len(), Target::default);
-    let mut known: Option<(&Bound<'_, NativeStore>, Arc<Client>)> = None;
-    let mut reads = Vec::with_capacity(jobs.len());
-    for ((store, key), into) in jobs.iter().zip(memory) {
-        let client = match &known {
-            Some((last, client)) if last.is(store) => client.clone(),
-            _ => {
-                let client = store.get().client(py)?;
-                known = Some((store, client.clone()));
-                client
-            }
-        };
-        reads.push(Job { client, read: Read { into, ..Read::whole(key.as_str()) } });
-    }
+    let clients = clients(py, jobs.iter().map(|(store, _)| store))?;
+    let reads = clients.into_iter().zip(&jobs).zip(memory);
+    let reads =
+        reads.map(|((client, (_, key)), into)| Job { client, read: Read { into, ..Read::whole(key.as_str()) } });
+    let reads = reads.collect();
     let results = wait(py, read_many(reads, !return_errors))?;
     let list = PyList::empty(py);
     if return_errors {
@@ -234,6 +240,24 @@ pub(crate) fn get_many<'py>(
         }
     }
     Ok(list)
+}
+
+/// The clients of `stores`, most of which are one and the same.
+pub(crate) fn clients<'a, 'py: 'a>(
+    py: Python<'py>,
+    stores: impl Iterator<Item = &'a Bound<'py, NativeStore>>,
+) -> PyResult<Vec<Arc<Client>>> {
+    let mut known: Option<(&Bound<'_, NativeStore>, Arc<Client>)> = None;
+    stores
+        .map(|store| match &known {
+            Some((last, client)) if last.is(store) => Ok(client.clone()),
+            _ => {
+                let client = store.get().client(py)?;
+                known = Some((store, client.clone()));
+                Ok(client)
+            }
+        })
+        .collect()
 }
 
 /// All results, or the first error that is not the consequence of another.
@@ -271,7 +295,7 @@ pub(crate) fn put_options(fields: AttributeFields, if_none_match: bool, if_match
         (false, Some(version)) => Condition::Matches(Version::new(version)),
         (false, None) => Condition::Always,
     };
-    PutOptions { attributes, condition }
+    PutOptions { attributes, condition, crc32: false }
 }
 
 /// What is listed.

@@ -14,6 +14,8 @@ pub struct Dest {
     start: usize,
     end: usize,
     filled: usize,
+    /// How much of what counts as filled lies before the end of the last piece that was handed on.
+    carved: usize,
 }
 
 impl Dest {
@@ -63,6 +65,18 @@ impl Dest {
         count
     }
 
+    /// What was written here, behind the last piece that was carved out.
+    pub fn written(&self) -> &[u8] {
+        // SAFETY: the range lies within the region as in `unfilled_mut`. Only this `Dest` writes to it, what others were
+        // handed lies before (`carve`) or behind it (`split_off`), and `&self` keeps it from being written meanwhile.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.memory.start().as_ptr().add(self.start + self.carved),
+                self.filled - self.carved,
+            )
+        }
+    }
+
     /// Cuts off everything behind the first `at` bytes. Nothing may be written there yet.
     ///
     /// # Panics
@@ -70,7 +84,7 @@ impl Dest {
     #[must_use]
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len() && self.filled <= at, "cut at {at} of {} with {} filled", self.len(), self.filled);
-        let rest = Self { memory: self.memory.clone(), start: self.start + at, end: self.end, filled: 0 };
+        let rest = Self { memory: self.memory.clone(), start: self.start + at, end: self.end, filled: 0, carved: 0 };
         self.end = self.start + at;
         rest
     }
@@ -83,7 +97,8 @@ impl Dest {
     pub fn carve(&mut self, length: usize) -> Self {
         let start = self.start + self.filled;
         self.advance(length);
-        Self { memory: self.memory.clone(), start, end: start + length, filled: 0 }
+        self.carved = self.filled;
+        Self { memory: self.memory.clone(), start, end: start + length, filled: 0, carved: 0 }
     }
 }
 
@@ -101,7 +116,7 @@ impl Landing {
     /// Opens a region for writing: the landing to wait with, and the one piece that covers it all.
     pub fn new(memory: Memory) -> (Self, Dest) {
         let memory = Arc::new(memory);
-        let dest = Dest { memory: memory.clone(), start: 0, end: memory.len(), filled: 0 };
+        let dest = Dest { memory: memory.clone(), start: 0, end: memory.len(), filled: 0, carved: 0 };
         (Self(memory), dest)
     }
 

@@ -77,6 +77,26 @@ impl Memory {
         start..start + self.len
     }
 
+    /// Asks the kernel for huge pages where none were touched yet: one fault then brings 2 MiB. (Fresh memory of 1 GiB,
+    /// measured: 0.57 s until it was written, and so 0.25 s.)
+    pub fn advise_huge_pages(&self) {
+        #[cfg(target_os = "linux")]
+        {
+            let Range { start, end } = self.addresses();
+            let first = start.next_multiple_of(pool::HUGE_PAGE_BYTES);
+            let length = end.saturating_sub(first) / pool::HUGE_PAGE_BYTES * pool::HUGE_PAGE_BYTES;
+            if length > 0 {
+                // Advice only: where the kernel has no huge pages, small ones do.
+                // SAFETY: `first..first + length` lies within the region, which is mapped while `self` lives; what its
+                // pages hold does not change.
+                let _ = unsafe {
+                    let first = self.start.as_ptr().add(first - start).cast();
+                    rustix::mm::madvise(first, length, rustix::mm::Advice::LinuxHugepage)
+                };
+            }
+        }
+    }
+
     /// Where it begins.
     pub(super) fn start(&self) -> NonNull<u8> {
         self.start

@@ -1,7 +1,7 @@
 //! Memory that bytes land in. The only module of this crate with `unsafe`.
 //!
 //! A [`Memory`] is a region of bytes: ours, or lent by the caller until it is dropped. While it is being written it is
-//! cut into [`Dest`]s, disjoint pieces each with one writer, and nobody can read it. A writer may sit in a thread or
+//! cut into [`Dest`]s, disjoint pieces each with one writer, and nobody but that writer can read it. A writer may sit in a thread or
 //! in a task that was cancelled a moment ago: the region lives until the last `Dest` is gone, and only then does
 //! [`Landing::finish`] turn it into a [`Buffer`] that can be read. So no byte changes under a reader's eyes, and no
 //! writer writes to memory that was given back.

@@ -28,7 +28,7 @@ const RETAINED_BYTES: usize = 64 << 20;
 
 /// Where huge pages begin to pay: the size of one on x86-64 and on aarch64 with 4 KiB pages.
 #[cfg(target_os = "linux")]
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Classes grow by a quarter of a power of two, so that at most a fifth of a block's pages stay untouched.
 const STEPS: usize = 4;

@@ -54,6 +54,8 @@ suite! {
     writes::deleted_objects_are_gone,
     uploads::a_large_put_is_whole,
     uploads::a_writer_makes_what_was_written,
+    uploads::what_is_gathered_is_whole_with_its_checksums,
+    uploads::what_was_gathered_and_not_closed_leaves_nothing,
     uploads::a_writer_of_nothing_makes_an_empty_object,
     uploads::an_aborted_writer_leaves_nothing,
     uploads::a_dropped_writer_leaves_nothing,

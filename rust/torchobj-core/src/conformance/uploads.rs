@@ -4,7 +4,7 @@ use super::writes::some_attributes;
 use super::{Subject, get, kind_of, pattern, put};
 use crate::error::ErrorKind;
 use crate::types::{Condition, PutOptions, Version};
-use crate::upload::Writer;
+use crate::upload::{Gather, Piece, Writer};
 
 /// A body of two full parts and a little.
 fn large(subject: &Subject, seed: u64) -> bytes::Bytes {
@@ -49,6 +49,38 @@ pub(super) async fn a_writer_makes_what_was_written(subject: Subject) {
         assert!(get(&subject, name).await.unwrap() == body, "{name}");
         assert_eq!(subject.head(name).await.unwrap().version, Some(version), "{name}");
     }
+    assert_eq!(unfinished(&subject).await, 0);
+}
+
+pub(super) async fn what_is_gathered_is_whole_with_its_checksums(subject: Subject) {
+    for (name, seed, body) in [("small", 4, pattern(9000, 4)), ("large", 5, large(&subject, 5))] {
+        let mut gather = Gather::new(subject.clone(), name, PutOptions::default(), None).unwrap();
+        let record = body.slice(3..body.len() - 11);
+        let pieces = [Piece::Literal(body.slice(..3)), Piece::Record(record.clone()), Piece::Crc32(0..1)];
+        gather.write(pieces.to_vec()).await.unwrap();
+        let (one, other) = (pattern(70_001, seed), pattern(5, seed));
+        gather.write(vec![Piece::Record(one.clone()), Piece::Record(other.clone())]).await.unwrap();
+        gather.write(vec![Piece::Crc32(1..3), Piece::Literal(body.slice(body.len() - 11..))]).await.unwrap();
+        assert_eq!(kind_of(subject.head(name).await), ErrorKind::NotFound, "visible before its commit");
+        let (version, size) = gather.close().await.unwrap();
+        let tail = [&one[..], &other[..]].concat();
+        let sums = [&record[..], &tail[..]].map(|bytes| crc_fast::crc32_iso_hdlc(bytes).to_le_bytes());
+        let whole = [&body[..body.len() - 11], &sums[0], &tail, &sums[1], &body[body.len() - 11..]].concat();
+        assert!(get(&subject, name).await.unwrap() == whole, "{name}");
+        let head = subject.head(name).await.unwrap();
+        assert_eq!((head.version, head.size), (Some(version), size), "{name}");
+    }
+    assert_eq!(unfinished(&subject).await, 0);
+}
+
+pub(super) async fn what_was_gathered_and_not_closed_leaves_nothing(subject: Subject) {
+    put(&subject, "kept", "before").await;
+    let mut gather = Gather::new(subject.clone(), "kept", PutOptions::default(), None).unwrap();
+    gather.write(vec![Piece::Record(large(&subject, 6))]).await.unwrap();
+    assert!(unfinished(&subject).await == 1);
+    let error = gather.write(vec![Piece::Crc32(1..2)]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config);
+    assert_eq!(get(&subject, "kept").await.unwrap(), b"before");
     assert_eq!(unfinished(&subject).await, 0);
 }
 

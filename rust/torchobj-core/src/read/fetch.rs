@@ -72,6 +72,32 @@ pub struct Landed {
     pub version: Option<Version>,
 }
 
+/// Takes the bytes of one range, in order. What it took stays when a body breaks: the next one goes on there.
+pub(super) trait Sink: Send {
+    /// How many bytes it took.
+    fn filled(&self) -> usize;
+
+    /// How many are still to come.
+    fn remaining(&self) -> usize;
+
+    /// Takes the body of an answer, until that ends or nothing is missing.
+    fn take(&mut self, opened: &mut dyn Opened) -> impl Future<Output = Result<()>> + Send;
+}
+
+impl Sink for Dest {
+    fn filled(&self) -> usize {
+        self.filled()
+    }
+
+    fn remaining(&self) -> usize {
+        self.remaining()
+    }
+
+    async fn take(&mut self, opened: &mut dyn Opened) -> Result<()> {
+        opened.read_into(self).await
+    }
+}
+
 impl Client {
     /// Reads an object or a range of it.
     ///
@@ -146,7 +172,7 @@ impl Client {
         Ok((landing, dest, length))
     }
 
-    async fn open_first(
+    pub(super) async fn open_first(
         &self,
         key: &str,
         range: Option<ByteRange>,
@@ -242,46 +268,65 @@ impl Client {
         version: Option<Version>,
         mut dest: Dest,
     ) -> Result<()> {
-        let mut parts = JoinSet::new();
         let part_bytes = plan::part_bytes(self.policy(), range.end - range.start);
-        for range in plan::parts(range, part_bytes) {
+        let parts = plan::parts(range, part_bytes).map(|range| {
             let length = usize::try_from(range.end - range.start).expect("a part of dest");
             let next = dest.split_off(length);
-            let mut part = std::mem::replace(&mut dest, next);
-            let (client, key, version) = (self.clone(), key.clone(), version.clone());
-            parts.spawn(async move { client.receive(&key, range, version.as_ref(), &mut part, None).await });
-        }
-        drop(dest);
-        while let Some(part) = parts.join_next().await {
-            part.map_err(|panic| {
-                self.store().error(ErrorKind::Cancelled, Operation::Get, &key, "a part was lost").with_source(panic)
-            })??;
-        }
+            (range, std::mem::replace(&mut dest, next))
+        });
+        self.receive_all(key, version, parts, None).await?;
         Ok(())
     }
 
-    /// Receives `range` into `dest`, going on after what breaks, from `first` if the answer is there already.
+    /// Receives each of `parts` into its sink, all in parallel, the first of them from `first` if its answer is there
+    /// already. Returns the sinks, full, in the order of the parts.
+    pub(super) async fn receive_all<S: Sink + 'static>(
+        self: &Arc<Self>,
+        key: Arc<str>,
+        version: Option<Version>,
+        parts: impl Iterator<Item = (Range<u64>, S)>,
+        mut first: Option<First>,
+    ) -> Result<Vec<S>> {
+        let mut tasks = JoinSet::new();
+        for (index, (range, mut sink)) in parts.enumerate() {
+            let (client, key, version, first) = (self.clone(), key.clone(), version.clone(), first.take());
+            tasks.spawn(async move {
+                client.receive(&key, range, version.as_ref(), &mut sink, first).await?;
+                Ok::<_, Error>((index, sink))
+            });
+        }
+        let mut full = Vec::with_capacity(tasks.len());
+        while let Some(part) = tasks.join_next().await {
+            full.push(part.map_err(|panic| {
+                self.store().error(ErrorKind::Cancelled, Operation::Get, &key, "a part was lost").with_source(panic)
+            })??);
+        }
+        full.sort_unstable_by_key(|(index, _)| *index);
+        Ok(full.into_iter().map(|(_, sink)| sink).collect())
+    }
+
+    /// Receives `range` into `sink`, going on after what breaks, from `first` if the answer is there already.
     pub(super) async fn receive(
         &self,
         key: &str,
         range: Range<u64>,
         version: Option<&Version>,
-        dest: &mut Dest,
+        sink: &mut impl Sink,
         mut first: Option<First>,
     ) -> Result<()> {
         let mut attempts = self.attempts();
-        while dest.remaining() > 0 || first.is_some() {
-            let before = dest.filled();
-            match self.receive_once(key, &range, version, dest, first.take()).await {
-                Ok(()) if dest.remaining() == 0 => break,
+        while sink.remaining() > 0 || first.is_some() {
+            let before = sink.filled();
+            match self.receive_once(key, &range, version, sink, first.take()).await {
+                Ok(()) if sink.remaining() == 0 => break,
                 Ok(()) => {
-                    attempts.progressed(dest.filled() - before);
-                    let message = format!("the body ended {} bytes early", dest.remaining());
+                    attempts.progressed(sink.filled() - before);
+                    let message = format!("the body ended {} bytes early", sink.remaining());
                     let error = self.store().error(ErrorKind::ShortBody, Operation::Get, key, &message);
                     attempts.failed(error).await?;
                 }
                 Err(error) => {
-                    attempts.progressed(dest.filled() - before);
+                    attempts.progressed(sink.filled() - before);
                     attempts.failed(error).await?;
                 }
             }
@@ -295,24 +340,28 @@ impl Client {
         key: &str,
         range: &Range<u64>,
         version: Option<&Version>,
-        dest: &mut Dest,
+        sink: &mut impl Sink,
         first: Option<First>,
     ) -> Result<()> {
         let First { mut opened, answered, mut permit } = match first {
             Some(first) => first,
             None => {
                 let permit = self.permit().await;
-                let ask = Some(ByteRange::Bounded(range.start + dest.filled() as u64..range.end));
+                let ask = Some(ByteRange::Bounded(range.start + sink.filled() as u64..range.end));
                 let request = GetRequest { key, range: ask.clone(), version };
-                let (opened, answered) = self.open(request, dest.remaining() as u64).await?;
+                let (opened, answered) = self.open(request, sink.remaining() as u64).await?;
                 let opened = self.check(key, ask.as_ref(), version, opened)?;
                 First { opened, answered, permit }
             }
         };
-        let (limit, before) = (self.policy().idle_timeout, dest.filled());
-        let result = idle(limit, opened.read_into(dest)).await;
+        if opened.size() < range.end {
+            let message = format!("asked for bytes {range:?}, the object has {}", opened.size());
+            return Err(self.store().error(ErrorKind::Range, Operation::Get, key, &message));
+        }
+        let (limit, before) = (self.policy().idle_timeout, sink.filled());
+        let result = idle(limit, sink.take(&mut *opened)).await;
         let ended = Instant::now();
-        permit.moved((dest.filled() - before) as u64, ended);
+        permit.moved((sink.filled() - before) as u64, ended);
         match result {
             Some(result) => {
                 if result.is_ok() {
@@ -321,7 +370,7 @@ impl Client {
                 result
             }
             None => {
-                let message = format!("the body stood still for {} s at byte {}", limit.as_secs_f64(), dest.filled());
+                let message = format!("the body stood still for {} s at byte {}", limit.as_secs_f64(), sink.filled());
                 Err(self.silence(Operation::Get, key, &message))
             }
         }
@@ -330,7 +379,7 @@ impl Client {
 
 /// An answer whose body waits, and the permit that it holds meanwhile.
 pub(super) struct First {
-    opened: Box<dyn Opened>,
+    pub(super) opened: Box<dyn Opened>,
     answered: Instant,
     permit: Permit,
 }

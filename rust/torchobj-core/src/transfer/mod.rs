@@ -1,4 +1,4 @@
-//! The policies that stand once, over every store: how many requests at a time, how long to wait, when to try again or a
+//! The policies that stand once, over every store: how many requests at a time, how fast, how long to wait, when to try again or a
 //! second time; and what the requests met, counted.
 
 mod adapt;
@@ -6,6 +6,7 @@ mod attempts;
 mod histogram;
 mod lateness;
 mod metrics;
+mod pace;
 mod permits;
 mod policy;
 mod quota;
@@ -16,6 +17,7 @@ pub use attempts::Attempts;
 pub use histogram::{Counts, Histogram};
 pub(crate) use lateness::Lateness;
 pub use metrics::{Measured, Metrics};
+pub use pace::Pace;
 pub use permits::{Permit, Permits};
 pub use policy::Policy;
 pub use quota::Quota;

@@ -17,6 +17,8 @@ pub struct Policy {
     pub hedge: bool,
     /// Memory for parts of one upload that are being filled or sent, in bytes; at least two parts.
     pub write_buffer_bytes: u64,
+    /// How many bytes a second all uploads of an account may send; `None` where that is not limited.
+    pub upload_bytes_per_s: Option<u64>,
     /// Attempts of one request, the first included.
     pub max_attempts: u32,
     /// No attempt begins later than this after the first.
@@ -40,6 +42,7 @@ impl Default for Policy {
             max_in_flight_cap: Some(256),
             hedge: true,
             write_buffer_bytes: 64 << 20,
+            upload_bytes_per_s: None,
             max_attempts: 10,
             retry_timeout: Duration::from_secs(180),
             first_byte_timeout: Duration::from_secs(30),

@@ -1,9 +1,12 @@
 //! Writing: how large parts are (`plan`), one upload in parts from its beginning to its commit or abort (`session`),
-//! an object whose bytes are all there (`whole`), and one whose bytes come by and by (`writer`).
+//! an object whose bytes are all there (`whole`), one whose bytes come by and by (`writer`), and one that is gathered from
+//! memory of others (`gather`).
 
+mod gather;
 mod plan;
 mod session;
 mod whole;
 mod writer;
 
+pub use gather::{Gather, Piece};
 pub use writer::Writer;

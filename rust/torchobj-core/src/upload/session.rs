@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::plan;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::runtime::clean_up;
@@ -19,13 +20,16 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long a failed upload may keep its caller waiting to be cleaned up.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// A part that has arrived, and how much memory was held for it.
+type Sent = (PartReceipt, u64);
+
 /// An upload that has begun, with its parts on the way.
 #[derive(Debug)]
 pub(super) struct Session {
     client: Arc<Client>,
     upload: Arc<Upload>,
-    sending: JoinSet<Result<PartReceipt>>,
-    sending_bytes: u64,
+    sending: JoinSet<Result<Sent>>,
+    held_bytes: u64,
     receipts: Vec<PartReceipt>,
     /// Committed or aborted: nothing is left to clean up.
     ended: bool,
@@ -51,28 +55,42 @@ impl Session {
                 attempts.failed(error).await?;
             }
         };
-        Ok(Self { client, upload, sending: JoinSet::new(), sending_bytes: 0, receipts: Vec::new(), ended: false })
+        Ok(Self { client, upload, sending: JoinSet::new(), held_bytes: 0, receipts: Vec::new(), ended: false })
     }
 
-    /// Bytes of the parts that are on the way.
-    pub(super) fn sending_bytes(&self) -> u64 {
-        self.sending_bytes
-    }
-
-    /// Starts to send a part.
-    pub(super) fn send(&mut self, number: u32, offset: u64, payload: Payload) {
-        self.sending_bytes += payload.len() as u64;
+    /// Starts to send a part, for which `held_bytes` of memory are held that are not the caller's own.
+    pub(super) fn send(&mut self, number: u32, offset: u64, payload: Payload, held_bytes: u64) -> Result<()> {
+        if u64::from(number) > plan::MOST_PARTS {
+            let message = format!("more than {} parts: set a larger part_bytes", plan::MOST_PARTS);
+            return Err(self.error(ErrorKind::InvalidRequest, &message));
+        }
+        self.held_bytes += held_bytes;
         let (client, upload) = (self.client.clone(), self.upload.clone());
-        self.sending.spawn(async move { send_part(&client, &upload, number, offset, &payload).await });
+        self.sending.spawn(async move {
+            let receipt = send_part(&client, &upload, number, offset, &payload).await?;
+            Ok((receipt, held_bytes))
+        });
+        Ok(())
+    }
+
+    /// Waits until `held_bytes` more, and a part more, may be on the way: uploads leave others half of the permits.
+    pub(super) async fn room(&mut self, held_bytes: u64, most_bytes: u64) -> Result<()> {
+        let most = (self.client.permits().ahead() / 2).max(2);
+        while !self.sending.is_empty()
+            && (self.sending.len() >= most || self.held_bytes > 0 && self.held_bytes + held_bytes > most_bytes)
+        {
+            self.part_done().await?;
+        }
+        Ok(())
     }
 
     /// Waits for the next part that has arrived, or the first that has not.
-    pub(super) async fn part_done(&mut self) -> Result<()> {
+    async fn part_done(&mut self) -> Result<()> {
         match self.sending.join_next().await {
             None => Ok(()),
             Some(Ok(receipt)) => {
-                let receipt = receipt?;
-                self.sending_bytes -= receipt.size;
+                let (receipt, held_bytes) = receipt?;
+                self.held_bytes -= held_bytes;
                 self.receipts.push(receipt);
                 Ok(())
             }
@@ -159,7 +177,7 @@ impl Drop for Session {
     }
 }
 
-async fn abort(client: &Client, upload: &Upload, sending: &mut JoinSet<Result<PartReceipt>>) {
+async fn abort(client: &Client, upload: &Upload, sending: &mut JoinSet<Result<Sent>>) {
     // First the sockets: a part that arrives after the abort would stay.
     sending.shutdown().await;
     let problem = match within(ABORT_TIMEOUT, client.abort(upload)).await {
@@ -181,6 +199,7 @@ async fn send_part(
     let limit = client.policy().first_byte_timeout.max(client.policy().idle_timeout);
     let mut attempts = client.attempts();
     loop {
+        client.pace(payload).await;
         let mut permit = client.permit().await;
         let error = match idle(limit, client.store().put_part(upload, number, offset, payload)).await {
             Some(Ok(receipt)) => {

@@ -25,7 +25,8 @@ impl Client {
         let mut session = Session::begin(self.clone(), key, options).await?;
         for (index, range) in plan::even_parts(size, self.part_bytes()).enumerate() {
             let number = u32::try_from(index + 1).expect("at most ten thousand parts");
-            session.send(number, range.start, cut(&payload, range));
+            session.room(0, 0).await?;
+            session.send(number, range.start, cut(&payload, range), 0)?;
         }
         session.commit(&options.condition).await
     }

@@ -80,24 +80,15 @@ impl Writer {
 
     async fn try_send_part(&mut self) -> Result<()> {
         let Some(payload) = self.take_part() else { return Ok(()) };
-        if u64::from(self.number) > plan::MOST_PARTS {
-            let message = format!("more than {} parts: set a larger part_bytes", plan::MOST_PARTS);
-            return Err(self.client.store().error(ErrorKind::InvalidRequest, Operation::PutPart, &self.key, &message));
-        }
         let session = match &mut self.session {
             Some(session) => session,
             None => self.session.insert(Session::begin(self.client.clone(), &self.key, &self.options).await?),
         };
         let size = payload.len() as u64;
-        session.send(self.number, self.offset, payload);
+        session.send(self.number, self.offset, payload, size)?;
         self.offset += size;
         let next = plan::growing_part_bytes(self.client.part_bytes(), self.number + 1);
-        while session.sending_bytes() > 0
-            && session.sending_bytes() + next > self.client.policy().write_buffer_bytes.max(2 * next)
-        {
-            session.part_done().await?;
-        }
-        Ok(())
+        session.room(next, self.client.policy().write_buffer_bytes.max(2 * next)).await
     }
 
     /// The bytes of the part that is being filled, to be sent.

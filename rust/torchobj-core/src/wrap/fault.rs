@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::buffer::Dest;
+use crate::buffer::{Dest, Landing, Memory};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::store::{ObjectStore, Opened};
 use crate::types::{
@@ -109,12 +109,18 @@ impl Opened for FaultyBody {
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
-        let (Fault::CutBody(bytes) | Fault::StallBody(bytes)) = self.fault else {
+        let (Fault::CutBody(left) | Fault::StallBody(left)) = &mut self.fault else {
             return self.inner.read_into(dest).await;
         };
-        let bytes = bytes.min(dest.remaining());
-        let mut piece = dest.carve(bytes);
+        let room = dest.remaining();
+        if room <= *left {
+            self.inner.read_into(dest).await?;
+            *left -= room - dest.remaining();
+            return Ok(());
+        }
+        let (_landing, mut piece) = Landing::new(Memory::allocate(*left).expect("a test has memory"));
         self.inner.read_into(&mut piece).await?;
+        *left -= dest.fill(piece.written());
         match self.error.take() {
             Some(error) if matches!(self.fault, Fault::CutBody(_)) => Err(error),
             _ => std::future::pending().await,

@@ -32,6 +32,8 @@ struct OpenedFile {
     size: u64,
     version: Version,
     range: Range<u64>,
+    /// Where the next read begins.
+    at: u64,
 }
 
 #[async_trait]
@@ -49,21 +51,20 @@ impl Opened for OpenedFile {
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
-        let mut at = self.range.start;
-        while at < self.range.end && dest.remaining() > 0 {
+        while self.at < self.range.end && dest.remaining() > 0 {
             // Who reads other parts of the object beside this shall not wait for it.
             tokio::task::yield_now().await;
-            let left = usize::try_from(self.range.end - at).unwrap_or(usize::MAX);
+            let left = usize::try_from(self.range.end - self.at).unwrap_or(usize::MAX);
             let most = READ_BYTES.min(left).min(dest.remaining());
             // Nothing drops this future before the read is done: no thread is left that writes to `dest`.
-            let read = in_place(|| read_at(&self.file, &mut dest.unfilled_mut()[..most], at));
+            let read = in_place(|| read_at(&self.file, &mut dest.unfilled_mut()[..most], self.at));
             let count = read.map_err(|error| self.store.io_error(Operation::Get, &self.key, error))?;
             if count == 0 {
                 let message = "the file became shorter while it was read";
                 return Err(self.store.error(ErrorKind::Changed, Operation::Get, &self.key, message));
             }
             dest.advance(count);
-            at += count as u64;
+            self.at += count as u64;
         }
         let file = self.file.clone();
         let now = self.store.blocking(Operation::Get, &self.key, move || file.metadata()).await?;
@@ -113,7 +114,8 @@ impl FileStore {
         let refuse = || self.error(ErrorKind::Range, operation, key, "the range begins behind the end");
         let range = range.ok_or_else(refuse)?;
         let (store, key, file) = (self.clone(), key.to_owned(), Arc::new(file));
-        Ok(Box::new(OpenedFile { store, key, file, size, version, range }))
+        let at = range.start;
+        Ok(Box::new(OpenedFile { store, key, file, size, version, range, at }))
     }
 
     /// Calls `found` with the path of every file that is being written.

@@ -35,7 +35,7 @@ impl FileStore {
         self.check_key(operation, key)?;
         self.refuse_attributes(operation, key, options)?;
         let (target, id) = (self.path(key), Self::new_id());
-        let upload = Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: None };
+        let upload = Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: None, crc32: false };
         let key_text = key.to_owned();
         let create = move || {
             let (temporary, _) = Temporary::create(&target, &id)?;
@@ -127,7 +127,7 @@ impl FileStore {
                 let Ok(key) = fs::read_to_string(path) else { return };
                 let begun_ms = fs::metadata(path).ok().map(|metadata| modified_ms(&metadata));
                 if key.starts_with(&prefix_text) {
-                    uploads.push(Upload { key, id: id.to_owned(), nonce: String::new(), begun_ms });
+                    uploads.push(Upload { key, id: id.to_owned(), nonce: String::new(), begun_ms, crc32: false });
                 }
             };
             match Self::each_temporary(&root, &mut found) {

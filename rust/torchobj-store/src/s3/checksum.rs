@@ -11,6 +11,8 @@ use torchobj_core::types::{PartReceipt, Payload};
 pub(super) enum Algorithm {
     Crc64Nvme,
     Crc32C,
+    /// Where what is sent comes with it.
+    Crc32,
 }
 
 impl Algorithm {
@@ -18,6 +20,7 @@ impl Algorithm {
         match self {
             Self::Crc64Nvme => CrcAlgorithm::Crc64Nvme,
             Self::Crc32C => CrcAlgorithm::Crc32Iscsi,
+            Self::Crc32 => CrcAlgorithm::Crc32IsoHdlc,
         }
     }
 
@@ -26,11 +29,15 @@ impl Algorithm {
         match self {
             Self::Crc64Nvme => "x-amz-checksum-crc64nvme",
             Self::Crc32C => "x-amz-checksum-crc32c",
+            Self::Crc32 => "x-amz-checksum-crc32",
         }
     }
 
     /// Of the bytes of `payload`.
     pub(super) fn of(self, payload: &Payload) -> u64 {
+        if let (Self::Crc32, Some(known)) = (self, payload.crc32()) {
+            return known.into();
+        }
         let mut digest = Digest::new(self.crc());
         for piece in payload.pieces() {
             digest.update(piece);
@@ -52,7 +59,7 @@ impl Algorithm {
     pub(super) fn encode(self, checksum: u64) -> String {
         match self {
             Self::Crc64Nvme => BASE64_STANDARD.encode(checksum.to_be_bytes()),
-            Self::Crc32C => BASE64_STANDARD.encode(&checksum.to_be_bytes()[4..]),
+            Self::Crc32C | Self::Crc32 => BASE64_STANDARD.encode(&checksum.to_be_bytes()[4..]),
         }
     }
 }
@@ -82,7 +89,7 @@ mod tests {
     #[test]
     fn parts_combine_to_the_whole() {
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| at.to_le_bytes()[1]).collect();
-        for algorithm in [Algorithm::Crc64Nvme, Algorithm::Crc32C] {
+        for algorithm in [Algorithm::Crc64Nvme, Algorithm::Crc32C, Algorithm::Crc32] {
             let parts: Vec<_> = bytes
                 .chunks(33_333)
                 .map(|part| PartReceipt {

@@ -33,11 +33,12 @@ impl Bucket {
             .map(|(header, value)| (header["x-amz-meta-".len()..].to_owned(), value.to_owned()))
             .collect();
         metadata.insert(NONCE_HEADER["x-amz-meta-".len()..].to_owned(), nonce.clone());
-        let (algorithm, checksum_type) = match self.algorithm().await {
+        let (algorithm, checksum_type) = match self.algorithm(options.crc32).await {
             None => (None, None),
             Some(Algorithm::Crc64Nvme) => (Some(ChecksumAlgorithm::Crc64Nvme), Some(ChecksumType::FullObject)),
             // Stores that are not AWS know the parts' checksums longer than the whole object's.
             Some(Algorithm::Crc32C) => (Some(ChecksumAlgorithm::Crc32C), None),
+            Some(Algorithm::Crc32) => (Some(ChecksumAlgorithm::Crc32), None),
         };
         let (encryption, key_id) = self.server_side_encryption();
         let customer = self.account.customer_key.as_ref();
@@ -66,7 +67,7 @@ impl Bucket {
         let id = answer
             .upload_id
             .ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without an upload id"))?;
-        Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None })
+        Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, crc32: options.crc32 })
     }
 
     /// CompleteMultipartUpload.
@@ -77,7 +78,7 @@ impl Bucket {
         condition: &Condition,
     ) -> Result<Version> {
         let operation = Operation::Commit;
-        let algorithm = self.algorithm().await;
+        let algorithm = self.algorithm(upload.crc32).await;
         let completed = parts.iter().map(|part| {
             let mut completed = CompletedPart::builder()
                 .part_number(i32::try_from(part.number).unwrap_or(i32::MAX))
@@ -88,6 +89,9 @@ impl Bucket {
                 }
                 (Some(algorithm @ Algorithm::Crc32C), Some(checksum)) => {
                     completed = completed.checksum_crc32_c(algorithm.encode(checksum));
+                }
+                (Some(algorithm @ Algorithm::Crc32), Some(checksum)) => {
+                    completed = completed.checksum_crc32(algorithm.encode(checksum));
                 }
                 _ => {}
             }
@@ -165,7 +169,7 @@ impl Bucket {
                 let key = decode(key);
                 // Some stores list more than they were asked for.
                 if key.starts_with(prefix) {
-                    uploads.push(Upload { key, id, nonce: String::new(), begun_ms });
+                    uploads.push(Upload { key, id, nonce: String::new(), begun_ms, crc32: false });
                 }
             }
             let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker);

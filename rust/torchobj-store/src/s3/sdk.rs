@@ -151,7 +151,7 @@ impl Bucket {
             call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
             call = call.sse_customer_key_md5(&customer.md5);
         }
-        call = match self.algorithm().await {
+        call = match self.algorithm(options.crc32).await {
             None => call,
             Some(algorithm @ Algorithm::Crc64Nvme) => call
                 .checksum_algorithm(ChecksumAlgorithm::Crc64Nvme)
@@ -159,6 +159,9 @@ impl Bucket {
             Some(algorithm @ Algorithm::Crc32C) => call
                 .checksum_algorithm(ChecksumAlgorithm::Crc32C)
                 .checksum_crc32_c(algorithm.encode(algorithm.of(payload))),
+            Some(algorithm @ Algorithm::Crc32) => call
+                .checksum_algorithm(ChecksumAlgorithm::Crc32)
+                .checksum_crc32(algorithm.encode(algorithm.of(payload))),
         };
         call = match &options.condition {
             Condition::Always => call,
@@ -188,7 +191,7 @@ impl Bucket {
             call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
             call = call.sse_customer_key_md5(&customer.md5);
         }
-        let checksum = self.algorithm().await.map(|algorithm| (algorithm, algorithm.of(payload)));
+        let checksum = self.algorithm(upload.crc32).await.map(|algorithm| (algorithm, algorithm.of(payload)));
         call = match checksum {
             None => call,
             Some((algorithm @ Algorithm::Crc64Nvme, checksum)) => {
@@ -196,6 +199,9 @@ impl Bucket {
             }
             Some((algorithm @ Algorithm::Crc32C, checksum)) => {
                 call.checksum_algorithm(ChecksumAlgorithm::Crc32C).checksum_crc32_c(algorithm.encode(checksum))
+            }
+            Some((algorithm @ Algorithm::Crc32, checksum)) => {
+                call.checksum_algorithm(ChecksumAlgorithm::Crc32).checksum_crc32(algorithm.encode(checksum))
             }
         };
         let sent = call.customize().disable_payload_signing().send();

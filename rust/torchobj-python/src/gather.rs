@@ -1,0 +1,121 @@
+//! An object that is gathered from memory of Python's, as checkpoints use it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tokio::sync::Mutex;
+use torchobj_core::fork::Local;
+use torchobj_core::upload::{Gather, Piece};
+
+use crate::buffer;
+use crate::error::OrRaise;
+use crate::store::{AttributeFields, NativeStore, put_options};
+use crate::wait::wait;
+
+/// Below this a literal is copied at once, which costs less than to keep Python's.
+const COPIED_BYTES: usize = 4 << 10;
+
+/// An object that is being gathered. It ends by `close`, after which the object is there, or by `abort`; one that failed,
+/// or is dropped before, is aborted.
+#[pyclass(module = "torchobj._torchobj", frozen)]
+pub(crate) struct NativeGather {
+    /// Taken while it writes, so that what was interrupted or failed is gone.
+    gather: Local<Arc<Mutex<Option<Gather>>>>,
+}
+
+impl NativeGather {
+    fn gather(&self) -> PyResult<Arc<Mutex<Option<Gather>>>> {
+        let inherited = || PyValueError::new_err("this upload is the parent's: a forked process cannot go on with it");
+        self.gather.get().cloned().ok_or_else(inherited)
+    }
+}
+
+fn ended() -> PyErr {
+    PyValueError::new_err("the upload has ended: it was closed, aborted, or failed before")
+}
+
+fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        let bytes = bytes.as_bytes();
+        let small = bytes.len() < COPIED_BYTES;
+        return Ok(Piece::Literal(if small { Bytes::copy_from_slice(bytes) } else { buffer::share(object)? }));
+    }
+    if let Ok(record) = object.extract::<usize>() {
+        return Ok(Piece::Crc32(record..record + 1));
+    }
+    if let Ok((first, end)) = object.extract::<(usize, usize)>() {
+        return Ok(Piece::Crc32(first..end));
+    }
+    Ok(Piece::Record(buffer::share(object)?))
+}
+
+#[pymethods]
+impl NativeGather {
+    #[new]
+    #[pyo3(signature = (store, key, attributes, if_none_match=false, if_match=None, limit_bytes=None))]
+    fn new(
+        py: Python<'_>,
+        store: &NativeStore,
+        key: &str,
+        attributes: AttributeFields,
+        if_none_match: bool,
+        if_match: Option<String>,
+        limit_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let options = put_options(attributes, if_none_match, if_match);
+        let gather = Gather::new(store.client(py)?, key, options, limit_bytes).or_raise(py)?;
+        Ok(Self { gather: Local::new(Arc::new(Mutex::new(Some(gather)))) })
+    }
+
+    /// Writes pieces: `bytes` are literals, any other buffer is a record, a number or a pair of them stands for the CRC-32
+    /// of that record, or of the records from the one up to the other.
+    fn write(&self, py: Python<'_>, pieces: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+        let own = self.gather()?;
+        let pieces: Vec<Piece> = pieces.iter().map(piece).collect::<PyResult<_>>()?;
+        let written = wait(py, async move {
+            let mut slot = own.lock().await;
+            let mut gather = slot.take()?;
+            let written = gather.write(pieces).await;
+            if written.is_ok() {
+                *slot = Some(gather);
+            }
+            Some(written)
+        })?;
+        written.ok_or_else(ended)?.or_raise(py)
+    }
+
+    /// The CRC-32 of a record that was written.
+    fn crc32(&self, record: usize) -> PyResult<u32> {
+        let own = self.gather()?;
+        let gather = own.blocking_lock();
+        let records: Range<usize> = record..record + 1;
+        let crc32 = gather.as_ref().ok_or_else(ended)?.crc32(records);
+        crc32.ok_or_else(|| PyValueError::new_err(format!("record {record} was not written")))
+    }
+
+    /// Makes the object; returns its version and its size in bytes.
+    fn close(&self, py: Python<'_>) -> PyResult<(String, u64)> {
+        let own = self.gather()?;
+        let closed = wait(py, async move {
+            let mut gather = own.lock().await.take()?;
+            Some(gather.close().await)
+        })?;
+        let (version, size) = closed.ok_or_else(ended)?.or_raise(py)?;
+        Ok((version.as_str().to_owned(), size))
+    }
+
+    /// Forgets everything. The object is what it was before. In a forked process, where the upload is the parent's, does
+    /// nothing.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let Ok(own) = self.gather() else { return Ok(()) };
+        wait(py, async move {
+            if let Some(mut gather) = own.lock().await.take() {
+                gather.abort().await;
+            }
+        })
+    }
+}
