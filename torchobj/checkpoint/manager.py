@@ -16,7 +16,7 @@ from torchobj.checkpoint.commits import Commit, Commits, checked_step
 from torchobj.checkpoint.handle import SaveHandle
 from torchobj.checkpoint.load import load
 from torchobj.checkpoint.ranks import Ranks
-from torchobj.checkpoint.restoring import fill
+from torchobj.checkpoint.restoring import restore_file
 from torchobj.checkpoint.retention import KeepBest, Retention
 from torchobj.checkpoint.snapshot import Snapshots, state_of
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
@@ -234,8 +234,8 @@ class CheckpointManager:
             `into`; without it the state, with states in the places of objects.
 
         Raises:
-            CheckpointError: No such step is committed, or it does not fit `into`: nothing was changed then.
-            StoreError: It cannot be read.
+            CheckpointError, ConfigError: The step is not committed, or does not fit `into`: nothing was changed then.
+            StoreError: It cannot be read. What `into` holds then is half of this and half of that.
         """
         found = self._of_first(lambda: self._found(step))
         source = f"{self.url}, step {found.step}"
@@ -248,9 +248,7 @@ class CheckpointManager:
         if into is None:
             loaded: dict[str, Any] = load(url, map_location, weights_only, config=self._config)
             return loaded
-        # Only what is asked for is read.
-        names = list(into) if all(isinstance(name, str) for name in into) else None
-        fill(into, load(url, "cpu", weights_only, names, config=self._config), source)
+        restore_file(into, url, self._config, weights_only=weights_only, source=source)
         return into
 
     def _found(self, step: int | Literal["latest"]) -> Commit:

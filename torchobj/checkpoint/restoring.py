@@ -1,15 +1,58 @@
-"""Puts a state that was read into the objects that are to have it: first all checks, then all copies."""
+"""Puts a state that is read into the objects that are to have it: first all checks, then all copies."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from torchobj.checkpoint.snapshot import is_stateful
-from torchobj.exceptions import CheckpointError
+from torchobj.checkpoint.load import load
+from torchobj.checkpoint.snapshot import is_stateful, state_of
+from torchobj.config import StoreConfig
+from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["fill"]
+__all__ = ["fill", "restore_file"]
+
+logger = logging.getLogger("torchobj")
+
+
+def restore_file(into: dict[str, Any], url: str, config: StoreConfig, *, weights_only: bool, source: str) -> None:
+    """Fills `into` from a file that `torchobj.save` wrote, as `fill` does. Reads no more than it is asked for.
+
+    Tensors and modules are read straight into their memory. What has its state otherwise, as an optimizer that may have
+    none yet, gets one that was read into memory of its own.
+
+    Raises:
+        CheckpointError: As `fill`; every check comes before the first copy.
+        ConfigError: The file has no such name.
+    """
+    if not all(isinstance(name, str) for name in into):
+        fill(into, load(url, "cpu", weights_only, config=config), source)
+        return
+    memory = {name: value for name, value in into.items() if _is_memory(value)}
+    rest = into.keys() - memory.keys()
+    work: list[Callable[[], object]] = []
+    if rest:
+        _plan(into, load(url, "cpu", weights_only, sorted(rest), config=config), "", source, work, names=rest)
+    if memory:
+        taken: Any = state_of(memory)
+        try:
+            load(url, None, weights_only, list(memory), into=taken, config=config)
+        except ConfigError as error:
+            # A module casts what is of another dtype; for what does not fit at all there is a better word below.
+            logger.debug("%s: not read in place: %s", source, error)
+            taken = load(url, "cpu", weights_only, list(memory), config=config)
+        _plan(memory, taken, "", source, work)
+    for put in work:
+        put()
+
+
+def _is_memory(value: Any) -> bool:
+    """Whether all of a value is tensors that are there already."""
+    if type(value) is dict:
+        return all(map(_is_memory, value.values()))
+    return isinstance(value, torch.Tensor | torch.nn.Module)
 
 
 def fill(into: Any, loaded: Mapping[Any, Any], source: str) -> None:
@@ -33,10 +76,21 @@ def fill(into: Any, loaded: Mapping[Any, Any], source: str) -> None:
         put()
 
 
-def _plan(into: Any, loaded: Any, name: str, source: str, work: list[Callable[[], object]]) -> None:
+def _plan(
+    into: Any,
+    loaded: Any,
+    name: str,
+    source: str,
+    work: list[Callable[[], object]],
+    *,
+    names: Collection[Any] | None = None,
+) -> None:
+    """Checks, and adds to `work` what is then to be done; at this level for these names only."""
     if not isinstance(loaded, Mapping):
         raise CheckpointError(f"{source}: {name or 'the state'} is a {type(loaded).__name__} there, and a dict here")
     for key, value in into.items():
+        if names is not None and key not in names:
+            continue
         inner = f"{name}.{key}" if name else str(key)
         if key not in loaded:
             raise CheckpointError(f"{source}: has no {inner}; it has {', '.join(map(str, loaded)) or 'nothing'}")
@@ -77,7 +131,7 @@ def _check_module(module: torch.nn.Module, there: Any, name: str, source: str) -
 
 
 def _copy(here: torch.Tensor, there: torch.Tensor) -> None:
-    # What torch.distributed.checkpoint filled is there already.
+    # What was read in place is there already.
     if here is not there:
         with torch.no_grad():
             here.copy_(there)

@@ -114,10 +114,7 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
             data.write()
             if data.check is not None:
                 data.check()
-            # All that is there is the attempt's own: no other writes below its nonce.
-            found = commits.objects(attempt.folder)
-            objects = tuple(StoredObject(info.key, info.size, info.version) for info in found)
-            commit = Commit(attempt, data.kind, objects, metrics, now())
+            commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, now())
         except Exception:
             _discard(commits, attempt)
             raise
@@ -126,6 +123,28 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
         except CommittedByAnotherError:
             _discard(commits, attempt)
             raise
+
+
+def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObject, ...]:
+    """The attempt's objects: all that is there, as no other writes below its nonce.
+
+    Raises:
+        CheckpointError: One of them is not there.
+    """
+    found = commits.objects(attempt.folder)
+    expected = (
+        {STATE_FILE: None}
+        if kind == "state"
+        else sharded.checksums(f"{commits.url}/{attempt.folder}", commits.store.config)
+    )
+    names = {info.key.removeprefix(attempt.folder) for info in found}
+    if not expected.keys() <= names:
+        gone = ", ".join(sorted(expected.keys() - names))
+        raise CheckpointError(f"{commits.url}: step {attempt.step}: {gone} is gone; did another process sweep?")
+    return tuple(
+        StoredObject(info.key, info.size, info.version, expected.get(info.key.removeprefix(attempt.folder)))
+        for info in found
+    )
 
 
 def _discard(commits: Commits, attempt: Attempt) -> None:

@@ -8,7 +8,10 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from torchobj.checkpoint.dcp import StorageReader, StorageWriter
+from torchobj.checkpoint.dcp.manifest import Manifest
+from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
+from torchobj.checkpoint.dcp.reader import StorageReader
+from torchobj.checkpoint.dcp.writer import StorageWriter
 from torchobj.checkpoint.restoring import fill
 from torchobj.checkpoint.snapshot import state_of
 from torchobj.config import StoreConfig
@@ -16,7 +19,7 @@ from torchobj.config import StoreConfig
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["restored", "saving"]
+__all__ = ["checksums", "restored", "saving"]
 
 
 def saving(
@@ -61,6 +64,18 @@ def restored(
         raise _real(error) from error
     fill(into, taken, source)
     return into
+
+
+def checksums(folder: str, config: StoreConfig) -> dict[str, int | None]:
+    """The objects that a save wrote to a folder, by their names in it, with the CRC-32 of those that have one.
+
+    Raises:
+        CheckpointError: The folder's manifest is none.
+        ObjectNotFoundError: It has no manifest.
+    """
+    place = Place(folder, config)
+    manifest = Manifest.load(place.get(MANIFEST), place.url_of(MANIFEST))
+    return {file.name: file.crc32 for file in manifest.files} | {MANIFEST: None, METADATA: None}
 
 
 def _real(error: CheckpointException) -> BaseException:
