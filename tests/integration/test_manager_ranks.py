@@ -1,15 +1,19 @@
 """Ranks that save together: one step, one outcome, one error."""
 
 import logging
+import multiprocessing
+import os
 import random
+import signal
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.integration.test_distributed import run_ranks
+from tests.integration.test_distributed import free_port, run_ranks
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, ranks, saving
+from torchobj.checkpoint import sharded as sharding
 
 
 @pytest.fixture
@@ -171,6 +175,48 @@ def failed_on_one(rank, url, config):
 def test_the_error_of_one_rank_is_that_of_all_and_nothing_is_committed(place, url):
     first, second = run_ranks(failed_on_one, url, place.config)
     assert first == second == (["AccessDeniedError", "AccessDeniedError"], [], [])
+
+
+class Deadly:
+    """A state at which the second rank is killed."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def state_dict(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def load_state_dict(self, state):
+        raise AssertionError("nobody restores this")
+
+
+def left_alone(rank, url, config, sharded, port, results):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    manager = opened(url, config, sharded=sharded)
+    manager.save(1, {"x": 1})
+    if sharded and rank == 1:
+        sharding.save = lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)
+    told = outcome(lambda: manager.save(2, {"x": 2} if sharded else {"x": 2, "deadly": Deadly(rank)}))
+    results.put((told, manager.steps(), [item.key for item in manager.leftovers()]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_rank_that_is_killed_is_an_error_of_the_others_and_no_step(place, url, sharded):
+    context, port = multiprocessing.get_context("fork"), free_port()
+    results = context.Queue()
+    arguments = (url, place.config, sharded, port, results)
+    both = [context.Process(target=left_alone, args=(rank, *arguments)) for rank in range(2)]
+    for rank in both:
+        rank.start()
+    told, steps, left = results.get(timeout=60)
+    for rank in both:
+        rank.join(30)
+    assert [rank.exitcode for rank in both] == [0, -signal.SIGKILL]
+    assert told[0] in ("CheckpointError", "RuntimeError", "DistBackendError")
+    assert (steps, left) == ([1], [])
 
 
 def test_a_rank_that_the_saving_job_did_not_have_keeps_its_generators(caplog, monkeypatch):

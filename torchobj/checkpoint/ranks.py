@@ -59,10 +59,14 @@ class Ranks:
 
         Raises:
             BaseException: The error.
+            CheckpointError: There is none here, and another rank does not answer.
         """
         if self.several:
-            errors: list[Any] = [None] * torch.distributed.get_world_size(self.group)
-            torch.distributed.all_gather_object(errors, _portable(error), group=self.group)
+            try:
+                errors: list[Any] = [None] * torch.distributed.get_world_size(self.group)
+                torch.distributed.all_gather_object(errors, _portable(error), group=self.group)
+            except RuntimeError as lost:
+                raise error or CheckpointError(f"another rank is gone: {lost}") from lost
             error = error or next((other for other in errors if other is not None), None)
         if error is not None:
             raise error
