@@ -156,7 +156,8 @@ class Commits:
         parsed = parse_url(url)
         inside = parsed.scheme != "file"
         self.store = Store(parsed.base if inside else url, config=config)
-        self._prefix = f"{parsed.key.strip('/')}/" if inside and parsed.key.strip("/") else ""
+        folder = parsed.key.rstrip("/") if inside else ""
+        self._prefix = f"{folder}/" if folder else ""
         self.url = f"{self.store.url}/{self._prefix}".rstrip("/")
         #: Commit objects that were read, by step, with their version: they are never changed, only replaced.
         self._known: dict[int, tuple[str | None, Commit]] = {}
@@ -231,20 +232,22 @@ class Commits:
         """
         key, body = self._commit_key(commit.step), commit.to_json()
         try:
-            self._put_if(key, body, replaces)
+            version = self._put_if(key, body, replaces)
         except StoreError as error:
             self._settle(commit, error)
+        else:
+            self._known[commit.step] = (version, commit)
 
-    def _put_if(self, key: str, body: bytes, replaces: str | None) -> None:
+    def _put_if(self, key: str, body: bytes, replaces: str | None) -> str:
         try:
-            self.store.put(key, body, if_none_match=replaces is None, if_match=replaces)
+            return self.store.put(key, body, if_none_match=replaces is None, if_match=replaces)
         except UnsupportedError:
             # Folders know no If-Match, some servers no condition at all: then the last look is as near as can be.
             now = self._version_of(key)
             if now != replaces:
                 raise PreconditionFailedError(f"put {self.store.url}/{key}: there is another commit object") from None
             logger.warning("%s keeps no conditions on writes: two writers of one step may not see each other", self.url)
-            self.store.put(key, body)
+            return self.store.put(key, body)
 
     def _version_of(self, key: str) -> str | None:
         try:

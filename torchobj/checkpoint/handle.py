@@ -29,16 +29,18 @@ class SaveHandle:
         threading.Thread(target=self._run, name=f"torchobj-save-{step}").start()
 
     def _run(self) -> None:
+        failed: BaseException | None = None
         try:
             self._work()
         except BaseException as error:
             logger.exception("step %d was not saved", self._step)
-            self._future.set_exception(error)
-        else:
+            failed = error
+        # What it holds of the state is free before anybody who waits goes on.
+        del self._work
+        if failed is None:
             self._future.set_result(None)
-        finally:
-            # What it holds of the state is free before anybody who waited goes on to drop the handle.
-            del self._work
+        else:
+            self._future.set_exception(failed)
 
     @property
     def step(self) -> int:
