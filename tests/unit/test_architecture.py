@@ -32,12 +32,6 @@ LAYERS = [
     ["datasets.listing"],
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
-    ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
-    ["checkpoint.snapshot", "checkpoint.sweep"],
-    ["checkpoint.restoring"],
-    ["checkpoint.sharded"],
-    ["checkpoint.saving"],
-    ["checkpoint.manager"],
     ["loader.claims", "loader.hints", "loader.permutation", "loader.stats"],
     ["loader.iterables", "loader.report", "loader.sampler", "loader.state"],
     ["loader.batches"],
@@ -46,6 +40,12 @@ LAYERS = [
     ["loader.mixin"],
     ["loader.attaching", "loader.loader"],
     ["loader.callback"],
+    ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
+    ["checkpoint.snapshot", "checkpoint.sweep"],
+    ["checkpoint.restoring"],
+    ["checkpoint.sharded"],
+    ["checkpoint.saving"],
+    ["checkpoint.manager"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
