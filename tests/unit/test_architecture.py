@@ -64,6 +64,12 @@ LAYERS = [
     ["loader.callback"],
     ["fsspec"],
     ["lightning"],
+    ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
+    ["checkpoint.snapshot", "checkpoint.sweep"],
+    ["checkpoint.restoring"],
+    ["checkpoint.sharded"],
+    ["checkpoint.saving"],
+    ["checkpoint.manager"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
