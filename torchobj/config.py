@@ -80,8 +80,8 @@ class StoreConfig:
     storage_class: str | None = None
     """Storage class of what is written, as `STANDARD_IA`."""
     checksum: ChecksumAlgorithm = "auto"
-    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint, CRC32 for checkpoints,
-    which have it anyway. `none` for stores that refuse the headers."""
+    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint, and CRC32 for
+    checkpoints, which have it anyway. `none` for stores that refuse the headers."""
     key_rules: KeyRules = "any"
     """`path` for servers that keep objects as files and would take `a//b` for `a/b`: such keys are refused here."""
     force_sdk: bool = False

@@ -16,7 +16,8 @@ import torchobj.dcp
 from tests.integration.test_distributed import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.dcp import item, place as places, reading, transfer
+from torchobj.checkpoint.dcp import item, reading, transfer
+from torchobj.checkpoint.dcp import place as places
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
