@@ -186,6 +186,6 @@ mod tests {
 
     #[test]
     fn a_segment_above_a_part_is_cut() {
-        assert_eq!(requests(&[5..20 * MIB + 5]), 3);
+        assert_eq!(requests(&[5..20 * MIB + 5, 0..5]), 3);
     }
 }

@@ -165,6 +165,7 @@ fn length(range: Range<u64>) -> usize {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "one segment is a list of one range")]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Duration;
