@@ -335,6 +335,18 @@ def test_destinations_may_be_of_another_dtype_or_layout(place, monkeypatch):
     assert torch.equal(found["small"], state["small"].half())
 
 
+def test_destinations_may_share_memory_as_tied_weights_do(place):
+    weight, small = torch.rand(300, 200), torch.rand(10)
+    state = {"weight": weight, "tied": weight, "part": weight[100:200], "small": small, "small tied": small}
+    save(place, state)
+    target, small_target = torch.zeros(300, 200), torch.zeros(10)
+    found = {"weight": target, "tied": target, "part": target[100:200]}
+    found |= {"small": small_target, "small tied": small_target}
+    dcp.load(found, storage_reader=reader_of(place))
+    assert torch.equal(target, weight)
+    assert torch.equal(small_target, small)
+
+
 def test_a_destination_knows_that_it_was_written(place):
     save(place, {"weight": torch.rand(300, 200)})
     target = torch.zeros(300, 200)
