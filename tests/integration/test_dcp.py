@@ -1,7 +1,11 @@
 """Distributed checkpoints: whole or not there, read by torch's own and s3torchconnector, and theirs by ours."""
 
+import datetime
 import json
+import multiprocessing
+import os
 import pickle
+import signal
 import zlib
 
 import pytest
@@ -13,7 +17,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 
 import torchobj
 import torchobj.dcp
-from tests.integration.test_distributed import run_ranks
+from tests.integration.test_distributed import free_port, run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import item, reading, transfer
@@ -329,6 +333,18 @@ def test_destinations_may_be_of_another_dtype_or_layout(place, monkeypatch):
     dcp.load(found, storage_reader=reader_of(place))
     assert torch.equal(found["weight"].float(), state["weight"])
     assert torch.equal(found["small"], state["small"].half())
+
+
+def test_destinations_may_share_memory_as_tied_weights_do(place):
+    weight, small = torch.rand(300, 200), torch.rand(10)
+    state = {"weight": weight, "tied": weight, "part": weight[100:200], "small": small, "small tied": small}
+    save(place, state)
+    target, small_target = torch.zeros(300, 200), torch.zeros(10)
+    found = {"weight": target, "tied": target, "part": target[100:200]}
+    found |= {"small": small_target, "small tied": small_target}
+    dcp.load(found, storage_reader=reader_of(place))
+    assert torch.equal(target, weight)
+    assert torch.equal(small_target, small)
 
 
 def test_a_destination_knows_that_it_was_written(place):
@@ -714,3 +730,40 @@ def test_where_a_checkpoint_lies():
     assert (place.url, place.key("x")) == ("file:///a/b", "a/b/x")
     assert places.Place("s3://bucket", torchobj.StoreConfig()).key("x") == "x"
     assert pickle.loads(pickle.dumps(place)).url == place.url
+
+
+def dies_in_the_middle(rank, port, url, config, results):
+    # A forked process must not use the threads of its parent.
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+
+    class Dying(DefaultSavePlanner):
+        def resolve_data(self, write_item):
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().resolve_data(write_item)
+
+    try:
+        state = {f"rank {rank}": torch.rand(1000), "shared": torch.rand(10)}
+        dcp.save(state, storage_writer=StorageWriter(f"{url}/step 1", config=config), planner=Dying())
+    except BaseException as error:
+        results.put(f"{type(error).__name__}: {error}")
+    else:
+        results.put("saved")
+    os._exit(0)
+
+
+def test_a_rank_that_dies_leaves_the_old_checkpoint(place):
+    old = with_an_old_one(place)
+    context = multiprocessing.get_context("fork")
+    results, port = context.SimpleQueue(), free_port()
+    arguments = (port, place.url, place.config, results)
+    ranks = [context.Process(target=dies_in_the_middle, args=(rank, *arguments)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(90)
+    assert [rank.exitcode for rank in ranks] == [0, -signal.SIGKILL]
+    assert results.get() != "saved"
+    assert still_good(place, old)

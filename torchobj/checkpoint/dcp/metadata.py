@@ -5,6 +5,7 @@ What is read is unpickled with a list of the few classes that belong in it: a ch
 
 import collections
 import copyreg
+import dataclasses
 import io
 import pathlib
 import pickle
@@ -14,7 +15,13 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as torch_metadata
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, TensorProperties
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from torchobj.exceptions import CheckpointError
 
@@ -36,12 +43,39 @@ def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
 
 
 def dump_metadata(metadata: Metadata) -> bytes:
-    """The metadata as `.metadata` has it."""
+    """The metadata as `.metadata` has it: equal sizes and properties stand there once, which makes it quick to read."""
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
     pickler.dispatch_table = {**copyreg.dispatch_table, TensorProperties: _reduce_properties}
-    pickler.dump(metadata)
+    pickler.dump(_with_shared_parts(metadata))
     return out.getvalue()
+
+
+def _with_shared_parts(metadata: Metadata) -> Metadata:
+    sizes: dict[torch.Size, torch.Size] = {}
+    properties: dict[tuple[Any, ...], TensorProperties] = {}
+
+    def tensor(described: TensorStorageMetadata) -> TensorStorageMetadata:
+        own = described.properties
+        key = (own.dtype, own.layout, own.requires_grad, own.memory_format, own.pin_memory)
+        size, chunks = described.size, []
+        for chunk in described.chunks:
+            offsets, lengths = chunk.offsets, chunk.sizes
+            chunks.append(ChunkStorageMetadata(sizes.setdefault(offsets, offsets), sizes.setdefault(lengths, lengths)))
+        return TensorStorageMetadata(properties.setdefault(key, own), sizes.setdefault(size, size), chunks)
+
+    described = {
+        name: tensor(what) if type(what) is TensorStorageMetadata else what
+        for name, what in metadata.state_dict_metadata.items()
+    }
+    stored = {}
+    for index, info in metadata.storage_data.items():
+        shared = MetadataIndex(index.fqn, None, index.index)
+        if index.offset is not None:
+            # Its constructor would make one more size.
+            shared.__dict__["offset"] = sizes.setdefault(index.offset, index.offset)
+        stored[shared] = info
+    return dataclasses.replace(metadata, state_dict_metadata=described, storage_data=stored)
 
 
 class _AnyTensorProperties(TensorProperties):

@@ -1,5 +1,6 @@
 """Reads what a rank's plan asks for: chooses for each item how its bytes come to their memory, in waves."""
 
+import bisect
 import io
 from collections.abc import Sequence
 
@@ -36,6 +37,8 @@ class _Reading:
         #: What is framed otherwise than was expected.
         self._foreign: list[Wanted] = []
         self._done: list[Wanted] = []
+        #: First and end address of each memory that is read into, none of which shares any with another; sorted.
+        self._spans: list[tuple[int, int]] = []
 
     def read(self, tensors: list[Wanted], others: list[tuple[ReadItem, _StorageInfo]]) -> None:
         for request, info in others:
@@ -84,7 +87,21 @@ class _Reading:
             self._wave.add_small(wanted)
             self._read_if_full()
         else:
-            self._add_transfer(Transfer(wanted, None))
+            self._add_transfer(Transfer(wanted, None, is_direct=self._is_alone(wanted)))
+
+    def _is_alone(self, wanted: Wanted) -> bool:
+        """Whether the target's memory may be read into: nothing else is, as it would be with tied weights."""
+        if wanted.memory is None:
+            return False
+        start = wanted.memory.data_ptr()
+        end = start + wanted.memory.nbytes
+        place = bisect.bisect(self._spans, (start, end))
+        if place and self._spans[place - 1][1] > start:
+            return False
+        if place < len(self._spans) and self._spans[place][0] < end:
+            return False
+        self._spans.insert(place, (start, end))
+        return True
 
     def _add_transfer(self, transfer: Transfer) -> None:
         for step in transfer.steps():
@@ -134,7 +151,7 @@ class _Reading:
                 head, tail if len(head) < wanted.info.length else b"", wanted.info.length, pickle, size
             )
         if payload is not None:
-            self._add_transfer(Transfer(wanted, payload))
+            self._add_transfer(Transfer(wanted, payload, is_direct=self._is_alone(wanted)))
             return
         content = bytearray(wanted.info.length)
 

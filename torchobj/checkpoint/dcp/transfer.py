@@ -42,10 +42,12 @@ class Transfer:
     Args:
         wanted: What is wanted, and where it goes. It is not empty.
         payload: Where the payload lies in the item; None where that is what the item's frame says.
+        is_direct: Whether the target's memory may be read into.
     """
 
-    def __init__(self, wanted: Wanted, payload: Payload | None) -> None:
+    def __init__(self, wanted: Wanted, payload: Payload | None, *, is_direct: bool) -> None:
         self.wanted = wanted
+        self._is_direct = is_direct
         self._head, self._end = bytearray(), bytearray()
         self._crc32, self._known_crc32 = 0, 0
         self._frame: list[tuple[int, Any]] = []
@@ -86,7 +88,7 @@ class Transfer:
     def _direct_segments(self) -> list[tuple[int, Any]] | None:
         """The runs of the slice in the target's memory; None where they cannot go there, or are too short."""
         memory, request = self.wanted.memory, self.wanted.request
-        if memory is None:
+        if memory is None or not self._is_direct:
             return None
         offsets, lengths = tuple(request.storage_offsets), tuple(request.lengths)
         run, starts = runs_of(tuple(self.wanted.shape), offsets, lengths)

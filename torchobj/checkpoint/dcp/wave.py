@@ -102,7 +102,7 @@ class Wave:
         others: list[Wanted] = []
         if not self._small:
             return copied, others
-        view, memory = memoryview(buffer), torch.frombuffer(buffer, dtype=torch.uint8)
+        view = memoryview(buffer)
         for wanted, position in self._small:
             frame = wanted.frame
             assert frame is not None  # noqa: S101  add_small looked
@@ -117,7 +117,8 @@ class Wave:
                     raise damaged(self._place, wanted)
             target = wanted.memory
             dtype = wanted.dtype if target is None else target.dtype
-            saved = memory[start:end].view(dtype).view(wanted.shape)
+            saved = torch.frombuffer(buffer, dtype=dtype, count=frame.payload_bytes // dtype.itemsize, offset=start)
+            saved = saved.view(wanted.shape)
             if not wanted.is_whole:
                 saved = narrowed(saved, wanted.request.storage_offsets, wanted.request.lengths)
             (wanted.target if target is None else target).copy_(saved)
