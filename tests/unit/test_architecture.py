@@ -36,7 +36,6 @@ LAYERS = [
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
     [
-        "checkpoint.dcp.checksum",
         "checkpoint.dcp.foreign",
         "checkpoint.dcp.item",
         "checkpoint.dcp.manifest",

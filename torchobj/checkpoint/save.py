@@ -95,7 +95,7 @@ def save(
     try:
         for batch in _batches(plan):
             gather.write(batch)
-        version, size = gather.close()
+        version, size, _crc32 = gather.close()
     except BaseException:
         gather.abort()
         raise

@@ -18,6 +18,11 @@ impl Crc32 {
         Self { value: low(checksum(CrcAlgorithm::Crc32IsoHdlc, bytes)), len: bytes.len() as u64 }
     }
 
+    /// Of `len` bytes that were summed elsewhere.
+    pub fn known(value: u32, len: u64) -> Self {
+        Self { value, len }
+    }
+
     /// The checksum itself.
     pub fn value(self) -> u32 {
         self.value
