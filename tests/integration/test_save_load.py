@@ -1,7 +1,9 @@
 """What `torchobj.save` and `torch.save` save, `torchobj.load` and `torch.load` load: the same, whole, or a clear error."""
 
 import collections
+import dataclasses
 import io
+import json
 import logging
 import math
 import random
@@ -745,6 +747,41 @@ def test_tensors_of_devices_come_and_go_through_a_little_memory(place, staged):
     flip(place, "ckpt.pt", payload_of(place, "ckpt.pt", value["exact"]) + 5)
     with pytest.raises(exceptions.IntegrityError, match="exact"):
         load(place, "flipped.pt")
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_credentials_that_expire_in_the_middle_of_an_upload(
+    place, control, strict_server, staged, monkeypatch, tmp_path, renewed
+):
+    save(place, {"good": 1})
+    issued, aws = tmp_path / "credentials.json", tmp_path / "config"
+    aws.write_text(f"[profile turning]\ncredential_process = cat {issued}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(aws))
+
+    def issue(number, life_s=3600.0):
+        identity = {"AccessKeyId": f"AKIA{number}", "SecretAccessKey": "S" * 20, "SessionToken": f"token-{number}"}
+        control.account(f"AKIA{number}", "S" * 20, token=f"token-{number}", expires_in_s=life_s)
+        issued.write_text(json.dumps({"Version": 1, **identity}))
+
+    def taken(storage):
+        for number, block in enumerate(staging.taken(storage)):
+            if number == 4:
+                issue(1, life_s=0.0)
+                if renewed:
+                    issue(2)
+            yield block
+
+    issue(1)
+    monkeypatch.setattr("torchobj.checkpoint.save.taken", taken)
+    config = dataclasses.replace(place.config, profile="turning")
+    value = {"w": random_tensor(torch.uint8, (70 * MIB,))}
+    if renewed:
+        torchobj.save(value, f"{place.url}/ckpt.pt", config=config)
+        assert zipfile.ZipFile(io.BytesIO(place.body("ckpt.pt"))).testzip() is None
+    else:
+        with pytest.raises(exceptions.StoreError, match="(?i)expired|credential"):
+            torchobj.save(value, f"{place.url}/ckpt.pt", config=config)
+        assert load(place) == {"good": 1}
 
 
 def test_what_cannot_be_planned_is_streamed_and_the_log_says_so(place, caplog, monkeypatch):
