@@ -11,6 +11,7 @@ import warnings
 import zipfile
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -713,6 +714,52 @@ def test_meta_reads_no_tensor(place, control):
     loaded = load(place, map_location="meta")
     assert loaded["w"].device.type == "meta" and loaded["w"].shape == (3 * MIB,)
     assert sum(request.bytes_sent for request in control.requests()) <= MIB
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_of_pickle_loads(place, protocol):
+    value = {"w": torch.rand(5), "array": numpy.arange(4), "set": {1}, "bytes": b"x" * 300, "point": Point(1, 2)}
+    put_stock(place, "other.pt", value, pickle_protocol=protocol)
+    loaded = load(place, "other.pt", weights_only=False)
+    assert numpy.array_equal(loaded.pop("array"), value.pop("array"))
+    assert same({**value, "set": None}, {**loaded, "set": None})
+    assert loaded["set"] == {1}
+    assert same({"w": value["w"]}, load(place, "other.pt", weights_only=False, keys=["w"]))
+
+
+def test_what_is_saved_and_filled_may_be_a_tensor(place):
+    tensor = torch.rand(3, 4).t()
+    save(place, tensor)
+    assert same(tensor, load(place))
+    into = torch.zeros(4, 3)
+    assert load(place, into=into) is into
+    assert torch.equal(into, tensor)
+
+
+class Tagged(torch.Tensor):
+    """A subclass with nothing of its own."""
+
+
+def test_subclasses_of_tensors_come_back_and_are_filled(place):
+    value = {"w": torch.rand(6).as_subclass(Tagged)}
+    for loaded in all_ways(place, value, weights_only=False):
+        assert same(value, loaded)
+    into = {"w": torch.zeros(6).as_subclass(Tagged)}
+    load(place, "ours.pt", into=into, weights_only=False)
+    assert same(value, into)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_default_device_does_not_move_what_is_loaded(place, device):
+    value = {"w": torch.rand(6), "t": torch.rand(3, 2).t()}
+    save(place, value)
+    into = blank(value)
+    with torch.device(device):
+        save(place, value)
+        loaded = load(place)
+        load(place, into=into)
+    assert same(value, loaded)
+    assert same(value, into)
 
 
 def test_a_missing_gpu_is_torchs_error_before_anything_is_read(place, control):
