@@ -366,6 +366,19 @@ def test_what_is_no_checkpoint_is_a_clear_error(place, body, message):
         load(place, "bad")
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_mixture(place, monkeypatch):
+    save(place, {"w": torch.zeros(3 * MIB)})
+    from torchobj.checkpoint.outline import outline_of
+
+    def replaced(data):
+        save(place, {"w": torch.ones(3 * MIB)})
+        return outline_of(data)
+
+    monkeypatch.setattr("torchobj.checkpoint.load.outline_of", replaced)
+    with pytest.raises(exceptions.ObjectChangedError):
+        load(place, verify=False)
+
+
 def test_what_is_missing_is_not_found(place):
     with pytest.raises(exceptions.ObjectNotFoundError):
         load(place, "nothing.pt")
