@@ -1,7 +1,9 @@
 """What `torchobj.save` and `torch.save` save, `torchobj.load` and `torch.load` load: the same, whole, or a clear error."""
 
 import collections
+import dataclasses
 import io
+import json
 import logging
 import math
 import random
@@ -9,6 +11,7 @@ import warnings
 import zipfile
 from typing import NamedTuple
 
+import numpy
 import pytest
 import torch
 from hypothesis import given, settings
@@ -363,6 +366,19 @@ def test_what_is_no_checkpoint_is_a_clear_error(place, body, message):
         load(place, "bad")
 
 
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_mixture(place, monkeypatch):
+    save(place, {"w": torch.zeros(3 * MIB)})
+    from torchobj.checkpoint.outline import outline_of
+
+    def replaced(data):
+        save(place, {"w": torch.ones(3 * MIB)})
+        return outline_of(data)
+
+    monkeypatch.setattr("torchobj.checkpoint.load.outline_of", replaced)
+    with pytest.raises(exceptions.ObjectChangedError):
+        load(place, verify=False)
+
+
 def test_what_is_missing_is_not_found(place):
     with pytest.raises(exceptions.ObjectNotFoundError):
         load(place, "nothing.pt")
@@ -713,6 +729,52 @@ def test_meta_reads_no_tensor(place, control):
     assert sum(request.bytes_sent for request in control.requests()) <= MIB
 
 
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_protocol_of_pickle_loads(place, protocol):
+    value = {"w": torch.rand(5), "array": numpy.arange(4), "set": {1}, "bytes": b"x" * 300, "point": Point(1, 2)}
+    put_stock(place, "other.pt", value, pickle_protocol=protocol)
+    loaded = load(place, "other.pt", weights_only=False)
+    assert numpy.array_equal(loaded.pop("array"), value.pop("array"))
+    assert same({**value, "set": None}, {**loaded, "set": None})
+    assert loaded["set"] == {1}
+    assert same({"w": value["w"]}, load(place, "other.pt", weights_only=False, keys=["w"]))
+
+
+def test_what_is_saved_and_filled_may_be_a_tensor(place):
+    tensor = torch.rand(3, 4).t()
+    save(place, tensor)
+    assert same(tensor, load(place))
+    into = torch.zeros(4, 3)
+    assert load(place, into=into) is into
+    assert torch.equal(into, tensor)
+
+
+class Tagged(torch.Tensor):
+    """A subclass with nothing of its own."""
+
+
+def test_subclasses_of_tensors_come_back_and_are_filled(place):
+    value = {"w": torch.rand(6).as_subclass(Tagged)}
+    for loaded in all_ways(place, value, weights_only=False):
+        assert same(value, loaded)
+    into = {"w": torch.zeros(6).as_subclass(Tagged)}
+    load(place, "ours.pt", into=into, weights_only=False)
+    assert same(value, into)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_a_default_device_does_not_move_what_is_loaded(place, device):
+    value = {"w": torch.rand(6), "t": torch.rand(3, 2).t()}
+    save(place, value)
+    into = blank(value)
+    with torch.device(device):
+        save(place, value)
+        loaded = load(place)
+        load(place, into=into)
+    assert same(value, loaded)
+    assert same(value, into)
+
+
 def test_a_missing_gpu_is_torchs_error_before_anything_is_read(place, control):
     if torch.cuda.is_available():
         pytest.skip("there is one")
@@ -745,6 +807,41 @@ def test_tensors_of_devices_come_and_go_through_a_little_memory(place, staged):
     flip(place, "ckpt.pt", payload_of(place, "ckpt.pt", value["exact"]) + 5)
     with pytest.raises(exceptions.IntegrityError, match="exact"):
         load(place, "flipped.pt")
+
+
+@pytest.mark.parametrize("renewed", [True, False])
+def test_credentials_that_expire_in_the_middle_of_an_upload(
+    place, control, strict_server, staged, monkeypatch, tmp_path, renewed
+):
+    save(place, {"good": 1})
+    issued, aws = tmp_path / "credentials.json", tmp_path / "config"
+    aws.write_text(f"[profile turning]\ncredential_process = cat {issued}\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(aws))
+
+    def issue(number, life_s=3600.0):
+        identity = {"AccessKeyId": f"AKIA{number}", "SecretAccessKey": "S" * 20, "SessionToken": f"token-{number}"}
+        control.account(f"AKIA{number}", "S" * 20, token=f"token-{number}", expires_in_s=life_s)
+        issued.write_text(json.dumps({"Version": 1, **identity}))
+
+    def taken(storage):
+        for number, block in enumerate(staging.taken(storage)):
+            if number == 4:
+                issue(1, life_s=0.0)
+                if renewed:
+                    issue(2)
+            yield block
+
+    issue(1)
+    monkeypatch.setattr("torchobj.checkpoint.save.taken", taken)
+    config = dataclasses.replace(place.config, profile="turning")
+    value = {"w": random_tensor(torch.uint8, (70 * MIB,))}
+    if renewed:
+        torchobj.save(value, f"{place.url}/ckpt.pt", config=config)
+        assert zipfile.ZipFile(io.BytesIO(place.body("ckpt.pt"))).testzip() is None
+    else:
+        with pytest.raises(exceptions.StoreError, match="(?i)expired|credential"):
+            torchobj.save(value, f"{place.url}/ckpt.pt", config=config)
+        assert load(place) == {"good": 1}
 
 
 def test_what_cannot_be_planned_is_streamed_and_the_log_says_so(place, caplog, monkeypatch):

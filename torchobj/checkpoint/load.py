@@ -122,7 +122,7 @@ class _Plan:
             raise NotPlannableError("tensors are fake here")
         data = records.whole("data.pkl", verify=verify)
         self._data = data or b""
-        byte_order = bytes(records.whole("byteorder", verify=verify) or b"little").decode("ascii", "replace")
+        byte_order = (records.whole("byteorder", verify=verify) or b"little").decode("ascii", "replace")
         if byte_order not in ("little", "big"):
             raise CheckpointError(f"its byte order is {byte_order!r}, neither little nor big")
         self._swapped = byte_order != sys.byteorder
@@ -247,9 +247,7 @@ class _Plan:
         staged: list[tuple[str, int, torch.Tensor]] = []
         indirect: dict[str, list[filling.Pair]] = {}
         last_end = 0
-        for pair in sorted(
-            pairs, key=lambda pair: pair.target.data_ptr() if pair.target.layout is torch.strided else 0
-        ):
+        for pair in sorted(pairs, key=lambda pair: _address(pair.target)):
             torch.autograd.graph.increment_version(pair.target)
             if pair.source.device.type != "meta":
                 pair.target.copy_(pair.source)
@@ -257,17 +255,17 @@ class _Plan:
             if not pair.target.numel():
                 continue
             key, _ = origins[pair.source.untyped_storage()._cdata]
-            place = (key, int(pair.source.storage_offset()) * pair.source.element_size(), _raw(pair.target))
-            identity = (pair.target.data_ptr(), pair.target.nbytes)
-            if not self._is_direct(pair, key) or (
-                pair.target.data_ptr() < last_end and direct.get(identity, ("", 0))[:2] != place[:2]
-            ):
+            memory = (_address(pair.target), pair.target.nbytes)
+            start = int(pair.source.storage_offset()) * pair.source.element_size()
+            # Tied tensors are one; others that overlap are written one after the other.
+            overlaps = memory[0] < last_end and direct.get(memory, ("", 0))[:2] != (key, start)
+            if overlaps or not self._is_direct(pair, key):
                 indirect.setdefault(key, []).append(pair)
             elif staging.is_reachable(pair.target.device):
-                direct[identity] = place
-                last_end = max(last_end, sum(identity))
+                direct[memory] = (key, start, _raw(pair.target))
+                last_end = max(last_end, sum(memory))
             else:
-                staged.append(place)
+                staged.append((key, start, _raw(pair.target)))
         wants = [Want(self._record(key), start, memory.numpy()) for key, start, memory in direct.values()]
         self._check([key for key, _, _ in direct.values()], self._records.read(wants, checksum=self._verify))
         self._check([key for key, _, _ in staged], self._land(staged))
@@ -277,8 +275,14 @@ class _Plan:
     def _is_direct(self, pair: filling.Pair, key: str) -> bool:
         """Whether the file's bytes are the target's, and can be verified if they are to be."""
         target, source = pair.target, pair.source
-        plain = target.is_contiguous() and source.is_contiguous() and not target.is_conj() and not target.is_neg()
-        return plain and not self._swapped and (not self._verify or target.nbytes == self._record(key).size)
+        plain = not target.is_conj() and not target.is_neg() and bool(_address(target))
+        return (
+            plain
+            and target.is_contiguous()
+            and source.is_contiguous()
+            and not self._swapped
+            and (not self._verify or target.nbytes == self._record(key).size)
+        )
 
     def _fill_by_copy(self, key: str, pairs: Sequence[filling.Pair]) -> None:
         """Reads a whole storage, and copies from it."""
@@ -296,6 +300,12 @@ def _swap(storage: Any, dtype: torch.dtype) -> None:
     storage.byteswap(dtype)
 
 
-def _raw(tensor: torch.Tensor) -> Any:
-    """A contiguous tensor's bytes: uint8 tensor of shape (nbytes,) sharing its memory; of another, None."""
-    return tensor.detach().reshape(-1).view(torch.uint8) if tensor.is_contiguous() else None
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory begins; 0 if that is not the whole of it, as of sparse tensors and subclasses."""
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+    return tensor.data_ptr() if plain else 0
+
+
+def _raw(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's bytes: uint8 tensor of shape (nbytes,), sharing its memory."""
+    return tensor.detach().reshape(-1).view(torch.uint8)

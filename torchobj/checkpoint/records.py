@@ -56,7 +56,7 @@ class Records:
         """The object's URL."""
         return self._file.url
 
-    def whole(self, name: str, *, verify: bool) -> bytearray | None:
+    def whole(self, name: str, *, verify: bool) -> bytes | None:
         """The bytes of a small record, None if there is none of this name.
 
         Raises:
@@ -69,7 +69,7 @@ class Records:
         self.read([Want(record, 0, memory)])
         if verify:
             check(self.url, name, record, crc32(memory))
-        return memory
+        return bytes(memory)
 
     def locate(self, records: Iterable[Record]) -> None:
         """Fetches the local headers of records, so that `offset_of` knows."""
