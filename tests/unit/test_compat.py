@@ -5,9 +5,14 @@ import io
 
 import pytest
 import s3torchconnector
+import s3torchconnector.dcp
+import s3torchconnector.lightning
 import torch.utils.data
+from s3torchconnector.dcp.s3_prefix_strategy import RoundRobinPrefixStrategy
 
 import torchobj
+import torchobj.dcp
+import torchobj.lightning
 
 DATASETS = [
     (cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")
@@ -55,6 +60,14 @@ def test_checkpoints_have_the_same_methods():
         assert_takes(getattr(torchobj.S3Checkpoint, method), getattr(s3torchconnector.S3Checkpoint, method))
 
 
+def test_the_plugin_for_lightning_is_made_and_used_by_the_same_calls():
+    ours, theirs = torchobj.lightning.S3LightningCheckpoint, s3torchconnector.lightning.S3LightningCheckpoint
+    assert_takes(ours, theirs, optional=("region",))
+    for method in ("save_checkpoint", "load_checkpoint", "remove_checkpoint", "teardown"):
+        assert_takes(getattr(ours, method), getattr(theirs, method))
+    assert isinstance(ours(region="us-east-1"), theirs.__mro__[1])
+
+
 @pytest.mark.parametrize("method", CONSTRUCTORS)
 def test_readers_are_chosen_by_the_same_calls(method):
     ours, theirs = getattr(torchobj.S3ReaderConstructor, method), getattr(s3torchconnector.S3ReaderConstructor, method)
@@ -89,3 +102,28 @@ def test_configurations_have_the_same_defaults():
 def test_their_exception_catches_ours():
     with pytest.raises(torchobj.S3Exception):
         torchobj.Store("memory://compat").get("missing")
+
+
+@pytest.mark.parametrize("name", [*s3torchconnector.dcp.__all__, "RoundRobinPrefixStrategy"])
+def test_names_of_distributed_checkpoints_exist_and_are_made_by_the_same_calls(name):
+    theirs = getattr(s3torchconnector.dcp, name, RoundRobinPrefixStrategy)
+    assert name in torchobj.dcp.__all__
+    assert_takes(getattr(torchobj.dcp, name), theirs)
+    missing = {method for method in dir(theirs) if not method.startswith("_")} - set(dir(getattr(torchobj.dcp, name)))
+    assert missing <= {"stage", "synchronize_staging", "should_synchronize_after_execute", "close"}, missing
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("DefaultPrefixStrategy", {}),
+        ("BinaryPrefixStrategy", {"prefix_count": 5}),
+        ("BinaryPrefixStrategy", {"epoch_num": 3, "min_prefix_length": 2, "prefix_count": 9}),
+        ("HexPrefixStrategy", {"prefix_count": 300, "min_prefix_length": 1}),
+        ("RoundRobinPrefixStrategy", {"user_prefixes": ["a", "b/c"], "epoch_num": 0}),
+    ],
+)
+def test_prefixes_are_theirs(name, arguments):
+    ours = getattr(torchobj.dcp, name)(**arguments)
+    theirs = getattr(s3torchconnector.dcp, name, RoundRobinPrefixStrategy)(**arguments)
+    assert [ours(rank) for rank in range(20)] == [theirs(rank) for rank in range(20)]

@@ -1,11 +1,20 @@
-"""Checkpoints as objects: files to write and read them with (`files`), and the class of s3torchconnector (`s3`);
-`manager` keeps them by step. What needs torch is loaded at its first use.
+"""Checkpoints as objects: `save` and `load`, files over objects (`files`), the class of s3torchconnector (`s3`), and
+`CheckpointManager`, which keeps them by step (`manager`).
+
+A `.pt` file is a zip archive (`archive`). Saving plans one without the tensors' bytes (`plan`) and sends these from
+where they are. Loading reads its directory (`records`, over `ranges` of an object) and what its pickle holds
+(`outline`), then the tensors into their memory, and then unpickles (`pickling`): all of it, some (`selection`), or into
+tensors that exist (`filling`). What lies on a device goes through a little memory (`staging`).
+
+Distributed checkpoints are in `dcp`. What needs torch is loaded at its first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchobj.checkpoint.dcp.reader import StorageReader
+    from torchobj.checkpoint.dcp.writer import StorageWriter
     from torchobj.checkpoint.handle import SaveHandle
     from torchobj.checkpoint.manager import CheckpointManager
     from torchobj.checkpoint.retention import KeepBest
@@ -19,9 +28,11 @@ _LAZY = {
     "Leftover": "torchobj.checkpoint.sweep",
     "RngState": "torchobj.checkpoint.rng",
     "SaveHandle": "torchobj.checkpoint.handle",
+    "StorageReader": "torchobj.checkpoint.dcp.reader",
+    "StorageWriter": "torchobj.checkpoint.dcp.writer",
 }
 
-__all__ = ["CheckpointManager", "KeepBest", "Leftover", "RngState", "SaveHandle"]
+__all__ = ["CheckpointManager", "KeepBest", "Leftover", "RngState", "SaveHandle", "StorageReader", "StorageWriter"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,3 +41,7 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,112 @@
+"""The metadata of a distributed checkpoint: written so that every torch since 2.6 reads it, read from any of them.
+
+What is read is unpickled with a list of the few classes that belong in it: a checkpoint runs no code.
+"""
+
+import collections
+import copyreg
+import io
+import pathlib
+import pickle
+from typing import Any, ClassVar
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import metadata as torch_metadata
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, TensorProperties
+
+from torchobj.exceptions import CheckpointError
+
+__all__ = ["dump_metadata", "load_metadata"]
+
+#: The newest that Python 3.8 and later read.
+_PROTOCOL = 4
+
+#: How many fields `TensorProperties` had up to torch 2.14, which refuses any more; torch 2.15 added the strides.
+_PORTABLE_FIELDS = 5
+
+_METADATA_MODULE = "torch.distributed.checkpoint.metadata"
+_FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"
+
+
+def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
+    state: tuple[Any, ...] = properties.__getstate__()  # type: ignore[no-untyped-call]
+    return copyreg.__newobj__, (TensorProperties,), state[:_PORTABLE_FIELDS]  # type: ignore[attr-defined]
+
+
+def dump_metadata(metadata: Metadata) -> bytes:
+    """The metadata as `.metadata` has it."""
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, _PROTOCOL)
+    pickler.dispatch_table = {**copyreg.dispatch_table, TensorProperties: _reduce_properties}
+    pickler.dump(metadata)
+    return out.getvalue()
+
+
+class _AnyTensorProperties(TensorProperties):
+    """Takes the state that any torch has written, and is then a `TensorProperties` of this one."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        # The class first: what is set afterwards is set on what the reader gets.
+        self.__class__ = TensorProperties  # type: ignore[assignment]
+        self.__setstate__(state[:_PORTABLE_FIELDS])
+        if len(state) > _PORTABLE_FIELDS and "strides" in TensorProperties.__dataclass_fields__:
+            self.strides = state[_PORTABLE_FIELDS]
+
+
+def _allowed() -> dict[tuple[str, str], Any]:
+    names = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "MetadataIndex")
+    found: dict[tuple[str, str], Any] = {
+        (_METADATA_MODULE, name): getattr(torch_metadata, name) for name in (*names, "StorageMeta")
+    }
+    found[_METADATA_MODULE, "_MEM_FORMAT_ENCODING"] = torch_metadata._MEM_FORMAT_ENCODING
+    found[_METADATA_MODULE, "TensorProperties"] = _AnyTensorProperties
+    found[_FILESYSTEM_MODULE, "_StorageInfo"] = _StorageInfo
+    found[_FILESYSTEM_MODULE, "_StoragePrefix"] = filesystem._StoragePrefix
+    found["torch", "Size"] = torch.Size
+    found["torch.serialization", "_get_layout"] = torch.serialization._get_layout
+    found["collections", "OrderedDict"] = collections.OrderedDict
+    for kind in (set, frozenset, list, dict, tuple, int, float, complex, bool, str, bytes, bytearray, slice, range):
+        found["builtins", kind.__name__] = kind
+    # torch keeps the checkpoint's path as it was given. Here it is a word, on whatever system it was written.
+    for module in ("pathlib", "pathlib._local"):
+        for name in ("Path", "PurePath", "PosixPath", "PurePosixPath"):
+            found[module, name] = pathlib.PurePosixPath
+        for name in ("WindowsPath", "PureWindowsPath"):
+            found[module, name] = pathlib.PureWindowsPath
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    _ALLOWED: ClassVar[dict[tuple[str, str], Any]] = _allowed()
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = self._ALLOWED.get((module, name))
+        if found is None and module == "torch":
+            value = getattr(torch, name, None)
+            found = value if isinstance(value, torch.dtype) else None
+        if found is None:
+            raise CheckpointError(f"names {module}.{name}, which the metadata of a checkpoint does not need")
+        return found
+
+
+def load_metadata(data: bytes, url: str) -> Metadata:
+    """What `.metadata` has.
+
+    Args:
+        data: Its bytes, as torch 2.6 to 2.15, s3torchconnector or `dump_metadata` wrote them.
+        url: Where they were read, for errors.
+
+    Raises:
+        CheckpointError: They are no metadata, or name something that does not belong there; the message says what.
+    """
+    try:
+        metadata = _Unpickler(io.BytesIO(data)).load()
+    except CheckpointError as error:
+        raise CheckpointError(f"{url}: {error}: refused") from None
+    except Exception as error:
+        raise CheckpointError(f"{url}: is no metadata of a checkpoint: {type(error).__name__}: {error}") from error
+    if not isinstance(metadata, Metadata):
+        raise CheckpointError(f"{url}: is no metadata of a checkpoint: it holds a {type(metadata).__name__}")
+    return metadata

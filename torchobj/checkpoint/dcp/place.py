@@ -1,0 +1,94 @@
+"""Where a distributed checkpoint lies: its URL, the keys of its objects, and the store that holds them."""
+
+import functools
+import os
+from typing import Any
+
+from torchobj import _torchobj
+from torchobj.config import StoreConfig
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.store import Store
+from torchobj.urls import parse_url
+
+__all__ = ["MANIFEST", "METADATA", "Place", "is_checkpoint_url", "ranked"]
+
+#: The object that makes a checkpoint: torch's own name for it.
+METADATA = ".metadata"
+#: What lists the objects of a checkpoint.
+MANIFEST = "_torchobj_manifest.json"
+
+
+def ranked(name: str, rank: int | None) -> str:
+    """The name of an object, as each rank writes its own without collectives; as torch has it for `.metadata`."""
+    return name if rank is None else f"__{rank}{name}"
+
+
+class Place:
+    """The folder of a checkpoint. Is pickled as URL and configuration.
+
+    Args:
+        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`; a slash at its end is dropped.
+        config: How to reach it.
+
+    Raises:
+        ConfigError: No URL.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], config: StoreConfig) -> None:
+        if not isinstance(url, str):
+            raise ConfigError(f"checkpoint_id={url!r}: must be a URL as a str; a path would lose one of its slashes")
+        self._parsed = parse_url(url)
+        self._config = config
+        self._folder = self._parsed.key.rstrip("/")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (self.url, self._config)
+
+    def __repr__(self) -> str:
+        return f"Place({self.url!r})"
+
+    @property
+    def url(self) -> str:
+        """The URL of the folder."""
+        return f"{self._parsed.base}/{self._folder}" if self._folder else self._parsed.base
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """The store, for single objects."""
+        return Store(self._parsed.base, config=self._config)
+
+    @functools.cached_property
+    def native(self) -> "_torchobj.NativeStore":
+        """The store, for what gathers and scatters."""
+        return _torchobj.NativeStore(self._parsed.scheme, self._parsed.bucket, self._config)
+
+    def key(self, name: str) -> str:
+        """The key of an object of the folder."""
+        return f"{self._folder}/{name}" if self._folder else name
+
+    def url_of(self, name: str) -> str:
+        """The URL of an object of the folder."""
+        return f"{self._parsed.base}/{self.key(name)}"
+
+    def get(self, name: str) -> bytes:
+        """An object's bytes.
+
+        Raises:
+            ObjectNotFoundError: There is none.
+        """
+        return bytes(self.store.get(self.key(name))[:])
+
+    def find(self, name: str) -> bytes | None:
+        """An object's bytes; None where there is no such object."""
+        try:
+            return self.get(name)
+        except ObjectNotFoundError:
+            return None
+
+
+def is_checkpoint_url(checkpoint_id: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint can lie there."""
+    try:
+        return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id))
+    except ConfigError:
+        return False

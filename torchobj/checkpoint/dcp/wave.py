@@ -1,0 +1,131 @@
+"""What is read by one call: segments of many files, small items through a buffer, large ones into their memory."""
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from torchobj import _torchobj
+from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, descriptor_bytes
+from torchobj.checkpoint.dcp.place import Place
+from torchobj.checkpoint.dcp.transfer import narrowed
+from torchobj.checkpoint.dcp.wanted import Wanted
+from torchobj.exceptions import IntegrityError
+
+__all__ = ["Wave", "damaged"]
+
+#: Payloads begin at multiples of it in the buffer of small items, as a view of any dtype wants them.
+_ALIGNMENT = 16
+
+_Segments = list[tuple[int, Any]]
+
+
+class Wave:
+    """Collects what is to be read, and reads it.
+
+    Args:
+        place: The checkpoint's.
+        verify: Whether checksums are compared.
+    """
+
+    def __init__(self, place: Place, *, verify: bool) -> None:
+        self._place = place
+        self._verify = verify
+        self._segments: dict[str, _Segments] = {}
+        self._small: list[tuple[Wanted, int]] = []
+        self._small_bytes = 0
+        self._finishes: list[tuple[str, int, int, Callable[[Sequence[int]], None]]] = []
+        #: Memory that it needs beside the targets', in bytes.
+        self.temporary_bytes = 0
+
+    def add_small(self, wanted: Wanted) -> None:
+        """Adds an item that has a frame, to be read whole and copied."""
+        frame = wanted.frame
+        assert frame is not None  # noqa: S101  the caller looked
+        length = len(frame.before) + frame.payload_bytes + descriptor_bytes(frame.payload_bytes)
+        self._small.append((wanted, self._small_bytes))
+        self._small_bytes += length + -length % _ALIGNMENT
+        self.temporary_bytes += length
+
+    def add(
+        self, name: str, segments: _Segments, temporary_bytes: int, finish: Callable[[Sequence[int]], None]
+    ) -> None:
+        """Adds segments of a file.
+
+        Args:
+            name: Of the file.
+            segments: Where they begin, and the memory that each goes to.
+            temporary_bytes: How much of that is no target's.
+            finish: Is called when they are there, with the CRC-32 of each where checksums are compared.
+        """
+        into = self._segments.setdefault(name, [])
+        self._finishes.append((name, len(into), len(segments), finish))
+        into += segments
+        self.temporary_bytes += temporary_bytes
+
+    def read(self) -> tuple[list[Wanted], list[Wanted]]:
+        """Reads everything.
+
+        Returns:
+            The small items that are in their targets, and those that are framed otherwise than was expected.
+
+        Raises:
+            IntegrityError: A checksum is another; the message names tensor and file.
+            StoreError: What could not be read.
+        """
+        buffer = bytearray(self._small_bytes)
+        self._add_small_segments(memoryview(buffer))
+        jobs = [
+            (self._place.native, self._place.key(name), None, segments) for name, segments in self._segments.items()
+        ]
+        if jobs:
+            results = _torchobj.scatter(jobs, self._verify and bool(self._finishes))
+            sums = {name: result[2] for name, result in zip(self._segments, results, strict=True)}
+            for name, first, count, finish in self._finishes:
+                finish(sums[name][first : first + count])
+        return self._copy_small(buffer)
+
+    def _add_small_segments(self, view: memoryview) -> None:
+        segments = self._segments
+        for wanted, position in self._small:
+            frame, info = wanted.frame, wanted.info
+            assert frame is not None  # noqa: S101  add_small looked
+            length = len(frame.before) + frame.payload_bytes + descriptor_bytes(frame.payload_bytes)
+            into = segments.get(info.relative_path)
+            if into is None:
+                into = segments[info.relative_path] = []
+            into.append((info.offset, view[position : position + length]))
+
+    def _copy_small(self, buffer: bytearray) -> tuple[list[Wanted], list[Wanted]]:
+        copied: list[Wanted] = []
+        others: list[Wanted] = []
+        if not self._small:
+            return copied, others
+        view, memory = memoryview(buffer), torch.frombuffer(buffer, dtype=torch.uint8)
+        for wanted, position in self._small:
+            frame = wanted.frame
+            assert frame is not None  # noqa: S101  add_small looked
+            start = position + len(frame.before)
+            end = start + frame.payload_bytes
+            if not buffer.startswith(frame.before, position) or not buffer.startswith(DESCRIPTOR_MARK, end):
+                others.append(wanted)
+                continue
+            if self._verify:
+                crc32 = int.from_bytes(view[end + 4 : end + 8], "little")
+                if crc32 and zlib.crc32(view[start:end]) != crc32:
+                    raise damaged(self._place, wanted)
+            target = wanted.memory
+            dtype = wanted.dtype if target is None else target.dtype
+            saved = memory[start:end].view(dtype).view(wanted.shape)
+            if not wanted.is_whole:
+                saved = narrowed(saved, wanted.request.storage_offsets, wanted.request.lengths)
+            (wanted.target if target is None else target).copy_(saved)
+            copied.append(wanted)
+        return copied, others
+
+
+def damaged(place: Place, wanted: Wanted) -> IntegrityError:
+    """The error of a tensor whose bytes are not what was written."""
+    where = f"{place.url_of(wanted.info.relative_path)} at {wanted.info.offset}"
+    return IntegrityError(f"{where}: {wanted.name} is not what was written: its CRC-32 is another")

@@ -1,0 +1,189 @@
+"""Writes the items of one rank: takes each from the planner, chooses how its bytes are had, and closes the files."""
+
+import io
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, _StorageInfo
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import WriteResult
+
+from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile
+from torchobj.checkpoint.dcp.item import item_of, stand_in
+from torchobj.checkpoint.dcp.manifest import WrittenFile
+from torchobj.checkpoint.dcp.packing import packed
+from torchobj.checkpoint.dcp.place import Place
+from torchobj.checkpoint.dcp.staging import PIECE_BYTES, staged_pieces, staged_whole
+from torchobj.exceptions import CheckpointError
+
+__all__ = ["InfoOfLast", "write_items"]
+
+#: Copies that may be on the way at once, in a file of copies.
+_STAGED_BYTES = 64 << 20
+
+#: Copies that a file of the caller's own memory may hold: nothing bounds there what is on the way.
+_COPIED_BYTES = 32 << 20
+
+
+class InfoOfLast(_StorageInfo):
+    """Where the last item of a file lies, and the file: so the coordinator hears of the files of all ranks."""
+
+    def __init__(self, info: _StorageInfo, file: WrittenFile) -> None:
+        super().__init__(info.relative_path, info.offset, info.length)
+        self.file = file
+
+    def plain(self) -> _StorageInfo:
+        """Without the file, as the metadata has it."""
+        return _StorageInfo(self.relative_path, self.offset, self.length)
+
+
+class _Bin:
+    """The items of one thread of torch's: a file of the caller's memory, and one of copies where they are many."""
+
+    def __init__(self, writing: "_Writing") -> None:
+        self._writing = writing
+        self._own: ItemFile | None = None
+        self._copies: ItemFile | None = None
+        self._left = _COPIED_BYTES
+
+    def own(self) -> ItemFile:
+        """The file of the caller's memory."""
+        if self._own is None:
+            self._own = self._writing.open(None)
+        return self._own
+
+    def has_room(self, length: int) -> bool:
+        """Whether so much may be copied into the file of the caller's memory."""
+        if length > self._left:
+            return False
+        self._left -= length
+        return True
+
+    def for_copy(self, length: int) -> ItemFile:
+        """The file for a copy of `length` bytes."""
+        if self.has_room(length):
+            return self.own()
+        if self._copies is None:
+            self._copies = self._writing.open(_STAGED_BYTES)
+        return self._copies
+
+    def add(self, item: WriteItem, data: Any) -> ItemFile:
+        """Adds what the planner gave for an item, and returns the file that got it."""
+        if item.type is WriteItemType.BYTE_IO:
+            return self._add_bytes(data.getbuffer())
+        tensor = data.detach()
+        seen = stand_in(tensor)
+        if seen is None:
+            return self._add_other(tensor)
+        frame = item_of(tensor.dtype, tensor.shape)
+        assert frame is not None  # noqa: S101  stand_in knows no dtype that item_of does not
+        file = self.own()
+        if frame.payload_bytes <= JOINED_BYTES and self.has_room(frame.length):
+            file.add_small(frame, seen.numpy())
+        else:
+            file.add_large(frame, seen)
+        return file
+
+    def _add_other(self, tensor: torch.Tensor) -> ItemFile:
+        """A tensor that is no contiguous memory of this machine, or that torch alone can save."""
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+        frame = item_of(tensor.dtype, tensor.shape) if is_plain else None
+        if frame is None:
+            content = io.BytesIO()
+            torch.save(tensor.cpu(), content)
+            return self._add_bytes(content.getbuffer())
+        file = self.for_copy(frame.payload_bytes)
+        if frame.payload_bytes > PIECE_BYTES:
+            file.add_pieces(frame, staged_pieces(tensor))
+            return file
+        seen = stand_in(staged_whole(tensor))
+        assert seen is not None  # noqa: S101  a contiguous copy on the CPU of a dtype that item_of knows
+        if frame.payload_bytes <= JOINED_BYTES:
+            file.add_small(frame, seen.numpy())
+        else:
+            file.add_large(frame, seen)
+        return file
+
+    def _add_bytes(self, content: Any) -> ItemFile:
+        file = self.for_copy(len(content))
+        file.add_bytes(content)
+        return file
+
+
+class _Writing:
+    """The files of one rank in one save. A token of the save is in their names: no save writes over another's."""
+
+    def __init__(self, place: Place, prefix: str) -> None:
+        self._place = place
+        self._prefix = f"{prefix}{uuid.uuid4().hex[:12]}_"
+        self._files: list[ItemFile] = []
+        #: For each file the number of its last result.
+        self._last: dict[str, int] = {}
+        self._results: list[WriteResult] = []
+
+    def open(self, limit_bytes: int | None) -> ItemFile:
+        """A new file of the rank."""
+        file = ItemFile(self._place, f"{self._prefix}{len(self._files)}{DEFAULT_SUFFIX}", limit_bytes)
+        self._files.append(file)
+        return file
+
+    def write(self, items: list[WriteItem], planner: SavePlanner) -> None:
+        """Hands the items of one bin to the store, which sends them meanwhile."""
+        content, resolve, results = _Bin(self), planner.resolve_data, self._results
+        for item in items:
+            file = content.add(item, resolve(item))
+            length = file.length - file.offset
+            self._last[file.name] = len(results)
+            results.append(WriteResult(item.index, length, _StorageInfo(file.name, file.offset, length)))
+
+    def close(self) -> list[WriteResult]:
+        """Waits until all files are stored."""
+        if len(self._files) < 2:
+            written = [file.close() for file in self._files]
+        else:
+            with ThreadPoolExecutor(len(self._files), "torchobj-dcp") as threads:
+                # The first error in the order of the files; the others are waited for, and dropped with it.
+                written = list(threads.map(ItemFile.close, self._files))
+        for file in written:
+            number = self._last[file.name]
+            last = self._results[number]
+            self._results[number] = WriteResult(last.index, last.size_in_bytes, InfoOfLast(last.storage_data, file))
+        return self._results
+
+    def abort(self) -> None:
+        """Forgets what is not stored yet."""
+        for file in self._files:
+            file.abort()
+
+
+def write_items(
+    place: Place, prefix: str, items: list[WriteItem], planner: SavePlanner, thread_count: int
+) -> list[WriteResult]:
+    """Writes the items of a rank, and returns when they are stored.
+
+    Args:
+        place: The checkpoint's.
+        prefix: How the names of the rank's files begin.
+        items: What to write; `planner.resolve_data` is called for one after the other, on this thread.
+        thread_count: How many files there are at most, but for those of copies.
+
+    Returns:
+        A result for each item; the last of each file has an `InfoOfLast`.
+
+    Raises:
+        StoreError: What kept a file from being stored. Nothing of that file is left; others may be.
+        CheckpointError: An item has no result.
+    """
+    writing = _Writing(place, prefix)
+    try:
+        for content in packed(items, thread_count):
+            writing.write(content, planner)
+        results = writing.close()
+    except BaseException:
+        writing.abort()
+        raise
+    if len(results) != len(items):
+        raise CheckpointError(f"{place.url}: {len(results)} of {len(items)} items were written")
+    return results
