@@ -553,6 +553,19 @@ def test_a_sweep_takes_what_is_old_and_without_a_commit_and_nothing_else(manager
         manager.sweep(-1)
 
 
+def test_data_that_somebody_sweeps_before_the_commit_is_no_step(manager, open_manager, place, monkeypatch):
+    real = saving.save
+
+    def save_and_lose(state, url, **named):
+        real(state, url, **named)
+        place.boto.delete_object(Bucket=place.bucket, Key=url.removeprefix(f"{place.url}/"))
+
+    monkeypatch.setattr(saving, "save", save_and_lose)
+    with pytest.raises(exceptions.CheckpointError, match=r"state.pt is gone; did another process sweep\?"):
+        manager.save(1, {"x": tensor(1)})
+    assert place.keys() == []
+
+
 def test_a_server_without_conditions_is_said_and_looked_at_instead(manager, place, control, caplog):
     control.faults({"operation": "PutObject", "key": "commits/", "times": 1, "action": {"status": 501}})
     manager.save(1, {"x": tensor(1)})

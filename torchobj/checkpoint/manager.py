@@ -186,8 +186,9 @@ class CheckpointManager:
             elif self._ranks.is_first:
                 data = saving.whole_data(state, folder, self._config, self._snapshots, stage=stage)
             else:
-                # The other ranks' objects are asked as well: to give a state may take all ranks.
-                data = saving.Data("state", dict(state_of(state)).clear)
+                # Asked as well: to give a state may take all ranks.
+                state_of(state)
+                data = saving.OF_ANOTHER_RANK
         except BaseException as caught:  # noqa: BLE001  all ranks raise it
             error = caught
         self._ranks.agree(error)

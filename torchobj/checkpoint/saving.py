@@ -16,7 +16,7 @@ from torchobj.checkpoint.snapshot import Snapshots, Watch, state_of
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["STATE_FILE", "Beginning", "Data", "begun", "run", "sharded_data", "whole_data"]
+__all__ = ["OF_ANOTHER_RANK", "STATE_FILE", "Beginning", "Data", "begun", "run", "sharded_data", "whole_data"]
 
 logger = logging.getLogger("torchobj")
 
@@ -42,6 +42,10 @@ class Data(NamedTuple):
     """Writes it: called on every rank of a sharded state, else on the first."""
     check: Callable[[], None] | None = None
     """Raises where the state was changed while it was written."""
+
+
+#: What the other ranks have of a state that the first one writes.
+OF_ANOTHER_RANK = Data("state", lambda: None)
 
 
 def begun(commits: Commits, step: int, *, overwrite: bool) -> Beginning:
@@ -131,20 +135,15 @@ def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObje
     Raises:
         CheckpointError: One of them is not there.
     """
-    found = commits.objects(attempt.folder)
-    expected = (
-        {STATE_FILE: None}
-        if kind == "state"
-        else sharded.checksums(f"{commits.url}/{attempt.folder}", commits.store.config)
-    )
-    names = {info.key.removeprefix(attempt.folder) for info in found}
-    if not expected.keys() <= names:
-        gone = ", ".join(sorted(expected.keys() - names))
-        raise CheckpointError(f"{commits.url}: step {attempt.step}: {gone} is gone; did another process sweep?")
-    return tuple(
-        StoredObject(info.key, info.size, info.version, expected.get(info.key.removeprefix(attempt.folder)))
-        for info in found
-    )
+    crc32s: dict[str, int | None] = {STATE_FILE: None}
+    if kind == "dcp":
+        crc32s = sharded.checksums(f"{commits.url}/{attempt.folder}", commits.store.config)
+    found = {info.key.removeprefix(attempt.folder): info for info in commits.objects(attempt.folder)}
+    gone = sorted(crc32s.keys() - found.keys())
+    if gone:
+        message = f"step {attempt.step}: {', '.join(gone)} is gone; did another process sweep?"
+        raise CheckpointError(f"{commits.url}: {message}")
+    return tuple(StoredObject(info.key, info.size, info.version, crc32s.get(name)) for name, info in found.items())
 
 
 def _discard(commits: Commits, attempt: Attempt) -> None:

@@ -168,8 +168,8 @@ class Snapshots:
             room = next(rooms)
             room.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), non_blocking=True)
             copies.append(room.untyped_storage())
-        if pinned:
-            torch.cuda.synchronize()
+        for device in {storage.device for storage in pickler.storages if storage.device.type == "cuda"}:
+            torch.cuda.synchronize(device)
         return _Unpickler(data, copies, pickler.plain).load()
 
     def _rooms_for(self, sizes: list[int], *, pinned: bool) -> Iterator[torch.Tensor]:

@@ -94,14 +94,8 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
     if not left:
         return []
     limit = _time_of_store(commits) - datetime.timedelta(seconds=older_than_s)
-    latest: dict[Attempt | None, datetime.datetime] = {}
-    for item in left:
-        attempt, modified = Attempt.of_key(item.key), item.modified
-        # Of unknown age is young.
-        latest[attempt] = max(latest.get(attempt, limit), limit if modified is None else modified)
-        if modified is None:
-            latest[attempt] = datetime.datetime.max.replace(tzinfo=datetime.UTC)
-    old = [item for item in left if latest[Attempt.of_key(item.key)] <= limit]
+    young = {Attempt.of_key(item.key) for item in left if item.modified is None or item.modified > limit}
+    old = [item for item in left if Attempt.of_key(item.key) not in young]
     for item in old:
         if item.upload is not None:
             commits.store.abort_upload(item.upload)
