@@ -166,8 +166,9 @@ def fsspec_reader(folder):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_torchobj_reads_what_torch_wrote(place, tmp_path, threads):
-    state = every_kind()
+def test_torchobj_reads_what_torch_wrote(place, tmp_path, threads, monkeypatch):
+    monkeypatch.setattr(reading, "_LOOKED_ITEMS", 2)
+    state = every_kind() | {str(number): torch.rand(9, number + 2).t() for number in range(5)}
     dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, thread_count=threads))
     upload(place, tmp_path)
     assert_equal(loaded(place, state), state)

@@ -25,6 +25,9 @@ _SMALL_BYTES = 16 << 10
 #: Memory that is no target's: so much in a wave, before one more piece.
 _WAVE_BYTES = 48 << 20
 
+#: So many items that others framed are looked at together: 32 MiB of their ends.
+_LOOKED_ITEMS = (16 << 20) // END_BYTES
+
 
 class _Reading:
     """One rank's plan while it is read."""
@@ -46,7 +49,9 @@ class _Reading:
         for wanted in tensors:
             self._add(wanted)
         self._read_wave()
-        self._read_foreign()
+        foreign, self._foreign = self._foreign, []
+        for start in range(0, len(foreign), _LOOKED_ITEMS):
+            self._read_foreign(foreign[start : start + _LOOKED_ITEMS])
         for wanted in self._done:
             self._planner.commit_tensor(wanted.request, wanted.target)
 
@@ -123,10 +128,10 @@ class _Reading:
 
         self._wave.add(wanted.info.relative_path, step.segments, step.temporary_bytes, finish)
 
-    def _read_foreign(self) -> None:
+    def _read_foreign(self, foreign: list[Wanted]) -> None:
         """Reads what others framed: first both ends of each item, then what these say."""
         looked: list[tuple[Wanted, bytearray, bytearray]] = []
-        for wanted in self._foreign:
+        for wanted in foreign:
             length = 0 if is_transformed(wanted.info) else min(wanted.info.length, END_BYTES)
             head, tail = bytearray(length), bytearray(length)
             looked.append((wanted, head, tail))
@@ -136,7 +141,6 @@ class _Reading:
                 segments = [(start, head)] if length == wanted.info.length else [(start, head), (end - length, tail)]
                 self._wave.add(wanted.info.relative_path, segments, 2 * length, lambda _sums: None)
                 self._read_if_full()
-        self._foreign = []
         self._read_wave()
         for wanted, head, tail in looked:
             self._add_looked(wanted, bytes(head), bytes(tail))
