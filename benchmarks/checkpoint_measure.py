@@ -12,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from benchmarks.checkpoint_rivals import Client, load
 from benchmarks.lab import origin
-from benchmarks.lab.objects import GIB, MIB
+from benchmarks.lab.objects import MIB
 from benchmarks.lab.place import Place
 from benchmarks.measure import memory_bytes, reset_peak, touch, used_cpu_s
 from benchmarks.nursery import Nursery, serve
@@ -92,8 +94,8 @@ def measure(make: Callable[[Place], Client], job: Job) -> Run:
     before_bytes = memory_bytes("VmRSS") or 0
     client = make(job.place)
     _warm(client, job)
-    # As much as the hungriest client needs.
-    touch(min(max(64 * MIB, 3 * job.states.payload_bytes), 7 * GIB))
+    # As much as the hungriest client needs, if the machine has it.
+    touch(min(max(64 * MIB, 3 * job.states.payload_bytes), psutil.virtual_memory().available // 2))
     gc.collect()
     counters = origin.counters(job.place) if job.counted else None
     reset_peak()
