@@ -70,7 +70,7 @@ const ZERO_BYTES: [u32; 64] = {
 };
 
 /// The product of two polynomials, modulo that of the checksum. (`crc_fast::checksum_combine` takes the matrix of each
-/// power instead: some thousand times the work.)
+/// power instead, which is far more work.)
 const fn multiply(one: u32, mut other: u32) -> u32 {
     let (mut product, mut bit) = (0, 1 << 31);
     while bit != 0 {
