@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import embedded_s3
 import torch
 from train_digits import EXPECTED_ACCURACY, weights_digest
 
 import torchobj
+from torchobj.checkpoint import CheckpointManager
 
 EPOCHS = 6
 KILLED_AFTER = 3  # the checkpoint that the killed run leaves; the kill comes in the middle of the next epoch
@@ -105,11 +105,10 @@ def found(pattern: str, lines: Sequence[str]) -> str:
     sys.exit(f"The trainer printed no line like {pattern!r}.")
 
 
-def load(url: str) -> dict[str, Any]:
-    """A checkpoint."""
-    with torchobj.S3Checkpoint().reader(url) as reader:
-        state: dict[str, Any] = torch.load(reader, weights_only=True)
-    return state
+def load(url: str) -> dict[str, torch.Tensor]:
+    """The weights of the newest checkpoint."""
+    weights: dict[str, torch.Tensor] = CheckpointManager(url).restore()["model"]
+    return weights
 
 
 def differences(unbroken: list[str], resumed: list[str]) -> list[str]:
@@ -117,7 +116,7 @@ def differences(unbroken: list[str], resumed: list[str]) -> list[str]:
     wrong = []
 
     resumed_from = found(r"resumed from (.*)", resumed)
-    expected = f"{KILLED}epoch-{KILLED_AFTER:02}.pt"
+    expected = f"epoch {KILLED_AFTER} in {KILLED.rstrip('/')}"
     say(f"  resumed from        {resumed_from}")
     if resumed_from != expected:
         wrong.append(f"the trainer resumed from {resumed_from}, not from {expected}")
@@ -129,7 +128,7 @@ def differences(unbroken: list[str], resumed: list[str]) -> list[str]:
     if min(map(float, accuracies)) < EXPECTED_ACCURACY:
         wrong.append(f"an accuracy is below {EXPECTED_ACCURACY}")
 
-    weights = [load(f"{folder}epoch-{EPOCHS:02}.pt")["model"] for folder in (UNBROKEN, KILLED)]
+    weights = [load(url) for url in (UNBROKEN, KILLED)]
     if weights[0].keys() != weights[1].keys():
         wrong.append("the checkpoints hold different tensors")
     else:
@@ -162,7 +161,7 @@ def main() -> int:
         say(f"\n3. A second run, with other checkpoints, to be killed in the middle of epoch {KILLED_AFTER + 1}:")
         run_and_kill(s3, KILLED)
 
-        say("\n4. What the killed run left in the bucket, each of it complete:")
+        say("\n4. What the killed run left in the bucket; a checkpoint exists when its commit does:")
         for info in torchobj.Store("s3://digits-checkpoints").list("killed/"):
             say(f"    {info.key}  {info.size} bytes")
 

@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import PIL.Image
@@ -25,6 +24,7 @@ from torch.nn import functional as F
 from torch.utils.data import RandomSampler
 
 import torchobj
+from torchobj.checkpoint import CheckpointManager, RngState
 from torchobj.exceptions import TorchobjError
 
 DIGITS = 1797
@@ -83,46 +83,35 @@ def decode(reader: torchobj.ObjectReader) -> tuple[torch.Tensor, int]:
 # ------------------------------------------------------------------------------------------------- checkpoints
 
 
-@dataclass
 class Training:
     """All that a checkpoint must hold for the training to go on as if nothing had happened."""
 
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    settings: dict[str, int]  # what a resumed run must share with the first
-    epoch: int = 0  # epochs that are done
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, int], url: str) -> None:
+        self.model = model
+        # Keeps the states of these objects, and the plain values, of each epoch: whole, or not at all.
+        self.checkpoints = CheckpointManager(url, keep_last=None)
+        self.state = {"model": model, "optimizer": optimizer, "rng": RngState(), "settings": settings, "epoch": 0}
 
-    def save(self, folder: str) -> str:
-        """Writes the checkpoint of this epoch. The object appears whole, when the block ends well, or not at all."""
-        url = f"{folder}epoch-{self.epoch:02}.pt"
-        state = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "settings": self.settings,
-            "epoch": self.epoch,
-            "rng_state": torch.get_rng_state(),
-        }
-        with torchobj.S3Checkpoint().writer(url) as writer:
-            torch.save(state, writer)
-        return url
+    @property
+    def epoch(self) -> int:
+        """How many epochs are done."""
+        return self.state["epoch"]
 
-    def resume(self, folder: str) -> None:
-        """Goes on from the newest checkpoint, if there is one. Every one that is listed is complete."""
-        store, prefix = store_and_prefix(folder)
-        names = [info.key.removeprefix(prefix) for info in store.list(prefix)]
-        epochs = [int(match[1]) for match in map(re.compile(r"epoch-(\d+)\.pt").fullmatch, names) if match]
-        if not epochs:
+    def save(self, epoch: int) -> None:
+        """Writes the checkpoint of an epoch that is done."""
+        self.state["epoch"] = epoch
+        self.checkpoints.save(epoch, self.state)
+
+    def resume(self) -> None:
+        """Goes on from the newest checkpoint, if there is one."""
+        newest = self.checkpoints.latest()
+        if newest is None:
             return
-        url = f"{folder}epoch-{max(epochs):02}.pt"
-        with torchobj.S3Checkpoint().reader(url) as reader:
-            state = torch.load(reader, weights_only=True)
-        if state["settings"] != self.settings:
-            sys.exit(f"{url} was made with {state['settings']}, not {self.settings}: give other --checkpoints")
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.epoch = state["epoch"]
-        torch.set_rng_state(state["rng_state"])
-        print(f"resumed from {url}", flush=True)
+        settings = dict(self.state["settings"])  # what a resumed run must share with the first
+        self.checkpoints.restore(newest, into=self.state)
+        if self.state["settings"] != settings:
+            sys.exit(f"{self.checkpoints.url} has {self.state['settings']}, not {settings}: give other --checkpoints")
+        print(f"resumed from epoch {newest} in {self.checkpoints.url}", flush=True)
 
 
 # ---------------------------------------------------------------------------------------------------- training
@@ -156,6 +145,7 @@ def train(training: Training, arguments: argparse.Namespace) -> None:
         persistent_workers=arguments.workers > 0,
         generator=torch.Generator(),
     )
+    optimizer = training.state["optimizer"]
     is_terminal = sys.stdout.isatty()
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
 
@@ -169,16 +159,15 @@ def train(training: Training, arguments: argparse.Namespace) -> None:
             loss_sum = 0.0
             for number, (pictures, labels) in enumerate(loader, start=1):
                 loss = F.cross_entropy(training.model(pictures), labels)
-                training.optimizer.zero_grad()
+                optimizer.zero_grad()
                 loss.backward()
-                training.optimizer.step()
+                optimizer.step()
                 loss_sum += loss.item()
                 progress.advance(bar)
                 if not is_terminal and number == len(loader) // 2:
                     print(f"{name}: batch {number} of {len(loader)}", flush=True)
-            training.epoch = epoch
-            url = training.save(arguments.checkpoints)
-            print(f"{name}: loss {loss_sum / len(loader):.3f}, saved {url}", flush=True)
+            training.save(epoch)
+            print(f"{name}: loss {loss_sum / len(loader):.3f}, saved in {training.checkpoints.url}", flush=True)
 
     print(loader.report(), flush=True)
 
@@ -236,8 +225,9 @@ def main() -> int:
     seed_bucket(arguments.data)
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    training = Training(model, optimizer, settings={"seed": arguments.seed, "batch_size": arguments.batch_size})
-    training.resume(arguments.checkpoints)
+    settings = {"seed": arguments.seed, "batch_size": arguments.batch_size}
+    training = Training(model, optimizer, settings, arguments.checkpoints)
+    training.resume()
     train(training, arguments)
 
     accuracy = measure_accuracy(model, arguments)
