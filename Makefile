@@ -69,6 +69,7 @@ bench: build ## The benchmarks, with their tables
 	$(PY) benchmarks/get.py
 	$(PY) benchmarks/loader.py
 	$(PY) benchmarks/mlperf.py
+	$(PY) benchmarks/checkpoint.py
 
 wheel: venv ## A manylinux wheel in dist/
 	$(PY) -m tests.tools wheel

@@ -5,6 +5,7 @@ A trainer gets every byte as uint8. Each rival is collated to one flat tensor wi
 memory where a worker does it: no copy is left out that could be, and none is added.
 """
 
+import abc
 import asyncio
 import importlib
 import itertools
@@ -82,11 +83,12 @@ def flat(samples: Sequence[tuple[str, Any]]) -> Flat:
     return Flat(data, ends, [name for name, _ in samples])
 
 
-class _Rival:
+class _Rival(abc.ABC):
     """A dataset under torch's DataLoader."""
 
+    @abc.abstractmethod
     def dataset(self, plan: Plan) -> Any:
-        raise NotImplementedError
+        """Its samples are names with bytes."""
 
     def loader(self, plan: Plan) -> Any:
         generator = torch.Generator().manual_seed(plan.seed)

@@ -59,7 +59,7 @@ class Measured:
         return self.cpu_s / self.objects * 1e6
 
 
-def _memory_bytes(field: str) -> int | None:
+def memory_bytes(field: str) -> int | None:
     """A field of Linux's `/proc/self/status`; None elsewhere."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -68,7 +68,7 @@ def _memory_bytes(field: str) -> int | None:
     return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:")), None)
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
     """Makes the peak of resident memory that of now (proc(5), clear_refs)."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
@@ -76,7 +76,7 @@ def _reset_peak() -> None:
         return
 
 
-def _touch(size: int) -> None:
+def touch(size: int) -> None:
     """Writes to `size` bytes of memory and gives them back.
 
     A virtual machine's memory that was never used, or was given back to the host, is found by the host at its first
@@ -104,7 +104,8 @@ def _calls(client: Client, job: Job) -> Iterator[tuple[list[str], Callable[[], A
             yield group, lambda keys=keys: client.one(keys[0], job.family.size)
 
 
-def _cpu_s() -> float:
+def used_cpu_s() -> float:
+    """CPU time of this process, in user and system mode together."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -120,27 +121,27 @@ def measure(make: Callable[[Place], Client], job: Job) -> Measured:
     else:
         client.one(job.place.key(_SMALL.names()[0]), _SMALL.size)
     # As much as the hungriest client needs.
-    _touch(max(32 * MIB, job.family.size * (job.batch or 1)) * 5 // 2)
+    touch(max(32 * MIB, job.family.size * (job.batch or 1)) * 5 // 2)
     gc.collect()
-    before_bytes = _memory_bytes("VmRSS")
-    _reset_peak()
+    before_bytes = memory_bytes("VmRSS")
+    reset_peak()
     call_s: list[float] = []
     call_cpu_s: list[float] = []
     peak_bytes: int | None = None
-    started_s, started_cpu_s = time.perf_counter(), _cpu_s()
+    started_s, started_cpu_s = time.perf_counter(), used_cpu_s()
     content, names = None, []
     for names, call in calls:  # noqa: B007  the last ones are those of `content`
         # Before the next call, as a loop over batches does.
         content = None
-        begun_s, begun_cpu_s = time.perf_counter(), _cpu_s()
+        begun_s, begun_cpu_s = time.perf_counter(), used_cpu_s()
         content = call()
         call_s.append(time.perf_counter() - begun_s)
-        call_cpu_s.append(_cpu_s() - begun_cpu_s)
+        call_cpu_s.append(used_cpu_s() - begun_cpu_s)
         if peak_bytes is None or job.batch:
-            peak_bytes = _memory_bytes("VmHWM")
+            peak_bytes = memory_bytes("VmHWM")
         if time.perf_counter() - started_s >= job.least_s:
             break
-    wall_s, cpu_s = time.perf_counter() - started_s, _cpu_s() - started_cpu_s
+    wall_s, cpu_s = time.perf_counter() - started_s, used_cpu_s() - started_cpu_s
     for name, found in zip(names, content if job.batch else [content], strict=True):
         check(name, job.family.size, found)
     objects = len(call_s) * (job.batch or 1)

@@ -1,8 +1,9 @@
 """Train from object storage: PyTorch datasets and checkpoints for S3, with a Rust core.
 
 The map: `Store` reads, writes and lists a bucket (`store`) · `S3MapDataset` and its kin are datasets (`datasets`) ·
-`S3Checkpoint` and `open` are files over objects (`checkpoint`) · `StoreConfig` says how (`config`) · every exception is
-in `exceptions`. Importing torchobj, and using a store, imports no torch: what needs it is loaded at its first use.
+`save` and `load` are for checkpoints, `S3Checkpoint` and `open` are files over objects (`checkpoint`) · `StoreConfig`
+says how (`config`) · every exception is in `exceptions`. Importing torchobj, and using a store, imports no torch: what
+needs it is loaded at its first use.
 """
 
 import importlib
@@ -18,7 +19,9 @@ from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload, get_ma
 from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
+    from torchobj.checkpoint.load import load
     from torchobj.checkpoint.s3 import S3Checkpoint
+    from torchobj.checkpoint.save import save
     from torchobj.datasets.iterable import ObjectIterableDataset, S3IterableDataset
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.objects import ObjectDataset
@@ -52,6 +55,8 @@ _LAZY = {
     "S3MapDataset": "torchobj.datasets.map",
     "S3ReaderConstructor": "torchobj.datasets.readers",
     "attach": "torchobj.loader",
+    "load": "torchobj.checkpoint.load",
+    "save": "torchobj.checkpoint.save",
 }
 
 __all__ = [
@@ -86,8 +91,10 @@ __all__ = [
     "__version__",
     "attach",
     "get_many",
+    "load",
     "open",
     "parse_url",
+    "save",
     "set_budget",
 ]
 

@@ -5,7 +5,9 @@ Credentials are never part of a configuration: they come from where the AWS SDKs
 
 import dataclasses
 import math
+import os
 from pathlib import Path
+from types import NoneType
 from typing import Literal
 
 from torchobj.exceptions import ConfigError
@@ -31,6 +33,12 @@ def _check_number(name: str, value: object, low: float, high: float, unit: str =
     text = {5 * MIB: "5 MiB", 5 * GIB: "5 GiB", MIB: "1 MiB", 64 * GIB: "64 GiB"}
     allowed = f"{text.get(int(low), low)}..{text.get(int(high), high)}{unit}"
     _check(name, value, allowed, ok=low <= number <= high)
+
+
+def _check_kinds(config: object, allowed: str, kinds: tuple[type, ...], *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        _check(name, value, allowed, ok=isinstance(value, kinds))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,8 +80,8 @@ class StoreConfig:
     storage_class: str | None = None
     """Storage class of what is written, as `STANDARD_IA`."""
     checksum: ChecksumAlgorithm = "auto"
-    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint, CRC32 for checkpoints,
-    which have it anyway. `none` for stores that refuse the headers."""
+    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint, and CRC32 for
+    checkpoints, which have it anyway. `none` for stores that refuse the headers."""
     key_rules: KeyRules = "any"
     """`path` for servers that keep objects as files and would take `a//b` for `a/b`: such keys are refused here."""
     force_sdk: bool = False
@@ -85,8 +93,8 @@ class StoreConfig:
     write_buffer_bytes: int = 64 * MIB
     """Memory of one writer for parts that are being filled or sent; two parts at the least."""
     upload_mbit_s: float | None = None
-    """How fast all uploads of an account together may send, in 10^6 bits a second: so that a checkpoint leaves a loader its
-    share of the network. Parts are sent whole, one after the other at this rate. None: as fast as it goes."""
+    """How fast all uploads of an account together may send, in 10^6 bits a second: so that a checkpoint leaves a loader
+    its share of the network. Parts are sent whole, one after the other at this rate. None: as fast as it goes."""
     max_in_flight: int | Literal["auto"] = "auto"
     """Requests at a time, of all stores with this configuration in a process. `auto`: 64 to begin with, more while that
     raises the throughput, fewer while the store refuses. A number stays. 1..4096."""
@@ -109,6 +117,14 @@ class StoreConfig:
     """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
 
     def __post_init__(self) -> None:
+        texts = ("region", "endpoint_url", "profile", "kms_key_id", "storage_class")
+        _check_kinds(self, "a string, or None", (str, NoneType), *texts)
+        switches = ("anonymous", "verify_tls", "requester_pays", "force_sdk", "hedge")
+        _check_kinds(self, "True or False", (bool,), *switches)
+        for name in ("ca_bundle", "customer_key_file"):
+            value = getattr(self, name)
+            # Its type only: a key that is given in place of its file is not to be in a log.
+            _check(name, type(value), "a path, or None", ok=isinstance(value, (str, os.PathLike, NoneType)))
         _check(
             "addressing_style",
             self.addressing_style,
@@ -198,6 +214,8 @@ class S3ClientConfig:
     """Whoever reads pays."""
 
     def __post_init__(self) -> None:
+        _check_kinds(self, "a string, or None", (str, NoneType), "profile")
+        _check_kinds(self, "True or False", (bool,), "unsigned", "force_path_style", "requester_pays")
         _check_number("throughput_target_gbps", self.throughput_target_gbps, 0.001, 100_000, whole=False)
         _check_number("part_size", self.part_size, 5 * MIB, 5 * GIB)
         _check_number("max_attempts", self.max_attempts, 1, 1000)

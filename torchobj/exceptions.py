@@ -112,4 +112,4 @@ class ManifestMismatchError(TorchobjError, RuntimeError):
 
 
 class CheckpointError(TorchobjError, RuntimeError):
-    """What was written is no checkpoint; nothing was committed."""
+    """A checkpoint was not made, and nothing was committed; or there is none, or none that fits."""

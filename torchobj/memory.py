@@ -8,10 +8,13 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 
-__all__ = ["budget_bytes", "set_budget"]
+__all__ = ["AHEAD_SHARE", "budget_bytes", "set_budget"]
 
 #: The variable that says how many bytes objects read ahead may take, in each rank's process.
 VARIABLE = "TORCHOBJ_BUDGET_BYTES"
+
+#: Of the budget, what is announced of one pass over a dataset: the rest is what workers and the trainer hold.
+AHEAD_SHARE = 0.75
 
 _SHARE = 10
 _MOST_BYTES = 2 << 30

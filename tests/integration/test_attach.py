@@ -11,7 +11,8 @@ import torch
 from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, SequentialSampler, Subset
 
 import torchobj
-from torchobj import _torchobj, exceptions
+from tests.prefetching import Taken, stats
+from torchobj import exceptions
 from torchobj.datasets import unannounced
 from torchobj.loader import batch_sampler, claims
 
@@ -31,21 +32,6 @@ def folder(tmp_path):
 
 def dataset(folder, transform=key_and_bytes):
     return torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
-
-
-class Taken:
-    """How many objects were taken while this was entered: `announced` and not, and how many were read."""
-
-    def __enter__(self):
-        self.before = _torchobj.prefetch_stats()
-        return self
-
-    def __exit__(self, *_):
-        after = _torchobj.prefetch_stats()
-        grown = {name: after.get(name, 0) - self.before.get(name, 0) for name in ("hits", "late", "queued", "misses")}
-        self.misses = grown.pop("misses")
-        self.announced = sum(grown.values())
-        self.objects = after.get("objects", 0) - self.before.get("objects", 0)
 
 
 def stock(data, settings):
@@ -210,7 +196,7 @@ def test_batches_that_nobody_asks_for_are_announced_no_more_after_a_while(folder
     assert "use torchobj.attach on the outermost" in record.getMessage()
     assert taken.announced < 10
     assert taken.objects < COUNT // 2 + 10
-    assert torchobj._torchobj.prefetch_stats()["announced"] == 0
+    assert stats()["announced"] == 0
 
 
 def test_batches_that_are_asked_for_are_announced_to_the_end(folder, caplog, monkeypatch):

@@ -31,11 +31,12 @@ def test_an_object_is_what_was_gathered(any_place, size):
     gather = _torchobj.NativeGather(_store(any_place), "gathered", NO_ATTRIBUTES)
     gather.write([b"head", one, 0, b"literal" * 1000, other])
     gather.write([1, (0, 2), b"tail"])
-    version, length = gather.close()
+    version, length, crc32 = gather.close()
     expected = [b"head", one.tobytes(), _crc32(one), b"literal" * 1000, other.tobytes(), _crc32(other)]
     expected = b"".join([*expected, _crc32(one, other), b"tail"])
     assert any_place.body("gathered") == expected
     assert length == len(expected)
+    assert crc32 == zlib.crc32(expected)
     assert any_place.boto.head_object(Bucket=any_place.bucket, Key="gathered")["ETag"] == version
     assert any_place.uploads() == []
 

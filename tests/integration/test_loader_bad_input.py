@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import torchobj
-from torchobj import _torchobj, exceptions
+from tests.prefetching import all_free, stats
+from torchobj import exceptions
 
 COUNT = 40
 WORKERS = [0, 2]
@@ -37,15 +38,6 @@ def first_byte(reader):
 
 def dataset(folder, transform=first_byte):
     return torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
-
-
-def all_free():
-    gc.collect()
-    for _ in range(300):
-        if _torchobj.prefetch_stats()["used_bytes"] == 0 and _torchobj.prefetch_stats()["announced"] == 0:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def errors_and_samples(loader):
@@ -270,7 +262,7 @@ def test_a_loader_that_is_collected_in_mid_epoch_leaves_nothing(folder, workers,
     gc.collect()
     assert bytes(batch[3].numpy()) == body(3)
     del batch
-    assert all_free(), _torchobj.prefetch_stats()
+    assert all_free(), stats()
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import torchobj
-from torchobj import _torchobj
+from tests.prefetching import eventually, stats
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 COUNT = 200
@@ -28,15 +28,6 @@ def folder(tmp_path):
     for number in range(COUNT):
         (place / f"k{number:03}").write_bytes(bytes([number]) * 20_000)
     return place
-
-
-def eventually(holds, limit_s=15.0):
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def alive(pid):
@@ -56,8 +47,7 @@ def holders(inode):
     return found
 
 
-# Not forkserver: its workers are children of the server, and torch's look for that one.
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
 def test_a_trainer_that_is_killed_leaves_no_process_no_memory_and_no_file(folder, tmp_path, context):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -117,5 +107,5 @@ def test_a_worker_that_is_killed_at_any_moment_is_an_error_and_the_next_epoch_wo
         assert time.monotonic() - began < 6
         del iterator
         gc.collect()
-        assert eventually(lambda: _torchobj.prefetch_stats()["used_bytes"] == 0), str(_torchobj.prefetch_stats())
+        assert eventually(lambda: stats()["used_bytes"] == 0), str(stats())
     assert sum(map(len, loader)) == COUNT

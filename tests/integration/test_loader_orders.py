@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import torchobj
-from tests.integration.test_loader import COUNT, KINDS, all_free, body, epochs
+from tests.integration.test_loader import COUNT, KINDS, body, epochs
+from tests.prefetching import all_free
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
 TABLE = list(itertools.product(KINDS, CONTEXTS, [1, 2], [False, True]))

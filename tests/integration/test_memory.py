@@ -81,3 +81,47 @@ def four():
 print(json.dumps(growth(four)[0]))
 """
     assert measure(gateway, work) <= 16 * MIB
+
+
+CHECKPOINT = """
+import torch
+mib = 1 << 20
+torchobj.Store(url, config=config).put("warm", b"x")
+torchobj.save({"w": torch.ones(10)}, url + "/warm.pt", config=config)
+torchobj.load(url + "/warm.pt", config=config)
+"""
+
+
+def test_saving_half_a_gibibyte_takes_next_to_nothing(gateway):
+    work = f"""{CHECKPOINT}
+state = {{f"layer.{{n}}": torch.full((8 * mib,), float(n)) for n in range(16)}}
+print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=config))[0]))
+"""
+    assert measure(gateway, work) <= 64 * MIB
+    assert gateway.boto.head_object(Bucket=gateway.bucket, Key="big.pt")["ContentLength"] >= 512 * MIB
+
+
+def test_saving_what_lies_on_a_device_takes_a_little_memory(gateway):
+    work = f"""{CHECKPOINT}
+import torchobj.checkpoint.save as save
+save.is_reachable = lambda device: False
+state = [torch.full((8 * mib,), float(n)) for n in range(12)]
+print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=config))[0]))
+"""
+    assert measure(gateway, work) <= 64 * MIB
+
+
+def test_loading_takes_what_is_loaded_and_little_more(gateway):
+    work = f"""{CHECKPOINT}
+state = {{f"layer.{{n}}": torch.full((8 * mib,), float(n)) for n in range(8)}}
+torchobj.save(state, url + "/big.pt", config=config)
+del state
+grown, state = growth(lambda: torchobj.load(url + "/big.pt", config=config))
+again, _ = growth(lambda: torchobj.load(url + "/big.pt", into=state, config=config))
+some, _ = growth(lambda: torchobj.load(url + "/big.pt", keys=["layer.3"], config=config))
+print(json.dumps([grown, again, some]))
+"""
+    grown, again, some = measure(gateway, work)
+    assert grown <= 1.05 * 256 * MIB + 16 * MIB
+    assert again <= 32 * MIB
+    assert some <= 32 * MIB + 32 * MIB

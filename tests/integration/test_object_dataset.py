@@ -1,16 +1,15 @@
 """`torchobj.ObjectDataset`: samples made of objects that the user names, read ahead like those of a listing."""
 
-import gc
 import json
 import multiprocessing
 import pickle
-import time
 
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 
 import torchobj
+from tests.prefetching import Taken, all_free, eventually, stats
 from torchobj import ObjectRef, _torchobj, exceptions
 
 COUNT = 40
@@ -18,39 +17,6 @@ COUNT = 40
 
 def body(number):
     return bytes([number]) * (100 + 37 * number)
-
-
-def stats():
-    return _torchobj.prefetch_stats()
-
-
-def eventually(holds):
-    for _ in range(500):
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def all_free():
-    # An exception's traceback holds the frames, and their iterators, in a cycle.
-    gc.collect()
-    return eventually(lambda: stats()["used_bytes"] == 0 and stats()["announced"] == 0)
-
-
-class Used:
-    """How many objects were taken meanwhile, by how they fared."""
-
-    def __enter__(self):
-        self.before = stats()
-        return self
-
-    def __exit__(self, *_):
-        after = stats()
-        self.misses, self.hits, self.objects = (
-            after[name] - self.before.get(name, 0) for name in ("misses", "hits", "objects")
-        )
-        self.announced = sum(after[name] - self.before.get(name, 0) for name in ("hits", "late", "queued"))
 
 
 @pytest.fixture
@@ -120,46 +86,46 @@ def run(loader_class, dataset, **settings):
 def test_pairs_come_in_torchs_order_with_their_bytes_and_were_announced(folder, workers):
     settings = {"batch_size": 7, "num_workers": workers}
     stock = run(torch.utils.data.DataLoader, [pair(number) for number in range(COUNT)], **settings)
-    with Used() as used:
+    with Taken() as taken:
         assert run(torchobj.DataLoader, Pairs(folder), **settings) == stock
-    assert (used.misses, used.announced, used.objects) == (0, 2 * COUNT, 2 * COUNT)
+    assert (taken.misses, taken.announced, taken.objects) == (0, 2 * COUNT, 2 * COUNT)
     assert all_free()
 
 
 def test_what_was_read_by_the_time_it_is_needed_is_a_hit(folder):
-    with Used() as used:
+    with Taken() as taken:
         iterator = iter(torchobj.DataLoader(Pairs(folder), batch_size=4, num_workers=1, collate_fn=list))
         first = next(iterator)
-        read = used.before.get("objects", 0) + 2 * COUNT
+        read = taken.before["objects"] + 2 * COUNT
         assert eventually(lambda: stats()["objects"] == read)
         assert [sample for batch in [first, *iterator] for sample in batch] == [pair(n) for n in range(COUNT)]
     # torch has asked for two batches beside the first by then.
-    assert used.hits >= 2 * (COUNT - 3 * 4)
+    assert taken.hits >= 2 * (COUNT - 3 * 4)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranges_of_one_object_are_samples_and_only_they_are_read(shard, workers):
-    before = stats().get("bytes", 0)
-    with Used() as used:
+    before = stats()["bytes"]
+    with Taken() as taken:
         found = run(torchobj.DataLoader, shard, batch_size=5, num_workers=workers)
     assert sorted(found) == [(number, body(number)) for number in range(COUNT)]
-    assert used.misses == 0
+    assert taken.misses == 0
     assert stats()["bytes"] - before == sum(len(body(number)) for number in range(COUNT))
     assert all_free()
 
 
 def test_workers_may_be_spawned(folder):
-    with Used() as used:
+    with Taken() as taken:
         found = run(torchobj.DataLoader, Pairs(folder), batch_size=7, num_workers=2, multiprocessing_context="spawn")
     assert sorted(found) == [pair(number) for number in range(COUNT)]
-    assert (used.misses, used.announced) == (0, 2 * COUNT)
+    assert (taken.misses, taken.announced) == (0, 2 * COUNT)
 
 
 def test_workers_of_a_plain_dataloader_ask_the_process_that_made_the_dataset(folder):
-    with Used() as used:
+    with Taken() as taken:
         found = run(torch.utils.data.DataLoader, Pairs(folder), batch_size=7, num_workers=2)
     assert sorted(found) == [pair(number) for number in range(COUNT)]
-    assert (used.misses, used.announced) == (2 * COUNT, 0)
+    assert (taken.misses, taken.announced) == (2 * COUNT, 0)
 
 
 def test_a_constructor_that_forgets_the_bases_reads_all_the_same_under_a_plain_dataloader(shard):
@@ -193,11 +159,11 @@ def test_torchs_own_wrappers_of_datasets_are_seen_through(folder, shard):
         ),
     }
     for name, outer in wrapped.items():
-        with Used() as used:
+        with Taken() as taken:
             found = run(torchobj.DataLoader, outer, batch_size=4, num_workers=1)
         assert sorted(map(repr, found)) == sorted(repr(outer[index]) for index in range(len(outer))), name
-        assert used.misses == 0, name
-        assert used.announced >= len(outer), name
+        assert taken.misses == 0, name
+        assert taken.announced >= len(outer), name
     assert all_free()
 
 
@@ -227,10 +193,10 @@ def test_a_sample_may_be_of_several_buckets_and_schemes_and_of_any_number_of_obj
     expected = list(zip(urls, (b"one", b"two", b"three", b'{"label": 0}'), strict=True))
     dataset = Several([urls, [], urls[1:2] * 3], config=place.config)
     for workers in (0, 2):
-        with Used() as used:
+        with Taken() as taken:
             found = list(torchobj.DataLoader(dataset, batch_size=None, num_workers=workers))
         assert [[(url, data) for url, _, _, data in sample] for sample in found] == [expected, [], expected[1:2] * 3]
-        assert used.misses == 0
+        assert taken.misses == 0
         assert list(found[0][0][1:3]) == ["a b+ü%20//c", place.bucket]
 
 
@@ -335,10 +301,10 @@ class Doubled(Pairs):
 
 
 def test_what_a_subclass_makes_of_a_sample_is_what_a_batch_is_made_of(folder):
-    with Used() as used:
+    with Taken() as taken:
         found = list(torchobj.DataLoader(Doubled(folder), batch_size=8, num_workers=1, collate_fn=list))
     assert [sample for batch in found for sample in batch] == [[pair(number)] * 2 for number in range(COUNT)]
-    assert used.misses == 0
+    assert taken.misses == 0
 
 
 class Nothing(torchobj.ObjectDataset):

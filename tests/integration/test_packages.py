@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 import torchobj
-from torchobj import _torchobj
+from tests.prefetching import Taken
 
 COUNT = 48
 
@@ -39,21 +39,6 @@ def data(tmp_path):
     for number in range(COUNT):
         (tmp_path / f"k{number:02}").write_bytes(content(number))
     return torchobj.ObjectMapDataset(f"file://{tmp_path}/", transform=sample)
-
-
-class Taken:
-    """How many objects were taken while this was entered: `announced` and not, and how many were read."""
-
-    def __enter__(self):
-        self.before = _torchobj.prefetch_stats()
-        return self
-
-    def __exit__(self, *_):
-        after = _torchobj.prefetch_stats()
-        grown = {name: after.get(name, 0) - self.before.get(name, 0) for name in ("hits", "late", "queued", "misses")}
-        self.misses = grown.pop("misses")
-        self.announced = sum(grown.values())
-        self.objects = after.get("objects", 0) - self.before.get("objects", 0)
 
 
 def keys(batches):

@@ -2,11 +2,9 @@
 read before this one ends."""
 
 import copy
-import gc
 import itertools
 import pickle
 import random
-import time
 
 import pytest
 import torch
@@ -14,7 +12,7 @@ import torchdata.stateful_dataloader
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import torchobj
-from torchobj import _torchobj
+from tests.prefetching import all_free, eventually, stats
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.exceptions import ConfigError
 from torchobj.loader.hints import hints_of
@@ -39,25 +37,8 @@ def dataset(folder, **settings):
     return torchobj.ObjectMapDataset(f"file://{folder}/", transform=number_of, **settings)
 
 
-def stats():
-    return _torchobj.prefetch_stats()
-
-
 def gained(before, name):
-    return stats()[name] - before.get(name, 0)
-
-
-def eventually(holds):
-    for _ in range(500):
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def all_free():
-    gc.collect()
-    return eventually(lambda: stats()["used_bytes"] == 0 and stats()["announced"] == 0)
+    return stats()[name] - before[name]
 
 
 def elastic(folder, num_replicas=1, rank=0, **settings):

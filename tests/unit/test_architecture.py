@@ -18,7 +18,10 @@ LAYERS = [
     ["config", "urls"],
     ["_torchobj"],
     ["_process", "memory", "store"],
-    ["checkpoint.files"],
+    ["checkpoint.archive", "checkpoint.files", "checkpoint.ranges"],
+    ["checkpoint.filling", "checkpoint.pickling", "checkpoint.selection", "checkpoint.staging"],
+    ["checkpoint.outline", "checkpoint.plan", "checkpoint.records"],
+    ["checkpoint.load", "checkpoint.save"],
     [
         "datasets.errors",
         "datasets.handover",
@@ -33,7 +36,6 @@ LAYERS = [
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
     [
-        "checkpoint.dcp.checksum",
         "checkpoint.dcp.foreign",
         "checkpoint.dcp.item",
         "checkpoint.dcp.manifest",
@@ -51,7 +53,7 @@ LAYERS = [
     ["checkpoint.dcp.reading"],
     ["checkpoint.dcp.reader"],
     ["dcp"],
-    ["loader.claims", "loader.hints", "loader.permutation", "loader.stats"],
+    ["loader.claims", "loader.hints", "loader.nested", "loader.permutation", "loader.stats"],
     ["loader.iterables", "loader.report", "loader.sampler", "loader.state"],
     ["loader.batches"],
     ["loader.lookahead"],
@@ -59,6 +61,14 @@ LAYERS = [
     ["loader.mixin"],
     ["loader.attaching", "loader.loader"],
     ["loader.callback"],
+    ["fsspec"],
+    ["lightning"],
+    ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
+    ["checkpoint.snapshot", "checkpoint.sweep"],
+    ["checkpoint.restoring"],
+    ["checkpoint.sharded"],
+    ["checkpoint.saving"],
+    ["checkpoint.manager"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

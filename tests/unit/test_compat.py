@@ -6,11 +6,13 @@ import io
 import pytest
 import s3torchconnector
 import s3torchconnector.dcp
+import s3torchconnector.lightning
 import torch.utils.data
 from s3torchconnector.dcp.s3_prefix_strategy import RoundRobinPrefixStrategy
 
 import torchobj
 import torchobj.dcp
+import torchobj.lightning
 
 DATASETS = [
     (cls, method) for cls in ("S3MapDataset", "S3IterableDataset") for method in ("from_prefix", "from_objects")
@@ -56,6 +58,14 @@ def test_classes_are_made_by_the_same_calls(name):
 def test_checkpoints_have_the_same_methods():
     for method in ("reader", "writer"):
         assert_takes(getattr(torchobj.S3Checkpoint, method), getattr(s3torchconnector.S3Checkpoint, method))
+
+
+def test_the_plugin_for_lightning_is_made_and_used_by_the_same_calls():
+    ours, theirs = torchobj.lightning.S3LightningCheckpoint, s3torchconnector.lightning.S3LightningCheckpoint
+    assert_takes(ours, theirs, optional=("region",))
+    for method in ("save_checkpoint", "load_checkpoint", "remove_checkpoint", "teardown"):
+        assert_takes(getattr(ours, method), getattr(theirs, method))
+    assert isinstance(ours(region="us-east-1"), theirs.__mro__[1])
 
 
 @pytest.mark.parametrize("method", CONSTRUCTORS)

@@ -45,6 +45,39 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(setting, words):
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize("kind", [torchobj.StoreConfig, torchobj.S3ClientConfig])
+def test_a_value_of_no_type_of_its_field_is_refused_by_name(kind):
+    class Other:
+        """Of no type that any field takes."""
+
+    for field in dataclasses.fields(kind):
+        with pytest.raises(ConfigError, match=f"^{field.name}=.*: must be "):
+            kind(**{field.name: Other()})
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"region": 5}, "region=5: must be a string, or None"),
+        ({"endpoint_url": b"http://x"}, "endpoint_url=b'http://x': must be a string, or None"),
+        ({"anonymous": 1}, "anonymous=1: must be True or False"),
+        ({"hedge": None}, "hedge=None: must be True or False"),
+        ({"ca_bundle": 3}, "ca_bundle=<class 'int'>: must be a path, or None"),
+        ({"max_attempts": "3"}, "max_attempts='3': must be 1..1000"),
+    ],
+)
+def test_a_value_of_another_type_is_named_with_what_is_allowed(setting, words):
+    with pytest.raises(ConfigError) as caught:
+        torchobj.StoreConfig(**setting)
+    assert str(caught.value) == words
+
+
+def test_a_key_that_is_given_in_place_of_its_file_is_not_in_the_message():
+    with pytest.raises(ConfigError, match="customer_key_file=<class 'bytes'>: must be a path") as caught:
+        torchobj.StoreConfig(customer_key_file=b"thirty-two bytes of a secret key")
+    assert "secret" not in str(caught.value)
+
+
 def test_a_number_of_requests_is_fixed_and_auto_has_a_cap():
     fixed, auto = torchobj.StoreConfig(max_in_flight=300), torchobj.StoreConfig(max_in_flight_cap=20)
     assert (fixed.max_in_flight_number, fixed.adaptive_cap) == (300, None)

@@ -1,5 +1,12 @@
-"""Checkpoints as objects: files to write and read them with (`files`), the class of s3torchconnector (`s3`), and
-distributed checkpoints (`dcp`), whose `StorageWriter` and `StorageReader` are loaded, with torch, at their first use.
+"""Checkpoints as objects: `save` and `load`, files over objects (`files`), the class of s3torchconnector (`s3`), and
+`CheckpointManager`, which keeps them by step (`manager`).
+
+A `.pt` file is a zip archive (`archive`). Saving plans one without the tensors' bytes (`plan`) and sends these from
+where they are. Loading reads its directory (`records`, over `ranges` of an object) and what its pickle holds
+(`outline`), then the tensors into their memory, and then unpickles (`pickling`): all of it, some (`selection`), or into
+tensors that exist (`filling`). What lies on a device goes through a little memory (`staging`).
+
+Distributed checkpoints are in `dcp`. What needs torch is loaded at its first use.
 """
 
 import importlib
@@ -8,14 +15,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchobj.checkpoint.dcp.reader import StorageReader
     from torchobj.checkpoint.dcp.writer import StorageWriter
+    from torchobj.checkpoint.handle import SaveHandle
+    from torchobj.checkpoint.manager import CheckpointManager
+    from torchobj.checkpoint.retention import KeepBest
+    from torchobj.checkpoint.rng import RngState
+    from torchobj.checkpoint.sweep import Leftover
 
-#: What needs torch, and where it lives.
+#: Public names, and where they live.
 _LAZY = {
+    "CheckpointManager": "torchobj.checkpoint.manager",
+    "KeepBest": "torchobj.checkpoint.retention",
+    "Leftover": "torchobj.checkpoint.sweep",
+    "RngState": "torchobj.checkpoint.rng",
+    "SaveHandle": "torchobj.checkpoint.handle",
     "StorageReader": "torchobj.checkpoint.dcp.reader",
     "StorageWriter": "torchobj.checkpoint.dcp.writer",
 }
 
-__all__ = ["StorageReader", "StorageWriter"]
+__all__ = ["CheckpointManager", "KeepBest", "Leftover", "RngState", "SaveHandle", "StorageReader", "StorageWriter"]
 
 
 def __getattr__(name: str) -> Any:

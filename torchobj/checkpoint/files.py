@@ -119,6 +119,7 @@ class ObjectWriter(_BinaryFile):
         attributes = (content_type, None, None, None, None, storage_class, sorted((metadata or {}).items()))
         self._url = parsed
         self._position = 0
+        self._version = ""
         self._native = _torchobj.NativeWriter(store, parsed.key, attributes, if_none_match)
 
     @property
@@ -140,6 +141,11 @@ class ObjectWriter(_BinaryFile):
     def key(self) -> str:
         """The key, raw."""
         return self._url.key
+
+    @property
+    def version(self) -> str:
+        """The store's name of what was written, an ETag or a generation; empty before it is closed."""
+        return self._version
 
     @property
     def mode(self) -> str:
@@ -220,7 +226,7 @@ class ObjectWriter(_BinaryFile):
             self.abort()
             raise CheckpointError(f"{self._url}: torch.save failed before its end: nothing was committed")
         native, self._native = self._native, None
-        native.close()
+        self._version = native.close()
 
     def abort(self) -> None:
         """Forgets what was written. The object is what it was before."""

@@ -17,12 +17,10 @@ from torchobj._torchobj import ObjectReader
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.datasets.share import Order, in_order
+from torchobj.memory import AHEAD_SHARE
 
 #: Objects that are asked for at once: one message to the prefetcher serves so many.
 _GROUP_OBJECTS = 32
-
-#: Of the budget, what all workers of a loader announce; the rest is what they and the trainer hold.
-_SHARE = 0.75
 
 #: Of what a worker announces, how much is asked for at once, and held until it is used.
 _GROUP_SHARE = 0.25
@@ -60,7 +58,7 @@ def read_while_listing(
 def _announced(source: "_torchobj.NativeSource", order: Order) -> Iterator[Reading]:
     iteration = _torchobj.NativeIteration(source)
     worker = torch.utils.data.get_worker_info()
-    limit = iteration.budget() * _SHARE / (1 if worker is None else worker.num_workers)
+    limit = iteration.budget() * AHEAD_SHARE / (1 if worker is None else worker.num_workers)
     groups = _groups(source, order, int(limit * _GROUP_SHARE))
     pending: collections.deque[tuple[list[int], int]] = collections.deque()
     announced = 0

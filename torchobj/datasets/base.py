@@ -3,7 +3,8 @@
 The order of samples, and what is done about one that failed, are left to them.
 """
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
 from torchobj._torchobj import Manifest, ObjectReader
@@ -20,6 +21,23 @@ Transform = Callable[[ObjectReader], Any]
 def identity(reader: ObjectReader) -> ObjectReader:
     """The transform of who gives none."""
     return reader
+
+
+def position_of(index: Any, samples: Sized) -> int:
+    """Where sample `index` stands, from 0 on; a negative one counts from the end.
+
+    Raises:
+        TypeError: It is no integer.
+        IndexError: There is no such sample.
+    """
+    try:
+        number = operator.index(index)
+    except TypeError:
+        raise TypeError(f"index {index!r}: must be an int") from None
+    length = len(samples)
+    if not -length <= number < length:
+        raise IndexError(f"index {number} of {length} samples")
+    return number % length
 
 
 class Named(Protocol):

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from torchobj.exceptions import ConfigError
@@ -17,8 +17,8 @@ Handler = Callable[[int, str, Exception], Any]
 OnError = Literal["raise", "replace"] | Handler
 OnErrorInARow = Literal["raise", "skip"] | Handler
 
-#: So many neighbours are tried for a sample that is to be replaced.
-REPLACEMENTS = 16
+#: So many samples are tried at most, the one that is to be replaced included.
+_REPLACEMENTS = 16
 
 
 def check_on_error(on_error: Any) -> None:
@@ -57,6 +57,11 @@ def _check_word(on_error: Any, word: str) -> None:
         raise ConfigError(
             f"on_error={on_error!r}: must be 'raise', {word!r} or a callable (index, url, error) -> sample"
         )
+
+
+def neighbours(position: int, length: int) -> Iterator[int]:
+    """The samples to try in place of `position`, in order, of a dataset of `length`."""
+    return ((position + step) % length for step in range(1, min(_REPLACEMENTS, length)))
 
 
 def note(error: BaseException, what: str, url: str, index: int) -> None:

@@ -1,7 +1,6 @@
 """Map-style datasets: one object is one sample."""
 
 import contextlib
-import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
@@ -10,8 +9,8 @@ import torch.utils.data
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import source, unannounced, workers
-from torchobj.datasets.base import OverObjects, Transform, identity
-from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, say_failed
+from torchobj.datasets.base import OverObjects, Transform, identity, position_of
+from torchobj.datasets.errors import OnError, check_on_error, neighbours, say_failed
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.urls import SCHEMES
@@ -102,7 +101,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
         """
         if workers.in_worker():
             self._note_batch()
-        return self._samples([self._position(index)])[0]
+        return self._samples([position_of(index, self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of a batch, read at once; what a DataLoader calls."""
@@ -110,28 +109,18 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
             # What a subclass makes of a sample is what a batch is made of.
             return [self[index] for index in indices]
         self._note_batch()
-        return self._samples([self._position(index) for index in indices])
+        return self._samples([position_of(index, self) for index in indices])
 
     def announced(self, indices: Sequence[int]) -> list[tuple[int, int]]:
         """The objects that samples are made of, as the prefetcher knows them: what a loader announces."""
         if not self._reader_constructor.whole:
             return []
         number = self._listing.source_number()
-        return [] if number is None else [(number, self._position(index)) for index in indices]
+        return [] if number is None else [(number, position_of(index, self)) for index in indices]
 
     def _note_batch(self) -> None:
         if source.SUPPORTED and self._reader_constructor.whole:
             unannounced.note_batch(self)
-
-    def _position(self, index: int) -> int:
-        try:
-            number = operator.index(index)
-        except TypeError:
-            raise TypeError(f"index {index!r}: must be an int") from None
-        length = len(self)
-        if not -length <= number < length:
-            raise IndexError(f"index {number} of {length} samples")
-        return number % length
 
     def _samples(self, positions: list[int]) -> list[Any]:
         raising = self._on_error == "raise"
@@ -154,8 +143,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
             return sample
 
     def _replacement(self, position: int, error: Exception) -> Any:
-        for step in range(1, min(REPLACEMENTS, len(self))):
-            neighbour = (position + step) % len(self)
+        for neighbour in neighbours(position, len(self)):
             [reader] = self._listing.readers([neighbour], self._reader_constructor, return_errors=True)
             # The next neighbour may do.
             with contextlib.suppress(Exception):

@@ -1,6 +1,5 @@
 """Map-style datasets of the user's, whose samples are made of several objects that the user names."""
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,8 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import handover, ragged, source, unannounced, workers  # noqa: F401  teach multiprocessing and default_collate what to do with readers
-from torchobj.datasets.errors import REPLACEMENTS, OnError, check_on_error, note, say_failed
+from torchobj.datasets.base import position_of
+from torchobj.datasets.errors import OnError, check_on_error, neighbours, note, say_failed
 from torchobj.datasets.shared import Tally
 
 __all__ = ["ObjectDataset"]
@@ -109,7 +109,7 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
         """
         if workers.in_worker():
             _note_batch(self)
-        return _samples(self, [_position(self, index)])[0]
+        return _samples(self, [position_of(index, self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples of a batch, read at once; what a DataLoader calls."""
@@ -117,7 +117,7 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
             # What a subclass makes of a sample is what a batch is made of.
             return [self[index] for index in indices]
         _note_batch(self)
-        return _samples(self, [_position(self, index) for index in indices])
+        return _samples(self, [position_of(index, self) for index in indices])
 
 
 class _Reads:
@@ -160,7 +160,7 @@ def announceable(dataset: ObjectDataset, indices: Sequence[int]) -> list[tuple[i
     refs: list[ObjectRef] = []
     for index in indices:
         try:
-            refs += _refs_at(dataset, _position(dataset, index))
+            refs += _refs_at(dataset, position_of(index, dataset))
         except Exception:  # noqa: BLE001, S112  whoever takes the sample says so, in its turn
             continue
     return ahead.objects(refs)
@@ -169,17 +169,6 @@ def announceable(dataset: ObjectDataset, indices: Sequence[int]) -> list[tuple[i
 def _note_batch(dataset: ObjectDataset) -> None:
     if source.SUPPORTED:
         unannounced.note_batch(dataset)
-
-
-def _position(dataset: ObjectDataset, index: int) -> int:
-    try:
-        number = operator.index(index)
-    except TypeError:
-        raise TypeError(f"index {index!r}: must be an int") from None
-    length = len(dataset)
-    if not -length <= number < length:
-        raise IndexError(f"index {number} of {length} samples")
-    return number % length
 
 
 def _refs_at(dataset: ObjectDataset, position: int) -> list[ObjectRef]:
@@ -239,8 +228,7 @@ def _built(
 
 
 def _replacement(dataset: ObjectDataset, position: int, error: Exception) -> Any:
-    for step in range(1, min(REPLACEMENTS, len(dataset))):
-        neighbour = (position + step) % len(dataset)
+    for neighbour in neighbours(position, len(dataset)):
         refs = _refs_at(dataset, neighbour)
         built = _built(dataset, neighbour, refs, _reads(dataset).read(refs))
         if not isinstance(built, _Failure):

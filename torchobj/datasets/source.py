@@ -88,6 +88,7 @@ class Source(Generic[Native]):
         if not workers.in_worker():
             return self._made.setdefault(here, make(budget_bytes()))
         if self._attachment is not None:
+            workers.end_with_the_trainer()
             self._made[here], self._attachment = self._attachment.attach(attach), None
             return self._made[here]
         return next(iter(self._made.values()), None)

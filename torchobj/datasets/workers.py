@@ -1,8 +1,13 @@
-"""DataLoader workers: whether this process is one, whether a pickle is for a process that is being spawned, and which
-rank of the job it works for. What is pickled is the datasets' affair.
+"""DataLoader workers: whether this process is one, whether a pickle is for a process that is being spawned, which rank
+of the job it works for, and that it ends with its trainer. What is pickled is the datasets' affair.
 """
 
+import functools
+import multiprocessing
 import multiprocessing.context
+import os
+import signal
+import threading
 from typing import NamedTuple
 
 import torch.utils.data
@@ -34,3 +39,22 @@ def rank(noted: Rank | None) -> Rank:
     if distributed.is_available() and distributed.is_initialized():
         return Rank(distributed.get_rank(), distributed.get_world_size())
     return noted if noted is not None and in_worker() else Rank(0, 1)
+
+
+@functools.cache
+def end_with_the_trainer() -> None:
+    """Ends this worker when its trainer has died, where torch does not see to it.
+
+    Torch's workers look for their parent process. That of a forkserver's is the server, which lives as long as they do:
+    they would hold the arena for ever. To be called in a DataLoader worker only; again changes nothing.
+    """
+    trainer = multiprocessing.parent_process()
+    if trainer is None or trainer.pid == os.getppid():
+        return
+
+    def wait() -> None:
+        trainer.join()
+        # As the trainer itself ends a worker that does not listen.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="torchobj-trainer", daemon=True).start()

@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 
 from torchobj.datasets import unannounced
 from torchobj.exceptions import ConfigError
+from torchobj.loader import nested
 from torchobj.loader.attaching import attach, innermost
 from torchobj.loader.hints import hints_of
 from torchobj.loader.lookahead import Ahead, Lookahead
@@ -72,12 +73,7 @@ def _rest_of(loader: Any) -> Iterator[Any]:
         return iter(())
     attach(loader)
     batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    innermost_sampler = batches
-    # As Accelerate nests them.
-    for name in ("batch_sampler", "sampler"):
-        while hasattr(innermost_sampler, name):
-            innermost_sampler = getattr(innermost_sampler, name)
-    if type(innermost_sampler) is not torch.utils.data.SequentialSampler:
+    if type(nested.innermost(batches)) is not torch.utils.data.SequentialSampler:
         # It cannot be asked twice for the same order.
         return iter(())
     # The batch that is handed out, the one that Accelerate holds back, and those that workers have.

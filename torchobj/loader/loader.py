@@ -11,6 +11,7 @@ from torchobj.loader.hints import Hints, failed_samples, hints_of
 from torchobj.loader.iterables import goes_to_its_place, place_of, resume
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.mixin import LookaheadMixin
+from torchobj.loader.nested import in_batches
 from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.state import between, check, generator_of, state_of, undrawn
@@ -94,13 +95,16 @@ class DataLoader(LookaheadMixin):
     def report(self) -> str:
         """One paragraph: what was done, what held it back, and what to change."""
         sampler = self._index_sampler
-        if not isinstance(sampler, Lookahead) or sampler.hints is not None:
-            return report(self.stats())
+        unread = isinstance(sampler, Lookahead) and sampler.hints is None
+        return report(self.stats(), self._why_unread(sampler.sampler) if unread else None)
+
+    def _why_unread(self, sampler: Any) -> str:
+        """Why nothing of what `sampler` yields is read ahead."""
         if self.lookahead == 0:
-            return report(self.stats(), unread="lookahead=0 was said")
-        kind = type(self.dataset if hints_of(self.dataset) is None else sampler.sampler).__name__
-        what = "what its samples are made of" if hints_of(self.dataset) is None else "whether it may be pulled ahead"
-        return report(self.stats(), unread=f"of {kind} it is not known {what}")
+            return "lookahead=0 was said"
+        if hints_of(self.dataset) is None:
+            return f"of {type(self.dataset).__name__} it is not known what its samples are made of"
+        return f"of {type(sampler).__name__} it is not known whether it may be pulled ahead"
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop stands: behind the last batch that it was given, whatever was read or sent to workers ahead.
@@ -160,6 +164,5 @@ class DataLoader(LookaheadMixin):
 
 
 def _known(sampler: Any) -> bool:
-    if type(sampler) is torch.utils.data.BatchSampler:
-        return _known(sampler.sampler)
-    return type(sampler) in _KNOWN
+    inner = in_batches(sampler)
+    return type(inner) in _KNOWN if inner is sampler else _known(inner)

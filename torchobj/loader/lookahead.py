@@ -10,20 +10,17 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import torch.utils.data
-
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 from torchobj.loader.batches import Progress
 from torchobj.loader.claims import Claims
 from torchobj.loader.hints import Hints
+from torchobj.loader.nested import in_batches
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.state import Mark, Order, load, state_of
+from torchobj.memory import AHEAD_SHARE
 
 __all__ = ["Lookahead", "check_lookahead"]
-
-#: Of the budget, what one iterator announces: the rest is what workers and the trainer hold.
-_SHARE = 0.75
 
 #: Samples that are pulled ahead at most: more of small ones help nobody, and each costs a few hundred bytes.
 _MOST_SAMPLES = 32_768
@@ -84,11 +81,6 @@ class Lookahead:
         load(self.sampler, state)
         self._resumed = state if state["within_epoch"] else None
 
-    @property
-    def resumes(self) -> bool:
-        """Whether the next pass begins within an epoch."""
-        return self._resumed is not None
-
     def begin(self, window: "Window") -> "Window":
         """The window of a pass that begins: `window`, or the one that was pulled for it before."""
         following, self._following = self._following, None
@@ -118,7 +110,7 @@ class Lookahead:
 
 
 def _elastic(sampler: Any) -> ElasticDistributedSampler | None:
-    inner = sampler.sampler if type(sampler) is torch.utils.data.BatchSampler else sampler
+    inner = in_batches(sampler)
     return inner if isinstance(inner, ElasticDistributedSampler) else None
 
 
@@ -142,7 +134,8 @@ class Window:
         self._announcer: _torchobj.Announcer | None = None
         self._claims = Claims()
         self.order = Order(sampler)
-        self.pending: deque[tuple[Any, Mark]] = deque()
+        #: Items, how many samples each is of, and the places behind them.
+        self.pending: deque[tuple[Any, int, Mark]] = deque()
         #: In what is pending.
         self.samples = 0
         self.ended = False
@@ -159,23 +152,24 @@ class Window:
         except BaseException as error:  # noqa: BLE001  raised in its turn
             self.ended, self.error = True, error
             return
-        self.pending.append((item, self.order.mark()))
-        self.samples += len(indices_of(item))
-        self._claims.pull(self._announce(item))
+        indices = indices_of(item)
+        self.pending.append((item, len(indices), self.order.mark()))
+        self.samples += len(indices)
+        self._claims.pull(self._announce(indices))
 
-    def hand_out(self) -> tuple[Any, Mark]:
-        """The next item, and the place behind it."""
+    def hand_out(self) -> tuple[Any, int, Mark]:
+        """The next item, how many samples it is of, and the place behind it."""
         if self._claims.hand_out():
             self._stop_announcing()
-        item, mark = self.pending.popleft()
-        self.samples -= len(indices_of(item))
-        return item, mark
+        item, samples, mark = self.pending.popleft()
+        self.samples -= samples
+        return item, samples, mark
 
-    def _announce(self, item: Any) -> int:
+    def _announce(self, indices: list[Any]) -> int:
         if self._hints is None:
             return 0
         try:
-            objects = self._hints(indices_of(item))
+            objects = self._hints(indices)
         except (IndexError, TypeError):
             # No index of the dataset: whoever takes the sample says so, in its turn.
             return 0
@@ -223,9 +217,9 @@ class Ahead(Iterator[Any]):
         self._pull()
         window = self._window
         if window.pending:
-            item, self._mark = window.hand_out()
+            item, samples, self._mark = window.hand_out()
             if self._progress is not None:
-                self._progress.dispatch(self._mark, len(indices_of(item)))
+                self._progress.dispatch(self._mark, samples)
             return item
         # Not kept: its traceback would keep what the caller's frames hold.
         error, window.error = window.error, None
@@ -258,7 +252,7 @@ class Ahead(Iterator[Any]):
             return False
         pending, budget = announced
         after = following.announced() if following else None
-        return pending + (after[0] if after else 0) < budget * _SHARE
+        return pending + (after[0] if after else 0) < budget * AHEAD_SHARE
 
     def state_dict(self) -> dict[str, Any]:
         """The place behind the item that was asked for last, whatever was pulled; for torchdata's loaders."""

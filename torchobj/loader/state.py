@@ -15,6 +15,7 @@ import torch
 import torch.utils.data
 
 from torchobj.exceptions import ConfigError
+from torchobj.loader.nested import in_batches, innermost
 
 __all__ = ["Mark", "Order", "between", "check", "generator_of", "load", "state_of", "undrawn"]
 
@@ -43,44 +44,30 @@ class Mark(NamedTuple):
     origin: Origin
 
 
-def _inner(sampler: Any) -> Any:
-    return sampler.sampler if type(sampler) is torch.utils.data.BatchSampler else sampler
-
-
-def _innermost(sampler: Any) -> Any:
-    within = sampler
-    while within is not None:
-        sampler = within
-        within = getattr(sampler, "sampler", None)
-        if within is None:
-            within = getattr(sampler, "batch_sampler", None)
-    return sampler
-
-
 def _is_stateful(thing: Any) -> bool:
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
 def _keeper(sampler: Any) -> Any:
     """The sampler that has a state; None if it has none."""
-    inner = _inner(sampler)
+    inner = in_batches(sampler)
     return inner if _is_stateful(inner) else None
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
     """The generator that an order is drawn from; None for torch's default one."""
-    generator = getattr(_innermost(sampler), "generator", None)
+    generator = getattr(innermost(sampler), "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 
 
 def _number(sampler: Any, name: str) -> int | None:
-    value = getattr(_innermost(sampler), name, None)
+    value = getattr(innermost(sampler), name, None)
     return value if isinstance(value, int) else None
 
 
 def _length(sampler: Any) -> int | None:
     try:
-        return len(_innermost(sampler))
+        return len(innermost(sampler))
     except (NotImplementedError, TypeError):
         return None
 
@@ -216,7 +203,7 @@ def _state(
         "version": VERSION,
         "within_epoch": within_epoch,
         "batches": batches,
-        "order": type(_innermost(sampler)).__name__,
+        "order": type(innermost(sampler)).__name__,
         **{name: value_of(sampler) for name, value_of in _SHAPE.items()},
         "epoch": epoch,
         "rng": rng,
@@ -253,7 +240,7 @@ def load(sampler: Any, state: Any) -> None:
         ConfigError: The state is none, or of another sampler; names the field.
     """
     check(state)
-    name = type(_innermost(sampler)).__name__
+    name = type(innermost(sampler)).__name__
     if state["order"] != name:
         raise ConfigError(f"order={state['order']!r}: of the state; now the order is that of {name}")
     keeper, own = _keeper(sampler), state["sampler"]
@@ -267,24 +254,24 @@ def load(sampler: Any, state: Any) -> None:
 
 
 def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
-    innermost = _innermost(sampler)
+    inner = innermost(sampler)
     if state["within_epoch"]:
         for name, value_of in _SHAPE.items():
             if state[name] != (value := value_of(sampler)):
                 raise ConfigError(
                     f"{name}={state[name]!r}: of the state; now {value!r}, and the order of "
-                    f"{type(innermost).__name__} cannot be resumed so; ElasticDistributedSampler's can"
+                    f"{type(inner).__name__} cannot be resumed so; ElasticDistributedSampler's can"
                 )
         if len(state["rng"]) != 2:
-            raise ConfigError(f"rng={state['rng']!r}: of the state; {type(innermost).__name__} wants two")
-        if not type(innermost).__module__.startswith("torch."):
+            raise ConfigError(f"rng={state['rng']!r}: of the state; {type(inner).__name__} wants two")
+        if not type(inner).__module__.startswith("torch."):
             logger.warning(
                 "%s has no state_dict: %d batches of its order are passed over; that is exact if it draws from torch's "
                 "generators only",
-                type(innermost).__name__,
+                type(inner).__name__,
                 state["batches"],
             )
     elif state["rng"] and (generator := generator_of(sampler)) is not None:
         generator.set_state(state["rng"][0])
-    if state["epoch"] is not None and callable(getattr(innermost, "set_epoch", None)):
-        innermost.set_epoch(state["epoch"])
+    if state["epoch"] is not None and callable(getattr(inner, "set_epoch", None)):
+        inner.set_epoch(state["epoch"])

@@ -8,6 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
+use torchobj_core::crc32::Crc32;
 use torchobj_core::fork::Local;
 use torchobj_core::upload::{Gather, Piece};
 
@@ -51,6 +52,13 @@ fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
         return Ok(Piece::Crc32(first..end));
     }
     Ok(Piece::Record(buffer::share(object)?))
+}
+
+/// The CRC-32 of bytes that were summed apart: of the first, and of the `second_bytes` behind them.
+#[pyfunction]
+pub(crate) fn crc32_joined(first: u32, second: u32, second_bytes: u64) -> u32 {
+    // How many the first are is not asked: the sum of none is 0, and stays 0 however far it is moved.
+    Crc32::known(first, 1).then(Crc32::known(second, second_bytes)).value()
 }
 
 #[pymethods]
@@ -97,15 +105,15 @@ impl NativeGather {
         crc32.ok_or_else(|| PyValueError::new_err(format!("record {record} was not written")))
     }
 
-    /// Makes the object; returns its version and its size in bytes.
-    fn close(&self, py: Python<'_>) -> PyResult<(String, u64)> {
+    /// Makes the object; returns its version, its size in bytes and its CRC-32.
+    fn close(&self, py: Python<'_>) -> PyResult<(String, u64, u32)> {
         let own = self.gather()?;
         let closed = wait(py, async move {
             let mut gather = own.lock().await.take()?;
             Some(gather.close().await)
         })?;
-        let (version, size) = closed.ok_or_else(ended)?.or_raise(py)?;
-        Ok((version.as_str().to_owned(), size))
+        let (version, size, crc32) = closed.ok_or_else(ended)?.or_raise(py)?;
+        Ok((version.as_str().to_owned(), size, crc32))
     }
 
     /// Forgets everything. The object is what it was before. In a forked process, where the upload is the parent's, does

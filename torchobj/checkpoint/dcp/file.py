@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.dcp import checksum
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, Item
 from torchobj.checkpoint.dcp.manifest import WrittenFile
 from torchobj.checkpoint.dcp.place import Place
@@ -44,9 +43,7 @@ class ItemFile:
         self._joined: list[Any] = []
         self._joined_bytes = 0
         self._pieces: list[Any] = []
-        # Of what was handed on: the sum, and sum and length of each record. Records that wait are counted too.
-        self._crc32 = 0
-        self._sums: list[tuple[int, int]] = []
+        # Those that wait are counted too.
         self._records = 0
 
     def add_small(self, item: Item, payload: Any) -> None:
@@ -99,8 +96,8 @@ class ItemFile:
             StoreError: What kept a part, or the end, from succeeding.
         """
         self._hand_on()
-        version, size = self._native.close()
-        return WrittenFile(self.name, size, version, self._crc32)
+        version, size, crc32 = self._native.close()
+        return WrittenFile(self.name, size, version, crc32)
 
     def abort(self) -> None:
         """Forgets what was written."""
@@ -132,18 +129,6 @@ class ItemFile:
         pieces, self._pieces = self._pieces, []
         if pieces:
             self._native.write(pieces)
-        for piece in pieces:
-            if isinstance(piece, bytes):
-                self._crc32 = zlib.crc32(piece, self._crc32)
-            elif isinstance(piece, tuple):
-                own = 0
-                for crc32, length in self._sums[slice(*piece)]:
-                    own = checksum.combine(own, crc32, length)
-                self._crc32 = zlib.crc32(own.to_bytes(4, "little"), self._crc32)
-            else:
-                crc32, length = self._native.crc32(len(self._sums)), len(piece)
-                self._sums.append((crc32, length))
-                self._crc32 = checksum.combine(self._crc32, crc32, length)
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:

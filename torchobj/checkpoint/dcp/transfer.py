@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchobj.checkpoint.dcp import checksum
+from torchobj import _torchobj
 from torchobj.checkpoint.dcp.foreign import Payload
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, descriptor_bytes
 from torchobj.checkpoint.dcp.slices import Tile, runs_of, tiles_of
@@ -117,7 +117,7 @@ class Transfer:
         if self.wanted.is_whole:
             for (offset, memory), crc32 in zip(step.segments, sums, strict=bool(sums)):
                 if offset >= self._offset and memory is not self._end:
-                    self._crc32 = checksum.combine(self._crc32, crc32, len(memory))
+                    self._crc32 = _torchobj.crc32_joined(self._crc32, crc32, len(memory))
         if step.tile is None:
             target = self.wanted.target
             if not target.is_inference():

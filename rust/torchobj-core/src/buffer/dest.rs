@@ -89,6 +89,17 @@ impl Dest {
         rest
     }
 
+    /// Takes out the first `at` bytes. Nothing may be written here yet.
+    ///
+    /// # Panics
+    /// When `at` lies outside, or something is written.
+    #[must_use]
+    pub fn split_to(&mut self, at: usize) -> Self {
+        assert_eq!(self.filled, 0, "cut at {at} with {} filled", self.filled);
+        let rest = self.split_off(at);
+        std::mem::replace(self, rest)
+    }
+
     /// Hands the next `length` bytes of room to another writer. Here they count as filled.
     ///
     /// # Panics

@@ -128,3 +128,37 @@ impl fmt::Debug for Memory {
         write!(f, "Memory({} bytes, {owner})", self.len)
     }
 }
+
+/// What a test lends.
+#[cfg(test)]
+struct Back {
+    slice: NonNull<[u8]>,
+    back: std::sync::mpsc::Sender<Vec<u8>>,
+}
+
+#[cfg(test)]
+// SAFETY: its slice is its own, and nobody looks at it before the drop.
+unsafe impl Send for Back {}
+#[cfg(test)]
+// SAFETY: as above.
+unsafe impl Sync for Back {}
+
+#[cfg(test)]
+impl Drop for Back {
+    fn drop(&mut self) {
+        // SAFETY: `sent_back` made it of a `Box`, and only this drop takes it back.
+        let slice = unsafe { Box::from_raw(self.slice.as_ptr()) };
+        // A test may have gone without it.
+        let _ = self.back.send(slice[1..].to_vec());
+    }
+}
+
+#[cfg(test)]
+impl Memory {
+    /// Memory of `len` zeros at an odd address, that are sent to `back` once nobody writes to them any more.
+    pub(crate) fn sent_back(len: usize, back: std::sync::mpsc::Sender<Vec<u8>>) -> Self {
+        let slice = NonNull::from(Box::leak(vec![0_u8; len + 1].into_boxed_slice()));
+        // SAFETY: one byte lies before, and `Back` keeps all of them until it is dropped.
+        unsafe { Self::lent(slice.cast::<u8>().add(1), len, Box::new(Back { slice, back })) }
+    }
+}

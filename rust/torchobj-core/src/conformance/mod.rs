@@ -45,6 +45,8 @@ suite! {
     reads::one_missing_object_does_not_spoil_the_others,
     reads::a_buffer_that_is_too_small_is_refused,
     reads::a_file_like_reader_reads_what_is_there,
+    reads::segments_of_one_body_land_each_in_its_memory,
+    reads::both_ends_come_with_size_and_version,
     writes::a_put_replaces,
     writes::attributes_are_kept,
     writes::a_put_if_absent_never_replaces,

@@ -2,8 +2,9 @@
 
 use super::{Subject, get, get_range, kind_of, pattern, put};
 use crate::buffer::{Landing, Memory};
+use crate::crc32::Crc32;
 use crate::error::ErrorKind;
-use crate::read::{Job, Read, ReadAhead, Target, Window, get_many};
+use crate::read::{Job, Read, ReadAhead, Scatter, Segment, Target, Window, get_many, scatter};
 use crate::types::{ByteRange, Version};
 
 pub(super) async fn what_was_put_is_read(subject: Subject) {
@@ -146,4 +147,31 @@ async fn read_here_and_there(subject: &Subject, body: &[u8], window: Window) {
         assert!(landing.finish(count).unwrap().as_slice() == expected, "{position} {length}");
         position += count;
     }
+}
+
+pub(super) async fn segments_of_one_body_land_each_in_its_memory(subject: Subject) {
+    let body = pattern(1 << 20, 12);
+    let version = put(&subject, "k", body.clone()).await;
+    let ranges = [400_000..1_000_000, 0..70_000, 70_000..70_001, 70_500..71_000, 80_000..80_000, 100_000..399_999];
+    let segments = ranges.iter().map(|range| {
+        let memory = Memory::allocate(range.len()).unwrap();
+        Segment { offset: range.start as u64, memory }
+    });
+    let job = Scatter { client: subject.clone(), key: "k".to_owned(), version: None, segments: segments.collect() };
+    let scattered = scatter(vec![job], true).await.unwrap().remove(0);
+    assert_eq!((scattered.size, scattered.version), (1 << 20, Some(version)));
+    let sums = ranges.map(|range| Crc32::of(&body[range]).value());
+    assert_eq!(scattered.crc32, sums);
+}
+
+pub(super) async fn both_ends_come_with_size_and_version(subject: Subject) {
+    for length in [0, 1, 150, 1000] {
+        let body = pattern(length, 13);
+        let version = put(&subject, "k", body.clone()).await;
+        let ends = subject.get_ends("k", 100, 70).await.unwrap();
+        assert_eq!(ends.head.as_slice(), &body[..length.min(100)], "{length}");
+        assert_eq!(ends.tail.as_slice(), &body[length.saturating_sub(70)..], "{length}");
+        assert_eq!((ends.size, ends.version), (length as u64, Some(version)), "{length}");
+    }
+    assert_eq!(kind_of(subject.get_ends("missing", 100, 70).await), ErrorKind::NotFound);
 }

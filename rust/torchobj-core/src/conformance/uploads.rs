@@ -62,11 +62,12 @@ pub(super) async fn what_is_gathered_is_whole_with_its_checksums(subject: Subjec
         gather.write(vec![Piece::Record(one.clone()), Piece::Record(other.clone())]).await.unwrap();
         gather.write(vec![Piece::Crc32(1..3), Piece::Literal(body.slice(body.len() - 11..))]).await.unwrap();
         assert_eq!(kind_of(subject.head(name).await), ErrorKind::NotFound, "visible before its commit");
-        let (version, size) = gather.close().await.unwrap();
+        let (version, size, crc32) = gather.close().await.unwrap();
         let tail = [&one[..], &other[..]].concat();
         let sums = [&record[..], &tail[..]].map(|bytes| crc_fast::crc32_iso_hdlc(bytes).to_le_bytes());
         let whole = [&body[..body.len() - 11], &sums[0], &tail, &sums[1], &body[body.len() - 11..]].concat();
         assert!(get(&subject, name).await.unwrap() == whole, "{name}");
+        assert_eq!(crc32, crc_fast::crc32_iso_hdlc(&whole), "{name}");
         let head = subject.head(name).await.unwrap();
         assert_eq!((head.version, head.size), (Some(version), size), "{name}");
     }

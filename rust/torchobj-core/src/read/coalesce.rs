@@ -95,3 +95,97 @@ impl Group {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+
+    /// Segments of all sizes, near and far, some of them empty, some over others; in any order.
+    fn layouts() -> impl Strategy<Value = Vec<Range<u64>>> {
+        let size = prop_oneof![Just(0), 1..9_u64, 1..20 * KIB, 1..3 * MIB];
+        let step = prop_oneof![Just(-3_i64), Just(0), 0..9_i64, 0..6_000_i64, 0..3_000_000_i64];
+        let apart = vec((step, size), 0..40).prop_map(|steps| {
+            let mut at = 0_u64;
+            let place = |(step, size): (i64, u64)| {
+                let start = at.saturating_add_signed(step);
+                at = start + size;
+                start..at
+            };
+            steps.into_iter().map(place).collect::<Vec<_>>()
+        });
+        apart.prop_shuffle()
+    }
+
+    proptest! {
+        #[test]
+        fn each_wanted_byte_is_read_exactly_once_for_its_segment(segments in layouts(), part_bytes in 1000..8 * MIB) {
+            let parts = parts(&segments, part_bytes);
+            let mut reached: Vec<u64> = segments.iter().map(|segment| segment.start).collect();
+            for Piece { segment, range } in parts.iter().flat_map(|part| &part.pieces) {
+                prop_assert!(!range.is_empty());
+                prop_assert_eq!(range.start, reached[*segment]);
+                reached[*segment] = range.end;
+            }
+            prop_assert!(segments.iter().zip(reached).all(|(segment, reached)| segment.end == reached));
+        }
+
+        #[test]
+        fn a_part_is_in_order_and_bounded_and_its_gaps_are_small(segments in layouts(), part_bytes in 1000..8 * MIB) {
+            for part in parts(&segments, part_bytes) {
+                prop_assert!(part.range().end - part.range().start <= part_bytes);
+                for [one, next] in part.pieces.array_windows() {
+                    prop_assert!(one.range.end <= next.range.start);
+                    prop_assert!(next.range.start - one.range.end <= LARGEST_GAP_BYTES);
+                }
+            }
+        }
+
+        #[test]
+        fn the_gaps_are_an_eighth_of_what_is_wanted_and_4_kib_a_segment(segments in layouts()) {
+            let read: u64 = parts(&segments, 8 * MIB).iter().map(|part| part.range().end - part.range().start).sum();
+            let wanted: u64 = segments.iter().map(|segment| segment.end - segment.start).sum();
+            prop_assert!(read <= wanted + wanted / 8 + 4 * KIB * segments.len() as u64);
+        }
+    }
+
+    /// How many requests it takes.
+    fn requests(segments: &[Range<u64>]) -> usize {
+        parts(segments, 8 * MIB).len()
+    }
+
+    #[test]
+    fn segments_side_by_side_are_one_request() {
+        let segments: Vec<_> = (0..1000).rev().map(|at| at * 1000..(at + 1) * 1000).collect();
+        assert_eq!(requests(&segments), 1);
+    }
+
+    #[test]
+    fn a_small_gap_is_always_read() {
+        assert_eq!(requests(&[0..1, 4 * KIB + 1..4 * KIB + 2]), 1);
+        assert_eq!(requests(&[0..1, 4 * KIB + 2..4 * KIB + 3]), 2);
+    }
+
+    #[test]
+    fn a_gap_of_64_kib_is_read_between_large_segments_alone() {
+        assert_eq!(requests(&[0..MIB, MIB + 64 * KIB..2 * MIB]), 1);
+        assert_eq!(requests(&[0..64 * KIB, 128 * KIB..192 * KIB]), 2);
+    }
+
+    #[test]
+    fn no_gap_above_1_mib_is_read() {
+        let segment = |start| start..start + 3 * MIB;
+        assert_eq!(parts(&[segment(0), segment(3 * MIB), segment(6 * MIB), segment(10 * MIB)], 100 * MIB).len(), 1);
+        assert_eq!(parts(&[segment(0), segment(3 * MIB), segment(6 * MIB), segment(10 * MIB + 1)], 100 * MIB).len(), 2);
+    }
+
+    #[test]
+    fn a_segment_above_a_part_is_cut() {
+        assert_eq!(requests(&[5..20 * MIB + 5, 0..5]), 3);
+    }
+}

@@ -271,8 +271,7 @@ impl Client {
         let part_bytes = plan::part_bytes(self.policy(), range.end - range.start);
         let parts = plan::parts(range, part_bytes).map(|range| {
             let length = usize::try_from(range.end - range.start).expect("a part of dest");
-            let next = dest.split_off(length);
-            (range, std::mem::replace(&mut dest, next))
+            (range, dest.split_to(length))
         });
         self.receive_all(key, version, parts, None).await?;
         Ok(())

@@ -1,6 +1,6 @@
 //! Reading: which requests an object takes (`plan`), one object (`fetch`), a second
 //! request for what is late (`hedge`), many at a time (`many`), segments of objects into
-//! memory of their own (`coalesce`, `scatter`), both ends of an object (`ends`), and a
+//! memory of their own (`coalesce`, `strips`, `scatter`), both ends of an object (`ends`), and a
 //! file-like reader that fetches ahead of its position (`ahead`).
 
 mod ahead;
@@ -11,6 +11,7 @@ mod hedge;
 mod many;
 mod plan;
 mod scatter;
+mod strips;
 
 pub use ahead::{ReadAhead, Window};
 pub use ends::Ends;

@@ -1,37 +1,21 @@
-//! Reads segments of objects straight into the memory that they belong to, all in parallel. Which requests that takes,
-//! `coalesce` knows; how one is made, and goes on after a failure, `fetch`; here bytes are dealt out.
-//!
-//! The bytes of one request lie in memory that has nothing in common but their order. A large piece is received where it
-//! belongs. A run of small ones, and what lies between two pieces, comes by way of a strip: a call to the kernel for
-//! each would cost more than the copy. Where checksums are wanted large pieces come in strips too, so that each byte is
-//! summed while it is in the cache.
+//! Reads segments of objects straight into the memory that they belong to, all in parallel. Which requests that takes
+//! `coalesce` says, where the bytes of each go `strips`, and how one is made, and goes on after a failure, `fetch`.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
 use tokio::task::JoinSet;
 
 use super::coalesce::{self, Part};
-use super::fetch::Sink;
 use super::plan;
+use super::strips::{Room, Strips};
 use crate::buffer::{Dest, Landing, Memory};
 use crate::client::Client;
+use crate::crc32::Crc32;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::store::Opened;
 use crate::types::{ByteRange, Version};
 
-/// The CRC-32 of zip archives, of gzip and of zlib.
-const CRC_32: CrcAlgorithm = CrcAlgorithm::Crc32IsoHdlc;
-
-/// A piece of so many bytes is received where it belongs.
-const DIRECT_BYTES: usize = 64 << 10;
-
-/// What is received before it is copied or summed: a part of a core's cache.
-const STRIP_BYTES: usize = 256 << 10;
-
-/// From here on memory is asked for in huge pages: two of them have room in it wherever it begins.
+/// From here on memory is asked for in huge pages: at least one of them has room in it, wherever it begins.
 const HUGE_BYTES: usize = 4 << 20;
 
 /// Bytes that are wanted of an object.
@@ -41,6 +25,21 @@ pub struct Segment {
     pub offset: u64,
     /// Where they are to land, to its end.
     pub memory: Memory,
+}
+
+impl Segment {
+    /// Which bytes of the object; `None` for more than any object has.
+    fn range(&self) -> Option<Range<u64>> {
+        Some(self.offset..self.offset.checked_add(self.memory.len() as u64)?)
+    }
+
+    /// Where they are to land, with nothing there yet.
+    fn open(self) -> Dest {
+        if self.memory.len() >= HUGE_BYTES {
+            self.memory.advise_huge_pages();
+        }
+        Landing::new(self.memory).1
+    }
 }
 
 /// One object of a [`scatter`].
@@ -91,256 +90,276 @@ pub async fn scatter(jobs: Vec<Scatter>, checksum: bool) -> Result<Vec<Scattered
 
 impl Scatter {
     async fn read(self, checksum: bool) -> Result<Scattered> {
-        let Self { client, key, version, segments } = self;
+        let (client, key) = (self.client.clone(), self.key.clone());
         client.store().check_key(Operation::Get, &key)?;
-        let ranges: Vec<_> = segments.iter().map(|s| s.offset..s.offset + s.memory.len() as u64).collect();
-        let part_bytes = plan::part_bytes(client.policy(), ranges.iter().map(|range| range.end - range.start).sum());
-        let parts = coalesce::parts(&ranges, part_bytes);
-        let mut result = Scattered { version, size: 0, crc32: Vec::new() };
-        let mut sums = vec![Sum::default(); if checksum { segments.len() } else { 0 }];
-        if let Some(first) = parts.first().map(Part::range) {
-            let first = match &result.version {
-                // All ask for one version, which the first answer tells.
-                None => Some(client.open_first(&key, Some(ByteRange::Bounded(first)), None, None).await?),
-                Some(_) => None,
-            };
-            if let Some(first) = &first {
-                result.version = first.opened.version().cloned();
-            }
-            let sinks = deal(parts, segments, checksum);
-            for strips in client.receive_all(key.as_str().into(), result.version.clone(), sinks, first).await? {
-                result.size = strips.size;
-                strips.sums.into_iter().for_each(|(segment, sum)| sums[segment].append(sum));
-            }
-        } else {
-            let head = client.head(&key).await?;
-            if result.version.is_some() && result.version != head.version {
-                return Err(client.store().error(ErrorKind::Changed, Operation::Get, &key, "the object changed"));
-            }
-            (result.version, result.size) = (head.version, head.size);
+        let ranges: Option<Vec<_>> = self.segments.iter().map(Segment::range).collect();
+        let behind = |message: &str| client.store().error(ErrorKind::Range, Operation::Get, &key, message);
+        let ranges = ranges.ok_or_else(|| behind("asked for bytes that no object has"))?;
+        let length = ranges.iter().map(|range| range.end - range.start).sum();
+        let parts = coalesce::parts(&ranges, plan::part_bytes(client.policy(), length));
+        let scattered = if parts.is_empty() { self.look(checksum).await } else { self.receive(parts, checksum).await }?;
+        match ranges.iter().find(|range| range.end > scattered.size) {
+            Some(range) => Err(behind(&format!("asked for bytes {range:?}, the object has {}", scattered.size))),
+            None => Ok(scattered),
         }
-        if let Some(behind) = ranges.iter().find(|range| range.end > result.size) {
-            let message = format!("asked for bytes {behind:?}, the object has {}", result.size);
-            return Err(client.store().error(ErrorKind::Range, Operation::Get, &key, &message));
+    }
+
+    /// Where no byte is wanted.
+    async fn look(self, checksum: bool) -> Result<Scattered> {
+        let Self { client, key, version, segments } = self;
+        let head = client.head(&key).await?;
+        if version.is_some() && version != head.version {
+            let message = format!("the object changed: it was {version:?}, now it is {:?}", head.version);
+            return Err(client.store().error(ErrorKind::Changed, Operation::Get, &key, &message));
         }
-        result.crc32 = sums.into_iter().map(|sum| sum.crc32).collect();
-        Ok(result)
+        let crc32 = vec![Crc32::default().value(); if checksum { segments.len() } else { 0 }];
+        Ok(Scattered { version: head.version, size: head.size, crc32 })
+    }
+
+    async fn receive(self, parts: Vec<Part>, checksum: bool) -> Result<Scattered> {
+        let Self { client, key, mut version, segments } = self;
+        let mut first = None;
+        if version.is_none() {
+            // All ask for one version, which the first answer tells.
+            let range = parts.first().map(|part| ByteRange::Bounded(part.range()));
+            let opened = client.open_first(&key, range, None, None).await?;
+            version = opened.opened.version().cloned();
+            first = Some(opened);
+        }
+        let mut sums = vec![Crc32::default(); if checksum { segments.len() } else { 0 }];
+        let url = client.store().url(&key).into();
+        let parts = deal(parts, segments, checksum, url);
+        let (mut size, key) = (0, key.into());
+        for strips in client.receive_all(key, version.clone(), parts, first).await? {
+            size = strips.size();
+            strips.into_sums().into_iter().for_each(|(segment, sum)| sums[segment] = sums[segment].then(sum));
+        }
+        Ok(Scattered { version, size, crc32: sums.into_iter().map(Crc32::value).collect() })
     }
 }
 
-/// The range of each part, with the memory of its pieces.
-fn deal(parts: Vec<Part>, segments: Vec<Segment>, checksum: bool) -> impl Iterator<Item = (Range<u64>, Strips)> {
-    let mut dests: Vec<Dest> = segments.into_iter().map(|segment| open(segment.memory)).collect();
+/// The range of each part, and what takes its bytes.
+fn deal(
+    parts: Vec<Part>,
+    segments: Vec<Segment>,
+    checksum: bool,
+    url: Arc<str>,
+) -> impl Iterator<Item = (Range<u64>, Strips)> {
+    let mut dests: Vec<Dest> = segments.into_iter().map(Segment::open).collect();
     parts.into_iter().map(move |part| {
         let range = part.range();
         let mut at = range.start;
-        let pieces = part.pieces.into_iter().map(|piece| {
+        let rooms = part.pieces.into_iter().map(|piece| {
             let gap_bytes = length(at..piece.range.start);
             at = piece.range.end;
-            let dest = cut(&mut dests[piece.segment], length(piece.range));
+            let dest = dests[piece.segment].split_to(length(piece.range));
             Room { gap_bytes, segment: piece.segment, dest }
         });
-        let rooms = pieces.collect();
-        let strips =
-            Strips { rooms, strip: None, taken: 0, length: length(range.clone()), checksum, sums: Vec::new(), size: 0 };
+        let strips = Strips::new(rooms.collect(), checksum, url.clone());
         (range, strips)
     })
 }
 
-fn open(memory: Memory) -> Dest {
-    if memory.len() >= HUGE_BYTES {
-        memory.advise_huge_pages();
-    }
-    Landing::new(memory).1
-}
-
 fn length(range: Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).expect("a part fits memory")
+    usize::try_from(range.end - range.start).expect("no more than the memory that was given, and gaps of 1 MiB")
 }
 
-/// Takes the first `length` bytes of room out of `dest`.
-fn cut(dest: &mut Dest, length: usize) -> Dest {
-    let rest = dest.split_off(length);
-    std::mem::replace(dest, rest)
-}
+#[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "one segment is a list of one range")]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
 
-/// The CRC-32 of some bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sum {
-    crc32: u32,
-    bytes: u64,
-}
+    use bytes::Bytes;
 
-impl Sum {
-    /// Makes this the sum of its own bytes and, behind them, those of `next`.
-    fn append(&mut self, next: Self) {
-        let crc32 = match self.bytes {
-            0 => next.crc32,
-            _ => {
-                let whole = checksum_combine(CRC_32, self.crc32.into(), next.crc32.into(), next.bytes);
-                u32::try_from(whole).expect("a CRC-32")
+    use super::*;
+    use crate::memory::MemoryStore;
+    use crate::transfer::{Policy, within};
+    use crate::types::PutOptions;
+    use crate::wrap::{Fault, FaultyStore};
+
+    /// An object, and a store that fails by script.
+    struct Bench {
+        client: Arc<Client>,
+        faulty: Arc<FaultyStore>,
+        body: Bytes,
+    }
+
+    impl Bench {
+        async fn new(body: Bytes, part_bytes: u64) -> Self {
+            let faulty = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new(format!("s-{}", fastrand::u64(..))))));
+            let client = Arc::new(Client::new(faulty.clone(), Policy { part_bytes, ..Policy::default() }));
+            let bench = Self { client, faulty, body: body.clone() };
+            bench.put(body).await;
+            bench
+        }
+
+        async fn of(size: usize, part_bytes: u64) -> Self {
+            let mut random = fastrand::Rng::with_seed(7);
+            Self::new(std::iter::repeat_with(|| random.u8(..)).take(size).collect(), part_bytes).await
+        }
+
+        async fn put(&self, body: Bytes) {
+            self.client.put("k", body.into(), &PutOptions::default()).await.unwrap();
+        }
+
+        fn job(&self, ranges: &[Range<usize>]) -> (Scatter, Vec<Receiver<Vec<u8>>>) {
+            let segments = ranges.iter().map(|range| {
+                let (back, receiver) = channel();
+                (Segment { offset: range.start as u64, memory: Memory::sent_back(range.len(), back) }, receiver)
+            });
+            let (segments, receivers) = segments.unzip();
+            (Scatter { client: self.client.clone(), key: "k".to_owned(), version: None, segments }, receivers)
+        }
+
+        /// Reads `ranges`, and holds them against the object.
+        async fn read(&self, ranges: &[Range<usize>]) -> Result<Scattered> {
+            let (job, receivers) = self.job(ranges);
+            let scattered = scatter(vec![job], true).await?.remove(0);
+            for ((range, receiver), crc32) in ranges.iter().zip(receivers).zip(&scattered.crc32) {
+                let bytes = receiver.try_recv().expect("no writer is left");
+                assert!(bytes == self.body[range.clone()], "{range:?}");
+                assert_eq!(Crc32::of(&bytes).value(), *crc32, "{range:?}");
             }
-        };
-        *self = Self { crc32, bytes: self.bytes + next.bytes };
-    }
-}
+            Ok(scattered)
+        }
 
-impl From<Digest> for Sum {
-    fn from(digest: Digest) -> Self {
-        Self { crc32: u32::try_from(digest.finalize()).expect("a CRC-32"), bytes: digest.get_amount() }
-    }
-}
+        async fn kind(&self, ranges: &[Range<usize>]) -> ErrorKind {
+            self.read(ranges).await.unwrap_err().kind()
+        }
 
-/// Where a piece is to land.
-#[derive(Debug)]
-struct Room {
-    /// Bytes before it that nobody wants.
-    gap_bytes: usize,
-    segment: usize,
-    dest: Dest,
-}
-
-impl Room {
-    fn is_direct(&self) -> bool {
-        self.gap_bytes == 0 && self.dest.len() >= DIRECT_BYTES
-    }
-}
-
-/// What is received in one go.
-#[derive(Debug)]
-struct Strip {
-    dest: Dest,
-    /// What lies there: bytes of one segment, where they belong; or pieces that are to be copied, and gaps.
-    holds: Holds,
-}
-
-#[derive(Debug)]
-enum Holds {
-    Segment(usize),
-    Copies(Vec<(Range<usize>, Room)>),
-}
-
-/// Takes the bytes of a part, strip by strip.
-struct Strips {
-    /// Behind the strip that is being filled.
-    rooms: VecDeque<Room>,
-    strip: Option<Strip>,
-    /// Bytes of the strips before.
-    taken: usize,
-    length: usize,
-    checksum: bool,
-    /// By segment, in the order of the bytes.
-    sums: Vec<(usize, Sum)>,
-    /// Of the whole object, once it answered.
-    size: u64,
-}
-
-impl Strips {
-    /// The next strip; `None` behind the last.
-    fn next(&mut self) -> Result<Option<Strip>> {
-        match self.rooms.pop_front() {
-            None => Ok(None),
-            Some(room) if room.is_direct() => Ok(Some(self.direct(room))),
-            Some(room) => {
-                self.rooms.push_front(room);
-                self.bounce().map(Some)
-            }
+        /// How many requests it takes to read `ranges`.
+        async fn requests(&self, ranges: &[Range<usize>]) -> usize {
+            self.faulty.script(Operation::Get, [Fault::Late(Duration::ZERO); 100]);
+            let before = self.faulty.pending();
+            self.read(ranges).await.unwrap();
+            before - self.faulty.pending()
         }
     }
 
-    fn direct(&mut self, mut room: Room) -> Strip {
-        let segment = room.segment;
-        let dest = if self.checksum && room.dest.len() >= STRIP_BYTES + DIRECT_BYTES {
-            let dest = cut(&mut room.dest, STRIP_BYTES);
-            self.rooms.push_front(room);
-            dest
-        } else {
-            room.dest
-        };
-        Strip { dest, holds: Holds::Segment(segment) }
-    }
-
-    fn bounce(&mut self) -> Result<Strip> {
-        let (mut copies, mut at) = (Vec::new(), 0);
-        while at < STRIP_BYTES
-            && let Some(mut room) = self.rooms.pop_front_if(|room| !room.is_direct())
-        {
-            let gap_bytes = room.gap_bytes.min(STRIP_BYTES - at);
-            room.gap_bytes -= gap_bytes;
-            at += gap_bytes;
-            let length = room.dest.len().min(STRIP_BYTES - at);
-            if room.is_direct() || length == 0 {
-                self.rooms.push_front(room);
-                continue;
-            }
-            let dest = cut(&mut room.dest, length);
-            copies.push((at..at + length, Room { gap_bytes: 0, segment: room.segment, dest }));
-            at += length;
-            if !room.dest.is_empty() {
-                self.rooms.push_front(room);
-            }
+    #[tokio::test(start_paused = true)]
+    async fn every_segment_has_its_bytes_and_their_checksum_through_all_failures() {
+        const SIZE: usize = 3_000_000;
+        let mut random = fastrand::Rng::with_seed(11);
+        for _ in 0..60 {
+            let bench = Bench::of(SIZE, random.u64(100_000..1_000_000)).await;
+            let ranges = std::iter::repeat_with(|| {
+                let start = random.usize(..SIZE);
+                let most = [1, 100, 70_000, SIZE][random.usize(..4)];
+                start..(start + random.usize(..=most)).min(SIZE)
+            });
+            let ranges: Vec<_> = ranges.take(30).collect();
+            let faults = [(); 10].map(|()| match random.u8(..5) {
+                0 => Fault::Fail(ErrorKind::Server),
+                1 => Fault::WrongRange,
+                2 => Fault::StallBody(random.usize(..300_000)),
+                _ => Fault::CutBody(random.usize(..300_000)),
+            });
+            bench.faulty.script(Operation::Get, faults);
+            bench.read(&ranges).await.unwrap();
         }
-        let memory = Memory::allocate(at).map_err(|source| {
-            Error::new(ErrorKind::Io, Operation::Get, "", format!("no memory for {at} bytes")).with_source(source)
-        })?;
-        Ok(Strip { dest: Landing::new(memory).1, holds: Holds::Copies(copies) })
     }
 
-    /// A strip is full.
-    fn land(&mut self, strip: Strip) {
-        let Strip { dest, holds } = strip;
-        self.taken += dest.len();
-        match holds {
-            Holds::Segment(segment) => self.sum(segment, dest.written()),
-            Holds::Copies(copies) => {
-                for (range, mut room) in copies {
-                    let bytes = &dest.written()[range];
-                    room.dest.fill(bytes);
-                    self.sum(room.segment, bytes);
+    #[tokio::test]
+    async fn the_checksum_of_a_segment_in_many_parts_is_that_of_the_catalogue() {
+        let bench = Bench::new(Bytes::from_static(b"..123456789.."), 4).await;
+        let scattered = bench.read(&[2..11, 2..2, 0..1]).await.unwrap();
+        assert_eq!(scattered.crc32[..2], [0xcbf4_3926, 0]);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_broke_goes_on_at_its_byte() {
+        let bench = Bench::of(1_000_000, 8 << 20).await;
+        bench.faulty.script(Operation::Get, [Fault::CutBody(900_000)]);
+        let small = (0..500_000).step_by(1000).map(|at| at..at + 999);
+        let ranges: Vec<_> = small.chain([500_000..1_000_000]).collect();
+        assert_eq!(bench.requests(&ranges).await, 2);
+        assert_eq!(bench.client.metrics().measured().retries, 1);
+    }
+
+    #[tokio::test]
+    async fn segments_side_by_side_take_one_request_in_any_order() {
+        let bench = Bench::of(1_000_000, 8 << 20).await;
+        let ranges: Vec<_> = (0..1000).rev().map(|at| at * 1000..(at + 1) * 1000).collect();
+        assert_eq!(bench.requests(&ranges).await, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_is_replaced_half_way_is_a_change() {
+        let bench = Bench::of(300_000, 100_000).await;
+        bench.faulty.script(Operation::Get, [Fault::Late(Duration::ZERO), Fault::Late(Duration::from_secs(2))]);
+        let replace = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            bench.put(vec![0; 300_000].into()).await;
+        };
+        let ranges = [0..300_000];
+        let (kind, ()) = tokio::join!(bench.kind(&ranges), replace);
+        assert_eq!(kind, ErrorKind::Changed);
+    }
+
+    #[tokio::test]
+    async fn only_the_version_that_was_asked_for_is_read() {
+        let bench = Bench::of(1000, 8 << 20).await;
+        let version = bench.read(&[0..10]).await.unwrap().version;
+        assert!(version.is_some());
+        for (replaced, range) in [(false, 0..10), (false, 0..0), (true, 0..10), (true, 0..0)] {
+            if replaced {
+                bench.put(bench.body.clone()).await;
+            }
+            let (job, _receivers) = bench.job(&[range]);
+            let result = scatter(vec![Scatter { version: version.clone(), ..job }], false).await;
+            match replaced {
+                true => assert_eq!(result.unwrap_err().kind(), ErrorKind::Changed),
+                false => {
+                    assert_eq!(result.unwrap()[0], Scattered { version: version.clone(), size: 1000, crc32: vec![] })
                 }
             }
         }
     }
 
-    fn sum(&mut self, segment: usize, bytes: &[u8]) {
-        if !self.checksum {
-            return;
+    #[tokio::test]
+    async fn a_segment_behind_the_end_is_refused() {
+        let bench = Bench::of(1000, 8 << 20).await;
+        for behind in [990..1001, 1000..1001, 5000..5001, 1001..1001, 1_000_000..1_000_001] {
+            assert_eq!(bench.kind(&[0..10, behind.clone()]).await, ErrorKind::Range, "{behind:?}");
+            assert_eq!(bench.kind(std::slice::from_ref(&behind)).await, ErrorKind::Range, "{behind:?}");
         }
-        let mut digest = Digest::new(CRC_32);
-        digest.update(bytes);
-        match self.sums.last_mut() {
-            Some((last, sum)) if *last == segment => sum.append(digest.into()),
-            _ => self.sums.push((segment, digest.into())),
+        assert_eq!(bench.read(&[1000..1000]).await.unwrap().size, 1000);
+        let (mut job, _receivers) = bench.job(&[0..10]);
+        job.segments[0].offset = u64::MAX;
+        assert_eq!(scatter(vec![job], false).await.unwrap_err().kind(), ErrorKind::Range);
+    }
+
+    #[tokio::test]
+    async fn results_are_in_the_order_of_the_jobs() {
+        let benches = [Bench::of(300_000, 10_000).await, Bench::of(2, 10_000).await, Bench::of(0, 10_000).await];
+        let jobs = benches.iter().map(|bench| bench.job(&[0..bench.body.len()]).0);
+        let results = scatter(jobs.collect(), false).await.unwrap();
+        assert_eq!(results.iter().map(|result| result.size).collect::<Vec<_>>(), [300_000, 2, 0]);
+        assert_eq!(scatter(Vec::new(), true).await.unwrap(), []);
+    }
+
+    #[tokio::test]
+    async fn a_failure_ends_the_reads_of_all_objects_and_no_writer_is_left() {
+        let (failing, stalled) = (Bench::of(1000, 10_000).await, Bench::of(300_000, 10_000).await);
+        failing.faulty.script(Operation::Get, [Fault::Fail(ErrorKind::AccessDenied)]);
+        stalled.faulty.script(Operation::Get, [Fault::StallBody(5000); 30]);
+        let ((one, _back), (two, receivers)) = (failing.job(&[0..10]), stalled.job(&[0..300_000]));
+        let error = scatter(vec![two, one], true).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::AccessDenied);
+        while receivers[0].try_recv().is_err() {
+            tokio::task::yield_now().await;
         }
     }
-}
 
-impl Sink for Strips {
-    fn filled(&self) -> usize {
-        self.taken + self.strip.as_ref().map_or(0, |strip| strip.dest.filled())
-    }
-
-    fn remaining(&self) -> usize {
-        self.length - self.filled()
-    }
-
-    async fn take(&mut self, opened: &mut dyn Opened) -> Result<()> {
-        self.size = opened.size();
-        loop {
-            let strip = match self.strip.take() {
-                Some(strip) => strip,
-                None => match self.next()? {
-                    Some(strip) => strip,
-                    None => return Ok(()),
-                },
-            };
-            let strip = self.strip.insert(strip);
-            opened.read_into(&mut strip.dest).await?;
-            if strip.dest.remaining() > 0 {
-                return Ok(());
-            }
-            let full = self.strip.take().expect("inserted above");
-            self.land(full);
+    #[tokio::test(start_paused = true)]
+    async fn a_read_that_is_dropped_lets_go_of_its_memory() {
+        let bench = Bench::of(300_000, 10_000).await;
+        bench.faulty.script(Operation::Get, [Fault::StallBody(5000); 30]);
+        let (job, receivers) = bench.job(&[0..300_000]);
+        assert!(within(Duration::from_secs(1), scatter(vec![job], true)).await.is_none());
+        while receivers[0].try_recv().is_err() {
+            tokio::task::yield_now().await;
         }
     }
 }

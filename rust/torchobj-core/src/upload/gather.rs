@@ -44,8 +44,9 @@ pub struct Gather {
     part: Part,
     /// Full parts of an object that may still become one request.
     full: Vec<Part>,
-    /// Bytes in full parts.
+    /// Bytes in full parts, and their checksum.
     offset: u64,
+    crc32: Crc32,
     /// Parts given to the session.
     number: u32,
     session: Option<Session>,
@@ -114,6 +115,7 @@ impl Gather {
             part: Part::default(),
             full: Vec::new(),
             offset: 0,
+            crc32: Crc32::default(),
             number: 0,
             session: None,
         })
@@ -181,9 +183,7 @@ impl Gather {
 
     /// The part is full: it is sent, unless all that there is may still be one request.
     async fn send_part(&mut self) -> Result<()> {
-        let part = mem::take(&mut self.part);
-        self.offset += part.len;
-        self.full.push(part);
+        self.fill();
         let whole_below = self.client.policy().whole_below_bytes.min(self.client.store().capabilities().max_put_bytes);
         if self.session.is_none() && self.offset < whole_below {
             return Ok(());
@@ -195,6 +195,14 @@ impl Gather {
         let sent = self.send_full(&mut session).await;
         self.session = Some(session);
         sent
+    }
+
+    /// The part ends here.
+    fn fill(&mut self) {
+        let part = mem::take(&mut self.part);
+        self.offset += part.len;
+        self.crc32 = self.crc32.then(part.crc32);
+        self.full.push(part);
     }
 
     async fn send_full(&mut self, session: &mut Session) -> Result<()> {
@@ -209,23 +217,22 @@ impl Gather {
         Ok(())
     }
 
-    /// Sends what is left and makes the object, in one request if it is small. Says its version and its size.
+    /// Sends what is left and makes the object, in one request if it is small. Says its version, size and CRC-32.
     ///
     /// # Errors
     /// What kept a part, or the commit, from succeeding, after its retries. The object is what it was before.
-    pub async fn close(&mut self) -> Result<(Version, u64)> {
-        let last = mem::take(&mut self.part);
-        self.offset += last.len;
-        self.full.push(last);
+    pub async fn close(&mut self) -> Result<(Version, u64, u32)> {
+        self.fill();
+        let (size, crc32) = (self.offset, self.crc32.value());
         let Some(mut session) = self.session.take() else {
             let payload = Part::payload(mem::take(&mut self.full));
-            return Ok((self.client.put_whole(&self.key, &payload, &self.options).await?, self.offset));
+            return Ok((self.client.put_whole(&self.key, &payload, &self.options).await?, size, crc32));
         };
         if let Err(error) = self.send_full(&mut session).await {
             session.abort().await;
             return Err(error);
         }
-        Ok((session.commit(&self.options.condition).await?, self.offset))
+        Ok((session.commit(&self.options.condition).await?, size, crc32))
     }
 
     /// Forgets everything. The object is what it was before.

@@ -1,0 +1,243 @@
+"""How fast, at what CPU and in how much memory is a checkpoint saved to S3 and loaded, beside other clients?
+
+    python benchmarks/checkpoint.py                          # everything, about twenty minutes
+    python benchmarks/checkpoint.py --only "512 MiB, origin" # the cases whose label has these words
+    python benchmarks/checkpoint.py --only dcp               # distributed checkpoints
+    python benchmarks/checkpoint.py --loader                 # a training loop beside an upload
+    python benchmarks/checkpoint.py --quick                  # a look, under two minutes: not to be quoted
+
+Needs the extra `bench`, a C compiler for the origin, and pip for the rivals that cannot be in one environment with
+others. A state dict is saved or loaded by one client after the other, round after round; each run is a process of its
+own. CPU and memory are those of the client's process: the server runs beside it on the same machine, as does whatever
+else does. Every byte that was loaded is compared, and before all what each client saves is loaded from versitygw by
+itself and by the stock torch.load. Of the origin one bucket forgets what is saved, the other has in memory what is
+loaded. MB and GB are of the tensors, and decimal.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import itertools
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import beside, checkpoint_report, checkpoint_targets, dcp, report
+from benchmarks.checkpoint_measure import Case, Job, Savers
+from benchmarks.checkpoint_rivals import CLIENTS, needs_packages
+from benchmarks.checkpoint_targets import RIVAL
+from benchmarks.lab import origin, packages, versitygw
+from benchmarks.lab.place import Place
+from benchmarks.report import OURS
+from benchmarks.states import States
+
+STATES = {
+    "512 MiB": States.of_mib(512),
+    "2 GiB": States.of_mib(2048),
+    "10k small tensors": States.of_tensors(10_000),
+}
+QUICK_STATES = {"128 MiB": States.of_mib(128), "1k small tensors": States.of_tensors(1000)}
+SMALL_TENSORS = 10_000
+# Forty seconds for 512 MiB, at 55 CPU-s per GB: its case is the save.
+LOADS_NOTHING = ("multi-storage-client in Rust",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A case to be measured."""
+
+    action: str
+    states: str
+    place: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.action} {self.states}, {self.place}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """Where is saved to and loaded from."""
+
+    save: Place
+    load: Place
+    counts: bool
+
+
+class Bench:
+    """Runs cases."""
+
+    def __init__(self, servers: dict[str, Server], states: dict[str, States], clients: Sequence[str]) -> None:
+        self._servers, self._states, self._clients = servers, states, clients
+        self._savers = Savers()
+        self._prepared: set[tuple[str, str]] = set()
+
+    def close(self) -> None:
+        self._savers.close()
+
+    def _prepare(self, server: str, name: str) -> None:
+        """Writes what is loaded, once."""
+        if (server, name) not in self._prepared:
+            states = self._states[name]
+            self._savers.prepare(self._servers[server].load, states, _key(states))
+            self._prepared.add((server, name))
+
+    def check(self, client: str) -> None:
+        """Saves large tensors and small ones to a real server, and loads them, also by the stock torch.load.
+
+        Raises:
+            RuntimeError: What was loaded is not what was saved, or the client failed.
+        """
+        place, key = self._servers["versitygw"].save, f"check-{client.replace(' ', '-')}.pt"
+        large, *_, small = self._states
+        for name in (large, small):
+            states = self._states[name]
+            # There has to be something to warm up with.
+            self._prepare("versitygw", name)
+            self._savers.run(client, Job("save", place, states, key))
+            for reader in dict.fromkeys([client, "boto3"]):
+                if reader not in LOADS_NOTHING:
+                    self._savers.run(reader, Job("load", place, states, key))
+            _forget(place, key)
+
+    def _job(self, client: str, plan: Plan) -> Job:
+        server, states = self._servers[plan.place], self._states[plan.states]
+        if plan.action == "save":
+            key = f"save-{client.replace(' ', '-')}.pt"
+            return Job("save", server.save, states, key, server.counts)
+        self._prepare(plan.place, plan.states)
+        return Job("load", server.load, states, _key(states), server.counts)
+
+    def run(self, plan: Plan, rounds: int) -> Case:
+        """All rounds of a case: A B C A B. Of who is in no target, and slow, the first alone."""
+        case = Case(plan.label, plan.action)
+        for number, client in itertools.product(range(rounds), self._clients):
+            aimed = client in (OURS, RIVAL)
+            if client in case.failed or (number and not aimed and plan.states == "2 GiB"):
+                continue
+            if plan.action == "load" and client in LOADS_NOTHING:
+                continue
+            job = self._job(client, plan)
+            try:
+                case.runs.setdefault(client, []).append(self._savers.run(client, job))
+            except RuntimeError as error:
+                case.failed[client] = str(error).strip().splitlines()[-1]
+                case.runs.pop(client, None)
+            if plan.action == "save" and plan.place == "versitygw":
+                _forget(job.place, job.key)
+        return case
+
+
+def _key(states: States) -> str:
+    return f"load-{states.payload_bytes}.pt"
+
+
+def _forget(place: Place, key: str) -> None:
+    """Deletes what was saved: a disk is no larger than its need."""
+    import torchobj
+
+    place.enter()
+    config = torchobj.StoreConfig(endpoint_url=place.endpoint_url, region=place.region)
+    torchobj.Store(f"s3://{place.bucket}", config=config).delete(key)
+
+
+@contextlib.contextmanager
+def servers() -> Iterator[dict[str, Server]]:
+    """The places of the lab."""
+    with origin.running() as cheap, versitygw.running([]) as real:
+        yield {
+            "origin": Server(cheap.discard, cheap.memory, counts=True),
+            "versitygw": Server(real, real, counts=False),
+        }
+
+
+def _clients(given: argparse.Namespace) -> list[str]:
+    """Who is measured."""
+    chosen = [OURS, RIVAL] if given.quick else list(CLIENTS)
+    chosen = [name for name in chosen if name not in given.without]
+    if any(map(needs_packages, chosen)):
+        try:
+            packages.install()
+        except subprocess.CalledProcessError as error:
+            print(f"left out, since pip failed ({error.returncode}): {', '.join(packages.REQUIREMENTS)}\n", flush=True)
+            chosen = [name for name in chosen if not needs_packages(name)]
+    return chosen
+
+
+def _checked(bench: Bench, client: str) -> bool:
+    """Whether a client can be measured; says why not. Ours can, or this is no benchmark."""
+    try:
+        bench.check(client)
+    except RuntimeError as error:
+        if client == OURS:
+            raise
+        print(f"{client} is left out: {str(error).strip()}\n", flush=True)
+        return False
+    return True
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="small states, one round, two clients: not to be quoted")
+    parser.add_argument("--rounds", type=int, help="rounds of each case (default 3, with --quick 1)")
+    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
+    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
+    parser.add_argument("--loader", action="store_true", help='only the training loop beside an upload: --only "loop"')
+    return parser.parse_args()
+
+
+def main() -> None:
+    given = arguments()
+    about = report.machine()
+    words = [*(given.only or ()), *(["loop"] if given.loader else ())]
+    rounds = given.rounds or (1 if given.quick else 3)
+
+    def wanted(label: str) -> bool:
+        return not words or any(word in label for word in words)
+
+    states = QUICK_STATES if given.quick else STATES
+    every = itertools.product(states, ("origin", "versitygw"), ("save", "load"))
+    plans = [plan for name, place, action in every if wanted((plan := Plan(action, name, place)).label)]
+    clients = _clients(given) if plans else []
+    about["packages"] |= packages.versions() if any(map(needs_packages, clients)) else {}
+    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
+
+    cases, calls, share, phases = [], [], None, []
+    with contextlib.ExitStack() as stack:
+        places = stack.enter_context(servers())
+        bench = Bench(places, states, clients)
+        stack.callback(bench.close)
+        if plans:
+            clients[:] = [client for client in clients if _checked(bench, client)]
+            print(f"what they saved to versitygw was loaded, and equals: {', '.join(clients)}\n", flush=True)
+        for plan in plans:
+            cases.append(bench.run(plan, rounds))
+            print(checkpoint_report.table(cases[-1]), "", sep="\n", flush=True)
+        if wanted("dcp"):
+            measuring = stack.enter_context(contextlib.closing(dcp.Measuring(places["origin"].load)))
+            calls = measuring.small(SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS, rounds)
+            print(*map(checkpoint_report.calls_table, calls), "", sep="\n", flush=True)
+            share = measuring.share()
+    if wanted("loop"):
+        with origin.running(beside.LATENCY_MS) as far:
+            phases = beside.run(far.memory, beside.QUICK if given.quick else beside.FULL, rounds)
+        print(*map(checkpoint_report.phases_table, phases), "", sep="\n", flush=True)
+    verdicts = checkpoint_targets.verdicts(cases, calls, share, phases)
+    print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
+    content: dict[str, Any] = {
+        "cases": [dataclasses.asdict(case) for case in cases],
+        "dcp": [dataclasses.asdict(each) for each in calls],
+        "share": dataclasses.asdict(share) if share is not None else None,
+        "loops": [dataclasses.asdict(each) for each in phases],
+        "targets": [verdict.fields() for verdict in verdicts],
+    }
+    name = "checkpoint-quick" if given.quick else "checkpoint-part" if words or rounds < 3 else "checkpoint"
+    print(report.write(name, (__doc__ or "").splitlines()[0], about, content))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+/*
+ * The cheapest S3 that takes uploads. What is written to the bucket "discard" is received without being copied, and
+ * forgotten but for its size; what is written to any other bucket is kept in memory, and sent from there by sendfile.
+ * Looks at no signature and no checksum, and gives every object the same ETag. Leaves objects to origin_objects.c.
+ *
+ *     origin LATENCY_MS       prints its port, and serves until its stdin ends
+ *
+ * A thread for each connection: clients have few, and keep them. GET /-/counters tells requests, and bytes of bodies
+ * that were received and sent. Linux only.
+ */
+#define _GNU_SOURCE
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "origin_objects.h"
+
+enum { HEAD_BYTES = 32 << 10, NAME_BYTES = 2048, COPIED_BYTES = 1 << 20 };
+
+#define XMLNS " xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\""
+#define ETAG "ETag: \"9b2cf535f27731c974343645a3985328\"\r\n"
+#define VALIDATORS ETAG "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nAccept-Ranges: bytes\r\n"
+
+static atomic_long requests, received_bytes, sent_bytes;
+static long latency_us;
+
+/* What is being answered. `held_from` to `held_to` of `head` are bytes that were received and not used. */
+struct request {
+    int socket;
+    char head[HEAD_BYTES + 1];
+    long held_from, held_to;
+    char method[8], name[NAME_BYTES], query[NAME_BYTES], range[64];
+    long content_length; /* -1: chunked */
+    long decoded_length; /* of an aws-chunked body; otherwise -1 */
+    int expects, closes;
+};
+
+static int send_all(int socket, const char *data, long length, int flags) {
+    while (length > 0) {
+        long sent = send(socket, data, length, flags);
+        if (sent <= 0) return -1;
+        data += sent, length -= sent;
+    }
+    return 0;
+}
+
+/* An answer with `body`, or one whose `length` bytes are sent by the caller, or not at all. */
+static int answer(struct request *r, const char *status, const char *headers, const char *body, long length) {
+    char head[1024];
+    long size = body ? (long)strlen(body) : length;
+    const char *type = body && *body == '<' ? "application/xml" : "application/octet-stream";
+    int used = snprintf(head, sizeof head, "HTTP/1.1 %s\r\nServer: origin\r\nContent-Type: %s\r\nContent-Length: %ld\r\n"
+        "x-amz-request-id: 0\r\n%s\r\n", status, type, size, headers);
+    if (send_all(r->socket, head, used, body && *body ? MSG_MORE : 0)) return -1;
+    return body ? send_all(r->socket, body, size, 0) : 0;
+}
+
+static int refuse(struct request *r, const char *status, const char *code) {
+    char body[128];
+    snprintf(body, sizeof body, "<Error><Code>%s</Code></Error>", code);
+    return answer(r, status, "", strcmp(r->method, "HEAD") ? body : NULL, 0);
+}
+
+/* Takes `length` bytes of a body: to `file` from `at` on, or nowhere, where they are not even copied. */
+static int take(struct request *r, long length, int file, long at) {
+    static __thread char *buffer;
+    atomic_fetch_add(&received_bytes, length);
+    long held = r->held_to - r->held_from < length ? r->held_to - r->held_from : length;
+    if (file >= 0 && pwrite(file, r->head + r->held_from, held, at) != held) return -1;
+    r->held_from += held, length -= held, at += held;
+    if (file >= 0 && !buffer) buffer = malloc(COPIED_BYTES);
+    while (length > 0) {
+        long got;
+        if (file < 0) got = recv(r->socket, NULL, length, MSG_TRUNC);
+        else got = recv(r->socket, buffer, length < COPIED_BYTES ? length : COPIED_BYTES, 0);
+        if (got <= 0 || (file >= 0 && pwrite(file, buffer, got, at) != got)) return -1;
+        length -= got, at += got;
+    }
+    return 0;
+}
+
+/* The next line of a chunked body, without its end. */
+static int take_line(struct request *r, char *text, int most) {
+    for (int length = 0;;) {
+        if (r->held_from == r->held_to) {
+            long got = recv(r->socket, r->head, HEAD_BYTES, 0);
+            if (got <= 0) return -1;
+            r->held_from = 0, r->held_to = got;
+        }
+        char next = r->head[r->held_from++];
+        if (next != '\r' && next != '\n' && length < most - 1) text[length++] = next;
+        text[length] = 0;
+        if (next == '\n') return 0;
+    }
+}
+
+/* Takes chunks and trailers, of HTTP or of aws-chunked: they look alike. Returns the size of what they hold. */
+static long take_chunks(struct request *r, int file) {
+    char text[512];
+    for (long size = 0; !take_line(r, text, sizeof text);) {
+        long chunk = strtol(text, NULL, 16);
+        if (!chunk) {
+            while (*text)
+                if (take_line(r, text, sizeof text)) return -1;
+            return size;
+        }
+        if (take(r, chunk, file, size) || take_line(r, text, sizeof text)) return -1;
+        size += chunk;
+    }
+    return -1;
+}
+
+/* The body of a request; NULL where the connection broke. */
+static struct blob *take_body(struct request *r, int keep) {
+    if (r->expects && send_all(r->socket, "HTTP/1.1 100 Continue\r\n\r\n", 25, 0)) return NULL;
+    int file = keep ? memfd_create("object", MFD_CLOEXEC) : -1;
+    int chunked = r->content_length < 0 || (keep && r->decoded_length >= 0);
+    long size = chunked ? take_chunks(r, file) : r->content_length;
+    if (size >= 0 && (chunked || !take(r, size, file, 0)))
+        return blob_new(r->decoded_length >= 0 ? r->decoded_length : size, file);
+    if (file >= 0) close(file);
+    return NULL;
+}
+
+/* A value of a query, decoded, in `value` of NAME_BYTES; NULL where it is not there. */
+static char *parameter(const char *query, const char *name, char *value) {
+    long length = strlen(name);
+    for (const char *at = query; at && *at; at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL) {
+        if (strncmp(at, name, length) || (at[length] && !strchr("=&", at[length]))) continue;
+        char *to = value;
+        for (at += length + (at[length] == '='); *at && *at != '&'; at++) {
+            unsigned byte = *at;
+            if (byte == '%' && sscanf(at + 1, "%2x", &byte) == 1) at += 2;
+            *to++ = byte;
+        }
+        *to = 0;
+        return value;
+    }
+    return NULL;
+}
+
+static int send_blob(struct request *r, struct blob *blob) {
+    long from = 0, to = blob->size, first, last;
+    int bounds = sscanf(r->range, "bytes=%ld-%ld", &first, &last);
+    if (bounds > 0 && first < 0) from = to + first > 0 ? to + first : 0;
+    else if (bounds > 0) from = first;
+    if (bounds == 2 && last < to) to = last + 1;
+    if (bounds > 0 && from >= blob->size) return refuse(r, "416 Range Not Satisfiable", "InvalidRange");
+    char headers[512] = VALIDATORS;
+    if (bounds > 0)
+        sprintf(headers + strlen(headers), "Content-Range: bytes %ld-%ld/%ld\r\n", from, to - 1, blob->size);
+    if (answer(r, bounds > 0 ? "206 Partial Content" : "200 OK", headers, NULL, to - from)) return -1;
+    for (off_t at = from; strcmp(r->method, "HEAD") && at < to;) {
+        long sent = sendfile(r->socket, blob->file, &at, to - at);
+        if (sent <= 0) return -1;
+        atomic_fetch_add(&sent_bytes, sent);
+    }
+    return 0;
+}
+
+static void list_object(FILE *out, const char *key, long size) {
+    fprintf(out, "<Contents><Key>%s</Key><Size>%ld</Size><ETag>\"9b2cf535f27731c974343645a3985328\"</ETag>"
+        "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>", key, size);
+}
+
+static int send_listing(struct request *r) {
+    char prefix[NAME_BYTES] = "", *body = NULL;
+    size_t size;
+    parameter(r->query, "prefix", prefix);
+    FILE *out = open_memstream(&body, &size);
+    fputs("<ListBucketResult" XMLNS "><IsTruncated>false</IsTruncated>", out);
+    objects_list(r->name, prefix, list_object, out);
+    fputs("</ListBucketResult>", out);
+    fclose(out);
+    int failed = answer(r, "200 OK", "", body, 0);
+    free(body);
+    return failed;
+}
+
+static int read_object(struct request *r, int is_bucket) {
+    if (!strcmp(r->name, "-/counters")) {
+        char text[96];
+        snprintf(text, sizeof text, "%ld %ld %ld", requests - 1, received_bytes, sent_bytes);
+        atomic_fetch_sub(&requests, 1);
+        return answer(r, "200 OK", "", text, 0);
+    }
+    if (is_bucket) return strcmp(r->method, "HEAD") ? send_listing(r) : answer(r, "200 OK", "", NULL, 0);
+    struct blob *blob = objects_get(r->name);
+    if (!blob) return refuse(r, "404 Not Found", "NoSuchKey");
+    int failed = send_blob(r, blob);
+    blob_release(blob);
+    return failed;
+}
+
+static int begin_upload(struct request *r) {
+    char body[512];
+    snprintf(body, sizeof body, "<InitiateMultipartUploadResult" XMLNS "><Bucket>b</Bucket><Key>k</Key>"
+        "<UploadId>%ld</UploadId></InitiateMultipartUploadResult>", upload_begin(r->name));
+    return answer(r, "200 OK", "", body, 0);
+}
+
+static int respond(struct request *r) {
+    char value[NAME_BYTES];
+    long upload = parameter(r->query, "uploadId", value) ? atol(value) : 0;
+    long part = parameter(r->query, "partNumber", value) ? atol(value) : 0;
+    int is_put = !strcmp(r->method, "PUT"), is_bucket = !strchr(r->name, '/');
+    struct blob *body = take_body(r, is_put && strncmp(r->name, "discard/", 8));
+    if (!body) return -1;
+    atomic_fetch_add(&requests, 1);
+    if (latency_us) usleep(latency_us);
+    if (is_put && upload) {
+        if (!upload_part(upload, part, body)) return refuse(r, "404 Not Found", "NoSuchUpload");
+        return answer(r, "200 OK", ETAG, "", 0);
+    }
+    if (is_put && !is_bucket) {
+        objects_put(r->name, body);
+        return answer(r, "200 OK", ETAG, "", 0);
+    }
+    blob_release(body);
+    if (is_put) return answer(r, "200 OK", "", "", 0);
+    if (!strcmp(r->method, "HEAD") || !strcmp(r->method, "GET")) return read_object(r, is_bucket);
+    if (!strcmp(r->method, "DELETE")) {
+        if (upload) upload_abort(upload);
+        else objects_delete(r->name);
+        return answer(r, "204 No Content", "", NULL, 0);
+    }
+    if (parameter(r->query, "uploads", value)) return begin_upload(r);
+    if (!upload_complete(upload)) return refuse(r, "404 Not Found", "NoSuchUpload");
+    return answer(r, "200 OK", "", "<CompleteMultipartUploadResult" XMLNS "><Location>l</Location><Bucket>b</Bucket>"
+        "<Key>k</Key><ETag>\"9b2cf535f27731c974343645a3985328\"</ETag></CompleteMultipartUploadResult>", 0);
+}
+
+/* A header's value, or "". */
+static const char *header(const char *head, const char *name) {
+    long length = strlen(name);
+    for (const char *at = strstr(head, "\r\n"); at; at = strstr(at, "\r\n")) {
+        at += 2;
+        if (!strncasecmp(at, name, length) && at[length] == ':') return at + length + 1 + strspn(at + length + 1, " ");
+    }
+    return "";
+}
+
+/* Reads a head; -1 where the connection ended, or this is no HTTP. */
+static int next_request(struct request *r) {
+    char *end, target[NAME_BYTES + 2] = "=";
+    memmove(r->head, r->head + r->held_from, r->held_to - r->held_from);
+    r->held_to -= r->held_from;
+    while (!(end = memmem(r->head, r->held_to, "\r\n\r\n", 4))) {
+        long got = recv(r->socket, r->head + r->held_to, HEAD_BYTES - r->held_to, 0);
+        if (got <= 0) return -1;
+        r->held_to += got;
+    }
+    end[2] = 0;
+    r->held_from = end + 4 - r->head;
+    if (sscanf(r->head, "%7s /%2046s", r->method, target + 1) != 2) return -1;
+    char *query = strchr(target, '?');
+    snprintf(r->query, sizeof r->query, "%s", query ? query + 1 : "");
+    if (query) *query = 0;
+    /* A path is decoded as a value without a name. */
+    parameter(target, "", r->name);
+    if (*r->name && r->name[strlen(r->name) - 1] == '/') r->name[strlen(r->name) - 1] = 0;
+    const char *decoded = header(r->head, "x-amz-decoded-content-length");
+    int chunked = !strncasecmp(header(r->head, "transfer-encoding"), "chunked", 7);
+    r->content_length = chunked ? -1 : atol(header(r->head, "content-length"));
+    r->decoded_length = *decoded ? atol(decoded) : -1;
+    r->expects = !strncasecmp(header(r->head, "expect"), "100-continue", 12);
+    r->closes = !strncasecmp(header(r->head, "connection"), "close", 5);
+    snprintf(r->range, sizeof r->range, "%.60s", header(r->head, "range"));
+    return 0;
+}
+
+static void *serve(void *argument) {
+    struct request *r = calloc(1, sizeof *r);
+    r->socket = (int)(long)argument;
+    setsockopt(r->socket, IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    while (!next_request(r) && !respond(r) && !r->closes) {}
+    close(r->socket);
+    free(r);
+    return NULL;
+}
+
+static void *accept_all(void *argument) {
+    pthread_attr_t attributes;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, 256 << 10);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    for (;;) {
+        int socket = accept4((int)(long)argument, NULL, NULL, SOCK_CLOEXEC);
+        if (socket >= 0 && pthread_create(&thread, &attributes, serve, (void *)(long)socket)) close(socket);
+    }
+    return NULL;
+}
+
+int main(int count, char **arguments) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    pthread_t thread;
+    char byte;
+    latency_us = count > 1 ? atol(arguments[1]) * 1000 : 0;
+    signal(SIGPIPE, SIG_IGN);
+    if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 4096) ||
+        getsockname(listener, (struct sockaddr *)&address, &length) ||
+        pthread_create(&thread, NULL, accept_all, (void *)(long)listener)) {
+        perror("origin");
+        return 1;
+    }
+    printf("%d\n", ntohs(address.sin_port));
+    fflush(stdout);
+    while (read(0, &byte, 1) > 0) {}
+    return 0;
+}

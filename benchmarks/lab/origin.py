@@ -1,0 +1,104 @@
+"""Runs `origin.c`, an S3 that costs almost nothing: it forgets what is written to one bucket, and keeps what is written
+to another in memory. Built by the C compiler where its sources changed. Linux only.
+"""
+
+import contextlib
+import hashlib
+import http.client
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarks.lab.place import Place
+from tests.servers.install import cache_directory
+from tests.servers.lifetime import die_with_parent
+
+_FOLDER = Path(__file__).resolve().parent
+_SOURCES = [_FOLDER / name for name in ("origin.c", "origin_objects.c", "origin_objects.h")]
+_DISCARD, _MEMORY = "discard", "memory"
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What an origin did since it was started."""
+
+    requests: int
+    received_bytes: int
+    """Of bodies, as they were sent: with the frames of aws-chunked ones, where those are discarded."""
+    sent_bytes: int
+    cpu_s: float
+
+    def __sub__(self, before: "Counters") -> "Counters":
+        return Counters(
+            self.requests - before.requests,
+            self.received_bytes - before.received_bytes,
+            self.sent_bytes - before.sent_bytes,
+            self.cpu_s - before.cpu_s,
+        )
+
+
+class Origin:
+    """A running origin."""
+
+    def __init__(self, process: psutil.Popen, port: int) -> None:
+        self._process, self._port = process, port
+        self.discard = self._place(_DISCARD)
+        """Where what is written is forgotten, but for its size."""
+        self.memory = self._place(_MEMORY)
+        """Where what is written is kept in memory."""
+
+    def _place(self, bucket: str) -> Place:
+        endpoint_url = f"http://127.0.0.1:{self._port}"
+        return Place(bucket, "", endpoint_url, "us-east-1", access_key="bench", secret_key="bench")
+
+    def counters(self) -> Counters:
+        used = self._process.cpu_times()
+        return counters(self.memory, used.user + used.system)
+
+
+def counters(place: Place, cpu_s: float = 0.0) -> Counters:
+    """What the origin of a place did, asked by anybody who can reach it."""
+    connection = http.client.HTTPConnection(urlsplit(place.endpoint_url or "").netloc)
+    try:
+        connection.request("GET", "/-/counters")
+        requests, received_bytes, sent_bytes = map(int, connection.getresponse().read().split())
+    finally:
+        connection.close()
+    return Counters(requests, received_bytes, sent_bytes, cpu_s)
+
+
+def _built() -> Path:
+    """The program, compiled once for each state of its sources."""
+    name = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
+    program = cache_directory() / "bin" / f"origin-{name}"
+    if program.exists():
+        return program
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise SystemExit("the origin that discards is built by a C compiler: cc is not on PATH (or set CC)")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    partial = program.with_name(f"{program.name}.{os.getpid()}")
+    sources = [str(source) for source in _SOURCES if source.suffix == ".c"]
+    subprocess.run([compiler, "-O2", "-pthread", "-o", str(partial), *sources], check=True)
+    partial.replace(program)
+    return program
+
+
+@contextlib.contextmanager
+def running(latency_ms: int = 0) -> Iterator[Origin]:
+    """An origin that waits for `latency_ms` before each answer, until the block ends."""
+    command = [str(_built()), str(latency_ms)]
+    pipe = subprocess.PIPE
+    process = psutil.Popen(command, stdin=pipe, stdout=pipe, preexec_fn=die_with_parent)
+    try:
+        yield Origin(process, int(process.stdout.readline()))
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        process.wait()

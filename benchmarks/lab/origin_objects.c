@@ -1,0 +1,171 @@
+#define _GNU_SOURCE
+#include "origin_objects.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/sendfile.h>
+#include <unistd.h>
+
+enum { SLOTS = 1 << 14, MOST_PARTS = 10000 };
+
+struct object {
+    struct object *next;
+    char *name;
+    struct blob *blob;
+};
+
+struct upload {
+    struct upload *next;
+    long id;
+    char *name;
+    struct blob *parts[MOST_PARTS];
+};
+
+/* Everything below, and the users of every blob. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct object *table[SLOTS];
+static struct upload *uploads;
+static long last_id;
+
+struct blob *blob_new(long size, int file) {
+    struct blob *blob = malloc(sizeof *blob);
+    *blob = (struct blob){size, file, 1};
+    return blob;
+}
+
+static void release(struct blob *blob) {
+    if (!blob || --blob->users) return;
+    if (blob->file >= 0) close(blob->file);
+    free(blob);
+}
+
+void blob_release(struct blob *blob) {
+    pthread_mutex_lock(&lock);
+    release(blob);
+    pthread_mutex_unlock(&lock);
+}
+
+static struct object **find(const char *name) {
+    unsigned long hash = 5381;
+    for (const char *at = name; *at; at++) hash = hash * 33 + (unsigned char)*at;
+    struct object **found = &table[hash % SLOTS];
+    while (*found && strcmp((*found)->name, name)) found = &(*found)->next;
+    return found;
+}
+
+struct blob *objects_get(const char *name) {
+    pthread_mutex_lock(&lock);
+    struct object *found = *find(name);
+    struct blob *blob = found ? found->blob : NULL;
+    if (blob) blob->users++;
+    pthread_mutex_unlock(&lock);
+    return blob;
+}
+
+void objects_put(const char *name, struct blob *blob) {
+    pthread_mutex_lock(&lock);
+    struct object **found = find(name);
+    if (!*found) {
+        *found = calloc(1, sizeof **found);
+        (*found)->name = strdup(name);
+    }
+    release((*found)->blob);
+    (*found)->blob = blob;
+    pthread_mutex_unlock(&lock);
+}
+
+void objects_delete(const char *name) {
+    pthread_mutex_lock(&lock);
+    struct object **found = find(name), *old = *found;
+    if (old) {
+        *found = old->next;
+        release(old->blob);
+        free(old->name);
+        free(old);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void objects_list(const char *bucket, const char *prefix, void (*each)(FILE *, const char *, long), FILE *out) {
+    size_t bucket_length = strlen(bucket), prefix_length = strlen(prefix);
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < SLOTS; i++)
+        for (struct object *at = table[i]; at; at = at->next) {
+            const char *key = at->name + bucket_length;
+            if (!strncmp(at->name, bucket, bucket_length) && *key++ == '/' && !strncmp(key, prefix, prefix_length))
+                each(out, key, at->blob->size);
+        }
+    pthread_mutex_unlock(&lock);
+}
+
+long upload_begin(const char *name) {
+    struct upload *upload = calloc(1, sizeof *upload);
+    upload->name = strdup(name);
+    pthread_mutex_lock(&lock);
+    long id = upload->id = ++last_id;
+    upload->next = uploads;
+    uploads = upload;
+    pthread_mutex_unlock(&lock);
+    return id;
+}
+
+static struct upload **find_upload(long id) {
+    struct upload **found = &uploads;
+    while (*found && (*found)->id != id) found = &(*found)->next;
+    return found;
+}
+
+int upload_part(long id, long part, struct blob *blob) {
+    pthread_mutex_lock(&lock);
+    struct upload *upload = *find_upload(id);
+    int good = upload && part >= 1 && part <= MOST_PARTS;
+    if (good) {
+        release(upload->parts[part - 1]);
+        upload->parts[part - 1] = blob;
+    } else {
+        release(blob);
+    }
+    pthread_mutex_unlock(&lock);
+    return good;
+}
+
+/* Adds a part to the end of a whole; a part whose bytes were kept makes a whole whose bytes are. */
+static void append(struct blob *whole, const struct blob *part) {
+    if (part->file >= 0) {
+        if (whole->file < 0) whole->file = memfd_create("object", MFD_CLOEXEC);
+        lseek(whole->file, whole->size, SEEK_SET);
+        for (off_t at = 0; at < part->size;)
+            if (sendfile(whole->file, part->file, &at, part->size - at) <= 0) abort();
+    }
+    whole->size += part->size;
+}
+
+/* Ends an upload; its object appears where `whole` is given. */
+static int end(long id, struct blob *whole) {
+    pthread_mutex_lock(&lock);
+    struct upload **found = find_upload(id), *upload = *found;
+    if (upload) *found = upload->next;
+    pthread_mutex_unlock(&lock);
+    if (!upload) {
+        blob_release(whole);
+        return 0;
+    }
+    for (int i = 0; i < MOST_PARTS; i++) {
+        if (whole && upload->parts[i]) append(whole, upload->parts[i]);
+        blob_release(upload->parts[i]);
+    }
+    if (whole) objects_put(upload->name, whole);
+    free(upload->name);
+    free(upload);
+    return 1;
+}
+
+int upload_complete(long id) {
+    return end(id, blob_new(0, -1));
+}
+
+int upload_abort(long id) {
+    return end(id, NULL);
+}

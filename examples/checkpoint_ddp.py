@@ -1,0 +1,330 @@
+"""Trains on handwritten digits with several processes, each of which writes its part of every checkpoint to S3.
+
+    torchrun --nproc-per-node 2 examples/checkpoint_ddp.py --data s3://bucket/digits/ --checkpoints s3://bucket/run/
+
+The weights and the state of the optimizer are sharded over the ranks (FSDP2, by gloo, on the CPU). Killed at any moment
+and started again, with as many ranks or with others, it goes on from its newest committed checkpoint. A batch is 60
+digits whatever the number of ranks, so that this number changes nothing but the last digits of the floats.
+
+Without torchrun it tells a story, on an S3 of its own: one of two ranks is killed with SIGKILL in the middle of a save;
+three ranks go on from the checkpoint before it, and end where a run ends that nobody killed.
+
+    python examples/checkpoint_ddp.py
+"""
+
+import argparse
+import collections
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from train_digits import decode, folder, measure_accuracy, seed_bucket
+
+import torchobj
+from torchobj.checkpoint import CheckpointManager
+
+BATCH = 60  # of all ranks together: 2 and 3 ranks have equal shares
+EPOCHS = 3
+EXPECTED_ACCURACY = 0.9
+WIDTH = 1000
+
+# Of the story alone.
+KILLED_IN = 3  # the epoch whose checkpoint is being written when the rank is killed
+UPLOAD_MBIT_S = 16.0  # of each rank that is killed: a save then takes seconds, as those of large models do
+RUN_LIMIT_S = 180.0
+DATA, UNBROKEN, KILLED = "s3://digits/", "s3://digits-checkpoints/unbroken/", "s3://digits-checkpoints/killed/"
+
+
+# ---------------------------------------------------------------------------------------------------- a rank
+
+
+def make_model() -> nn.Sequential:
+    """A network with enough weights that a checkpoint of it takes a while: 1.1 million."""
+    torch.manual_seed(0)
+    inner = [nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)]
+    return nn.Sequential(nn.Flatten(), *inner)
+
+
+class Training:
+    """Model and optimizer as one part of a checkpoint: under names that do not depend on how they are sharded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tensors, each rank's own shards of them."""
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Puts a state into model and optimizer."""
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
+def manager(url: str, upload_mbit_s: float | None = None) -> CheckpointManager:
+    """The checkpoints of a run, of which the newest three are kept."""
+    # In parts, and the smallest that S3 takes, so that the upload of as little as this is seen while it goes on.
+    config = torchobj.StoreConfig(upload_mbit_s=upload_mbit_s, whole_below_bytes=1 << 20, part_bytes=5 << 20)
+    return CheckpointManager(url, keep_last=3, sharded=True, config=config)
+
+
+def run_rank(arguments: argparse.Namespace) -> None:
+    """Trains as one of the ranks that torchrun started, from the newest checkpoint to the last epoch."""
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+    if rank == 0:
+        seed_bucket(arguments.data)
+    dist.barrier()
+    print(f"rank {rank} of {ranks}: process {os.getpid()}", flush=True)
+
+    model = make_model()
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    training = Training(fully_shard(model, mesh=mesh))
+
+    with manager(arguments.checkpoints, arguments.upload_mbit_s) as checkpoints:
+        state = {"training": training, "epoch": 0}
+        if checkpoints.latest() is not None:
+            checkpoints.restore(into=state)
+            tell(rank, f"{ranks} ranks resumed from step {state['epoch']}")
+        train(state, checkpoints, arguments)
+    dist.destroy_process_group()
+
+
+def train(state: dict[str, Any], checkpoints: CheckpointManager, arguments: argparse.Namespace) -> None:
+    """Trains the epochs that are left, with a checkpoint after each."""
+    rank, ranks, training = dist.get_rank(), dist.get_world_size(), state["training"]
+    # Every other digit will do: this is about checkpoints.
+    dataset = torchobj.S3MapDataset(f"{arguments.data}train/", glob="**/*[02468].png", transform=decode)
+    # Its order does not depend on the number of ranks.
+    sampler = torchobj.ElasticDistributedSampler(dataset, num_replicas=ranks, rank=rank, seed=1)
+    loader = torchobj.DataLoader(dataset, batch_size=BATCH // ranks, sampler=sampler, drop_last=True)
+    for epoch in range(state["epoch"] + 1, arguments.epochs + 1):
+        sampler.set_epoch(epoch)
+        losses = []
+        for pictures, labels in loader:
+            loss = F.cross_entropy(training.model(pictures), labels)
+            training.optimizer.zero_grad()
+            loss.backward()
+            training.optimizer.step()
+            losses.append(loss.detach())
+        mean = torch.stack(losses).mean()
+        dist.all_reduce(mean)
+        state["epoch"] = epoch
+        tell(rank, f"epoch {epoch}/{arguments.epochs}: loss {mean / ranks:.4f}, saving")
+        checkpoints.save(epoch, state)
+        tell(rank, f"epoch {epoch}/{arguments.epochs}: committed")
+
+
+def tell(rank: int, text: str) -> None:
+    """Prints a line, once for all ranks."""
+    if rank == 0:
+        print(text, flush=True)
+
+
+# --------------------------------------------------------------------------------------------------- the story
+
+
+def say(text: str = "") -> None:
+    """Prints a line now, also into a pipe."""
+    print(text, flush=True)
+
+
+class Run:
+    """This script under torchrun, running."""
+
+    def __init__(self, ranks: int, checkpoints: str, *settings: str) -> None:
+        arguments = [f"--data={DATA}", f"--checkpoints={checkpoints}", *settings]
+        say(f"    $ torchrun --nproc-per-node {ranks} examples/{Path(__file__).name} {' '.join(arguments)}")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        self.process = subprocess.Popen(
+            [*torchrun, __file__, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        assert self.process.stdout is not None
+        self.stdout = self.process.stdout
+        self.pids: dict[int, int] = {}
+        self.output: list[str] = []
+
+    def lines(self) -> Iterator[str]:
+        """What the ranks say, while they say it, to the end. What torchrun and torch add is kept in `output` only."""
+        for line in map(str.rstrip, self.stdout):
+            self.output.append(line)
+            if match := re.fullmatch(r"rank (\d+) of \d+: process (\d+)", line):
+                self.pids[int(match[1])] = int(match[2])
+            if re.match(r"rank \d|epoch \d|\d ranks|uploaded", line):
+                say(f"    {line}")
+                yield line
+
+
+@contextlib.contextmanager
+def running(ranks: int, checkpoints: str, *settings: str) -> Iterator[Run]:
+    """Starts the ranks; by the end of the block they have ended."""
+    run = Run(ranks, checkpoints, *settings)
+    limit = threading.Timer(RUN_LIMIT_S, run.process.terminate)
+    limit.start()
+    try:
+        yield run
+    finally:
+        limit.cancel()
+        # torchrun ends its ranks when it is asked to end.
+        run.process.terminate()
+        collections.deque(run.lines(), maxlen=0)
+        run.process.wait()
+        run.stdout.close()
+
+
+def run_to_end(ranks: int, checkpoints: str) -> list[str]:
+    """Runs to the last epoch and returns what the ranks said."""
+    with running(ranks, checkpoints) as run:
+        lines = list(run.lines())
+        status = run.process.wait()
+    if status != 0:
+        sys.exit("\n".join([*run.output, f"The run ended with status {status}."]))
+    return lines
+
+
+def run_and_kill(ranks: int, checkpoints: str) -> None:
+    """Runs into the save of epoch `KILLED_IN`, and kills the last rank when parts of that checkpoint are uploaded."""
+    store, prefix = torchobj.Store("s3://digits-checkpoints"), checkpoints.removeprefix("s3://digits-checkpoints/")
+    with running(ranks, checkpoints, f"--upload-mbit-s={UPLOAD_MBIT_S}") as run:
+        for line in run.lines():
+            if re.match(rf"epoch {KILLED_IN}/.*saving", line):
+                break
+        # Files of the last rank are named after it.
+        while not any(f"/__{ranks - 1}_" in upload.key for upload in store.unfinished_uploads(prefix)):
+            if run.process.poll() is not None:
+                sys.exit("\n".join([*run.output, "The run ended before its upload was seen."]))
+            time.sleep(0.05)
+        os.kill(run.pids[ranks - 1], signal.SIGKILL)
+        say(f"    rank {ranks - 1} was killed with SIGKILL, while its part of step {KILLED_IN} was uploaded")
+        status = run.process.wait()
+    say(f"    torchrun ended the others: exit status {status}")
+
+
+def restored(checkpoints: str) -> tuple[Training, int]:
+    """The newest checkpoint, put together in this process from what all ranks wrote; and its step."""
+    training = Training(make_model())
+    with manager(checkpoints) as committed:
+        state = committed.restore(into={"training": training, "epoch": 0})
+    return training, state["epoch"]
+
+
+def differences(unbroken: list[str], resumed: list[str]) -> list[str]:
+    """What is not as it should be."""
+    wrong = []
+    if f"3 ranks resumed from step {KILLED_IN - 1}" not in resumed:
+        wrong.append(f"the three ranks did not resume from step {KILLED_IN - 1}")
+
+    losses = [float(re.findall(r"loss (\d+\.\d+)", "\n".join(lines))[-1]) for lines in (unbroken, resumed)]
+    say(f"  loss of the last epoch   {losses[0]:.4f} unbroken, {losses[1]:.4f} resumed")
+    if abs(losses[0] - losses[1]) > 0.01:
+        wrong.append("the losses differ")
+
+    (one, step), (other, other_step) = restored(UNBROKEN), restored(KILLED)
+    if not step == other_step == EPOCHS:
+        wrong.append(f"the newest steps are {step} and {other_step}, not {EPOCHS}")
+    data = argparse.Namespace(data=DATA, workers=0)
+    accuracies = [measure_accuracy(training.model, data) for training in (one, other)]
+    say(f"  test accuracy            {accuracies[0]:.4f} unbroken, {accuracies[1]:.4f} resumed")
+    if min(accuracies) < EXPECTED_ACCURACY:
+        wrong.append(f"an accuracy is below {EXPECTED_ACCURACY}")
+
+    pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
+    largest = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
+    say(f"  weights                  differ by {largest:.1e} at the most: three ranks add floats in another order")
+    if largest > 0.01:
+        wrong.append(f"a weight differs by {largest}")
+    return wrong
+
+
+def tell_story() -> int:
+    """Tells the story and returns the exit status."""
+    import embedded_s3  # noqa: PLC0415  not on a machine that trains
+
+    started = time.monotonic()
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # This process alone reads what the ranks wrote.
+    # It is to reach no other store than its own, and that without a proxy.
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1"
+
+    with embedded_s3.start() as s3:
+        os.environ.update(s3.environment)
+        say(f"1. An embedded S3 runs at {s3.endpoint_url}, in a process of its own.\n")
+
+        say("2. An unbroken run of two ranks, which uploads the data first:")
+        unbroken = run_to_end(2, UNBROKEN)
+
+        say(f"\n3. Another run of two ranks; one is to be killed while the checkpoint of epoch {KILLED_IN} is written:")
+        run_and_kill(2, KILLED)
+
+        with manager(KILLED) as checkpoints:
+            say(f"\n4. Committed are the steps {checkpoints.steps()}. Of the step that was not committed there are:")
+            for left in checkpoints.leftovers():
+                say(f"    {left.key}, {'an unfinished upload' if left.upload else f'{left.size} bytes'}")
+
+        say("\n5. Three ranks go on:")
+        resumed = run_to_end(3, KILLED)
+
+        say("\n6. The unbroken run and the one that was killed and resumed, each read by this one process:")
+        wrong = differences(unbroken, resumed)
+
+        with manager(KILLED) as checkpoints:
+            say(f"\n7. Swept away on request: {len(checkpoints.sweep(older_than_s=0))} leftovers of the killed save.")
+
+    say()
+    for each in wrong:
+        say(f"WRONG: {each}")
+    if wrong:
+        return 1
+    say(f"No checkpoint was lost, and none was half. All of it took {time.monotonic() - started:.0f} s.")
+    return 0
+
+
+def main() -> int:
+    """Runs as a rank of torchrun, or tells the story, and returns the exit status."""
+    parser = argparse.ArgumentParser(description="Trains with sharded checkpoints in S3, under torchrun.")
+    parser.add_argument("--data", type=folder, help="where the digits are, or are put: s3://bucket/prefix/")
+    parser.add_argument("--checkpoints", type=folder, help="s3://bucket/prefix/")
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
+    parser.add_argument("--upload-mbit-s", type=float, help="at the most, for each rank; no limit when left out")
+    arguments = parser.parse_args()
+    if "RANK" not in os.environ:
+        return tell_story()
+    if not (arguments.data and arguments.checkpoints):
+        parser.error("give --data and --checkpoints")
+    run_rank(arguments)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

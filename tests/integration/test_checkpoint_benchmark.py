@@ -1,0 +1,131 @@
+"""The benchmark of checkpoints runs, and the origin that it measures on is an S3 as far as clients need one."""
+
+import http.client
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from benchmarks.lab import origin
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the origin is for Linux")
+
+
+@pytest.fixture(scope="module")
+def running():
+    with origin.running() as found:
+        yield found
+
+
+def client(place):
+    return boto3.session.Session().client(
+        "s3",
+        endpoint_url=place.endpoint_url,
+        region_name=place.region,
+        aws_access_key_id=place.access_key,
+        aws_secret_access_key=place.secret_key,
+        config=Config(s3={"addressing_style": "path"}),
+    )
+
+
+def test_the_origin_keeps_what_is_written_to_its_memory(running):
+    place, content = running.memory, os.urandom(20_000_000)
+    s3 = client(place)
+    s3.upload_fileobj(io.BytesIO(content), place.bucket, "a folder/in parts")
+    s3.put_object(Bucket=place.bucket, Key="a folder/whole", Body=content[:1000])
+    whole = io.BytesIO()
+    s3.download_fileobj(place.bucket, "a folder/in parts", whole)
+    assert whole.getvalue() == content
+    for text, expected in (
+        ("bytes=-5", content[995:1000]),
+        ("bytes=990-", content[990:1000]),
+        ("bytes=3-4", content[3:5]),
+    ):
+        answer = s3.get_object(Bucket=place.bucket, Key="a folder/whole", Range=text)
+        assert answer["Body"].read() == expected
+        assert answer["ContentRange"].endswith("/1000")
+    with pytest.raises(ClientError, match="InvalidRange"):
+        s3.get_object(Bucket=place.bucket, Key="a folder/whole", Range="bytes=1000-")
+    listed = s3.list_objects_v2(Bucket=place.bucket, Prefix="a folder/")["Contents"]
+    assert {entry["Key"]: entry["Size"] for entry in listed} == {
+        "a folder/in parts": 20_000_000,
+        "a folder/whole": 1000,
+    }
+    s3.delete_object(Bucket=place.bucket, Key="a folder/whole")
+    with pytest.raises(ClientError, match="404"):
+        s3.head_object(Bucket=place.bucket, Key="a folder/whole")
+
+
+def test_the_origin_forgets_what_is_written_to_its_other_bucket_but_for_its_size(running):
+    place, before = running.discard, running.counters()
+    s3 = client(place)
+    s3.upload_fileobj(io.BytesIO(bytes(20_000_000)), place.bucket, "parts")
+    s3.put_object(Bucket=place.bucket, Key="whole", Body=bytes(1000))
+    assert s3.head_object(Bucket=place.bucket, Key="parts")["ContentLength"] == 20_000_000
+    assert s3.head_object(Bucket=place.bucket, Key="whole")["ContentLength"] == 1000
+    counted = running.counters() - before
+    # Three parts between the beginning and the end of an upload, one object, two questions.
+    assert counted.requests == 8
+    assert 20_001_000 <= counted.received_bytes <= 20_010_000
+    assert counted.sent_bytes == 0
+
+
+def test_an_upload_that_is_given_up_leaves_no_object(running):
+    place = running.memory
+    s3 = client(place)
+    begun = s3.create_multipart_upload(Bucket=place.bucket, Key="begun")
+    upload = {"Bucket": place.bucket, "Key": "begun", "UploadId": begun["UploadId"]}
+    s3.upload_part(**upload, PartNumber=1, Body=b"abc")
+    s3.abort_multipart_upload(**upload)
+    with pytest.raises(ClientError, match="404"):
+        s3.head_object(Bucket=place.bucket, Key="begun")
+    with pytest.raises(ClientError, match="NoSuchUpload"):
+        s3.upload_part(**upload, PartNumber=2, Body=b"abc")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"Transfer-Encoding": "chunked"}, b"5\r\nhello\r\n6\r\n world\r\n0\r\n\r\n"),
+        (
+            {"Content-Encoding": "aws-chunked", "X-Amz-Decoded-Content-Length": "11", "Content-Length": "57"},
+            b"5\r\nhello\r\n6\r\n world\r\n0\r\nx-amz-checksum-crc32:DUoRhQ==\r\n\r\n",
+        ),
+    ],
+    ids=["chunked", "aws-chunked"],
+)
+@pytest.mark.parametrize("bucket", ["memory", "discard"])
+def test_the_origin_unwraps_bodies_in_chunks(running, bucket, headers, body):
+    connection = http.client.HTTPConnection(urlsplit(running.memory.endpoint_url).netloc)
+    for _ in range(2):
+        connection.request("PUT", f"/{bucket}/chunks", body=iter([body]), headers=headers | {"Expect": "100-continue"})
+        assert connection.getresponse().read() == b""
+        connection.request("HEAD", f"/{bucket}/chunks")
+        answer = connection.getresponse()
+        answer.read()
+        assert answer.headers["Content-Length"] == "11"
+    if bucket == "memory":
+        connection.request("GET", f"/{bucket}/chunks")
+        assert connection.getresponse().read() == b"hello world"
+    connection.close()
+
+
+@pytest.mark.timeout(300)
+def test_a_quick_run_of_the_benchmark_ends_with_its_verdicts():
+    command = [sys.executable, "benchmarks/checkpoint.py", "--quick"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    _, verdicts = done.stdout.split("against the targets\n")
+    assert "not measured" not in verdicts
+    assert "small tensors" in verdicts
+    assert "beside an upload" in verdicts
+    assert "of the bytes" in verdicts

@@ -1,0 +1,376 @@
+"""The plugin for Lightning: what a Trainer leaves in the bucket, what it resumes from, and what a failure leaves."""
+
+import csv
+import fractions
+import importlib
+import io
+import json
+import pickle
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from fsspec.config import conf
+
+import torchobj
+import torchobj.fsspec
+from tests.servers.strict.control import FaultAction
+from torchobj import exceptions
+from torchobj.lightning import ObjectCheckpointIO, S3LightningCheckpoint
+
+pytestmark = [
+    # Lightning 2.6 asks torch's trees in a way that is deprecated.
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    # It says so of the folder of an earlier fit, on purpose.
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    # Without tensorboard its logger is the one that writes CSV, as these tests expect.
+    pytest.mark.filterwarnings("ignore:Starting from v1.9.0, .tensorboardX. has been removed"),
+    # And of a run that is resumed: each has a folder of its own.
+    pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
+]
+
+EPOCHS, BATCHES = 4, 4
+
+
+@pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
+def pl(request):
+    """Either of the two packages."""
+    return pytest.importorskip(request.param)
+
+
+@pytest.fixture(autouse=True)
+def registration():
+    """What fsspec has for s3:// is as it was."""
+    before = conf.pop("s3", None)
+    yield
+    conf.pop("s3", None)
+    if before is not None:
+        conf["s3"] = before
+    torchobj.fsspec.register()
+
+
+def module(pl, width=3):
+    class Module(pl.LightningModule):
+        def __init__(self, width):
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = torch.nn.Linear(width, 1)
+
+        def training_step(self, batch, _index):
+            loss = self.layer(batch[0]).pow(2).mean()
+            self.log("loss", loss)
+            # The later the better: the best two are the last two.
+            self.log("progress", float(self.global_step))
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), 0.1)
+
+    torch.manual_seed(7)
+    return Module(width)
+
+
+def batches():
+    data = torch.utils.data.TensorDataset(torch.arange(6.0 * BATCHES).reshape(2 * BATCHES, 3) / 10)
+    return torch.utils.data.DataLoader(data, batch_size=2)
+
+
+def trainer(pl, place, epochs, callbacks=(), **settings):
+    quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
+    return pl.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        log_every_n_steps=1,
+        plugins=[ObjectCheckpointIO(config=place.config)],
+        callbacks=list(callbacks),
+        **quiet,
+        **settings,
+    )
+
+
+def best_two(pl, **settings):
+    return pl.callbacks.ModelCheckpoint(monitor="progress", mode="max", save_top_k=2, **settings)
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_root_in_the_bucket_has_the_best_two_checkpoints_and_the_logs(pl, place):
+    model = module(pl)
+    trainer(pl, place, 3, [best_two(pl)], default_root_dir=f"{place.url}/run 1").fit(model, batches())
+    folder = "run 1/lightning_logs/version_0"
+    assert place.keys() == [
+        f"{folder}/checkpoints/epoch=1-step=8.ckpt",
+        f"{folder}/checkpoints/epoch=2-step=12.ckpt",
+        f"{folder}/hparams.yaml",
+        f"{folder}/metrics.csv",
+    ]
+    assert place.uploads() == []
+    saved = torch.load(io.BytesIO(place.body(f"{folder}/checkpoints/epoch=2-step=12.ckpt")), weights_only=True)
+    assert equal(saved["state_dict"], weights(model))
+    rows = list(csv.DictReader(place.body(f"{folder}/metrics.csv").decode().splitlines()))
+    assert [int(row["step"]) for row in rows] == list(range(3 * BATCHES))
+    # The next run beside it has a folder of its own.
+    trainer(pl, place, 1, [best_two(pl)], default_root_dir=f"{place.url}/run 1").fit(module(pl), batches())
+    assert "run 1/lightning_logs/version_1/checkpoints/epoch=0-step=4.ckpt" in place.keys()
+
+
+def test_a_run_that_is_resumed_ends_with_the_weights_of_an_unbroken_one(pl, place):
+    unbroken, first, second = module(pl), module(pl), module(pl)
+    trainer(pl, place, EPOCHS, [best_two(pl)], default_root_dir=f"{place.url}/unbroken").fit(unbroken, batches())
+    trainer(pl, place, 2, [best_two(pl)], default_root_dir=f"{place.url}/broken").fit(first, batches())
+    newest = ObjectCheckpointIO(config=place.config).newest(f"{place.url}/broken")
+    assert newest == f"{place.url}/broken/lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"
+    trainer(pl, place, EPOCHS, [best_two(pl)], default_root_dir=f"{place.url}/broken").fit(
+        second, batches(), ckpt_path=newest
+    )
+    assert not equal(weights(first), weights(unbroken))
+    assert equal(weights(second), weights(unbroken))
+
+
+def test_a_folder_for_checkpoints_holds_the_best_two_and_the_last_one(pl, place, tmp_path):
+    callback = best_two(pl, dirpath=f"{place.url}/a=b/c", save_last=True, filename="{epoch} of {progress:.1f}")
+    trainer(pl, place, 3, [callback], default_root_dir=tmp_path, logger=False).fit(module(pl), batches())
+    names = [f"a=b/c/epoch={epoch} of progress={4 * epoch + 3}.0.ckpt" for epoch in (1, 2)]
+    assert place.keys() == [*names, "a=b/c/last.ckpt"]
+    assert callback.best_model_path == f"{place.url}/{names[1]}"
+    # As after a restart: the same names are taken, and versions are counted.
+    callback = best_two(pl, dirpath=f"{place.url}/a=b/c", filename="{epoch} of {progress:.1f}")
+    trainer(pl, place, 2, [callback], default_root_dir=tmp_path, logger=False).fit(module(pl), batches())
+    assert f"{names[0].removesuffix('.ckpt')}-v1.ckpt" in place.keys()
+
+
+def test_modules_load_their_checkpoint_by_its_url(pl, place):
+    model = module(pl)
+    run = trainer(pl, place, 1, default_root_dir=f"{place.url}/run")
+    run.fit(model, batches())
+    run.save_checkpoint(f"{place.url}/by hand.ckpt")
+    again = type(model).load_from_checkpoint(f"{place.url}/by hand.ckpt")
+    assert equal(weights(again), weights(model))
+    assert run.validate(module_with_validation(pl), batches(), ckpt_path=f"{place.url}/by hand.ckpt", verbose=False)
+
+
+def module_with_validation(pl):
+    model = module(pl)
+    model.validation_step = types.MethodType(
+        lambda self, batch, _index: self.log("val", self.layer(batch[0]).mean()), model
+    )
+    return model
+
+
+FAULTS = [
+    ("PutObject", {"status": 403, "code": "AccessDenied"}, exceptions.AccessDeniedError),
+    ("PutObject", {"status": 400, "code": "InvalidRequest"}, exceptions.StoreError),
+]
+
+
+@pytest.mark.parametrize(("operation", "action", "kind"), FAULTS)
+def test_a_save_that_fails_raises_in_fit_and_leaves_the_old_checkpoint(
+    pl, place, control, operation, action: FaultAction, kind
+):
+    run = trainer(pl, place, 1, [best_two(pl)], default_root_dir=f"{place.url}/run", logger=False)
+    model = module(pl)
+    run.fit(model, batches())
+    run.save_checkpoint(f"{place.url}/kept.ckpt")
+    before, body = place.keys(), place.body("kept.ckpt")
+    control.faults({"operation": operation, "action": action})
+    with pytest.raises(kind):
+        run.save_checkpoint(f"{place.url}/kept.ckpt")
+    with pytest.raises(kind):
+        trainer(pl, place, 1, [best_two(pl)], default_root_dir=f"{place.url}/run 2", logger=False).fit(model, batches())
+    control.clear_faults()
+    assert place.keys() == before
+    assert place.body("kept.ckpt") == body
+    assert place.uploads() == []
+
+
+@pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
+def test_a_large_checkpoint_that_fails_in_its_parts_leaves_the_old_one_and_no_upload(place, control, operation):
+    plugin = ObjectCheckpointIO(config=place.config)
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+    control.faults({"operation": operation, "action": {"status": 403, "code": "AccessDenied"}})
+    with pytest.raises(exceptions.AccessDeniedError):
+        plugin.save_checkpoint({"weight": torch.zeros(6_000_000)}, f"{place.url}/k.ckpt")
+    control.clear_faults()
+    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
+    assert place.uploads() == []
+
+
+def test_what_cannot_be_pickled_leaves_the_old_checkpoint(pl, place):
+    plugin = ObjectCheckpointIO(config=place.config)
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        plugin.save_checkpoint({"weight": torch.zeros(3), "bad": lambda: None}, f"{place.url}/k.ckpt")
+    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
+
+
+def test_the_trainer_of_each_package_takes_the_plugin(pl, place):
+    for plugin in (ObjectCheckpointIO(config=place.config), S3LightningCheckpoint(s3client_config=place.config)):
+        assert isinstance(plugin, pl.plugins.CheckpointIO)
+        assert pl.Trainer(plugins=[plugin], logger=False).strategy.checkpoint_io is plugin
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_fabric_and_the_asynchronous_plugin_save_and_load(pl, place, wrapped):
+    plugin = ObjectCheckpointIO(config=place.config)
+    if wrapped:
+        plugin = pl.plugins.AsyncCheckpointIO(plugin)
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+    plugin.teardown()
+    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
+    fabric = importlib.import_module("lightning.fabric" if pl.__name__ == "lightning.pytorch" else "lightning_fabric")
+    runner = fabric.Fabric(accelerator="cpu", plugins=[ObjectCheckpointIO(config=place.config)])
+    runner.save(f"{place.url}/fabric.ckpt", {"weight": torch.full((3,), 2.0)})
+    assert torch.equal(runner.load(f"{place.url}/fabric.ckpt")["weight"], torch.full((3,), 2.0))
+
+
+def test_removing_takes_the_object_or_the_folder_and_no_namesake(place):
+    plugin = ObjectCheckpointIO(config=place.config)
+    for key in ("a.ckpt", "a.ckpt.2", "folder/0.distcp", "folder/.metadata", "folder 2/x"):
+        place.boto.put_object(Bucket=place.bucket, Key=key, Body=b"x")
+    plugin.remove_checkpoint(f"{place.url}/a.ckpt")
+    plugin.remove_checkpoint(f"{place.url}/folder/")
+    plugin.remove_checkpoint(f"{place.url}/never was.ckpt")
+    assert place.keys() == ["a.ckpt.2", "folder 2/x"]
+    for whole in (place.url, f"{place.url}/", f"{place.url}//"):
+        with pytest.raises(exceptions.ConfigError, match="names no object"):
+            plugin.remove_checkpoint(whole)
+    assert place.keys() == ["a.ckpt.2", "folder 2/x"]
+
+
+def test_paths_without_a_scheme_are_files(tmp_path, monkeypatch):
+    plugin = ObjectCheckpointIO()
+    monkeypatch.chdir(tmp_path)
+    for path in ("x.ckpt", tmp_path / "deep" / "er" / "x.ckpt"):
+        plugin.save_checkpoint({"weight": torch.ones(3)}, path)
+        assert torch.equal(plugin.load_checkpoint(path)["weight"], torch.ones(3))
+        assert torch.equal(torch.load(path)["weight"], torch.ones(3))
+        plugin.remove_checkpoint(path)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_path_that_folded_the_slashes_of_a_url_is_the_url(place, tmp_path):
+    plugin = ObjectCheckpointIO(config=place.config)
+    for path in (Path(f"{place.url}/a/k.ckpt"), Path(f"file://{tmp_path}/k.ckpt")):
+        plugin.save_checkpoint({"weight": torch.ones(3)}, path)
+        assert torch.equal(plugin.load_checkpoint(path)["weight"], torch.ones(3))
+    assert place.keys() == ["a/k.ckpt"]
+    assert (tmp_path / "k.ckpt").is_file()
+
+
+def test_bad_arguments_are_refused_by_name(place):
+    plugin = ObjectCheckpointIO(config=place.config)
+    for path, message in (
+        (place.url, "names no object"),
+        ("gs://bucket/k.ckpt", "scheme 'gs'"),
+    ):
+        with pytest.raises(exceptions.ConfigError, match=message):
+            plugin.save_checkpoint({}, path)
+    with pytest.raises(exceptions.ConfigError, match="storage_options"):
+        plugin.save_checkpoint({}, f"{place.url}/k.ckpt", storage_options={"x": 1})
+    S3LightningCheckpoint(s3client_config=place.config).save_checkpoint({}, f"{place.url}/k.ckpt", {"x": 1})
+    assert plugin.load_checkpoint(f"{place.url}/k.ckpt") == {}
+    with pytest.raises(FileNotFoundError):
+        plugin.load_checkpoint(f"{place.url}/missing.ckpt")
+    assert plugin.newest(f"{place.url}/nothing") is None
+
+
+def test_what_is_no_plain_data_is_loaded_where_lightning_or_the_user_would(place, monkeypatch):
+    plugin, url = ObjectCheckpointIO(config=place.config), f"{place.url}/k.ckpt"
+    monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
+    plugin.save_checkpoint({"half": fractions.Fraction(1, 2)}, url)
+    for weights_only in (None, True):
+        with pytest.raises(exceptions.CheckpointError, match="fractions.Fraction"):
+            plugin.load_checkpoint(url, weights_only=weights_only)
+    assert plugin.load_checkpoint(url, weights_only=False) == {"half": fractions.Fraction(1, 2)}
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        assert plugin.load_checkpoint(url)
+    for name in ("lightning", "lightning_fabric"):
+        if name in sys.modules:
+            monkeypatch.setattr(sys.modules[name], "__version__", "2.5.6.post1")
+    assert plugin.load_checkpoint(url)
+
+
+def test_a_plugin_travels_by_pickle_with_its_configuration(place):
+    for plugin in (ObjectCheckpointIO(config=place.config), S3LightningCheckpoint("us-east-1", place.config)):
+        conf.pop("s3")
+        again = pickle.loads(pickle.dumps(plugin))
+        assert type(again) is type(plugin)
+        assert vars(again) == vars(plugin)
+        assert fsspec.filesystem("s3")._config == again._config
+
+
+def alone(script, **environment):
+    """What a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env={"PATH": "", **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_importing_it_imports_no_lightning_and_no_torch(pytestconfig):
+    script = (
+        "import sys, torchobj.lightning; assert not {'torch', 'lightning', 'lightning_fabric'} & set(sys.modules);"
+        "import pytorch_lightning, torchobj.lightning as ours; plugin = ours.ObjectCheckpointIO();"
+        "assert isinstance(plugin, pytorch_lightning.plugins.CheckpointIO); assert 'lightning' not in sys.modules"
+    )
+    alone(script, PYTHONPATH=str(pytestconfig.rootpath))
+
+
+def test_a_plugin_made_before_lightning_is_imported_fits_both(pytestconfig):
+    script = (
+        "from torchobj.lightning import ObjectCheckpointIO; plugin = ObjectCheckpointIO();"
+        "import lightning, pytorch_lightning;"
+        "assert isinstance(plugin, lightning.pytorch.plugins.CheckpointIO);"
+        "assert isinstance(plugin, pytorch_lightning.plugins.CheckpointIO)"
+    )
+    alone(script, PYTHONPATH=str(pytestconfig.rootpath))
+
+
+def test_an_s3fs_that_is_installed_stays_and_a_warning_says_what_to_do(pytestconfig, tmp_path):
+    (tmp_path / "s3fs.py").write_text(
+        "import fsspec\n__version__ = '2026.1.0'\n\nclass S3FileSystem(fsspec.AbstractFileSystem):\n    pass\n"
+    )
+    script = (
+        "import fsspec, logging, torchobj.fsspec; logging.basicConfig();"
+        "from torchobj.lightning import ObjectCheckpointIO; ObjectCheckpointIO();"
+        "ObjectCheckpointIO(endpoint_url='http://localhost:1');"
+        "assert type(fsspec.filesystem('s3')).__module__ == 's3fs';"
+        "assert torchobj.fsspec.register(endpoint_url='http://localhost:1');"
+        "assert type(fsspec.filesystem('s3')).__module__ == 'torchobj.fsspec'"
+    )
+    printed = alone(script, PYTHONPATH=f"{pytestconfig.rootpath}:{tmp_path}")
+    assert "torchobj.fsspec.register(config=...)" in printed
+    assert printed.count("WARNING") == 1
+
+
+@pytest.mark.matrix
+def test_of_two_ranks_one_writes_and_both_resume(place, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    script = Path(__file__).with_name("lightning_checkpoints_under_torchrun.py")
+    done = subprocess.run(
+        [*command, script, place.url, pickle.dumps(place.config).hex(), tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    assert ranks[0]["resumed"] == ranks[0]["unbroken"]
+    # Eight samples a rank, two a batch, three epochs.
+    assert ranks[0]["steps"] == 12
+    assert [key.partition("/")[0] for key in place.keys()] == ["broken"] * 3 + ["unbroken"] * 3
+    assert place.uploads() == []

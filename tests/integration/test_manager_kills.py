@@ -1,0 +1,136 @@
+"""A process that is killed at any moment of a save: what was committed loads, what is left is found and swept.
+
+A moment is a request: the server holds the answer to the one of a random number, done or not, and then comes the kill.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchobj.checkpoint import CheckpointManager
+
+#: Requests of one save are fewer.
+MOST_REQUESTS = 24
+#: Of the tensor that is saved, as `checkpoint_killed.py` makes it.
+FLOATS = 4_500_000
+#: Longer than the test looks for the kill.
+HELD_S = 60.0
+
+
+class Saver:
+    """A process that forks one child for each save."""
+
+    def __init__(self, place):
+        self._process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("checkpoint_killed.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._config = {"endpoint_url": place.config.endpoint_url, "profile": place.config.profile}
+
+    def begin(self, **orders):
+        """Starts a save and returns the process that makes it."""
+        self._process.stdin.write(json.dumps({"config": self._config, **orders}) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())["pid"]
+
+    def end(self):
+        """Waits for the save's end, and returns the signal that ended it."""
+        return json.loads(self._process.stdout.readline())["killed_by"]
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+
+
+@pytest.fixture
+def saver(place):
+    saver = Saver(place)
+    yield saver
+    saver.close()
+
+
+def state_of(pid):
+    """The letter that the system has for what a process does; Z when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def kill_at(control, pid):
+    """Kills the process when the request is held; returns whether it was, before the process had ended."""
+    deadline_s = time.monotonic() + HELD_S
+    while time.monotonic() < deadline_s:
+        if control.fault_report()[0]["fired"]:
+            os.kill(pid, signal.SIGKILL)
+            return True
+        if state_of(pid) == "Z":
+            return False
+        time.sleep(0.005)
+    raise AssertionError("the save came neither to the request nor to its end")
+
+
+def check_committed(manager, earlier):
+    """Each committed step loads, and the newest is not older than the newest before."""
+    steps = manager.steps()
+    assert max(steps) >= max(earlier)
+    for step in steps:
+        into = {"x": torch.zeros(FLOATS), "step": 0}
+        manager.restore(step, into)
+        assert (into["step"], into["x"][0].item(), into["x"][-1].item()) == (step, step, step)
+    return steps
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("performed", "sharded"),
+    [(True, False), (False, False), (True, True)],
+    ids=["request done", "request not done", "sharded"],
+)
+def test_a_save_that_is_killed_at_any_moment_harms_no_committed_step(place, control, saver, performed, sharded):
+    moments = random.Random(11 + performed)
+    url = f"{place.url}/run"
+    manager = CheckpointManager(url, config=place.config)
+    saver.begin(url=url, step=1, sharded=sharded, **{"async": False}, overwrite=False)
+    assert saver.end() is None
+    strangers = {"run/steps/notes.txt", "run/commits/notes.txt", "elsewhere"}
+    for key in strangers:
+        place.boto.put_object(Bucket=place.bucket, Key=key, Body=b"x")
+    kills = found = 0
+    held = {"delay_first_byte_s": HELD_S} | ({} if performed else {"status": 500})
+    while kills < 10:
+        earlier = manager.steps()
+        overwrite = moments.random() < 0.3
+        step = max(earlier) if overwrite else max(earlier) + 1
+        control.faults({"skip": moments.randrange(MOST_REQUESTS), "times": 1, "action": held})
+        orders = {"async": moments.random() < 0.5 and not overwrite, "overwrite": overwrite}
+        pid = saver.begin(url=url, step=step, sharded=sharded, **orders)
+        killed = kill_at(control, pid)
+        assert saver.end() == (signal.SIGKILL if killed else None)
+        control.clear_faults()
+        kills += killed
+        steps = check_committed(manager, earlier)
+        left = manager.leftovers()
+        found += len(left)
+        keys = set(place.keys())
+        assert {(item.key, item.upload and item.upload.upload_id) for item in manager.sweep(0)} == {
+            (item.key, item.upload and item.upload.upload_id) for item in left
+        }
+        assert set(place.keys()) == keys - {f"run/{item.key}" for item in left if item.upload is None}
+        assert (place.uploads(), manager.leftovers()) == ([], [])
+        assert check_committed(manager, earlier) == steps
+        assert len({key.split("/")[2] for key in place.keys() if key.startswith("run/steps/0")}) == len(steps)
+    assert strangers < set(place.keys())
+    assert found > 0

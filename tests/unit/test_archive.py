@@ -1,0 +1,255 @@
+"""The zip layout of torch.save: what is planned is what torch writes, and what is read of it is where it is."""
+
+import bisect
+import io
+import pickle
+import zipfile
+import zlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchobj.checkpoint import archive, plan, staging
+from torchobj.checkpoint.outline import outline_of, uses_in
+from torchobj.checkpoint.selection import kept, select
+from torchobj.exceptions import CheckpointError, ConfigError
+
+OVER_4_GIB = (4 << 30) + 5
+
+
+def whole(planned):
+    """A plan's bytes, CRC-32 filled in."""
+    out = io.BytesIO()
+    sums = {}
+    for piece in planned.pieces():
+        assert out.tell() == getattr(piece, "start", out.tell())
+        if isinstance(piece, plan.Hole):
+            data = bytes(staging.bytes_of(piece.storage).numpy())
+            sums[piece.start] = zlib.crc32(data)
+            out.write(data)
+        elif isinstance(piece, plan.Field):
+            out.write(sums[piece.hole].to_bytes(4, "little"))
+        else:
+            out.write(piece)
+    assert out.tell() == planned.size
+    return out.getvalue()
+
+
+def stock(value):
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def without_id(data):
+    """The content of the archive's records but for torch's hash of the CRC-32, which a plan does not have yet."""
+    content = zipfile.ZipFile(io.BytesIO(data))
+    return {name: content.read(name) for name in content.namelist() if not name.endswith("serialization_id")}
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3000), max_size=12))
+def test_a_plan_is_what_torch_writes(lengths):
+    value = [torch.arange(length, dtype=torch.int16) for length in lengths]
+    planned = whole(plan.plan_of(value))
+    written = stock(value)
+    assert len(planned) == len(written)
+    assert zipfile.ZipFile(io.BytesIO(planned)).testzip() is None
+    assert without_id(planned) == without_id(written)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from([1, 64, 4096]))
+def test_payloads_are_where_torch_says(lengths, alignment):
+    config = pytest.importorskip("torch.utils.serialization.config", reason="torch 2.6 aligns to 64 always")
+    before = config.save.storage_alignment
+    config.save.storage_alignment = alignment
+    try:
+        data = stock([torch.arange(length, dtype=torch.int16) for length in lengths])
+    finally:
+        config.save.storage_alignment = before
+    directory = archive.find_directory(data[-256 << 10 :], len(data))
+    records = archive.records_of(data[directory.start : directory.end], directory.start)
+    reader = torch._C.PyTorchFileReader(io.BytesIO(data))
+    assert sorted(records) == sorted(reader.get_all_records())
+    for name, record in records.items():
+        assert record.payload == reader.get_record_offset(name)
+        local = data[record.header : record.header + archive.LOCAL_HEADER_BYTES]
+        assert archive.payload_of(record, local) == record.payload
+        assert record.stored
+        content = data[record.payload : record.payload + record.size]
+        assert zlib.crc32(content) == record.crc32
+        assert data[record.crc32_field : record.crc32_field + 4] == record.crc32.to_bytes(4, "little")
+        if record.size:
+            at = archive.crc32_of_descriptor(record.payload, record.size)
+            assert data[at : at + 4] == record.crc32.to_bytes(4, "little")
+
+
+class Sparse(io.RawIOBase):
+    """A plan as a file, whose holes are zeros that nobody holds."""
+
+    def __init__(self, planned):
+        self.parts, self.at = [], 0
+        at = 0
+        for piece in planned.pieces():
+            data = bytes(4) if isinstance(piece, plan.Field) else piece
+            length = data.storage.nbytes() if isinstance(data, plan.Hole) else len(data)
+            self.parts.append((at, length, data))
+            at += length
+        self.size = at
+
+    def seek(self, offset, whence=io.SEEK_SET):
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
+        return self.at
+
+    def tell(self):
+        return self.at
+
+    def seekable(self):
+        return True
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        view = memoryview(buffer).cast("B")
+        done = 0
+        while done < len(view) and self.at < self.size:
+            start, length, data = self.parts[bisect.bisect(self.parts, self.at, key=lambda part: part[0]) - 1]
+            count = min(len(view) - done, start + length - self.at)
+            here = self.at - start
+            view[done : done + count] = bytes(count) if isinstance(data, plan.Hole) else data[here : here + count]
+            done, self.at = done + count, self.at + count
+        return done
+
+
+def test_storages_over_4_gib_are_planned_and_found_without_their_memory():
+    # Memory that nobody touches is none.
+    value = [torch.ones(3), torch.empty(OVER_4_GIB, dtype=torch.uint8), torch.ones(5), torch.empty(0)]
+    planned = plan.plan_of(value)
+    file = Sparse(planned)
+    assert file.size == planned.size > OVER_4_GIB
+    holes = {hole.start: hole.storage.nbytes() for hole in planned.holes}
+    assert list(holes.values()) == [12, OVER_4_GIB, 20]
+    entries = {entry.filename: entry for entry in zipfile.ZipFile(file).infolist()}
+    assert entries["archive/data/1"].file_size == OVER_4_GIB
+    assert entries["archive/data/2"].header_offset > 1 << 32
+    file.seek(0)
+    reader = torch._C.PyTorchFileReader(file)
+    assert [reader.get_record_offset(f"data/{number}") for number in range(3)] == list(holes)
+    file.seek(-4096, io.SEEK_END)
+    directory = archive.find_directory(file.read(), planned.size)
+    file.seek(directory.start)
+    records = archive.records_of(file.read(directory.end - directory.start), directory.start)
+    assert [(records[f"data/{n}"].payload, records[f"data/{n}"].size) for n in range(3)] == list(holes.items())
+    for record in (records[f"data/{n}"] for n in range(3)):
+        file.seek(record.header)
+        assert archive.payload_of(record, file.read(archive.LOCAL_HEADER_BYTES)) == record.payload
+        fields = [field.start for field in planned.fields if field.hole == record.payload]
+        assert fields == [archive.crc32_of_descriptor(record.payload, record.size), record.crc32_field]
+        file.seek(record.payload + record.size)
+        assert file.read(4) == b"PK\x07\x08"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_damaged_directory_is_an_error_or_another_directory_and_nothing_else(data):
+    body = bytearray(stock({"a": torch.ones(3), "b": torch.zeros(9)}))
+    start = body.index(b"PK\x01\x02")
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(start, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        directory = archive.find_directory(bytes(body), len(body))
+        if directory is not None:
+            archive.records_of(bytes(body[directory.start : directory.end]), directory.start)
+    except CheckpointError:
+        pass
+
+
+def test_an_outline_runs_nothing_and_names_everything():
+    class Code:
+        def __reduce__(self):
+            return (exec, ("raise SystemError",))
+
+    shared = torch.ones(3)
+    value = {
+        "model": {"weight": shared, "list": [torch.zeros(2), (shared[1:], 5)]},
+        "code": Code.__new__(Code),
+        "sparse": torch.eye(2).to_sparse(),
+        3: torch.nn.Parameter(torch.ones(1)),
+    }
+    data = zipfile.ZipFile(io.BytesIO(stock(value))).read("archive/data.pkl")
+    outline = outline_of(data)
+    assert "builtins.exec" in outline.globals
+    assert list(outline.names.values()) == ["model.weight", "model.list.0", "sparse", "sparse", "3"]
+    assert [(use.path, use.dense) for use in uses_in(outline.tree)] == [
+        ("model.weight", True),
+        ("model.list.0", True),
+        ("model.list.1.0", True),
+        ("sparse", False),
+        ("sparse", False),
+        ("3", True),
+    ]
+    assert [storage.nbytes for storage in outline.storages.values()] == [12, 8, 32, 8, 4]
+
+
+@pytest.mark.parametrize("data", [b"", b"text", pickle.dumps({"a": 1})[:-1], b"\x80\x02(U\x04textq\x00Q."])
+def test_what_is_no_pickle_of_torch_has_no_outline(data):
+    with pytest.raises(CheckpointError, match=r"data\.pkl is no pickle of torch\.save"):
+        outline_of(data)
+
+
+trees = st.recursive(
+    st.integers(), lambda inner: st.dictionaries(st.sampled_from(["a", "b", "a.b", 1]), inner, max_size=3), max_leaves=9
+)
+
+
+def leaves_of(tree, path=()):
+    if not isinstance(tree, dict):
+        return {path: tree}
+    return {key: value for name, inner in tree.items() for key, value in leaves_of(inner, (*path, name)).items()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees, st.lists(st.sampled_from(["a", "b", "1", "a.b", "a.b.a", "b.1"]), max_size=3))
+def test_what_is_kept_is_what_the_keys_name(tree, keys):
+    if not isinstance(tree, dict):
+        return
+    try:
+        paths = select(tree, keys, "s3://b/k")
+    except ConfigError:
+        return
+    dotted = {path: ".".join(map(str, path)) for path in leaves_of(tree)}
+    expected = {
+        path: value
+        for path, value in leaves_of(tree).items()
+        if any(f"{dotted[path]}.".startswith(f"{key}.") for key in keys)
+    }
+    assert leaves_of(kept(tree, paths)) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 100), max_size=20), st.booleans())
+def test_staging_brings_each_byte_to_its_place_in_little_memory(lengths, checksum):
+    source = bytes(range(256)) * 8
+    targets = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
+    landings = [staging.Landing(3 * number, target) for number, target in enumerate(targets)]
+    largest = []
+
+    def read(segments):
+        largest.append(sum(len(memory) for _, memory in segments))
+        for offset, memory in segments:
+            memory[:] = memoryview(source)[offset : offset + len(memory)]
+
+    before = staging.STAGING_BYTES
+    staging.STAGING_BYTES = 64
+    try:
+        sums = staging.fill(landings, read, checksum=checksum)
+    finally:
+        staging.STAGING_BYTES = before
+    wanted = [source[landing.offset : landing.offset + len(landing.target)] for landing in landings]
+    assert [bytes(target.numpy()) for target in targets] == wanted
+    assert sums == [zlib.crc32(data) if checksum else 0 for data in wanted]
+    assert max(largest, default=0) <= 32

@@ -1,0 +1,217 @@
+"""The file system for fsspec: fsspec's own conformance suite, and what it leaves open."""
+
+import pickle
+
+import fsspec
+import pytest
+from fsspec.config import conf
+from fsspec.implementations.local import make_path_posix
+from fsspec.registry import _registry
+from fsspec.tests import abstract
+
+import torchobj
+from torchobj import exceptions
+from torchobj.fsspec import ObjectFileSystem, register
+
+
+class InMemory(ObjectFileSystem):
+    protocol = "memory"
+
+
+class Fixtures(abstract.AbstractFixtures):
+    @pytest.fixture
+    def fs(self):
+        return InMemory()
+
+    @pytest.fixture
+    def fs_path(self):
+        return "conformance/folder"
+
+    @pytest.fixture
+    def fs_join(self):
+        return lambda *parts: "/".join(parts)
+
+    @pytest.fixture
+    def local_path(self, tmp_path):
+        return make_path_posix(str(tmp_path))
+
+
+class TestCopying(Fixtures, abstract.AbstractCopyTests):
+    pass
+
+
+class TestGetting(Fixtures, abstract.AbstractGetTests):
+    pass
+
+
+class TestPutting(Fixtures, abstract.AbstractPutTests):
+    pass
+
+
+class TestPiping(Fixtures, abstract.AbstractPipeTests):
+    pass
+
+
+class TestOpening(Fixtures, abstract.AbstractOpenTests):
+    pass
+
+
+# What the suite leaves open
+
+
+@pytest.fixture
+def files():
+    store = torchobj.Store("memory://files")
+    store.delete([info.key for info in store.list()])
+    return InMemory()
+
+
+def body(key):
+    return bytes(torchobj.Store("memory://files").get(key))
+
+
+def test_listings_tell_objects_from_folders_and_leave_out_markers(files):
+    for name in ("a", "a/b", "a/c/d", "folder/", "ab", "a//unseen"):
+        torchobj.Store("memory://files").put(name, b"12")
+    assert [(entry["name"], entry["type"]) for entry in files.ls("memory://files/")] == [
+        ("files/a", "file"),
+        ("files/a", "directory"),
+        ("files/ab", "file"),
+        ("files/folder", "directory"),
+    ]
+    assert files.ls("files/a", detail=False) == ["files/a/b", "files/a/c"]
+    assert files.ls("files/folder") == []
+    assert files.ls("files/ab", detail=False) == ["files/ab"]
+    assert sorted(files.find("files")) == ["files/a", "files/a/b", "files/a/c/d", "files/ab"]
+    info = files.info("files/ab")
+    assert (info["size"], info["ETag"]) == (2, torchobj.Store("memory://files").head("ab").version)
+    assert files.modified("files/ab") == torchobj.Store("memory://files").head("ab").last_modified
+    with pytest.raises(FileNotFoundError):
+        files.ls("files/b")
+    assert (files.isdir(""), files.isfile(""), files.isfile("files")) == (True, False, False)
+    with pytest.raises(exceptions.UnsupportedError):
+        files.ls("")
+
+
+def test_folders_exist_once_they_are_made_for_every_instance_and_vanish_when_removed(files):
+    files.makedirs("files/x/y")
+    other = InMemory(skip_instance_cache=True)
+    assert other is not files
+    assert other.isdir("files/x")
+    assert other.ls("files/x", detail=False) == ["files/x/y"]
+    assert other.ls("files/x/y") == []
+    assert not InMemory(endpoint_url="http://elsewhere").exists("files/x")
+    files.makedirs("files/x/y", exist_ok=True)
+    with pytest.raises(FileExistsError):
+        files.makedirs("files/x/y")
+    with pytest.raises(OSError, match="not empty"):
+        files.rmdir("files/x")
+    files.rm("files/x", recursive=True)
+    assert not files.exists("files/x")
+    files.pipe("files/object", b"x")
+    with pytest.raises(FileExistsError):
+        files.mkdir("files/object")
+
+
+@pytest.mark.parametrize("mode", ["w", "wb", "a", "ab"])
+def test_a_block_that_raises_leaves_the_old_object(files, mode):
+    files.pipe("files/k", b"old")
+    with pytest.raises(ZeroDivisionError), files.open("files/k", mode) as file:
+        file.write("new" if "b" not in mode else b"new")
+        _ = 1 / 0
+    assert body("k") == b"old"
+
+
+def test_appending_goes_on_behind_the_end_and_makes_what_is_not_there(files):
+    for text in ("a\r\n", "é"):
+        with files.open("files/k", "a", newline="", encoding="utf-8") as file:
+            file.write(text)
+    assert body("k") == "a\r\né".encode()
+    with files.open("files/k", "r", newline="", encoding="utf-8") as file:
+        assert file.readlines() == ["a\r\n", "é"]
+
+
+def test_a_transaction_writes_all_at_its_end_or_nothing(files):
+    files.pipe("files/k", b"old")
+    with files.transaction:
+        with files.open("files/k", "wb") as file:
+            file.write(b"new")
+        with files.open("files/other", "w") as file:
+            file.write("text")
+        assert body("k") == b"old"
+    assert (body("k"), body("other")) == (b"new", b"text")
+    with pytest.raises(ZeroDivisionError), files.transaction:
+        with files.open("files/k", "wb") as file:
+            file.write(b"newer")
+        _ = 1 / 0
+    assert body("k") == b"new"
+
+
+def test_bytes_are_had_by_the_rules_of_slices(files):
+    data = bytes(range(10))
+    files.pipe("files/k", data)
+    ends = [None, 0, 1, 5, 10, 20, -1, -5, -10, -20]
+    for start in ends:
+        for end in ends:
+            assert files.cat_file("files/k", start, end) == data[start:end], (start, end)
+
+
+def test_what_is_not_known_is_raised_and_not_taken_for_absence(files, monkeypatch):
+    files.pipe("files/folder/k", b"x")
+
+    def denied(*_):
+        raise exceptions.AccessDeniedError("403")
+
+    monkeypatch.setattr(torchobj.Store, "head", denied)
+    for ask in (files.exists, files.isfile, files.info):
+        with pytest.raises(PermissionError):
+            ask("files/k")
+    # Who may only read what is below a folder is denied its name.
+    assert files.info("files/folder")["type"] == "directory"
+    files.makedirs("files/new", exist_ok=True)
+    assert files.isdir("files/new")
+    monkeypatch.setattr(torchobj.Store, "list", denied)
+    for ask in (files.isdir, files.ls):
+        with pytest.raises(PermissionError):
+            ask("files/folder")
+
+
+def test_moving_and_removing_touch_no_namesake(files):
+    for name in ("run/a", "run/b/c", "run 2/a", "runs"):
+        files.pipe(f"files/{name}", name.encode())
+    files.mv("files/run", "files/moved", recursive=True)
+    assert files.find("files") == ["files/moved/a", "files/moved/b/c", "files/run 2/a", "files/runs"]
+    files.rm("files/moved", recursive=True)
+    assert files.find("files") == ["files/run 2/a", "files/runs"]
+    files.rm_file("files/never was")
+    with pytest.raises(FileNotFoundError):
+        files.mv("files/never was", "files/x")
+
+
+def test_other_modes_and_options_are_refused(files):
+    with pytest.raises(exceptions.ConfigError, match="r\\+b"):
+        files.open("files/k", "r+b")
+    with pytest.raises(TypeError, match="anon"):
+        InMemory(anon=True)
+    with pytest.raises(FileNotFoundError), files.open("files/never was") as file:
+        file.read()
+
+
+def test_instances_travel_by_pickle_with_their_configuration():
+    files = InMemory(config=torchobj.StoreConfig(endpoint_url="http://elsewhere", profile="x"))
+    again = pickle.loads(pickle.dumps(files))
+    assert again._config == files._config
+    assert again == files
+
+
+def test_registering_serves_the_scheme_with_the_configuration_given(monkeypatch):
+    monkeypatch.setitem(_registry, "s3", fsspec.AbstractFileSystem)
+    monkeypatch.setitem(conf, "s3", {})
+    assert not register(replace=False, region="eu-west-1")
+    assert (_registry["s3"], conf["s3"]) == (fsspec.AbstractFileSystem, {})
+    assert register(region="eu-west-1")
+    for _ in range(2):
+        files, path = fsspec.url_to_fs("s3://bucket/some key")
+        assert (type(files), files._config.region, path) == (ObjectFileSystem, "eu-west-1", "bucket/some key")
+        assert register(replace=False)
+    assert fsspec.filesystem("s3", region="us-east-1")._config.region == "us-east-1"

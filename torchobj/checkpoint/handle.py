@@ -1,0 +1,80 @@
+"""A save that goes on in the background."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from logging import getLogger
+
+__all__ = ["SaveHandle"]
+
+logger = getLogger("torchobj")
+
+
+class SaveHandle:
+    """A save that goes on in the background; what `CheckpointManager.save_async` returns.
+
+    An error that nobody asks for is not lost: the manager raises it at its next save, `wait` or `close`, and it is in
+    the log.
+
+    Args:
+        step: The step that is saved.
+        work: What saves it.
+    """
+
+    def __init__(self, step: int, work: Callable[[], None]) -> None:
+        self._step, self._work = step, work
+        self._future: Future[None] = Future()
+        self._told = False
+        # No daemon: a process that ends waits for its checkpoint.
+        threading.Thread(target=self._run, name=f"torchobj-save-{step}").start()
+
+    def _run(self) -> None:
+        failed: BaseException | None = None
+        try:
+            self._work()
+        except BaseException as error:
+            logger.exception("step %d was not saved", self._step)
+            failed = error
+        # What it holds of the state is free before anybody who waits goes on.
+        del self._work
+        if failed is None:
+            self._future.set_result(None)
+        else:
+            self._future.set_exception(failed)
+
+    @property
+    def step(self) -> int:
+        """The step that is saved."""
+        return self._step
+
+    def done(self) -> bool:
+        """Whether it has ended, committed or failed."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> None:
+        """Waits until the step is committed.
+
+        Args:
+            timeout: At most so many seconds.
+
+        Raises:
+            TimeoutError: It has not ended.
+            Exception: What it failed with.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits until it has ended, and returns what it failed with, or None.
+
+        Raises:
+            TimeoutError: It has not ended in so many seconds.
+        """
+        error = self._future.exception(timeout)
+        self._told = True
+        return error
+
+    def untold(self) -> BaseException | None:
+        """Waits, and returns an error that nobody was told of yet."""
+        return None if self._told else self.exception()

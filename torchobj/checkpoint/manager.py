@@ -1,0 +1,333 @@
+"""Checkpoints by step: saved whole or not at all, found, restored, and deleted by rule.
+
+Who does what: `saving` makes one save; `commits` makes a step real and names its objects; `snapshot` copies or watches
+the state; `ranks` gives all ranks one outcome; `retention` says what goes; `sweep` finds what killed saves left. The
+manager is their face, and sees to it that one save is under way at a time.
+"""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, cast
+
+import torch
+
+from torchobj.checkpoint import saving, sharded, sweep
+from torchobj.checkpoint.commits import Commit, Commits, checked_step
+from torchobj.checkpoint.handle import SaveHandle
+from torchobj.checkpoint.load import load
+from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.restoring import restore_file
+from torchobj.checkpoint.retention import KeepBest, Retention
+from torchobj.checkpoint.snapshot import Snapshots, state_of
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
+
+__all__ = ["CheckpointManager"]
+
+_Answer = TypeVar("_Answer")
+
+
+class CheckpointManager:
+    """Saves and restores checkpoints by step.
+
+    A step exists when its commit object exists, which is written last. So a save that fails, is killed, or comes second
+    to another writer of the same step is no checkpoint; nor is it counted by the rules that keep others. With
+    `torch.distributed`, all ranks call the same methods in the same order, and have the same outcome.
+
+    Args:
+        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`. In it `commits/`, `steps/` and
+            `latest.json` are the manager's.
+        keep_last: The newest so many committed steps are kept; None keeps all.
+        keep_every: Steps that are multiples of it are kept.
+        keep_best: Steps with the best values of a metric are kept: `KeepBest("loss", "min", 2)`, or that as a tuple.
+        sharded: Every rank writes its own part, by `torch.distributed.checkpoint`. False: the first rank writes the
+            state, as one file of `torch.save`.
+        process_group: The ranks that save; all when None.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        region, endpoint_url: In place of the configuration's.
+
+    Raises:
+        ConfigError: No URL of a folder, or a rule that is none.
+
+    Example:
+        >>> model = torch.nn.Linear(2, 2)
+        >>> with CheckpointManager("memory://example/run-1", keep_last=2) as checkpoints:
+        ...     for step in (100, 200, 300):
+        ...         checkpoints.save(step, {"model": model, "step": step}, metrics={"loss": 1 / step})
+        ...     checkpoints.steps(), checkpoints.restore(into={"model": model, "step": 0})["step"]
+        ([200, 300], 300)
+    """
+
+    def __init__(
+        self,
+        url: str,
+        keep_last: int | None = 3,
+        keep_every: int | None = None,
+        keep_best: KeepBest | tuple[Any, ...] | None = None,
+        *,
+        sharded: bool = False,
+        process_group: "torch.distributed.ProcessGroup | None" = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+    ) -> None:
+        best = KeepBest(*keep_best) if isinstance(keep_best, tuple) and 2 <= len(keep_best) <= 3 else keep_best
+        self._rules = Retention(keep_last, keep_every, best)  # type: ignore[arg-type]  # checked there
+        self._config = store_config(config, region, endpoint_url)
+        self._commits = Commits(url, self._config)
+        self._sharded = sharded
+        # Two: a save in the background talks to the other ranks while the next one is begun.
+        self._ranks, self._background = Ranks(process_group), Ranks(process_group)
+        self._snapshots = Snapshots()
+        self._handle: SaveHandle | None = None
+        self._closed = False
+
+    @property
+    def url(self) -> str:
+        """Where the checkpoints are, without a slash at the end."""
+        return self._commits.url
+
+    def __repr__(self) -> str:
+        return f"CheckpointManager({self.url!r})"
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Saves a step; when this returns it is committed. Waits for a save in the background first.
+
+        Args:
+            step: Its number, 0 or more.
+            state: A dict. Values with `state_dict` and `load_state_dict` (a model, an optimizer, a `DataLoader` or
+                `ElasticDistributedSampler` of torchobj, an `RngState`) are asked for theirs, in dicts within it too.
+                Tensors are not to be changed before this returns.
+            metrics: Numbers by name, for `keep_best`, kept in the commit object.
+            overwrite: Replaces the step where it is committed; the old one stays until the new one is.
+
+        Raises:
+            CheckpointError: The step is committed already, or another writer committed it first.
+            ConfigError: No such step, state or metrics.
+            StoreError: What kept it from being written. Nothing is committed then, unless a note of the error says that
+                this is not known.
+            Exception: What an earlier save in the background failed with, if nobody was told; this one was not begun.
+        """
+        self._make_way("wait")
+        self._prepared(step, state, metrics, overwrite=overwrite, stage=None, ranks=self._ranks)()
+
+    def save_async(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None = None,
+        *,
+        stage: bool = True,
+        when_busy: Literal["wait", "fail"] = "wait",
+        overwrite: bool = False,
+    ) -> SaveHandle:
+        """Saves a step in the background. One save at a time is under way.
+
+        Args:
+            step, state, metrics, overwrite: As for `save`.
+            stage: Copies the state before this returns: it takes the memory of the state once more, on the CPU (pinned
+                where tensors are on a GPU), which the next save uses again. False: tensors are read where they are
+                while training goes on; if one was written to by the end, the save fails with its name and nothing is
+                committed. Not for sharded states.
+            when_busy: With a save still under way: `wait` for it, or `fail`.
+
+        Returns:
+            The save under way. Its error is raised by the manager's next call where nobody asks for it.
+
+        Raises:
+            CheckpointError: The step is committed already; or a save is under way and `when_busy="fail"`.
+            ConfigError: No such step, state or metrics; or a tensor that cannot be watched.
+            Exception: What pickling raises for what cannot be pickled; what an earlier save failed with, as in `save`.
+        """
+        if when_busy not in ("wait", "fail"):
+            raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
+        self._make_way(when_busy)
+        work = self._prepared(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
+        self._handle = SaveHandle(step, work)
+        return self._handle
+
+    def _make_way(self, when_busy: Literal["wait", "fail"]) -> None:
+        """Returns when no save is under way, on all ranks or none."""
+        error: BaseException | None = None
+        if self._closed:
+            error = CheckpointError(f"{self.url}: the manager is closed")
+        elif self._handle is not None:
+            if when_busy == "fail" and not self._handle.done():
+                error = CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
+            else:
+                error, self._handle = self._handle.untold(), None
+        self._ranks.agree(error)
+
+    def _prepared(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        metrics: Mapping[str, float] | None,
+        *,
+        overwrite: bool,
+        stage: bool | None,
+        ranks: Ranks,
+    ) -> Callable[[], None]:
+        """A save of which only the work is left, when all ranks have come so far. `stage` None: the caller waits."""
+        beginning = self._of_first(lambda: saving.begun(self._commits, checked_step(step), overwrite=overwrite))
+        folder = f"{self.url}/{beginning.attempt.folder}"
+        error: BaseException | None = None
+        try:
+            numbers = _checked_metrics(metrics)
+            if self._sharded:
+                data = saving.sharded_data(state, folder, self._config, ranks, stage=stage)
+            elif self._ranks.is_first:
+                data = saving.whole_data(state, folder, self._config, self._snapshots, stage=stage)
+            else:
+                # The other ranks' objects are asked as well: to give a state may take all ranks.
+                data = saving.Data("state", dict(state_of(state)).clear)
+        except BaseException as caught:  # noqa: BLE001  all ranks raise it
+            error = caught
+        self._ranks.agree(error)
+        return lambda: saving.run(self._commits, self._rules, beginning, data, metrics=numbers, ranks=ranks)
+
+    def _of_first(self, ask: Callable[[], _Answer]) -> _Answer:
+        """What the first rank finds, or raises, on all ranks."""
+        error, answer = None, None
+        if self._ranks.is_first:
+            try:
+                answer = ask()
+            except BaseException as caught:  # noqa: BLE001  all ranks raise it
+                error = caught
+        self._ranks.agree(error)
+        return cast("_Answer", self._ranks.broadcast(answer))
+
+    def steps(self) -> list[int]:
+        """The committed steps, ascending. One listing, as for `latest`."""
+        return sorted(self._commits.versions())
+
+    def latest(self) -> int | None:
+        """The newest committed step: the one with the largest number. None where there is none."""
+        return max(self._commits.versions(), default=None)
+
+    def restore(
+        self,
+        step: int | Literal["latest"] = "latest",
+        into: dict[str, Any] | None = None,
+        *,
+        map_location: Any = None,
+        weights_only: bool = True,
+    ) -> dict[str, Any]:
+        """Reads a committed step. All ranks call it, and read the same step.
+
+        Args:
+            step: Its number, or the newest.
+            into: A dict as it was given to `save`: its tensors are filled in place, its objects load their states, its
+                dicts are entered, other values are replaced. It may have fewer names than the checkpoint. A sharded
+                checkpoint needs it.
+            map_location: Where tensors are put without `into`, as for `torch.load`.
+            weights_only: Refuses what is not plain data, as `torch.load` does.
+
+        Returns:
+            `into`; without it the state, with states in the places of objects.
+
+        Raises:
+            CheckpointError, ConfigError: The step is not committed, or does not fit `into`: nothing was changed then.
+            StoreError: It cannot be read. What `into` holds then is half of this and half of that.
+        """
+        found = self._of_first(lambda: self._found(step))
+        source = f"{self.url}, step {found.step}"
+        folder = f"{self.url}/{found.attempt.folder}"
+        if found.kind == "dcp":
+            if into is None:
+                raise ConfigError(f"{source}: a sharded checkpoint is restored into a state; give into=")
+            return sharded.restored(into, folder, self._config, self._ranks.group, source)
+        url = folder + saving.STATE_FILE
+        if into is None:
+            loaded: dict[str, Any] = load(url, map_location, weights_only, config=self._config)
+            return loaded
+        restore_file(into, url, self._config, weights_only=weights_only, source=source)
+        return into
+
+    def _found(self, step: int | Literal["latest"]) -> Commit:
+        number = self.latest() if step == "latest" else checked_step(step)
+        if number is None:
+            raise CheckpointError(f"{self.url}: no step is committed")
+        return self._committed(number)
+
+    def _committed(self, step: int) -> Commit:
+        try:
+            return self._commits.read(step)
+        except ObjectNotFoundError:
+            raise CheckpointError(f"{self.url}: step {step} is not committed; there are {self.steps()}") from None
+
+    def delete(self, step: int) -> None:
+        """Deletes a committed step, also the newest. One rank calls it.
+
+        Raises:
+            CheckpointError: It is not committed, or its commit object does not say what belongs to it.
+        """
+        self._commits.delete(self._committed(checked_step(step)))
+        self._commits.point()
+
+    def leftovers(self) -> list[sweep.Leftover]:
+        """What attempts left that were never committed: objects, and unfinished uploads. One rank calls it.
+
+        A save that another process has under way looks the same: compare `modified`.
+        """
+        return sweep.leftovers(self._commits)
+
+    def sweep(self, older_than_s: float = 3600.0) -> list[sweep.Leftover]:
+        """Deletes leftovers. One rank calls it.
+
+        Args:
+            older_than_s: Only of attempts that wrote nothing for so long, by the store's clock. It must be longer than
+                a save of another process goes without finishing an object or beginning one.
+
+        Returns:
+            What was deleted.
+        """
+        if older_than_s < 0:
+            raise ConfigError(f"older_than_s={older_than_s!r}: must be 0 or more seconds")
+        return sweep.sweep(self._commits, older_than_s)
+
+    def wait(self) -> None:
+        """Waits for a save in the background.
+
+        Raises:
+            Exception: What it failed with, if nobody was told.
+        """
+        handle, self._handle = self._handle, None
+        error = None if handle is None else handle.untold()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Waits as `wait` does, and gives back the memory of snapshots. A second call does nothing."""
+        self._closed = True
+        try:
+            self.wait()
+        finally:
+            self._snapshots.forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception:
+            # It is in the log; the block's own error is the one to raise.
+            if exc is None:
+                raise
+
+
+def _checked_metrics(metrics: Any) -> dict[str, float]:
+    try:
+        return {str(name): float(value) for name, value in (metrics or {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"metrics={metrics!r}: must be numbers by name: {error}") from error

@@ -1,0 +1,85 @@
+"""The ranks of a job that saves together: one outcome on all of them. Without `torch.distributed` there is one rank."""
+
+import pickle
+from typing import Any, cast
+
+import torch
+
+from torchobj.exceptions import CheckpointError
+
+__all__ = ["Ranks"]
+
+
+class Ranks:
+    """Agreement among ranks, on a process group of its own.
+
+    What talks in a thread of its own has a `Ranks` of its own: two threads' messages must not mix. The group is made at
+    the first use, which all ranks come to together.
+
+    Args:
+        group: The ranks that save; None for all of them.
+    """
+
+    def __init__(self, group: "torch.distributed.ProcessGroup | None" = None) -> None:
+        self._members = group
+        self._own: torch.distributed.ProcessGroup | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one rank."""
+        found = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return found and torch.distributed.get_world_size(self._members) > 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that commits."""
+        return not self.several or torch.distributed.get_rank(self._members) == 0
+
+    @property
+    def group(self) -> "torch.distributed.ProcessGroup | None":
+        """The own group, on the CPU; None where there is one rank."""
+        if not self.several:
+            return None
+        if self._own is None:
+            members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
+            made = torch.distributed.new_group(members, backend="gloo", use_local_synchronization=members is not None)
+            self._own = cast("torch.distributed.ProcessGroup", made)
+        return self._own
+
+    def broadcast(self, value: Any) -> Any:
+        """What the first rank has as `value`, on every rank."""
+        if not self.several:
+            return value
+        box = [value]
+        torch.distributed.broadcast_object_list(box, group=self.group, group_src=0)
+        return box[0]
+
+    def agree(self, error: BaseException | None) -> None:
+        """Waits for all ranks, and raises where one has an error: a rank's own, or that of the first rank with one.
+
+        Raises:
+            BaseException: The error.
+            CheckpointError: There is none here, and another rank does not answer.
+        """
+        if self.several:
+            try:
+                errors: list[Any] = [None] * torch.distributed.get_world_size(self.group)
+                torch.distributed.all_gather_object(errors, _portable(error), group=self.group)
+            except RuntimeError as lost:
+                raise error or CheckpointError(f"another rank is gone: {lost}") from lost
+            error = error or next((other for other in errors if other is not None), None)
+        if error is not None:
+            raise error
+
+
+def _portable(error: BaseException | None) -> Exception | None:
+    """The error as another process can have it: itself, or what it says."""
+    if error is None:
+        return None
+    try:
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301  it was pickled here
+        if isinstance(error, Exception) and str(copy) == str(error):
+            return error
+    except Exception:  # noqa: BLE001, S110  what an exception of the user's does when it is pickled is anything
+        pass
+    return CheckpointError(f"another rank failed: {type(error).__name__}: {error}")

@@ -1,0 +1,108 @@
+"""Which checkpoints go: a pure function of what is committed. Reads and deletes nothing."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Sequence
+from typing import Literal, Protocol
+
+from torchobj.exceptions import ConfigError
+
+__all__ = ["KeepBest", "Retention", "doomed"]
+
+
+class _Committed(Protocol):
+    """What retention looks at in a commit."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def metrics(self) -> "_Metrics": ...
+
+
+class _Metrics(Protocol):
+    def get(self, name: str, default: float, /) -> float: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class KeepBest:
+    """Keeps the steps with the best values of a metric.
+
+    Example:
+        >>> KeepBest("loss", "min", 2)
+        KeepBest(metric='loss', mode='min', count=2)
+        >>> KeepBest("loss", "least")
+        Traceback (most recent call last):
+        torchobj.exceptions.ConfigError: keep_best mode='least': must be min or max
+    """
+
+    metric: str
+    """Its name in the `metrics` of `save`. A step without it, or where it is NaN, is not among the best."""
+    mode: Literal["min", "max"]
+    """Whether the least or the largest value is best."""
+    count: int = 1
+    """How many steps. Of equal values the later step is better."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ConfigError(f"keep_best mode={self.mode!r}: must be min or max")
+        _check_count("keep_best count", self.count)
+
+    def best(self, committed: Sequence[_Committed]) -> set[int]:
+        """The steps that are kept."""
+        values = [(commit.metrics.get(self.metric, math.nan), commit.step) for commit in committed]
+        sign = -1 if self.mode == "min" else 1
+        ranked = sorted(((sign * value, step) for value, step in values if not math.isnan(value)), reverse=True)
+        return {step for _, step in ranked[: self.count]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """The rules of one manager: a step that any of them keeps is kept."""
+
+    keep_last: int | None = 3
+    """The newest so many steps; None keeps all."""
+    keep_every: int | None = None
+    """Every step that is a multiple of it."""
+    keep_best: KeepBest | None = None
+    """The best by a metric."""
+
+    def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_every"):
+            if getattr(self, name) is not None:
+                _check_count(name, getattr(self, name))
+        if self.keep_best is not None and not isinstance(self.keep_best, KeepBest):
+            raise ConfigError(f"keep_best={self.keep_best!r}: must be a KeepBest, or (metric, 'min' or 'max', count)")
+
+
+def doomed(committed: Sequence[_Committed], rules: Retention, protected: Collection[int] = ()) -> list[int]:
+    """The steps that no rule keeps.
+
+    Args:
+        committed: All committed steps, in any order, and no other.
+        rules: What is kept.
+        protected: Steps that stay in any case: what was just saved, what is being saved.
+
+    Returns:
+        Steps to delete, ascending; never the newest one.
+
+    Example:
+        >>> from collections import namedtuple
+        >>> step = namedtuple("step", "step metrics")
+        >>> committed = [step(100, {"loss": 2.0}), step(200, {"loss": 1.0}), step(300, {"loss": 3.0})]
+        >>> doomed(committed, Retention(keep_last=1, keep_best=KeepBest("loss", "min")))
+        [100]
+    """
+    steps = sorted(commit.step for commit in committed)
+    if rules.keep_last is None:
+        return []
+    kept = {*steps[-rules.keep_last :], *protected}
+    if rules.keep_every is not None:
+        kept |= {step for step in steps if step % rules.keep_every == 0}
+    if rules.keep_best is not None:
+        kept |= rules.keep_best.best(committed)
+    return [step for step in steps if step not in kept]
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name}={value!r}: must be a whole number, 1 or more")

@@ -1,0 +1,170 @@
+"""One save: its data, its commit, and what goes afterwards. Leaves when it begins, and on which thread, to the manager.
+
+A save that fails deletes what it wrote, unless its commit may have been made: then it stays, as step or leftover.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torchobj.checkpoint import sharded, sweep
+from torchobj.checkpoint.commits import Attempt, Commit, Commits, CommittedByAnotherError, Kind, StoredObject, now
+from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.retention import Retention, doomed
+from torchobj.checkpoint.save import save
+from torchobj.checkpoint.snapshot import Snapshots, Watch, state_of
+from torchobj.config import StoreConfig
+from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
+
+__all__ = ["STATE_FILE", "Beginning", "Data", "begun", "run", "sharded_data", "whole_data"]
+
+logger = logging.getLogger("torchobj")
+
+#: The one object of a state that the first rank saves.
+STATE_FILE = "state.pt"
+
+
+class Beginning(NamedTuple):
+    """An attempt at a step."""
+
+    attempt: Attempt
+    replaced: Commit | None
+    """The commit of the step that is there, and is to be replaced."""
+    version: str | None
+    """The version of its object."""
+
+
+class Data(NamedTuple):
+    """What an attempt writes."""
+
+    kind: Kind
+    write: Callable[[], object]
+    """Writes it: called on every rank of a sharded state, else on the first."""
+    check: Callable[[], None] | None = None
+    """Raises where the state was changed while it was written."""
+
+
+def begun(commits: Commits, step: int, *, overwrite: bool) -> Beginning:
+    """A new attempt at a step.
+
+    Raises:
+        CheckpointError: The step is committed, and is not to be overwritten.
+        StoreError: It cannot be found out.
+    """
+    version = commits.version(step)
+    if version is None:
+        return Beginning(Attempt.new(step), None, None)
+    if not overwrite:
+        raise CheckpointError(f"{commits.url}: step {step} is committed already; overwrite=True replaces it")
+    return Beginning(Attempt.new(step), commits.read(step, version), version)
+
+
+def whole_data(
+    state: Mapping[str, Any], folder: str, config: StoreConfig, snapshots: Snapshots, *, stage: bool | None
+) -> Data:
+    """The state as one file: as it is (`stage` None: the caller waits), copied, or watched."""
+    taken, check = state_of(state), None
+    if stage is True:
+        taken = snapshots.take(taken)
+    elif stage is False:
+        watch = Watch(taken)
+        taken, check = watch.state, watch.check
+    return Data("state", lambda: save(taken, folder + STATE_FILE, config=config), check)
+
+
+def sharded_data(
+    state: Mapping[str, Any], folder: str, config: StoreConfig, ranks: Ranks, *, stage: bool | None
+) -> Data:
+    """The state as files of all ranks."""
+    if stage is False:
+        raise ConfigError("stage=False: a sharded state is always copied first")
+    return Data("dcp", sharded.saving(state, folder, config, ranks.group, copied=stage is True))
+
+
+def run(
+    commits: Commits,
+    rules: Retention,
+    beginning: Beginning,
+    data: Data,
+    *,
+    metrics: dict[str, float],
+    ranks: Ranks,
+) -> None:
+    """Writes, commits, and deletes what no rule keeps; with one outcome on all ranks.
+
+    Raises:
+        Exception: What kept it from being committed.
+    """
+    error: BaseException | None = None
+    try:
+        if ranks.is_first:
+            _commit(commits, beginning, data, metrics)
+            _tidy(commits, rules, beginning)
+        elif data.kind == "dcp":
+            data.write()
+    except BaseException as caught:  # noqa: BLE001  all ranks raise it
+        error = caught
+    ranks.agree(error)
+
+
+def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[str, float]) -> None:
+    attempt = beginning.attempt
+    with sweep.under_way(attempt):
+        try:
+            data.write()
+            if data.check is not None:
+                data.check()
+            commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, now())
+        except Exception:
+            _discard(commits, attempt)
+            raise
+        try:
+            commits.publish(commit, beginning.version)
+        except CommittedByAnotherError:
+            _discard(commits, attempt)
+            raise
+
+
+def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObject, ...]:
+    """The attempt's objects: all that is there, as no other writes below its nonce.
+
+    Raises:
+        CheckpointError: One of them is not there.
+    """
+    found = commits.objects(attempt.folder)
+    expected = (
+        {STATE_FILE: None}
+        if kind == "state"
+        else sharded.checksums(f"{commits.url}/{attempt.folder}", commits.store.config)
+    )
+    names = {info.key.removeprefix(attempt.folder) for info in found}
+    if not expected.keys() <= names:
+        gone = ", ".join(sorted(expected.keys() - names))
+        raise CheckpointError(f"{commits.url}: step {attempt.step}: {gone} is gone; did another process sweep?")
+    return tuple(
+        StoredObject(info.key, info.size, info.version, expected.get(info.key.removeprefix(attempt.folder)))
+        for info in found
+    )
+
+
+def _discard(commits: Commits, attempt: Attempt) -> None:
+    try:
+        commits.delete_objects(info.key for info in commits.objects(attempt.folder))
+    except TorchobjError as error:
+        logger.warning("what was written of step %d stays until sweep() finds it: %s", attempt.step, error)
+
+
+def _tidy(commits: Commits, rules: Retention, beginning: Beginning) -> None:
+    """Deletes what was replaced and what no rule keeps. The step is saved: what fails here is only said."""
+    saved = beginning.attempt.step
+    try:
+        if beginning.replaced is not None:
+            commits.delete_objects(item.key for item in beginning.replaced.objects)
+        committed = commits.readable()
+        going = set(doomed(committed, rules, {saved, *sweep.steps_under_way()}))
+        for commit in committed:
+            if commit.step in going:
+                commits.delete(commit)
+        commits.point()
+    except TorchobjError as error:
+        logger.warning("%s: step %d is saved, but older ones were not cleared: %s", commits.url, saved, error)

@@ -1,0 +1,124 @@
+"""What saves leave behind that were killed: found, and removed on request. Touches no object of another's."""
+
+import contextlib
+import datetime
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from torchobj.checkpoint.commits import Attempt, Commits
+from torchobj.exceptions import StoreError
+from torchobj.store import UnfinishedUpload
+
+__all__ = ["Leftover", "leftovers", "sweep", "under_way"]
+
+
+class Leftover(NamedTuple):
+    """An object, or an unfinished upload, of an attempt that was never committed, or whose step is deleted."""
+
+    key: str
+    """Below the manager's URL."""
+    step: int
+    """The step that it was for."""
+    size: int | None
+    """Size in bytes; None of an upload."""
+    modified: datetime.datetime | None
+    """When it was written, or when the upload began, by the store's clock."""
+    upload: UnfinishedUpload | None
+    """The upload; None of an object."""
+
+
+#: Attempts of this process that are under way.
+_attempts: set[Attempt] = set()
+_attempts_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def under_way(attempt: Attempt) -> Iterator[None]:
+    """While the block runs, what the attempt writes is no leftover to this process."""
+    with _attempts_lock:
+        _attempts.add(attempt)
+    try:
+        yield
+    finally:
+        with _attempts_lock:
+            _attempts.discard(attempt)
+
+
+def steps_under_way() -> set[int]:
+    """The steps that this process is saving."""
+    with _attempts_lock:
+        return {attempt.step for attempt in _attempts}
+
+
+def leftovers(commits: Commits) -> list[Leftover]:
+    """Objects and uploads of attempts that are neither committed nor under way in this process.
+
+    A save of another process that is still under way looks the same: only its age tells.
+
+    Raises:
+        StoreError: The store cannot be listed.
+    """
+    with _attempts_lock:
+        spared = set(_attempts)
+    found = [Leftover(info.key, 0, info.size, info.last_modified, None) for info in commits.objects("steps/")]
+    found += [
+        Leftover(upload.key.removeprefix(commits.key("")), 0, None, upload.begun, upload)
+        for upload in commits.store.unfinished_uploads(commits.key("steps/"))
+    ]
+    # Read after the data was listed: what was committed meanwhile is seen. One that cannot be read spares its step.
+    versions = commits.versions()
+    readable = {commit.step: commit.attempt for commit in commits.readable()}
+    left = []
+    for item in found:
+        attempt = Attempt.of_key(item.key)
+        if attempt is None or attempt in spared:
+            continue
+        step = attempt.step
+        if readable.get(step) == attempt or (step in versions and step not in readable):
+            continue
+        left.append(item._replace(step=step))
+    return left
+
+
+def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
+    """Deletes the leftovers of attempts that have written nothing for so long, by the store's clock.
+
+    Returns:
+        What was deleted.
+
+    Raises:
+        StoreError: The store cannot be listed, or does not delete.
+    """
+    left = leftovers(commits)
+    if not left:
+        return []
+    limit = _time_of_store(commits) - datetime.timedelta(seconds=older_than_s)
+    latest: dict[Attempt | None, datetime.datetime] = {}
+    for item in left:
+        attempt, modified = Attempt.of_key(item.key), item.modified
+        # Of unknown age is young.
+        latest[attempt] = max(latest.get(attempt, limit), limit if modified is None else modified)
+        if modified is None:
+            latest[attempt] = datetime.datetime.max.replace(tzinfo=datetime.UTC)
+    old = [item for item in left if latest[Attempt.of_key(item.key)] <= limit]
+    for item in old:
+        if item.upload is not None:
+            commits.store.abort_upload(item.upload)
+    commits.delete_objects(item.key for item in old if item.upload is None)
+    return old
+
+
+def _time_of_store(commits: Commits) -> datetime.datetime:
+    """What time it is where objects get theirs: hosts disagree, and a fast clock here would make young data old."""
+    probe = Attempt.new(0)
+    key = commits.key(probe.folder + "time")
+    with under_way(probe):
+        commits.store.put(key, b"")
+        try:
+            # By a listing, as the others' times: the answer to a HEAD may leave out what is less than a second.
+            [told] = commits.objects(probe.folder)
+        finally:
+            with contextlib.suppress(StoreError):
+                commits.store.delete(key)
+    return told.last_modified or datetime.datetime.now(tz=datetime.UTC)

@@ -1,0 +1,206 @@
+"""Checkpoints of Lightning in object storage: the plugin for a Trainer or Fabric of `lightning` or `pytorch_lightning`.
+
+Imports neither of the two before a plugin is made, and then only where none has been imported. Lightning itself looks
+at paths through fsspec, past the plugin: where nothing else serves `s3://` there, `torchobj.fsspec` does once this is
+imported, with the configuration of the plugin that was made last.
+"""
+
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.exceptions import ConfigError
+from torchobj.fsspec import register
+from torchobj.store import Store
+from torchobj.urls import SCHEMES, Url, parse_url
+
+__all__ = ["ObjectCheckpointIO", "S3LightningCheckpoint"]
+
+logger = logging.getLogger("torchobj")
+
+#: Where each package keeps the class that its Trainer asks for; lightning_fabric is what pytorch_lightning stands on.
+_PACKAGES = {
+    "lightning": "lightning.fabric.plugins.io.checkpoint_io",
+    "lightning_fabric": "lightning_fabric.plugins.io.checkpoint_io",
+}
+
+if TYPE_CHECKING:
+    from lightning.fabric.plugins.io import CheckpointIO as _Base
+else:
+    _Base = object
+
+
+class ObjectCheckpointIO(_Base):
+    """Writes and reads the checkpoints of a Trainer, or of Fabric, as objects. Each appears whole or not at all.
+
+    `isinstance` takes it for a `CheckpointIO` of each package that is imported when it is made. Paths are URLs, as
+    `s3://bucket/key`; those without a scheme are files of this machine.
+
+    `ckpt_path="last"` finds nothing at a URL: Lightning asks the local disk for what it finds there. `newest` is for
+    that.
+
+    Args:
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        region, endpoint_url: In place of the configuration's.
+
+    Example:
+        ```python
+        from torchobj.lightning import ObjectCheckpointIO
+
+        plugin = ObjectCheckpointIO()
+        trainer = Trainer(default_root_dir="s3://bucket/run", plugins=[plugin])
+        trainer.fit(model, ckpt_path=plugin.newest("s3://bucket/run"))
+        ```
+    """
+
+    def __init__(
+        self,
+        *,
+        config: StoreConfig | S3ClientConfig | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+    ) -> None:
+        _join(import_one=True)
+        self._config = store_config(config, region, endpoint_url)
+        is_served = register(config=config, region=region, endpoint_url=endpoint_url, replace=False)
+        if not is_served and self._config != StoreConfig():
+            logger.warning(
+                "Lightning looks at s3:// paths through what fsspec has for them, which is not torchobj and does not "
+                "know this plugin's configuration; torchobj.fsspec.register(config=...) puts torchobj there"
+            )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(config=state["_config"])  # type: ignore[misc]  # in a process of its own, nothing is set up yet
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        """Writes a checkpoint. What was there before is replaced by the whole of it, or stays.
+
+        Raises:
+            ConfigError: `path` names no object, or there are `storage_options`: it has none.
+            StoreError: What persists after the retries.
+        """
+        if storage_options is not None:
+            raise ConfigError(f"storage_options={storage_options!r}: must be None; settings are in the config")
+        from torchobj.checkpoint.save import save  # noqa: PLC0415  imports torch
+
+        save(checkpoint, str(_url(path)), config=self._config)
+
+    def load_checkpoint(
+        self,
+        path: Any,
+        map_location: Any | None = None,
+        weights_only: bool | None = None,  # noqa: FBT001  Lightning's signature
+    ) -> dict[str, Any]:
+        """Reads a checkpoint.
+
+        Args:
+            path: Its URL, or a file here.
+            map_location: As for `torch.load`. None: into the memory of the CPU, as Lightning's own plugin does.
+            weights_only: As for `torch.load`. None: as Lightning without a plugin; True from its version 2.6 on.
+
+        Raises:
+            ObjectNotFoundError: There is none.
+            CheckpointError: What is there is no checkpoint, or holds what `weights_only` forbids.
+        """
+        from torchobj.checkpoint.load import load  # noqa: PLC0415  imports torch
+
+        if weights_only is None:
+            weights_only = _is_weights_only_by_default()
+        location = "cpu" if map_location is None else map_location
+        checkpoint: dict[str, Any] = load(str(_url(path)), location, weights_only, config=self._config)
+        return checkpoint
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Deletes a checkpoint, whether it is an object or a folder of them. One that does not exist is no error.
+
+        Raises:
+            ConfigError: `path` is a whole bucket.
+        """
+        url = _url(path)
+        store, key = Store(url.base, config=self._config), url.key.rstrip("/")
+        store.delete([key, *(info.key for info in store.list(f"{key}/"))])
+
+    def teardown(self) -> None:
+        """Does nothing: a checkpoint is complete when `save_checkpoint` returns."""
+
+    def newest(self, url: str) -> str | None:
+        """The checkpoint below a folder that was written last, for `ckpt_path=`; None where there is none.
+
+        Args:
+            url: As `default_root_dir` or the `dirpath` of a ModelCheckpoint. Only names that end in `.ckpt` count.
+        """
+        parsed = parse_url(url.rstrip("/"))
+        found = [
+            (info.last_modified, [int(number) for number in re.findall(r"\d+", info.key)], info.key)
+            for info in Store(parsed.base, config=self._config).list(f"{parsed.key}/" if parsed.key else "")
+            if info.key.endswith(".ckpt")
+        ]
+        # A listing knows seconds: within one, the numbers of epoch and step decide.
+        return f"{parsed.base}/{max(found)[-1]}" if found else None
+
+
+class S3LightningCheckpoint(ObjectCheckpointIO):
+    """The plugin of s3torchconnector by its name and arguments.
+
+    Args:
+        region: Region of the bucket; found out when None.
+        s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
+        endpoint: Where the store is; AWS, or the environment's, when None.
+    """
+
+    def __init__(
+        self,
+        region: str | None = None,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        endpoint: str | None = None,
+    ) -> None:
+        super().__init__(config=s3client_config, region=region, endpoint_url=endpoint)
+        self.region = region
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["region"], state["_config"])  # type: ignore[misc]  # as above
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
+        """As of `ObjectCheckpointIO`, but `storage_options` are taken and mean nothing, as with s3torchconnector."""
+        super().save_checkpoint(checkpoint, path)
+
+
+def _join(*, import_one: bool) -> None:
+    """Makes the plugin a `CheckpointIO` of each package that is imported; of one that is installed, where none is."""
+    imported = [module for module in _PACKAGES.values() if module in sys.modules]
+    if not imported and import_one:
+        installed = [module for name, module in _PACKAGES.items() if importlib.util.find_spec(name) is not None]
+        if not installed:
+            raise ConfigError("neither lightning nor pytorch_lightning is installed")
+        imported = installed
+    for module in imported:
+        importlib.import_module(module).CheckpointIO.register(ObjectCheckpointIO)
+
+
+def _url(path: Any) -> Url:
+    """A path of Lightning as the URL of an object."""
+    text = os.fspath(path)
+    if isinstance(path, os.PathLike):
+        # Strategies that shard make a Path of whatever they get, and a Path folds the slashes of a URL.
+        text = re.sub(rf"^({'|'.join(SCHEMES)}):/+", r"\1:///" if text.startswith("file:") else r"\1://", text)
+    url = parse_url(text if "://" in text else f"file://{os.path.abspath(text)}")  # noqa: PTH100  resolves no links
+    if not url.key.strip("/"):
+        raise ConfigError(f"path={text!r}: names no object, expected {url.base}/key")
+    return url
+
+
+def _is_weights_only_by_default() -> bool:
+    """What Lightning's own plugin does where nobody says: False before 2.6, later as torch does by itself."""
+    version = next(sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules)
+    is_old = tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 6)
+    # The switch of torch.load, which only counts where nobody says.
+    return not is_old and "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+_join(import_one=False)
+register(replace=False)
