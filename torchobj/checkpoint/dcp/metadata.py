@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from torchobj.checkpoint.dcp.pause import collector_paused
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["dump_metadata", "load_metadata"]
@@ -42,6 +43,7 @@ def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
     return copyreg.__newobj__, (TensorProperties,), state[:_PORTABLE_FIELDS]  # type: ignore[attr-defined]
 
 
+@collector_paused()
 def dump_metadata(metadata: Metadata) -> bytes:
     """The metadata as `.metadata` has it: equal sizes and properties stand there once, which makes it quick to read."""
     out = io.BytesIO()
@@ -125,6 +127,7 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
+@collector_paused()
 def load_metadata(data: bytes, url: str) -> Metadata:
     """What `.metadata` has.
 

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, Read
 
 from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, payload_in
 from torchobj.checkpoint.dcp.item import item_of, pickle_of
+from torchobj.checkpoint.dcp.pause import collector_paused
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import Step, Transfer, narrowed
 from torchobj.checkpoint.dcp.transforms import is_transformed, untransformed
@@ -199,9 +200,10 @@ def read_items(
     """
     tensors: list[Wanted] = []
     others: list[tuple[ReadItem, _StorageInfo]] = []
-    for request in items:
-        if request.type is LoadItemType.BYTE_IO:
-            others.append((request, directory.info(request)))
-        else:
-            tensors.append(directory.wanted(request, planner))
+    with collector_paused():
+        for request in items:
+            if request.type is LoadItemType.BYTE_IO:
+                others.append((request, directory.info(request)))
+            else:
+                tensors.append(directory.wanted(request, planner))
     _Reading(place, planner, verify=verify).read(tensors, others)

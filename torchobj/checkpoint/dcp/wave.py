@@ -8,6 +8,7 @@ import torch
 
 from torchobj import _torchobj
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, descriptor_bytes
+from torchobj.checkpoint.dcp.pause import collector_paused
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import narrowed
 from torchobj.checkpoint.dcp.wanted import Wanted
@@ -86,6 +87,7 @@ class Wave:
                 finish(sums[name][first : first + count])
         return self._copy_small(buffer)
 
+    @collector_paused()
     def _add_small_segments(self, view: memoryview) -> None:
         segments = self._segments
         for wanted, position in self._small:
@@ -97,6 +99,7 @@ class Wave:
                 into = segments[info.relative_path] = []
             into.append((info.offset, view[position : position + length]))
 
+    @collector_paused()
     def _copy_small(self, buffer: bytearray) -> tuple[list[Wanted], list[Wanted]]:
         copied: list[Wanted] = []
         others: list[Wanted] = []
