@@ -1,6 +1,5 @@
 //! An object that is gathered from memory of Python's, as checkpoints use it.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -94,15 +93,6 @@ impl NativeGather {
             Some(written)
         })?;
         written.ok_or_else(ended)?.or_raise(py)
-    }
-
-    /// The CRC-32 of a record that was written.
-    fn crc32(&self, record: usize) -> PyResult<u32> {
-        let own = self.gather()?;
-        let gather = own.blocking_lock();
-        let records: Range<usize> = record..record + 1;
-        let crc32 = gather.as_ref().ok_or_else(ended)?.crc32(records);
-        crc32.ok_or_else(|| PyValueError::new_err(format!("record {record} was not written")))
     }
 
     /// Makes the object; returns its version, its size in bytes and its CRC-32.

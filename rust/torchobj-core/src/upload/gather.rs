@@ -122,7 +122,7 @@ impl Gather {
     }
 
     /// The checksum of records that were written, one behind the other; `None` where there are not so many.
-    pub fn crc32(&self, records: Range<usize>) -> Option<u32> {
+    fn crc32(&self, records: Range<usize>) -> Option<u32> {
         let sums = self.records.get(records)?;
         Some(sums.iter().fold(Crc32::default(), |whole, sum| whole.then(*sum)).value())
     }
