@@ -18,7 +18,7 @@ LAYERS = [
     ["config", "urls"],
     ["_torchobj"],
     ["_process", "memory", "store"],
-    ["checkpoint.archive", "checkpoint.files", "checkpoint.ranges"],
+    ["checkpoint.archive", "checkpoint.dcp.collector", "checkpoint.files", "checkpoint.ranges"],
     ["checkpoint.filling", "checkpoint.pickling", "checkpoint.selection", "checkpoint.staging"],
     ["checkpoint.outline", "checkpoint.plan", "checkpoint.records"],
     ["checkpoint.load", "checkpoint.save"],

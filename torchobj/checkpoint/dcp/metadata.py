@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from torchobj.checkpoint.dcp.collector import paused_collector
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["dump_metadata", "load_metadata"]
@@ -47,7 +48,8 @@ def dump_metadata(metadata: Metadata) -> bytes:
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
     pickler.dispatch_table = {**copyreg.dispatch_table, TensorProperties: _reduce_properties}
-    pickler.dump(_with_shared_parts(metadata))
+    with paused_collector():
+        pickler.dump(_with_shared_parts(metadata))
     return out.getvalue()
 
 
@@ -136,7 +138,8 @@ def load_metadata(data: bytes, url: str) -> Metadata:
         CheckpointError: They are no metadata, or name something that does not belong there; the message says what.
     """
     try:
-        metadata = _Unpickler(io.BytesIO(data)).load()
+        with paused_collector():
+            metadata = _Unpickler(io.BytesIO(data)).load()
     except CheckpointError as error:
         raise CheckpointError(f"{url}: {error}: refused") from None
     except Exception as error:

@@ -8,6 +8,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
+from torchobj.checkpoint.dcp.collector import paused_collector
 from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, payload_in
 from torchobj.checkpoint.dcp.item import item_of, pickle_of
 from torchobj.checkpoint.dcp.place import Place
@@ -199,9 +200,10 @@ def read_items(
     """
     tensors: list[Wanted] = []
     others: list[tuple[ReadItem, _StorageInfo]] = []
-    for request in items:
-        if request.type is LoadItemType.BYTE_IO:
-            others.append((request, directory.info(request)))
-        else:
-            tensors.append(directory.wanted(request, planner))
+    with paused_collector():
+        for request in items:
+            if request.type is LoadItemType.BYTE_IO:
+                others.append((request, directory.info(request)))
+            else:
+                tensors.append(directory.wanted(request, planner))
     _Reading(place, planner, verify=verify).read(tensors, others)
