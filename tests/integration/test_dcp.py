@@ -1,6 +1,7 @@
 """Distributed checkpoints: whole or not there, read by torch's own and s3torchconnector, and theirs by ours."""
 
 import datetime
+import io
 import json
 import multiprocessing
 import os
@@ -191,6 +192,74 @@ def test_quantized_tensors_go_by_torch(place):
     found = {"quantized": torch.quantize_per_tensor(torch.zeros(30), 0.1, 0, torch.qint8)}
     dcp.load(found, storage_reader=reader_of(place))
     assert torch.equal(found["quantized"].int_repr(), state["quantized"].int_repr())
+
+
+def inverting():
+    """An extension of torch's streams that inverts each byte."""
+    from torch.distributed.checkpoint._extension import StreamTransformExtension
+
+    class Inverted(io.RawIOBase):
+        def __init__(self, file):
+            self.file = file
+
+        def writeable(self):
+            return True
+
+        def readable(self):
+            return True
+
+        def write(self, data):
+            return self.file.write(bytes(byte ^ 255 for byte in memoryview(data).cast("B")))
+
+        def readinto(self, buffer):
+            data = self.file.read(len(buffer))
+            buffer[: len(data)] = bytes(byte ^ 255 for byte in data)
+            return len(data)
+
+        def seekable(self):
+            return False
+
+        def flush(self):
+            self.file.flush()
+
+    class Inverting(StreamTransformExtension):
+        @staticmethod
+        def registry_name():
+            return "stream.inverted"
+
+        @staticmethod
+        def from_descriptor(version):
+            return Inverting()
+
+        def get_descriptor(self):
+            return "stream.inverted/1"
+
+        def transform_to(self, output):
+            return Inverted(output)
+
+        def transform_from(self, input):
+            return Inverted(input)
+
+    return Inverting
+
+
+def test_what_was_saved_through_an_extension_is_loaded_if_it_is_known(place, tmp_path, monkeypatch):
+    from torch.distributed.checkpoint import _extension
+
+    state = {"weight": torch.rand(100, 30), "words": ["a", "b"], "small": torch.rand(3)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path, _extensions=[inverting()()]))
+    upload(place, tmp_path)
+    error = error_of(lambda: loaded(place, state))
+    assert isinstance(error, exceptions.CheckpointError)
+    assert "stream.inverted/1" in str(error)
+    known = _extension.ExtensionRegistry.__init__
+
+    def knowing(registry):
+        known(registry)
+        registry.register(inverting())
+
+    monkeypatch.setattr(_extension.ExtensionRegistry, "__init__", knowing)
+    assert_equal(loaded(place, state), state)
 
 
 @pytest.fixture
