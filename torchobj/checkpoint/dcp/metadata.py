@@ -44,7 +44,7 @@ def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
 
 
 def dump_metadata(metadata: Metadata) -> bytes:
-    """The metadata as `.metadata` has it: equal sizes and properties stand there once, which makes it quick to read."""
+    """The metadata as `.metadata` has it: what is equal stands there once, which makes it quick to read."""
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
     pickler.dispatch_table = {**copyreg.dispatch_table, TensorProperties: _reduce_properties}
@@ -55,16 +55,21 @@ def dump_metadata(metadata: Metadata) -> bytes:
 
 def _with_shared_parts(metadata: Metadata) -> Metadata:
     sizes: dict[torch.Size, torch.Size] = {}
+    chunks: dict[tuple[torch.Size, torch.Size], ChunkStorageMetadata] = {}
     properties: dict[tuple[Any, ...], TensorProperties] = {}
+
+    def chunk(own: ChunkStorageMetadata) -> ChunkStorageMetadata:
+        found = chunks.get((own.offsets, own.sizes))
+        if found is None:
+            offsets, lengths = (sizes.setdefault(size, size) for size in (own.offsets, own.sizes))
+            found = chunks[offsets, lengths] = ChunkStorageMetadata(offsets, lengths)
+        return found
 
     def tensor(described: TensorStorageMetadata) -> TensorStorageMetadata:
         own = described.properties
         key = (own.dtype, own.layout, own.requires_grad, own.memory_format, own.pin_memory)
-        size, chunks = described.size, []
-        for chunk in described.chunks:
-            offsets, lengths = chunk.offsets, chunk.sizes
-            chunks.append(ChunkStorageMetadata(sizes.setdefault(offsets, offsets), sizes.setdefault(lengths, lengths)))
-        return TensorStorageMetadata(properties.setdefault(key, own), sizes.setdefault(size, size), chunks)
+        size, own_chunks = described.size, [chunk(own) for own in described.chunks]
+        return TensorStorageMetadata(properties.setdefault(key, own), sizes.setdefault(size, size), own_chunks)
 
     described = {
         name: tensor(what) if type(what) is TensorStorageMetadata else what
