@@ -669,6 +669,26 @@ def test_a_checkpoint_of_torch_is_replaced_too(place, tmp_path):
     assert "step 1/__0_0.distcp" not in place.keys()
 
 
+def test_the_manifest_of_a_save_that_failed_is_not_believed(place, control):
+    with_an_old_one(place)
+    before = set(files_of(place))
+    refused = {"operation": "PutObject", "key": "\\.metadata$", "times": 1}
+    control.faults({**refused, "action": {"status": 403, "code": "AccessDenied"}})
+    new = {"weight": torch.rand(100)}
+    error_of(lambda: save(place, new))
+    assert before <= set(files_of(place))
+    save(place, new)
+    assert not before & set(files_of(place))
+
+
+def test_a_checkpoint_whose_manifest_is_damaged_is_replaced_too(place):
+    with_an_old_one(place)
+    before = set(files_of(place))
+    place.boto.put_object(Bucket=place.bucket, Key="step 1/_torchobj_manifest.json", Body=b"{")
+    save(place, {"weight": torch.rand(100)})
+    assert not before & set(files_of(place))
+
+
 def test_an_existing_checkpoint_is_not_overwritten_unless_it_may_be(place):
     old = with_an_old_one(place)
     error = error_of(lambda: save(place, {"weight": torch.rand(3)}, overwrite=False))

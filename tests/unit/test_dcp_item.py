@@ -223,5 +223,5 @@ def test_a_payload_is_found_in_an_archive_of_another_layout(shape):
     foreign.check_archive(archive, "it")
     flipped = bytearray(archive)
     flipped[whole.offset] ^= 1
-    with pytest.raises(IntegrityError, match="it: record archive/data/0"):
+    with pytest.raises(IntegrityError, match="it: record data/0"):
         foreign.check_archive(flipped, "it")

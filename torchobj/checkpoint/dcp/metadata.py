@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchobj.checkpoint.dcp.pause import collector_paused
+from torchobj.checkpoint.dcp.collector import paused_collector
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["dump_metadata", "load_metadata"]
@@ -43,28 +43,33 @@ def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
     return copyreg.__newobj__, (TensorProperties,), state[:_PORTABLE_FIELDS]  # type: ignore[attr-defined]
 
 
-@collector_paused()
 def dump_metadata(metadata: Metadata) -> bytes:
-    """The metadata as `.metadata` has it: equal sizes and properties stand there once, which makes it quick to read."""
+    """The metadata as `.metadata` has it: what is equal stands there once, which makes it quick to read."""
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
     pickler.dispatch_table = {**copyreg.dispatch_table, TensorProperties: _reduce_properties}
-    pickler.dump(_with_shared_parts(metadata))
+    with paused_collector():
+        pickler.dump(_with_shared_parts(metadata))
     return out.getvalue()
 
 
 def _with_shared_parts(metadata: Metadata) -> Metadata:
     sizes: dict[torch.Size, torch.Size] = {}
+    chunks: dict[tuple[torch.Size, torch.Size], ChunkStorageMetadata] = {}
     properties: dict[tuple[Any, ...], TensorProperties] = {}
+
+    def chunk(own: ChunkStorageMetadata) -> ChunkStorageMetadata:
+        found = chunks.get((own.offsets, own.sizes))
+        if found is None:
+            offsets, lengths = (sizes.setdefault(size, size) for size in (own.offsets, own.sizes))
+            found = chunks[offsets, lengths] = ChunkStorageMetadata(offsets, lengths)
+        return found
 
     def tensor(described: TensorStorageMetadata) -> TensorStorageMetadata:
         own = described.properties
         key = (own.dtype, own.layout, own.requires_grad, own.memory_format, own.pin_memory)
-        size, chunks = described.size, []
-        for chunk in described.chunks:
-            offsets, lengths = chunk.offsets, chunk.sizes
-            chunks.append(ChunkStorageMetadata(sizes.setdefault(offsets, offsets), sizes.setdefault(lengths, lengths)))
-        return TensorStorageMetadata(properties.setdefault(key, own), sizes.setdefault(size, size), chunks)
+        size, own_chunks = described.size, [chunk(own) for own in described.chunks]
+        return TensorStorageMetadata(properties.setdefault(key, own), sizes.setdefault(size, size), own_chunks)
 
     described = {
         name: tensor(what) if type(what) is TensorStorageMetadata else what
@@ -127,7 +132,6 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-@collector_paused()
 def load_metadata(data: bytes, url: str) -> Metadata:
     """What `.metadata` has.
 
@@ -139,7 +143,8 @@ def load_metadata(data: bytes, url: str) -> Metadata:
         CheckpointError: They are no metadata, or name something that does not belong there; the message says what.
     """
     try:
-        metadata = _Unpickler(io.BytesIO(data)).load()
+        with paused_collector():
+            metadata = _Unpickler(io.BytesIO(data)).load()
     except CheckpointError as error:
         raise CheckpointError(f"{url}: {error}: refused") from None
     except Exception as error:

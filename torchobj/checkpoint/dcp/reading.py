@@ -8,9 +8,9 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
+from torchobj.checkpoint.dcp.collector import paused_collector
 from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, payload_in
 from torchobj.checkpoint.dcp.item import item_of, pickle_of
-from torchobj.checkpoint.dcp.pause import collector_paused
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import Step, Transfer, narrowed
 from torchobj.checkpoint.dcp.transforms import is_transformed, untransformed
@@ -200,7 +200,7 @@ def read_items(
     """
     tensors: list[Wanted] = []
     others: list[tuple[ReadItem, _StorageInfo]] = []
-    with collector_paused():
+    with paused_collector():
         for request in items:
             if request.type is LoadItemType.BYTE_IO:
                 others.append((request, directory.info(request)))

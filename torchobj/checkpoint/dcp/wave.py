@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from torchobj import _torchobj
+from torchobj.checkpoint.dcp.collector import paused_collector
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, descriptor_bytes
-from torchobj.checkpoint.dcp.pause import collector_paused
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import narrowed
 from torchobj.checkpoint.dcp.wanted import Wanted
@@ -34,8 +34,9 @@ class Wave:
         self._place = place
         self._verify = verify
         self._segments: dict[str, _Segments] = {}
-        self._small: list[tuple[Wanted, int]] = []
-        self._small_bytes = 0
+        self._small: list[Wanted] = []
+        # Where each begins in the buffer, and where the last one ends. No tuples: the collector would look at each.
+        self._positions = [0]
         self._finishes: list[tuple[str, int, int, Callable[[Sequence[int]], None]]] = []
         #: Memory that it needs beside the targets', in bytes.
         self.temporary_bytes = 0
@@ -45,9 +46,11 @@ class Wave:
         frame = wanted.frame
         assert frame is not None  # noqa: S101  the caller looked
         length = len(frame.before) + frame.payload_bytes + descriptor_bytes(frame.payload_bytes)
-        self._small.append((wanted, self._small_bytes))
-        self._small_bytes += length + -length % _ALIGNMENT
-        self.temporary_bytes += length
+        # Rounded up: what stands behind a descriptor is longer.
+        room = length + -length % _ALIGNMENT
+        self._small.append(wanted)
+        self._positions.append(self._positions[-1] + room)
+        self.temporary_bytes += room
 
     def add(
         self, name: str, segments: _Segments, temporary_bytes: int, finish: Callable[[Sequence[int]], None]
@@ -75,8 +78,7 @@ class Wave:
             IntegrityError: A checksum is another; the message names tensor and file.
             StoreError: What could not be read.
         """
-        buffer = bytearray(self._small_bytes)
-        self._add_small_segments(memoryview(buffer))
+        buffer = self._add_small_segments()
         jobs = [
             (self._place.native, self._place.key(name), None, segments) for name, segments in self._segments.items()
         ]
@@ -87,26 +89,26 @@ class Wave:
                 finish(sums[name][first : first + count])
         return self._copy_small(buffer)
 
-    @collector_paused()
-    def _add_small_segments(self, view: memoryview) -> None:
-        segments = self._segments
-        for wanted, position in self._small:
-            frame, info = wanted.frame, wanted.info
-            assert frame is not None  # noqa: S101  add_small looked
-            length = len(frame.before) + frame.payload_bytes + descriptor_bytes(frame.payload_bytes)
+    @paused_collector()
+    def _add_small_segments(self) -> bytearray:
+        """Gives each small item a place in a new buffer."""
+        positions, segments = self._positions, self._segments
+        buffer = bytearray(positions[-1])
+        view = memoryview(buffer)
+        for wanted, start, end in zip(self._small, positions, positions[1:], strict=False):
+            info = wanted.info
             into = segments.get(info.relative_path)
             if into is None:
                 into = segments[info.relative_path] = []
-            into.append((info.offset, view[position : position + length]))
+            into.append((info.offset, view[start:end]))
+        return buffer
 
-    @collector_paused()
+    @paused_collector()
     def _copy_small(self, buffer: bytearray) -> tuple[list[Wanted], list[Wanted]]:
         copied: list[Wanted] = []
         others: list[Wanted] = []
-        if not self._small:
-            return copied, others
-        view = memoryview(buffer)
-        for wanted, position in self._small:
+        view, content = memoryview(buffer), _Buffer(buffer)
+        for wanted, position in zip(self._small, self._positions, strict=False):
             frame = wanted.frame
             assert frame is not None  # noqa: S101  add_small looked
             start = position + len(frame.before)
@@ -118,15 +120,33 @@ class Wave:
                 crc32 = int.from_bytes(view[end + 4 : end + 8], "little")
                 if crc32 and zlib.crc32(view[start:end]) != crc32:
                     raise damaged(self._place, wanted)
-            target = wanted.memory
-            dtype = wanted.dtype if target is None else target.dtype
-            saved = torch.frombuffer(buffer, dtype=dtype, count=frame.payload_bytes // dtype.itemsize, offset=start)
-            saved = saved.view(wanted.shape)
-            if not wanted.is_whole:
-                saved = narrowed(saved, wanted.request.storage_offsets, wanted.request.lengths)
-            (wanted.target if target is None else target).copy_(saved)
+            content.copy_to(wanted, start, frame.payload_bytes)
             copied.append(wanted)
         return copied, others
+
+
+class _Buffer:
+    """The bytes of small items, as tensors of any dtype."""
+
+    def __init__(self, content: bytearray) -> None:
+        self._content = content
+        # Views of all of it: to make a tensor of a part from one takes a quarter of what it takes from the bytes.
+        self._views: dict[torch.dtype, torch.Tensor] = {}
+
+    def copy_to(self, wanted: Wanted, start: int, length: int) -> None:
+        """Copies a chunk whose payload is `start..start + length`, or the slice of it that is wanted, to its target."""
+        memory = wanted.memory
+        dtype = wanted.dtype if memory is None else memory.dtype
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = torch.frombuffer(self._content, dtype=dtype)
+        first = start // dtype.itemsize
+        if wanted.is_whole and memory is not None:
+            memory.copy_(view.as_strided(wanted.shape, memory.stride(), first))
+            return
+        saved = view.narrow(0, first, length // dtype.itemsize).view(wanted.shape)
+        saved = narrowed(saved, wanted.request.storage_offsets, wanted.request.lengths)
+        (wanted.target if memory is None else memory).copy_(saved)
 
 
 def damaged(place: Place, wanted: Wanted) -> IntegrityError:

@@ -212,11 +212,24 @@ class StorageWriter(TorchStorageWriter):
             return set()
         url = self._place.url_of(self._metadata_name())
         try:
+            manifest = self._manifest_of_previous()
+            if manifest is not None:
+                return {file.name for file in manifest.files}
             infos = load_metadata(self._previous, url).storage_data.values()
             return {info.relative_path for info in infos}
         except (CheckpointError, AttributeError) as error:
             logger.warning("%s is replaced, but its files are kept, for it cannot be read: %s", url, error)
             return set()
+
+    def _manifest_of_previous(self) -> Manifest | None:
+        """The manifest, if it is of the save that wrote the metadata; reading that takes much longer."""
+        name = ranked(MANIFEST, self._rank)
+        try:
+            manifest = Manifest.load(self._place.find(name) or b"", self._place.url_of(name))
+        except CheckpointError:
+            return None
+        # A save that failed before its metadata left a manifest with another id, which stands nowhere in the metadata.
+        return manifest if manifest.save_id.encode() in (self._previous or b"") else None
 
     def _put_metadata(self, data: bytes) -> None:
         key = self._place.key(self._metadata_name())

@@ -1,0 +1,25 @@
+"""Python's garbage collector, kept from looking where only many objects are made that stay."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["paused_collector"]
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Keeps the collector from running, in all threads; for a block that computes, and does not wait.
+
+    The plan and the metadata of a checkpoint are some hundred thousand objects, and none of them is garbage. As they
+    come, the collector looks through all objects of the process again and again, which takes longer than making them.
+    A collector that is disabled anyway stays so.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
