@@ -11,6 +11,7 @@ use crate::read::Read;
 use crate::store::ObjectStore;
 use crate::transfer::{Attempts, Lateness, Metrics, Pace, Permit, Permits, Policy, Quota, idle, within};
 use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
+use crate::upload::of_changed_memory;
 use crate::url::ObjectUrl;
 
 /// S3 deletes at most so many keys by one request (API reference, "DeleteObjects").
@@ -180,7 +181,7 @@ impl Client {
             {
                 return Ok(version);
             }
-            if let Err(error) = attempts.failed(error).await {
+            if let Err(error) = attempts.failed(of_changed_memory(error, payload)?).await {
                 // The store may have done it all the same.
                 return match attempts.outcome_unknown() {
                     true => self.holds(key, payload).await.ok().flatten().ok_or(error),

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::crc32::Crc32;
+
 /// Which state of an object: an ETag, a generation, an inode with its mtime. Opaque above the store that made it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Version(Arc<str>);
@@ -138,6 +140,12 @@ impl Payload {
     /// Its CRC-32, where that is known.
     pub fn crc32(&self) -> Option<u32> {
         self.crc32
+    }
+
+    /// Whether the memory that it is of was changed since it was summed.
+    pub(crate) fn has_changed(&self) -> bool {
+        let now = || self.pieces.iter().fold(Crc32::default(), |sum, piece| sum.then(Crc32::of(piece))).value();
+        self.crc32.is_some_and(|crc32| crc32 != now())
     }
 
     /// Length in bytes.

@@ -178,6 +178,8 @@ impl Gather {
                 return Ok(());
             }
             self.send_part().await?;
+            // Summing a part takes a millisecond: others share this thread.
+            tokio::task::yield_now().await;
         }
     }
 

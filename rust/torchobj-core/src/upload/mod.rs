@@ -9,4 +9,5 @@ mod whole;
 mod writer;
 
 pub use gather::{Gather, Piece};
+pub(crate) use session::of_changed_memory;
 pub use writer::Writer;

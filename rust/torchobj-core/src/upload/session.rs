@@ -189,6 +189,14 @@ async fn abort(client: &Client, upload: &Upload, sending: &mut JoinSet<Result<Se
     log::warn!("upload {} of {url} could not be aborted and stays in the bucket: {problem}", upload.id);
 }
 
+/// A payload that is refused because its memory was changed is not sent again.
+pub(crate) fn of_changed_memory(error: Error, payload: &Payload) -> Result<Error> {
+    if error.kind() == ErrorKind::Integrity && payload.has_changed() {
+        return Err(error.with_hint("the memory that is sent was changed meanwhile"));
+    }
+    Ok(error)
+}
+
 async fn send_part(
     client: &Client,
     upload: &Upload,
@@ -214,6 +222,6 @@ async fn send_part(
             }
         };
         drop(permit);
-        attempts.failed(error).await?;
+        attempts.failed(of_changed_memory(error, payload)?).await?;
     }
 }

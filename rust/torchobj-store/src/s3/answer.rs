@@ -100,12 +100,10 @@ pub(super) fn hint(operation: Operation, kind: ErrorKind, code: Option<&str>) ->
         (ErrorKind::NoBucket, _) => Some("check the bucket's name and the endpoint"),
         (ErrorKind::ClockSkew, _) => Some("the clock of this machine is off"),
         (ErrorKind::Misaddressed, _) => Some("the bucket is in another region: set region, or leave it out"),
-        (ErrorKind::InvalidRequest | ErrorKind::Unsupported, _)
-            if matches!(
-                operation,
-                Operation::Put | Operation::PutPart | Operation::BeginUpload | Operation::Commit
-            ) =>
-        {
+        (
+            ErrorKind::InvalidRequest | ErrorKind::Unsupported,
+            None | Some("InvalidRequest" | "InvalidArgument" | "NotImplemented"),
+        ) if matches!(operation, Operation::Put | Operation::PutPart | Operation::BeginUpload | Operation::Commit) => {
             Some("a store that does not know checksum headers wants checksum=\"none\"")
         }
         _ => None,
