@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from torchobj import _torchobj
-from torchobj.exceptions import AccessDeniedError
+from torchobj.exceptions import AccessDeniedError, IntegrityError
 
 NO_ATTRIBUTES = (None, None, None, None, None, None, [])
 
@@ -82,3 +82,16 @@ def test_uploads_keep_to_their_pace(place):
     _write_and_close(_torchobj.NativeGather(store, "gathered", NO_ATTRIBUTES), _record(40 << 20, 4))
     # Five parts of 8 MiB, each of which takes 0.21 s, and the first begins at once.
     assert time.monotonic() - began > 0.8
+
+
+def test_memory_that_changes_while_it_is_sent_is_refused_at_once(place, control):
+    record = _record(40 << 20, 4)
+    gather = _torchobj.NativeGather(_store(place, upload_mbit_s=8 * 40), "gathered", NO_ATTRIBUTES)
+    gather.write([record])
+    record[:] += 1
+    control.forget_requests()
+    with pytest.raises(IntegrityError, match="the memory that is sent was changed meanwhile"):
+        gather.close()
+    assert len([request for request in control.requests() if request.operation == "UploadPart"]) <= 5
+    assert place.keys() == []
+    assert place.uploads() == []
