@@ -45,7 +45,6 @@ LAYERS = [
         "checkpoint.dcp.prefix",
         "checkpoint.dcp.slices",
         "checkpoint.dcp.staging",
-        "checkpoint.dcp.transforms",
     ],
     ["checkpoint.dcp.file", "checkpoint.dcp.wanted"],
     ["checkpoint.dcp.transfer", "checkpoint.dcp.writing"],

@@ -1,13 +1,18 @@
-"""Items that others framed: where in such an archive the payload lies, and whether its sums are right."""
+"""Items that others framed: where in such an archive the payload lies, whether its sums are right; and what was saved
+through extensions of torch's streams, as compression.
+"""
 
+import io
 import struct
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from torchobj.checkpoint.archive import LOCAL_HEADER_BYTES, Record, find_directory, payload_of, records_of
 from torchobj.exceptions import CheckpointError, IntegrityError
 
-__all__ = ["END_BYTES", "Payload", "check_archive", "payload_in"]
+__all__ = ["END_BYTES", "Payload", "check_archive", "is_transformed", "payload_in", "untransformed"]
 
 #: So much of both ends of an archive is looked at: the records before a payload, and the directory.
 END_BYTES = 4096
@@ -96,3 +101,39 @@ def check_archive(content: bytes | bytearray, name: str) -> None:
         found = ends.content_of(record)
         if found is None or found[1] is None or (record.crc32 and zlib.crc32(found[1]) != record.crc32):
             raise IntegrityError(f"{name}: record {record.name} is not what was written")
+
+
+def _descriptors(info: _StorageInfo) -> Any:
+    # Metadata, and torch, of before there were extensions have no such field.
+    return getattr(info, "transform_descriptors", None)
+
+
+def is_transformed(info: _StorageInfo) -> bool:
+    """Whether an item's bytes are not those of its archive."""
+    return bool(_descriptors(info))
+
+
+def untransformed(content: bytearray, info: _StorageInfo, name: str) -> bytes | bytearray:
+    """The bytes that were saved.
+
+    Raises:
+        CheckpointError: An extension is not known, or it fails; the message has `name`.
+    """
+    if not is_transformed(info):
+        return content
+    try:
+        from torch.distributed.checkpoint._extension import (  # noqa: PLC0415  torch 2.6 has none
+            ExtensionRegistry,
+            StreamTransformExtension,
+        )
+
+        stream: Any = io.BytesIO(content)
+        for extension in ExtensionRegistry().from_descriptor_list(_descriptors(info)):
+            if isinstance(extension, StreamTransformExtension):
+                stream = extension.transform_from(stream)
+        plain: bytes = stream.read(-1)
+    except Exception as error:
+        raise CheckpointError(
+            f"{name}: was saved through {list(_descriptors(info))}, which fails: {error!r}"
+        ) from error
+    return plain

@@ -5,12 +5,12 @@ import os
 from typing import Any
 
 from torchobj import _torchobj
-from torchobj.config import StoreConfig
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import Store
 from torchobj.urls import parse_url
 
-__all__ = ["MANIFEST", "METADATA", "Place", "is_checkpoint_url", "ranked"]
+__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "ranked"]
 
 #: The object that makes a checkpoint: torch's own name for it.
 METADATA = ".metadata"
@@ -86,9 +86,50 @@ class Place:
             return None
 
 
-def is_checkpoint_url(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether a checkpoint can lie there."""
-    try:
-        return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id))
-    except ConfigError:
-        return False
+class Placed:
+    """What torch gives a checkpoint to, or takes it from, at a URL. The first base, before torch's.
+
+    Args:
+        url: The checkpoint's folder.
+        config: How to reach it; also s3torchconnector's.
+        region, endpoint_url: In place of the configuration's.
+
+    Raises:
+        ConfigError: No URL, or no configuration.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: StoreConfig | S3ClientConfig | None,
+        region: str | None,
+        endpoint_url: str | None,
+    ) -> None:
+        super().__init__()
+        self._config = store_config(config, region, endpoint_url)
+        self._place = Place(url, self._config)
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The checkpoint's URL."""
+        return self._place.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.checkpoint_id!r})"
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a URL where a checkpoint can lie."""
+        try:
+            return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id))
+        except ConfigError:
+            return False
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new save or load begins, at another URL where one is given.
+
+        Raises:
+            ConfigError: It is no URL.
+        """
+        if checkpoint_id:
+            self._place = Place(checkpoint_id, self._config)

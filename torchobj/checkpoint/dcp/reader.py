@@ -10,16 +10,16 @@ from torch.distributed.checkpoint.storage import StorageReader as TorchStorageRe
 from torch.futures import Future
 
 from torchobj.checkpoint.dcp.metadata import load_metadata
-from torchobj.checkpoint.dcp.place import METADATA, Place, is_checkpoint_url, ranked
+from torchobj.checkpoint.dcp.place import METADATA, Placed, ranked
 from torchobj.checkpoint.dcp.reading import read_items
 from torchobj.checkpoint.dcp.wanted import Directory
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["StorageReader"]
 
 
-class StorageReader(TorchStorageReader):
+class StorageReader(Placed, TorchStorageReader):
     """Loads distributed checkpoints from a store, whoever wrote them: torch 2.6 or later, s3torchconnector, torchobj.
 
     Ranges of all files are read in parallel, straight into the memory of the tensors; of a tensor that is divided
@@ -51,25 +51,10 @@ class StorageReader(TorchStorageReader):
         region: str | None = None,
         endpoint_url: str | None = None,
     ) -> None:
-        super().__init__()
-        self._config = store_config(config, region, endpoint_url)
-        self._place = Place(url, self._config)
+        super().__init__(url, config, region, endpoint_url)
         self._verify = verify
         self._load_id = str(uuid.uuid4())
         self._directory: Directory | None = None
-
-    @property
-    def checkpoint_id(self) -> str:
-        """The checkpoint's URL."""
-        return self._place.url
-
-    def __repr__(self) -> str:
-        return f"torchobj.checkpoint.StorageReader({self.checkpoint_id!r})"
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a URL that this can read from."""
-        return is_checkpoint_url(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new load begins, from another URL where one is given.
@@ -77,8 +62,7 @@ class StorageReader(TorchStorageReader):
         Raises:
             ConfigError: It is no URL.
         """
-        if checkpoint_id:
-            self._place = Place(checkpoint_id, self._config)
+        super().reset(checkpoint_id)
         self._directory = None
         self._load_id = str(uuid.uuid4())
 

@@ -9,11 +9,10 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from torchobj.checkpoint.dcp.collector import paused_collector
-from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, payload_in
+from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.checkpoint.dcp.item import item_of, pickle_of
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import Step, Transfer, narrowed
-from torchobj.checkpoint.dcp.transforms import is_transformed, untransformed
 from torchobj.checkpoint.dcp.wanted import Directory, Wanted
 from torchobj.checkpoint.dcp.wave import Wave, damaged
 from torchobj.exceptions import CheckpointError

@@ -15,10 +15,10 @@ from torch.futures import Future
 
 from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
-from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place, is_checkpoint_url, ranked
+from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, ranked
 from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
 from torchobj.checkpoint.dcp.writing import InfoOfLast, write_items
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError
 
 __all__ = ["StorageWriter"]
@@ -29,7 +29,7 @@ logger = logging.getLogger("torchobj")
 _DCP_VERSION = "1.0.0"
 
 
-class StorageWriter(TorchStorageWriter):
+class StorageWriter(Placed, TorchStorageWriter):
     """Saves distributed checkpoints to a store.
 
     The checkpoint exists when its `.metadata` does, which is written last, by one PUT. Each save writes files of its
@@ -69,11 +69,9 @@ class StorageWriter(TorchStorageWriter):
         region: str | None = None,
         endpoint_url: str | None = None,
     ) -> None:
-        super().__init__()
         if not isinstance(thread_count, int) or thread_count < 1:
             raise ConfigError(f"thread_count={thread_count!r}: must be an int of 1 or more")
-        self._config = store_config(config, region, endpoint_url)
-        self._place = Place(url, self._config)
+        super().__init__(url, config, region, endpoint_url)
         self._thread_count = thread_count
         self._prefix_strategy = prefix_strategy or DefaultPrefixStrategy()
         self._overwrite = overwrite
@@ -83,27 +81,13 @@ class StorageWriter(TorchStorageWriter):
         #: The metadata that was there before this save.
         self._previous: bytes | None = None
 
-    @property
-    def checkpoint_id(self) -> str:
-        """The checkpoint's URL."""
-        return self._place.url
-
-    def __repr__(self) -> str:
-        return f"torchobj.checkpoint.StorageWriter({self.checkpoint_id!r})"
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a URL that this can write to."""
-        return is_checkpoint_url(checkpoint_id)
-
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins, to another URL where one is given.
 
         Raises:
             ConfigError: It is no URL.
         """
-        if checkpoint_id:
-            self._place = Place(checkpoint_id, self._config)
+        super().reset(checkpoint_id)
         self._save_id = str(uuid.uuid4())
         self._previous = None
 
