@@ -21,7 +21,7 @@ import torchobj.dcp
 from tests.integration.test_distributed import free_port, run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.dcp import item, reading, transfer
+from torchobj.checkpoint.dcp import item, reading, transfer, wave
 from torchobj.checkpoint.dcp import place as places
 
 pytestmark = [
@@ -759,6 +759,31 @@ def test_a_short_object_is_an_error(place):
     error = error_of(lambda: loaded(place, state))
     assert isinstance(error, exceptions.StoreError)
     assert key in str(error)
+
+
+def test_a_file_that_another_save_replaces_in_the_middle_of_a_load_is_an_error(any_place, tmp_path, monkeypatch):
+    def put(value):
+        state = {str(number): torch.full((9000 + number,), value) for number in range(6)}
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path))
+        upload(any_place, tmp_path)
+        return state
+
+    first = put(1.0)
+    monkeypatch.setattr(reading, "_WAVE_BYTES", 10_000)
+    read = wave.Wave.read
+
+    def read_and_replace(self):
+        monkeypatch.setattr(wave.Wave, "read", read)
+        read_items = read(self)
+        put(2.0)
+        return read_items
+
+    monkeypatch.setattr(wave.Wave, "read", read_and_replace)
+    # Of another dtype, so that they are read through buffers, in waves.
+    found = {name: torch.zeros(tensor.shape, dtype=torch.float16) for name, tensor in first.items()}
+    error = error_of(lambda: dcp.load(found, storage_reader=reader_of(any_place)))
+    assert isinstance(error, exceptions.ObjectChangedError)
+    assert "__0_0.distcp" in str(error)
 
 
 def test_a_file_that_is_gone_is_an_error(place):
