@@ -9,7 +9,7 @@ __all__ = ["paused_collector"]
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
-    """Keeps the collector from running, in all threads; for a block that computes, and does not wait.
+    """Keeps the collector from running, in all threads; for a block that computes, and hardly waits.
 
     The plan and the metadata of a checkpoint are some hundred thousand objects, and none of them is garbage. As they
     come, the collector looks through all objects of the process again and again, which takes longer than making them.

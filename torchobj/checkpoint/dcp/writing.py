@@ -1,8 +1,11 @@
 """Writes the items of one rank: takes each from the planner, chooses how its bytes are had, and closes the files."""
 
 import io
+import itertools
 import uuid
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,10 +13,11 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
+from torchobj.checkpoint.dcp.collector import paused_collector
 from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile
 from torchobj.checkpoint.dcp.item import item_of, stand_in
 from torchobj.checkpoint.dcp.manifest import WrittenFile
-from torchobj.checkpoint.dcp.packing import packed
+from torchobj.checkpoint.dcp.packing import item_bytes, packed
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.staging import PIECE_BYTES, staged_pieces, staged_whole
 from torchobj.exceptions import CheckpointError
@@ -131,7 +135,14 @@ class _Writing:
 
     def write(self, items: list[WriteItem], planner: SavePlanner) -> None:
         """Hands the items of one bin to the store, which sends them meanwhile."""
-        content, resolve, results = _Bin(self), planner.resolve_data, self._results
+        content = _Bin(self)
+        for is_small, run in itertools.groupby(items, lambda item: item_bytes(item) <= JOINED_BYTES):
+            # Large ones are waited for.
+            with paused_collector() if is_small else nullcontext():
+                self._write_run(run, content, planner)
+
+    def _write_run(self, items: Iterable[WriteItem], content: _Bin, planner: SavePlanner) -> None:
+        resolve, results = planner.resolve_data, self._results
         for item in items:
             file = content.add(item, resolve(item))
             length = file.length - file.offset
