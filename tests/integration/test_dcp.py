@@ -21,7 +21,7 @@ import torchobj.dcp
 from tests.integration.test_distributed import free_port, run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.dcp import item, reading, transfer
+from torchobj.checkpoint.dcp import item, reading, transfer, wave
 from torchobj.checkpoint.dcp import place as places
 
 pytestmark = [
@@ -548,6 +548,7 @@ def test_two_ranks_load_what_one_saved_and_each_reads_its_rows_only(place, contr
 
 
 PART = {"operation": "UploadPart"}
+REFUSED = {"action": {"status": 403, "code": "AccessDenied"}}
 
 
 def with_an_old_one(place):
@@ -605,11 +606,58 @@ def test_a_save_whose_last_objects_fail_leaves_the_old_checkpoint(place, control
     assert isinstance(error, exceptions.AccessDeniedError)
     control.clear_faults()
     assert still_good(place, old)
-    # And the next one takes its place, and leaves nothing of either but what the failed one wrote.
+    # And the next one takes its place, and leaves nothing but what the failed one wrote and nothing names.
     new = {"weight": torch.rand(100)}
     save(place, new)
     assert still_good(place, new)
-    assert len(files_of(place)) == 2
+    assert len(files_of(place)) == (2 if "manifest" in name else 1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_files_of_saves_that_ended_before_their_metadata_are_deleted_by_the_next(place, control, is_first):
+    old = None if is_first else with_an_old_one(place)
+    control.faults({**REFUSED, "operation": "PutObject", "key": "\\.metadata$"})
+    for _ in range(2):
+        error_of(lambda: save(place, {"weight": torch.rand(100)}))
+    control.clear_faults()
+    assert is_first or still_good(place, old)
+    assert len(files_of(place)) == (2 if is_first else 3)
+    new = {"weight": torch.rand(100)}
+    save(place, new, overwrite=not is_first)
+    assert still_good(place, new)
+    assert len(files_of(place)) == 1
+
+
+def test_a_save_whose_old_files_cannot_be_deleted_is_saved_and_warns(place, control, caplog):
+    with_an_old_one(place)
+    [old] = files_of(place)
+    control.faults({**REFUSED, "operation": "DeleteObject"})
+    new = {"weight": torch.rand(100)}
+    save(place, new)
+    control.clear_faults()
+    assert still_good(place, new)
+    [warning] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert f"{place.url}/step 1 is saved" in warning
+    assert old.removeprefix("step 1/") in warning
+    assert old in files_of(place)
+
+
+@pytest.mark.parametrize("name", ["../step 2/__0_0.distcp", "config.json", ".metadata", "/x.distcp", 5, ("a",), ["a"]])
+def test_what_is_no_file_of_the_checkpoint_is_never_deleted(place, name, caplog):
+    save(place, {"weight": torch.rand(100)})
+    place.boto.delete_object(Bucket=place.bucket, Key="step 1/_torchobj_manifest.json")
+    metadata = pickle.loads(place.body("step 1/.metadata"))
+    [info] = metadata.storage_data.values()
+    info.relative_path = name
+    place.boto.put_object(Bucket=place.bucket, Key="step 1/.metadata", Body=pickle.dumps(metadata))
+    before = {f"step 1/{name}", "step 2/__0_0.distcp", *files_of(place)} - {"step 1/.metadata"}
+    for key in before:
+        place.boto.put_object(Bucket=place.bucket, Key=key, Body=b"kept")
+    new = {"weight": torch.rand(100)}
+    save(place, new)
+    assert_equal(loaded(place, new), new)
+    assert before <= set(place.keys())
+    assert "kept" in caplog.text
 
 
 def one_rank_fails(rank, url, config):
@@ -759,6 +807,31 @@ def test_a_short_object_is_an_error(place):
     error = error_of(lambda: loaded(place, state))
     assert isinstance(error, exceptions.StoreError)
     assert key in str(error)
+
+
+def test_a_file_that_another_save_replaces_in_the_middle_of_a_load_is_an_error(any_place, tmp_path, monkeypatch):
+    def put(value):
+        state = {str(number): torch.full((9000 + number,), value) for number in range(6)}
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path))
+        upload(any_place, tmp_path)
+        return state
+
+    first = put(1.0)
+    monkeypatch.setattr(reading, "_WAVE_BYTES", 10_000)
+    read = wave.Wave.read
+
+    def read_and_replace(self):
+        monkeypatch.setattr(wave.Wave, "read", read)
+        read_items = read(self)
+        put(2.0)
+        return read_items
+
+    monkeypatch.setattr(wave.Wave, "read", read_and_replace)
+    # Of another dtype, so that they are read through buffers, in waves.
+    found = {name: torch.zeros(tensor.shape, dtype=torch.float16) for name, tensor in first.items()}
+    error = error_of(lambda: dcp.load(found, storage_reader=reader_of(any_place)))
+    assert isinstance(error, exceptions.ObjectChangedError)
+    assert "__0_0.distcp" in str(error)
 
 
 def test_a_file_that_is_gone_is_an_error(place):

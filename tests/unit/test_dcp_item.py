@@ -225,3 +225,14 @@ def test_a_payload_is_found_in_an_archive_of_another_layout(shape):
     flipped[whole.offset] ^= 1
     with pytest.raises(IntegrityError, match="it: record data/0"):
         foreign.check_archive(flipped, "it")
+
+
+def test_a_payload_that_would_end_behind_its_archive_is_not_found():
+    tensor = torch.rand(100, 30)
+    archive = bytearray(stock(tensor))
+    pickle = items.pickle_of(tensor.dtype, tensor.shape)
+    place = archive.index(tensor.numpy().tobytes())
+    # The local header ends where the payload begins; its last field says how long the padding is.
+    header = archive.rindex(b"PK\x03\x04", 0, place)
+    archive[header + 28 : header + 30] = (len(archive) - place).to_bytes(2, "little")
+    assert foreign.payload_in(bytes(archive), b"", len(archive), pickle, tensor.nbytes) is None

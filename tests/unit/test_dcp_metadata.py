@@ -111,7 +111,19 @@ def test_a_manifest_is_read_as_it_was_written():
     assert manifest.torch_version == torch.__version__
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 1, "files": [{}]}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"format": 1, "files": [{}]}',
+        Manifest("", ()).dump(),
+        Manifest(5, ()).dump(),
+        Manifest("id", (), ([],)).dump(),
+        Manifest("id", (WrittenFile(5, 5, None, 5),)).dump(),
+    ],
+)
 def test_what_is_no_manifest_is_refused(data):
     with pytest.raises(CheckpointError, match=r"u: is no manifest"):
         Manifest.load(data, "u")

@@ -79,7 +79,7 @@ def payload_in(head: bytes, tail: bytes, length: int, pickle: bytes, payload_byt
     if pickled is None or data is None or not data.stored or data.size != payload_bytes:
         return None
     found, payload = ends.content_of(pickled), ends.content_of(data)
-    if found is None or payload is None or found[1] != pickle:
+    if found is None or payload is None or found[1] != pickle or payload[0] + payload_bytes > length:
         return None
     order = records.get("byteorder")
     if order is not None and (ends.content_of(order) or (0, None))[1] != b"little":

@@ -42,7 +42,7 @@ class Manifest:
     torchobj_version: str = _torchobj.__version__
 
     def names(self) -> set[str]:
-        """All objects that a deletion of the checkpoint deletes, but the manifest and the metadata."""
+        """All objects that are of no use where the save was not committed, and what it would have replaced."""
         return {file.name for file in self.files} | set(self.replaced)
 
     def dump(self) -> bytes:
@@ -65,6 +65,9 @@ class Manifest:
             manifest = cls(files=files, replaced=tuple(document.pop("replaced")), **document)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{url}: is no manifest of a checkpoint: {error}") from error
+        words = (manifest.save_id, *(file.name for file in files), *manifest.replaced)
+        if not manifest.save_id or not all(isinstance(word, str) for word in words):
+            raise CheckpointError(f"{url}: is no manifest of a checkpoint: an id or a name is no word")
         if newer:
             raise CheckpointError(f"{url}: was written by torchobj {manifest.torchobj_version}, which is newer")
         return manifest

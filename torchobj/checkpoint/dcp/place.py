@@ -4,13 +4,15 @@ import functools
 import os
 from typing import Any
 
+from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
+
 from torchobj import _torchobj
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import Store
 from torchobj.urls import parse_url
 
-__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "ranked"]
+__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "is_item_file", "ranked"]
 
 #: The object that makes a checkpoint: torch's own name for it.
 METADATA = ".metadata"
@@ -21,6 +23,15 @@ MANIFEST = "_torchobj_manifest.json"
 def ranked(name: str, rank: int | None) -> str:
     """The name of an object, as each rank writes its own without collectives; as torch has it for `.metadata`."""
     return name if rank is None else f"__{rank}{name}"
+
+
+def is_item_file(name: Any) -> bool:
+    """Whether a name that a checkpoint gives, as anybody may have written it, is of a file of items in its folder."""
+    return (
+        isinstance(name, str)
+        and name.endswith(DEFAULT_SUFFIX)
+        and not {"", ".", ".."} & set(name.replace("\\", "/").split("/"))
+    )
 
 
 class Place:

@@ -107,6 +107,7 @@ class StorageReader(Placed, TorchStorageReader):
         Raises:
             IntegrityError: Bytes are not what was written; the message names tensor and file.
             CheckpointError: The checkpoint cannot hold what is asked for.
+            ObjectChangedError: Another save has replaced a file meanwhile.
             StoreError: What could not be read.
         """
         if self._directory is None:

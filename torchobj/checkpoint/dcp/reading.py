@@ -36,7 +36,9 @@ class _Reading:
         self._place = place
         self._planner = planner
         self._verify = verify
-        self._wave = Wave(place, verify=verify)
+        # Writers that are not ours use the names of files again: another save may replace one between two waves.
+        self._versions: dict[str, str] = {}
+        self._wave = Wave(place, self._versions, verify=verify)
         #: What is framed otherwise than was expected.
         self._foreign: list[Wanted] = []
         self._done: list[Wanted] = []
@@ -60,7 +62,7 @@ class _Reading:
             self._read_wave()
 
     def _read_wave(self) -> None:
-        wave, self._wave = self._wave, Wave(self._place, verify=self._verify)
+        wave, self._wave = self._wave, Wave(self._place, self._versions, verify=self._verify)
         copied, others = wave.read()
         self._done += copied
         self._foreign += others
@@ -195,6 +197,7 @@ def read_items(
     Raises:
         IntegrityError: Bytes are not what was written; the message names tensor and file.
         CheckpointError: The checkpoint cannot hold what is asked for.
+        ObjectChangedError: Another save has replaced a file meanwhile.
         StoreError: What could not be read.
     """
     tensors: list[Wanted] = []

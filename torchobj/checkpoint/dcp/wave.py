@@ -27,11 +27,13 @@ class Wave:
 
     Args:
         place: The checkpoint's.
+        versions: By the names of files the version that must answer; those that are read first are added.
         verify: Whether checksums are compared.
     """
 
-    def __init__(self, place: Place, *, verify: bool) -> None:
+    def __init__(self, place: Place, versions: dict[str, str], *, verify: bool) -> None:
         self._place = place
+        self._versions = versions
         self._verify = verify
         self._segments: dict[str, _Segments] = {}
         self._small: list[Wanted] = []
@@ -76,15 +78,21 @@ class Wave:
 
         Raises:
             IntegrityError: A checksum is another; the message names tensor and file.
+            ObjectChangedError: A file is not of the version that was read before.
             StoreError: What could not be read.
         """
         buffer = self._add_small_segments()
         jobs = [
-            (self._place.native, self._place.key(name), None, segments) for name, segments in self._segments.items()
+            (self._place.native, self._place.key(name), self._versions.get(name), segments)
+            for name, segments in self._segments.items()
         ]
         if jobs:
             results = _torchobj.scatter(jobs, self._verify and bool(self._finishes))
-            sums = {name: result[2] for name, result in zip(self._segments, results, strict=True)}
+            sums = {}
+            for name, (version, _, sums_of_file) in zip(self._segments, results, strict=True):
+                sums[name] = sums_of_file
+                if version is not None:
+                    self._versions[name] = version
             for name, first, count, finish in self._finishes:
                 finish(sums[name][first : first + count])
         return self._copy_small(buffer)

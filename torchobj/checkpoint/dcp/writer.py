@@ -15,11 +15,11 @@ from torch.futures import Future
 
 from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
-from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, ranked
+from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, is_item_file, ranked
 from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
 from torchobj.checkpoint.dcp.writing import InfoOfLast, write_items
 from torchobj.config import S3ClientConfig, StoreConfig
-from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError
+from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 
 __all__ = ["StorageWriter"]
 
@@ -78,8 +78,9 @@ class StorageWriter(Placed, TorchStorageWriter):
         self._save_id = str(uuid.uuid4())
         #: Set where each rank writes metadata of its own.
         self._rank: int | None = None
-        #: The metadata that was there before this save.
+        #: The metadata and the manifest that were there before this save.
         self._previous: bytes | None = None
+        self._previous_manifest: Manifest | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins, to another URL where one is given.
@@ -89,7 +90,7 @@ class StorageWriter(Placed, TorchStorageWriter):
         """
         super().reset(checkpoint_id)
         self._save_id = str(uuid.uuid4())
-        self._previous = None
+        self._previous = self._previous_manifest = None
 
     def storage_meta(self) -> StorageMeta:
         """What the metadata says of this save."""
@@ -160,9 +161,20 @@ class StorageWriter(Placed, TorchStorageWriter):
         manifest = Manifest(self._save_id, tuple(sorted(files)), tuple(sorted(replaced)))
         self._place.store.put(self._place.key(ranked(MANIFEST, self._rank)), manifest.dump())
         self._put_metadata(dump_metadata(metadata))
-        self._previous = None
-        if replaced:
+        self._previous = self._previous_manifest = None
+        self._delete(replaced)
+
+    def _delete(self, replaced: set[str]) -> None:
+        """Deletes files that no checkpoint has any more. The save has succeeded by now, whatever comes of it."""
+        if not replaced:
+            return
+        try:
             self._place.store.delete([self._place.key(name) for name in replaced])
+        except StoreError as error:
+            names = ", ".join(sorted(replaced))
+            logger.warning(
+                "%s is saved; files of before that may be left there: %s: %s", self.checkpoint_id, names, error
+            )
 
     def _check_complete(self, metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> None:
         """Every chunk that the metadata names was written by some rank."""
@@ -186,34 +198,41 @@ class StorageWriter(Placed, TorchStorageWriter):
             if not self._overwrite:
                 raise self._exists()
             logger.info("%s is replaced", self._place.url_of(self._metadata_name()))
+        # Not later: the manifest of a save that runs meanwhile is no business of this one.
+        name = ranked(MANIFEST, self._rank)
+        data = self._place.find(name)
+        try:
+            self._previous_manifest = None if data is None else Manifest.load(data, self._place.url_of(name))
+        except CheckpointError as error:
+            logger.warning("%s: files that it alone names are kept", error)
 
     def _exists(self) -> CheckpointError:
         return CheckpointError(f"{self._place.url_of(self._metadata_name())} exists, and overwrite=False")
 
     def _names_of_previous(self) -> set[str]:
-        """The files of the checkpoint that this save replaces."""
-        if self._previous is None:
-            return set()
+        """The files that have no use after this save: of the checkpoint that was there, and of saves that failed."""
+        manifest, previous = self._previous_manifest, self._previous
+        names: set[str] = set()
+        if manifest is not None and previous is not None and manifest.save_id.encode() in previous:
+            # It is of the save that wrote the metadata, which takes much longer to read.
+            names.update(file.name for file in manifest.files)
+        else:
+            # A save that ended between its manifest and its metadata left its id in the first alone.
+            names.update(() if manifest is None else manifest.names())
+            names.update(() if previous is None else self._names_in(previous))
+        ours = {name for name in names if is_item_file(name)}
+        if ours != names:
+            kept = sorted(map(repr, names - ours))
+            logger.warning("%s: are no files of a checkpoint, and kept: %s", self.checkpoint_id, ", ".join(kept))
+        return ours
+
+    def _names_in(self, metadata: bytes) -> set[str]:
         url = self._place.url_of(self._metadata_name())
         try:
-            manifest = self._manifest_of_previous()
-            if manifest is not None:
-                return {file.name for file in manifest.files}
-            infos = load_metadata(self._previous, url).storage_data.values()
-            return {info.relative_path for info in infos}
-        except (CheckpointError, AttributeError) as error:
+            return {info.relative_path for info in load_metadata(metadata, url).storage_data.values()}
+        except (CheckpointError, AttributeError, TypeError) as error:
             logger.warning("%s is replaced, but its files are kept, for it cannot be read: %s", url, error)
             return set()
-
-    def _manifest_of_previous(self) -> Manifest | None:
-        """The manifest, if it is of the save that wrote the metadata; reading that takes much longer."""
-        name = ranked(MANIFEST, self._rank)
-        try:
-            manifest = Manifest.load(self._place.find(name) or b"", self._place.url_of(name))
-        except CheckpointError:
-            return None
-        # A save that failed before its metadata left a manifest with another id, which stands nowhere in the metadata.
-        return manifest if manifest.save_id.encode() in (self._previous or b"") else None
 
     def _put_metadata(self, data: bytes) -> None:
         key = self._place.key(self._metadata_name())
