@@ -45,8 +45,8 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
 
     Listings are never cached. `LastModified`, in UTC, and `ETag` stand in what `info` and `ls` return. What is written
     appears whole by its `close()`, in a transaction by the end of that, and not at all where the `with` block raised,
-    of `fsspec.open` and in text mode too, or where it is closed by what handles an exception. Appending writes the whole object anew. A file that is opened to be read asks for nothing before
-    it is read, so that a missing one raises there.
+    of `fsspec.open` and in text mode too, or what closes it handles an exception. Appending writes the whole object
+    anew. A file that is opened to be read asks for nothing before it is read, so that a missing one raises there.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
