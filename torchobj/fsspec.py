@@ -8,7 +8,9 @@ Nothing is registered before somebody asks. Never imports torch.
 import importlib.util
 import io
 import itertools
+import logging
 import shutil
+import sys
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -32,6 +34,8 @@ from torchobj.store import ObjectInfo, Store
 
 __all__ = ["ObjectFileSystem", "register"]
 
+logger = logging.getLogger("torchobj")
+
 #: Folders that were made, by configuration. A store has none: until there is an object below, only this process knows.
 _made: dict[StoreConfig, set[str]] = {}
 
@@ -41,8 +45,8 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
 
     Listings are never cached. `LastModified`, in UTC, and `ETag` stand in what `info` and `ls` return. What is written
     appears whole by its `close()`, in a transaction by the end of that, and not at all where the `with` block raised,
-    in text mode too. Appending writes the whole object anew. A file that is opened to be read asks for nothing before
-    it is read, so that a missing one raises there.
+    of `fsspec.open` and in text mode too, or what closes it handles an exception. Appending writes the whole object
+    anew. A file that is opened to be read asks for nothing before it is read, so that a missing one raises there.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
@@ -267,13 +271,39 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
 
 
 class _File(ObjectWriter):
-    """A writer that can be part of a transaction of fsspec: what is closed then waits for `commit()`."""
+    """A writer for fsspec: it can be part of a transaction, where what is closed waits for `commit()`.
+
+    `fsspec.open` and others end a `with` block that raised by `close()` and nothing else. So a close while an exception
+    is on its way, or is handled, that was not yet when the file was opened, forgets what was written.
+    """
 
     is_deferred = False
+    _is_waiting = False
+
+    def __init__(self, url: str, **arguments: Any) -> None:
+        #: The exception that is being handled around all of the file's use.
+        self._around = sys.exc_info()[1]
+        super().__init__(url, **arguments)
 
     def close(self) -> None:
-        if not self.is_deferred:
+        if self.closed or self._is_waiting:
+            return
+        error, around, self._around = sys.exc_info()[1], self._around, None
+        if error is not None and error is not around:
+            logger.warning("%s was closed because of %s: nothing was committed", self.url, type(error).__name__)
+            self.abort()
+        elif self.is_deferred:
+            self._is_waiting = True
+        else:
             super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            # The block ended well, whatever is handled around it.
+            self._around = sys.exc_info()[1]
+        super().__exit__(kind, error, traceback)
 
     def commit(self) -> None:
         """Makes the object, at the end of a transaction."""

@@ -94,7 +94,12 @@ def contiguous(buffer: Any) -> Any:
         return buffer
     if buffer.device.type != "cpu" or not buffer.is_contiguous():
         raise ConfigError(f"a tensor on {buffer.device} with strides {buffer.stride()}: must be contiguous, on the CPU")
-    return buffer.detach().reshape(-1).view(torch.uint8).numpy()
+    from torchobj.checkpoint.memory import memory_of  # noqa: PLC0415  imports numpy
+
+    try:
+        return memory_of(buffer.detach())
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 class Store:

@@ -577,6 +577,12 @@ def test_keys_and_into_go_together(place):
             r"int32 of .*float32 of",
         ),
         (lambda into: into["model"].update({"layer1.bias": torch.zeros(3, device="meta")}), r"on meta"),
+        (lambda into: into["model"].update({"layer1.bias": torch.zeros(1).expand(3)}), r"bias: .*share memory"),
+        (
+            lambda into: into.update({"optimizer": torch.nn.Linear(1, 1)}),
+            r"Linear here, dict in .* give its state_dict\(\)",
+        ),
+        (lambda into: into.pop("optimizer"), r"optimizer: only in the file; keys=\['model', 'epoch'\] loads a part"),
         (lambda into: into["model"].update({"layer1.bias": 3}), r"int here, Tensor in the file"),
         (lambda into: into["model"].pop("layer1.bias"), r"model\.layer1\.bias: only in the file"),
         (lambda into: into.update({"more": 1}), r"more: not in the file"),
@@ -592,6 +598,23 @@ def test_what_does_not_fit_is_found_before_a_byte_is_overwritten(place, change, 
         load(place, into=into)
     assert into["model"]["layer1.weight"].eq(9).all()
     assert into["epoch"] is None or isinstance(into["epoch"], torch.Tensor)
+
+
+def test_an_object_that_holds_itself_is_filled(place):
+    def cyclic(number):
+        shared = (torch.full((2,), float(number)), number)
+        value = {"shared": [shared, shared], "number": number}
+        value["self"] = [value, (value,)]
+        return value
+
+    save(place, cyclic(1))
+    assert load(place, keys=["number"]) == {"number": 1}
+    into = cyclic(0)
+    load(place, into=into)
+    assert into["self"][0] is into["self"][1][0] is into
+    assert into["number"] == 1
+    assert into["shared"][0] is into["shared"][1]
+    assert (into["shared"][0][0].tolist(), into["shared"][0][1]) == ([1.0, 1.0], 1)
 
 
 def test_a_flipped_byte_is_seen_by_into_too(place):

@@ -122,6 +122,48 @@ def test_a_block_that_raises_leaves_the_old_object(files, mode):
     assert body("k") == b"old"
 
 
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("mode", ["w", "wb", "a", "ab"])
+def test_a_block_of_fsspecs_own_open_that_raises_leaves_the_old_object(files, mode, compression):
+    files.pipe("files/k", b"old")
+    with pytest.raises(ZeroDivisionError), fsspec.core.OpenFile(files, "files/k", mode, compression) as file:
+        file.write("new" if "b" not in mode else b"new")
+        _ = 1 / 0
+    assert body("k") == b"old"
+
+
+@pytest.mark.parametrize("opened", [InMemory.open, fsspec.core.OpenFile])
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_a_file_may_be_written_where_an_exception_is_handled(files, mode, opened):
+    text = "new" if mode == "w" else b"new"
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        with opened(files, "files/k", mode) as file:
+            file.write(text)
+        with pytest.raises(KeyError), opened(files, "files/k", mode) as file:
+            file.write(text * 2)
+            raise KeyError from None
+    assert body("k") == b"new"
+
+
+def test_a_file_that_is_closed_by_what_handles_an_exception_is_forgotten(files, caplog):
+    file = files.open("files/k", "wb")
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        file.close()
+    assert not files.exists("files/k")
+    assert "because of ZeroDivisionError: nothing was committed" in caplog.text
+    file = files.open("files/k", "wb")
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        with file:
+            file.write(b"whole")
+    assert body("k") == b"whole"
+
+
 def test_appending_goes_on_behind_the_end_and_makes_what_is_not_there(files):
     for text in ("a\r\n", "é"):
         with files.open("files/k", "a", newline="", encoding="utf-8") as file:
@@ -145,6 +187,13 @@ def test_a_transaction_writes_all_at_its_end_or_nothing(files):
             file.write(b"newer")
         _ = 1 / 0
     assert body("k") == b"new"
+    with files.transaction:
+        with pytest.raises(ZeroDivisionError), fsspec.core.OpenFile(files, "files/k", "w") as file:
+            file.write("half")
+            _ = 1 / 0
+        with fsspec.core.OpenFile(files, "files/other", "w") as file:
+            file.write("more")
+    assert (body("k"), body("other")) == (b"new", b"more")
 
 
 def test_bytes_are_had_by_the_rules_of_slices(files):

@@ -17,6 +17,7 @@ import torch
 from torchobj.checkpoint import filling, pickling, selection, staging
 from torchobj.checkpoint.archive import Record
 from torchobj.checkpoint.files import _store_of, open_reader
+from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.outline import Outline, StorageOutline, outline_of, uses_in
 from torchobj.checkpoint.pickling import MapLocation, Restore
 from torchobj.checkpoint.ranges import RangedObject
@@ -209,7 +210,7 @@ class _Plan:
                 near[key] = staging.storage_of(outline.nbytes)
             else:
                 far[key] = staging.storage_of(outline.nbytes, device)
-        wants = [Want(self._record(key), 0, staging.bytes_of(storage).numpy()) for key, storage in near.items()]
+        wants = [Want(self._record(key), 0, memory_of(staging.bytes_of(storage))) for key, storage in near.items()]
         self._check(near, self._records.read(wants, checksum=self._verify))
         self._check(far, self._land([(key, 0, staging.bytes_of(storage)) for key, storage in far.items()]))
         if self._swapped:
@@ -266,7 +267,7 @@ class _Plan:
                 last_end = max(last_end, sum(memory))
             else:
                 staged.append((key, start, _raw(pair.target)))
-        wants = [Want(self._record(key), start, memory.numpy()) for key, start, memory in direct.values()]
+        wants = [Want(self._record(key), start, memory_of(memory)) for key, start, memory in direct.values()]
         self._check([key for key, _, _ in direct.values()], self._records.read(wants, checksum=self._verify))
         self._check([key for key, _, _ in staged], self._land(staged))
         for key, several in indirect.items():
@@ -287,7 +288,7 @@ class _Plan:
     def _fill_by_copy(self, key: str, pairs: Sequence[filling.Pair]) -> None:
         """Reads a whole storage, and copies from it."""
         storage = staging.storage_of(self._record(key).size)
-        memory = staging.bytes_of(storage).numpy()
+        memory = memory_of(staging.bytes_of(storage))
         self._check([key], self._records.read([Want(self._record(key), 0, memory)], checksum=self._verify))
         if self._swapped:
             _swap(storage, self._outline.storages[key].dtype)

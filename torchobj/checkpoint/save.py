@@ -8,6 +8,7 @@ import torch
 
 from torchobj import _torchobj
 from torchobj.checkpoint.files import ObjectWriter, _store_of
+from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
 from torchobj.checkpoint.staging import STAGING_BYTES, bytes_of, is_reachable, taken
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
@@ -114,7 +115,7 @@ def _batches(plan: Plan) -> Iterator[list[Any]]:
         elif isinstance(piece, Field):
             batch.append(sums[piece.hole])
         elif is_reachable(piece.storage.device):
-            batch.append(bytes_of(piece.storage).numpy())
+            batch.append(memory_of(bytes_of(piece.storage)))
             sums[piece.start] = (records, records + 1)
             records += 1
         else:

@@ -35,7 +35,7 @@ def select(tree: Any, keys: Sequence[str], url: str) -> list[Path]:
     """
     if not isinstance(tree, dict):
         raise ConfigError(f"{url}: keys={list(keys)!r}: what was saved is no mapping")
-    entries = list(_entries(tree, ()))
+    entries = list(_entries(tree, (), ()))
     missing = set(keys)
     found: list[Path] = []
     for name, path in entries:
@@ -69,12 +69,13 @@ def value_at(tree: Any, path: Path) -> Any:
     return tree
 
 
-def _entries(tree: dict[Any, Any], path: Path) -> Iterator[tuple[str, Path]]:
-    """Everything that has a name, outer before inner."""
+def _entries(tree: dict[Any, Any], path: Path, around: tuple[Any, ...]) -> Iterator[tuple[str, Path]]:
+    """Everything that has a name, outer before inner; a mapping within itself is not entered again."""
+    around = (*around, tree)
     for key, value in tree.items():
         if not isinstance(key, str | int | float | bool):
             continue
         inner = (*path, key)
         yield ".".join(str(part) for part in inner), inner
-        if isinstance(value, dict):
-            yield from _entries(value, inner)
+        if isinstance(value, dict) and not any(value is outer for outer in around):
+            yield from _entries(value, inner, around)

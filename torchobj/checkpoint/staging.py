@@ -7,6 +7,8 @@ from zlib import crc32
 
 import torch
 
+from torchobj.checkpoint.memory import memory_of
+
 __all__ = ["BLOCK_BYTES", "STAGING_BYTES", "Landing", "bytes_of", "fill", "is_reachable", "storage_of", "taken"]
 
 BLOCK_BYTES = 8 << 20
@@ -51,7 +53,7 @@ def taken(storage: torch.UntypedStorage) -> Iterator[Any]:
         part = source[start : start + BLOCK_BYTES]
         block = torch.empty(len(part), dtype=torch.uint8, device="cpu", pin_memory=storage.device.type == "cuda")
         block.copy_(part)
-        yield block.numpy()
+        yield memory_of(block)
 
 
 def fill(landings: Sequence[Landing], read: Read, *, checksum: bool) -> list[int]:
@@ -74,7 +76,7 @@ def fill(landings: Sequence[Landing], read: Read, *, checksum: bool) -> list[int
 
         def start(number: int) -> Any:
             pieces = _pieces(windows[number], memory[number % 2])
-            segments = [(landings[which].offset + begin, block.numpy()) for which, begin, block in pieces]
+            segments = [(landings[which].offset + begin, memory_of(block)) for which, begin, block in pieces]
             return pieces, reader.submit(read, segments)
 
         coming = [start(0)] if windows else []
@@ -85,7 +87,7 @@ def fill(landings: Sequence[Landing], read: Read, *, checksum: bool) -> list[int
                 coming.append(start(number + 1))
             for which, begin, block in pieces:
                 if checksum:
-                    sums[which] = crc32(block.numpy(), sums[which])
+                    sums[which] = crc32(memory_of(block), sums[which])
                 landings[which].target[begin : begin + len(block)].copy_(block, non_blocking=pinned)
             if pinned:
                 torch.cuda.synchronize()

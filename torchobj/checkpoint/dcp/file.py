@@ -10,6 +10,7 @@ from torchobj import _torchobj
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, Item
 from torchobj.checkpoint.dcp.manifest import WrittenFile
 from torchobj.checkpoint.dcp.place import Place
+from torchobj.checkpoint.memory import memory_of
 
 __all__ = ["JOINED_BYTES", "ItemFile"]
 
@@ -73,7 +74,7 @@ class ItemFile:
         """Adds a tensor whose memory is read when it is sent: it is not to be changed before the file is closed."""
         self._join()
         self._pieces.append(item.before)
-        self._add_record(_bytes_of(payload))
+        self._add_record(memory_of(payload))
         self._add_end(item, (self._records - 1, self._records))
         self._grow(item.length)
         self._hand_on_if_many()
@@ -84,7 +85,7 @@ class ItemFile:
         self._pieces.append(item.before)
         first = self._records
         for piece in payload:
-            self._add_record(_bytes_of(piece))
+            self._add_record(memory_of(piece))
             self._hand_on()
         self._add_end(item, (first, self._records))
         self._grow(item.length)
@@ -129,8 +130,3 @@ class ItemFile:
         pieces, self._pieces = self._pieces, []
         if pieces:
             self._native.write(pieces)
-
-
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    """The memory of a contiguous tensor on the CPU, as a numpy array of bytes."""
-    return tensor.reshape(-1).view(torch.uint8).numpy()

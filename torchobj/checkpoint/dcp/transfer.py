@@ -11,6 +11,7 @@ from torchobj.checkpoint.dcp.foreign import Payload
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, descriptor_bytes
 from torchobj.checkpoint.dcp.slices import Tile, runs_of, tiles_of
 from torchobj.checkpoint.dcp.wanted import Wanted
+from torchobj.checkpoint.memory import memory_of
 
 __all__ = ["Step", "Transfer", "narrowed"]
 
@@ -81,7 +82,7 @@ class Transfer:
             if not is_dense:
                 run, starts = math.prod(tile.shape), [0]
             buffer = torch.empty(len(starts) * run * width, dtype=torch.uint8)
-            segments = self._segments(run, [tile.start + start for start in starts], buffer.numpy())
+            segments = self._segments(run, [tile.start + start for start in starts], memory_of(buffer))
             yield Step([*frame, *segments], frame_bytes + buffer.nbytes, tile, buffer, is_dense)
             frame, frame_bytes = [], 0
 
@@ -94,7 +95,7 @@ class Transfer:
         run, starts = runs_of(tuple(self.wanted.shape), offsets, lengths)
         if len(starts) > 1 and run * self.wanted.dtype.itemsize < _RUN_BYTES:
             return None
-        return self._segments(run, starts, memory.reshape(-1).view(torch.uint8).numpy())
+        return self._segments(run, starts, memory_of(memory))
 
     def _segments(self, run: int, starts: list[int], memory: Any) -> list[tuple[int, Any]]:
         width = self.wanted.dtype.itemsize

@@ -20,6 +20,7 @@ from torchobj.checkpoint.dcp.manifest import WrittenFile
 from torchobj.checkpoint.dcp.packing import item_bytes, packed
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.staging import PIECE_BYTES, staged_pieces, staged_whole
+from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["InfoOfLast", "write_items"]
@@ -85,7 +86,7 @@ class _Bin:
         assert frame is not None  # noqa: S101  stand_in knows no dtype that item_of does not
         file = self.own()
         if frame.payload_bytes <= JOINED_BYTES and self.has_room(frame.length):
-            file.add_small(frame, seen.numpy())
+            file.add_small(frame, memory_of(seen))
         else:
             file.add_large(frame, seen)
         return file
@@ -105,7 +106,7 @@ class _Bin:
         seen = stand_in(staged_whole(tensor))
         assert seen is not None  # noqa: S101  a contiguous copy on the CPU of a dtype that item_of knows
         if frame.payload_bytes <= JOINED_BYTES:
-            file.add_small(frame, seen.numpy())
+            file.add_small(frame, memory_of(seen))
         else:
             file.add_large(frame, seen)
         return file
