@@ -65,7 +65,7 @@ LAYERS = [
     ["lightning"],
     ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
     ["checkpoint.snapshot", "checkpoint.sweep"],
-    ["checkpoint.restoring"],
+    ["checkpoint.matching", "checkpoint.restoring"],
     ["checkpoint.sharded"],
     ["checkpoint.saving"],
     ["checkpoint.manager"],

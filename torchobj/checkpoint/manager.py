@@ -5,7 +5,7 @@ the state; `ranks` gives all ranks one outcome; `retention` says what goes; `swe
 manager is their face, and sees to it that one save is under way at a time.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -216,18 +216,18 @@ class CheckpointManager:
     def restore(
         self,
         step: int | Literal["latest"] = "latest",
-        into: dict[str, Any] | None = None,
+        into: MutableMapping[str, Any] | None = None,
         *,
         map_location: Any = None,
         weights_only: bool = True,
-    ) -> dict[str, Any]:
+    ) -> MutableMapping[str, Any]:
         """Reads a committed step. All ranks call it, and read the same step.
 
         Args:
             step: Its number, or the newest.
             into: A dict as it was given to `save`: its tensors are filled in place, its objects load their states, its
-                dicts are entered, other values are replaced. It may have fewer names than the checkpoint. A sharded
-                checkpoint needs it.
+                dicts are entered, other values are replaced. It may have fewer names than the checkpoint, but below
+                each of them all that the checkpoint has. A sharded checkpoint needs it.
             map_location: Where tensors are put without `into`, as for `torch.load`.
             weights_only: Refuses what is not plain data, as `torch.load` does.
 
@@ -235,16 +235,38 @@ class CheckpointManager:
             `into`; without it the state, with states in the places of objects.
 
         Raises:
-            CheckpointError, ConfigError: The step is not committed, or does not fit `into`: nothing was changed then.
+            CheckpointError: The step is not committed, its data is gone, it was saved by a manager with another
+                `sharded`, or it does not fit `into`: nothing was changed then, unless an object refused its state.
+            ConfigError: No such step, or arguments that do not go together.
             StoreError: It cannot be read. What `into` holds then is half of this and half of that.
         """
         found = self._of_first(lambda: self._found(step))
         source = f"{self.url}, step {found.step}"
         folder = f"{self.url}/{found.attempt.folder}"
-        if found.kind == "dcp":
-            if into is None:
-                raise ConfigError(f"{source}: a sharded checkpoint is restored into a state; give into=")
-            return sharded.restored(into, folder, self._config, self._ranks.group, source)
+        self._ranks.together(lambda: self._check_fits(found, into, map_location, source))
+        try:
+            if into is not None and self._sharded:
+                return sharded.restored(into, folder, self._config, self._ranks, source, weights_only=weights_only)
+            return self._ranks.together(
+                lambda: self._read(folder, into, map_location, source, weights_only=weights_only)
+            )
+        except ObjectNotFoundError as gone:
+            raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
+
+    def _check_fits(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
+        if (found.kind == "dcp") != self._sharded:
+            raise CheckpointError(f"{source}: saved with sharded={not self._sharded}; give the manager the same")
+        if into is None and self._sharded:
+            raise ConfigError(f"{source}: a sharded checkpoint is restored into a state; give into=")
+        if into is not None and not isinstance(into, MutableMapping):
+            raise ConfigError(f"into is a {type(into).__name__}: must be a dict, as {{'model': model}}")
+        if into is not None and map_location is not None:
+            raise ConfigError("map_location= does not go with into=: tensors stay where they are")
+
+    def _read(
+        self, folder: str, into: MutableMapping[str, Any] | None, map_location: Any, source: str, *, weights_only: bool
+    ) -> MutableMapping[str, Any]:
+        """The state of a file."""
         url = folder + saving.STATE_FILE
         if into is None:
             loaded: dict[str, Any] = load(url, map_location, weights_only, config=self._config)
@@ -253,6 +275,12 @@ class CheckpointManager:
         return into
 
     def _found(self, step: int | Literal["latest"]) -> Commit:
+        if not isinstance(step, int | str):
+            raise ConfigError(
+                f"step is a {type(step).__name__}: must be a number or 'latest'; a state is given as into="
+            )
+        if isinstance(step, str) and step != "latest":
+            raise ConfigError(f"step={step!r}: must be a number or 'latest'")
         number = self.latest() if step == "latest" else checked_step(step)
         if number is None:
             raise CheckpointError(f"{self.url}: no step is committed")

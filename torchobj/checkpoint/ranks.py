@@ -1,13 +1,16 @@
 """The ranks of a job that saves together: one outcome on all of them. Without `torch.distributed` there is one rank."""
 
 import pickle
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["Ranks"]
+
+_Answer = TypeVar("_Answer")
 
 
 class Ranks:
@@ -70,6 +73,16 @@ class Ranks:
             error = error or next((other for other in errors if other is not None), None)
         if error is not None:
             raise error
+
+    def together(self, do: Callable[[], _Answer]) -> _Answer:
+        """What `do` returns when it did so on all ranks; else raises as `agree` does."""
+        try:
+            answer = do()
+        except BaseException as error:
+            self.agree(error)
+            raise
+        self.agree(None)
+        return answer
 
 
 def _portable(error: BaseException | None) -> Exception | None:

@@ -1,7 +1,7 @@
 """Puts a state that is read into the objects that are to have it: first all checks, then all copies."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -12,12 +12,17 @@ from torchobj.checkpoint.snapshot import is_stateful, state_of
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["fill", "restore_file"]
+__all__ = ["check", "fill", "restore_file"]
 
 logger = logging.getLogger("torchobj")
 
+#: So many of the names that do not fit are told.
+_NAMED = 5
 
-def restore_file(into: dict[str, Any], url: str, config: StoreConfig, *, weights_only: bool, source: str) -> None:
+
+def restore_file(
+    into: MutableMapping[str, Any], url: str, config: StoreConfig, *, weights_only: bool, source: str
+) -> None:
     """Fills `into` from a file that `torchobj.save` wrote, as `fill` does. Reads no more than it is asked for.
 
     Tensors and modules are read straight into their memory. What has its state otherwise, as an optimizer that may have
@@ -25,7 +30,6 @@ def restore_file(into: dict[str, Any], url: str, config: StoreConfig, *, weights
 
     Raises:
         CheckpointError: As `fill`; every check comes before the first copy.
-        ConfigError: The file has no such name.
     """
     if not all(isinstance(name, str) for name in into):
         fill(into, load(url, "cpu", weights_only, config=config), source)
@@ -34,7 +38,8 @@ def restore_file(into: dict[str, Any], url: str, config: StoreConfig, *, weights
     rest = into.keys() - memory.keys()
     work: list[Callable[[], object]] = []
     if rest:
-        _plan(into, load(url, "cpu", weights_only, sorted(rest), config=config), "", source, work, names=rest)
+        loaded = _entries(url, config, rest, weights_only=weights_only, source=source)
+        _plan(into, loaded, "", source, work, names=rest)
     if memory:
         taken: Any = state_of(memory)
         try:
@@ -42,24 +47,40 @@ def restore_file(into: dict[str, Any], url: str, config: StoreConfig, *, weights
         except ConfigError as error:
             # A module casts what is of another dtype; for what does not fit at all there is a better word below.
             logger.debug("%s: not read in place: %s", source, error)
-            taken = load(url, "cpu", weights_only, list(memory), config=config)
+            taken = _entries(url, config, memory, weights_only=weights_only, source=source)
         _plan(memory, taken, "", source, work)
     for put in work:
         put()
 
 
+def _entries(url: str, config: StoreConfig, names: Collection[str], *, weights_only: bool, source: str) -> Any:
+    """These entries of a file.
+
+    Raises:
+        CheckpointError: It has not all of them.
+    """
+    try:
+        return load(url, "cpu", weights_only, sorted(names), config=config)
+    except ConfigError:
+        there = load(url, "meta", weights_only, config=config)
+        gone = sorted(name for name in names if name not in there)
+        if not gone:
+            raise
+        raise CheckpointError(f"{source}: has no {', '.join(gone)}; it has {', '.join(map(str, there))}") from None
+
+
 def _is_memory(value: Any) -> bool:
     """Whether all of a value is tensors that are there already."""
-    if type(value) is dict:
-        return all(map(_is_memory, value.values()))
-    return isinstance(value, torch.Tensor | torch.nn.Module)
+    if isinstance(value, torch.Tensor | torch.nn.Module):
+        return True
+    return isinstance(value, Mapping) and not is_stateful(value) and all(map(_is_memory, value.values()))
 
 
 def fill(into: Any, loaded: Mapping[Any, Any], source: str) -> None:
     """Puts `loaded` into `into`.
 
-    Tensors are copied into those that are there, objects with `load_state_dict` load theirs, dicts are entered, and any
-    other value is replaced. What is loaded and not in `into` is left out.
+    Tensors are copied into those that are there, objects with `load_state_dict` load theirs, mappings are entered, and
+    any other value is replaced. What is loaded and not in `into` is left out, but not within a mapping of it.
 
     Args:
         into: A dict as it was given to `save`.
@@ -67,13 +88,22 @@ def fill(into: Any, loaded: Mapping[Any, Any], source: str) -> None:
         source: Where from, for errors.
 
     Raises:
-        CheckpointError: A value is missing, or of another shape or dtype. Nothing was changed then, unless a
+        CheckpointError: A value is missing, too many, or of another shape or dtype. Nothing was changed then, unless a
             `load_state_dict` of another's refused what it got.
+    """
+    for put in check(into, loaded, source):
+        put()
+
+
+def check(into: Any, loaded: Mapping[Any, Any], source: str) -> list[Callable[[], object]]:
+    """What `fill` would do, when all of it was found to fit.
+
+    Raises:
+        CheckpointError: As `fill`.
     """
     work: list[Callable[[], object]] = []
     _plan(into, loaded, "", source, work)
-    for put in work:
-        put()
+    return work
 
 
 def _plan(
@@ -99,13 +129,20 @@ def _plan(
             _check_tensor(value, there, inner, source)
             work.append(partial(_copy, value, there))
         elif is_stateful(value):
-            if isinstance(value, torch.nn.Module):
-                _check_module(value, there, inner, source)
-            work.append(partial(value.load_state_dict, there))
-        elif type(value) is dict:
+            _check_object(value, there, inner, source)
+            work.append(partial(_give, value, there, inner, source))
+        elif isinstance(value, Mapping):
             _plan(value, there, inner, source, work)
         else:
             work.append(partial(into.__setitem__, key, there))
+    if name:
+        _check_all_taken(into, loaded, name, source)
+
+
+def _check_all_taken(here: Mapping[Any, Any], there: Mapping[Any, Any], name: str, source: str) -> None:
+    strange = [f"{name}.{key}" for key in there if key not in here]
+    if strange:
+        raise CheckpointError(f"{source}: has {', '.join(strange[:_NAMED])}, and nothing here takes it")
 
 
 def _check_tensor(here: torch.Tensor, there: Any, name: str, source: str) -> None:
@@ -114,6 +151,13 @@ def _check_tensor(here: torch.Tensor, there: Any, name: str, source: str) -> Non
     if (here.shape, here.dtype) != (there.shape, there.dtype):
         there_is, here_is = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (there, here))
         raise CheckpointError(f"{source}: {name} is {there_is} there, and {here_is} here")
+
+
+def _check_object(value: Any, there: Any, name: str, source: str) -> None:
+    if isinstance(value, torch.nn.Module):
+        _check_module(value, there, name, source)
+    elif isinstance(value, torch.optim.Optimizer):
+        _check_optimizer(value, there, name, source)
 
 
 def _check_module(module: torch.nn.Module, there: Any, name: str, source: str) -> None:
@@ -128,6 +172,26 @@ def _check_module(module: torch.nn.Module, there: Any, name: str, source: str) -
         if isinstance(tensor, torch.Tensor) and getattr(there[key], "shape", None) != tensor.shape:
             shape = tuple(getattr(there[key], "shape", ()))
             raise CheckpointError(f"{source}: {name}.{key} is {shape} there, and {tuple(tensor.shape)} here")
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, there: Any, name: str, source: str) -> None:
+    """Compares what `load_state_dict` of torch's optimizers compares."""
+    groups = there.get("param_groups") if isinstance(there, Mapping) else None
+    if not isinstance(groups, list):
+        raise CheckpointError(f"{source}: {name} is a {type(there).__name__} there, and an optimizer here")
+    counts_there = [len(group["params"]) for group in groups]
+    counts_here = [len(group["params"]) for group in optimizer.param_groups]
+    if counts_there != counts_here:
+        message = f"{name} has groups of {counts_there} parameters there, and of {counts_here} here"
+        raise CheckpointError(f"{source}: {message}")
+
+
+def _give(value: Any, state: Any, name: str, source: str) -> None:
+    try:
+        value.load_state_dict(state)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        message = f"{name}: {type(value).__name__} refuses its state; what came before it is restored"
+        raise CheckpointError(f"{source}: {message}: {error}") from error
 
 
 def _copy(here: torch.Tensor, there: torch.Tensor) -> None:

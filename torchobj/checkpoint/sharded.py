@@ -1,9 +1,17 @@
 """States of which every rank writes and reads its own part, by `torch.distributed.checkpoint`. Commits nothing."""
 
-from collections.abc import Callable, Mapping
+import copy
+import io
+import pickle
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -12,9 +20,12 @@ from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
-from torchobj.checkpoint.restoring import fill
+from torchobj.checkpoint.matching import match
+from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.restoring import check, fill
 from torchobj.checkpoint.snapshot import state_of
 from torchobj.config import StoreConfig
+from torchobj.exceptions import CheckpointError, TorchobjError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -48,22 +59,103 @@ def saving(
 
 
 def restored(
-    into: dict[str, Any], folder: str, config: StoreConfig, group: "ProcessGroup | None", source: str
-) -> dict[str, Any]:
+    into: MutableMapping[str, Any], folder: str, config: StoreConfig, ranks: Ranks, source: str, *, weights_only: bool
+) -> MutableMapping[str, Any]:
     """Fills a state from a folder when all ranks call it, and returns it.
 
+    First the names, shapes and dtypes are compared with the checkpoint's, then values are read, and tensors last.
+
     Raises:
-        CheckpointError: What was read does not fit.
+        CheckpointError: It does not fit, or `weights_only` refuses a value: no tensor was changed then.
         Exception: What kept a rank from reading.
     """
-    # Tensors of the state itself: they are filled where they are.
-    taken = state_of(into)
-    try:
-        load(taken, storage_reader=StorageReader(folder, config=config), process_group=group)
-    except CheckpointException as error:
-        raise _real(error) from error
-    fill(into, taken, source)
+    reader = _Reader(folder, config=config)
+
+    def matched() -> dict[str, Any]:
+        metadata = reader.read_metadata()
+        taken = {name: _opened(value) for name, value in state_of(into).items()}
+        match(into, taken, metadata, source)
+        return taken
+
+    taken = ranks.together(matched)
+    values = _Planner(LoadItemType.BYTE_IO, source, weights_only=weights_only)
+    _load(taken, reader, values, ranks, source)
+    ranks.together(lambda: check(into, taken, source))
+    _load(taken, reader, _Planner(LoadItemType.TENSOR, source, weights_only=weights_only), ranks, source)
+    ranks.together(lambda: fill(into, taken, source))
     return into
+
+
+def _load(taken: dict[str, Any], reader: StorageReader, planner: "_Planner", ranks: Ranks, source: str) -> None:
+    """Tensors of the state itself are filled where they are."""
+    try:
+        load(taken, storage_reader=reader, planner=planner, process_group=ranks.group)
+    except CheckpointException as error:
+        real = _real(error)
+        if isinstance(real, RuntimeError | ValueError) and not isinstance(real, TorchobjError):
+            raise CheckpointError(f"{source}: {real}") from error
+        raise real from error
+
+
+class _Reader(StorageReader):
+    """Reads the metadata once."""
+
+    _metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """The metadata of the checkpoint."""
+        if self._metadata is None:
+            self._metadata = super().read_metadata(*args, **kwargs)
+        return self._metadata
+
+
+class _Planner(DefaultLoadPlanner):
+    """Reads what is of one kind, tensors or values, and of values only what `weights_only` allows."""
+
+    def __init__(self, kind: LoadItemType, source: str, *, weights_only: bool) -> None:
+        super().__init__()
+        self._kind, self._source, self._weights_only = kind, source, weights_only
+
+    def create_local_plan(self) -> LoadPlan:
+        """The items of the kind."""
+        plan = super().create_local_plan()
+        return replace(plan, items=[item for item in plan.items if item.type is self._kind])
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Puts a value where it belongs.
+
+        Raises:
+            CheckpointError: It is refused, or damaged.
+        """
+        name = read_item.dest_index.fqn
+        stock: Any = torch.load
+        try:
+            loaded = stock(value, weights_only=self._weights_only)
+        except pickle.UnpicklingError as error:
+            hint = "; weights_only=False reads it, and runs what it names: only for a checkpoint that you trust"
+            raise CheckpointError(f"{self._source}: {name}: {error}{hint if self._weights_only else ''}") from error
+        *outer, last = self.mappings[name]
+        place: Any = self.original_state_dict
+        for key in outer:
+            place = place[_key(place, key)]
+        place[_key(place, last)] = loaded
+
+
+def _key(place: Any, key: Any) -> Any:
+    """A key as it is; torch makes strings of those of mappings."""
+    if isinstance(place, Mapping) and key not in place:
+        return next((found for found in place if str(found) == key), key)
+    return key
+
+
+def _opened(value: Any) -> Any:
+    """The state with containers of its own, and the same tensors: an object may have given what it works with."""
+    if isinstance(value, Mapping):
+        made: Any = copy.copy(value)
+        for key, inner in value.items():
+            made[key] = _opened(inner)
+        return made
+    return [_opened(inner) for inner in value] if type(value) is list else value
 
 
 def checksums(folder: str, config: StoreConfig) -> dict[str, int | None]:
