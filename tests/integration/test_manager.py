@@ -412,6 +412,27 @@ def test_one_save_at_a_time_is_under_way_and_the_next_waits_or_fails(manager, ga
     assert manager.steps() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("call", [CheckpointManager.wait, CheckpointManager.close])
+def test_an_interrupted_wait_forgets_no_save_and_gives_its_memory_to_no_other(manager, gate, monkeypatch, call):
+    x = tensor(1, LARGE)
+    first = manager.save_async(1, {"x": x})
+    assert gate.reached.wait(60)
+
+    def interrupted(timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "exception", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(manager)
+    with pytest.raises(exceptions.CheckpointError, match="step 1 is still being saved|closed"):
+        manager.save_async(2, {"x": x.fill_(2)}, when_busy="fail")
+    gate.open.set()
+    call(manager)
+    assert first.done()
+    assert torch.equal(manager.restore(1)["x"], tensor(1, LARGE))
+
+
 def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call_once(open_manager, control, caplog):
     caplog.set_level(logging.CRITICAL, "torchobj")
     fault = {"operation": "PutObject", "key": "steps/", "action": {"status": 403, "code": "AccessDenied"}}

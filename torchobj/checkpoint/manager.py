@@ -151,6 +151,7 @@ class CheckpointManager:
         self._make_way(when_busy)
         work = self._prepared(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
         self._handle = SaveHandle(step, work)
+        self._handle.start()
         return self._handle
 
     def _make_way(self, when_busy: Literal["wait", "fail"]) -> None:
@@ -162,8 +163,15 @@ class CheckpointManager:
             if when_busy == "fail" and not self._handle.done():
                 error = CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
             else:
-                error, self._handle = self._handle.untold(), None
+                error = self._ended()
         self._ranks.agree(error)
+
+    def _ended(self) -> BaseException | None:
+        """Waits for a save under way, and returns an error that nobody was told of."""
+        error = None if self._handle is None else self._handle.untold()
+        # Not before: who is interrupted while he waits still has a save under way, which reads the snapshot.
+        self._handle = None
+        return error
 
     def _prepared(
         self,
@@ -300,13 +308,12 @@ class CheckpointManager:
         Raises:
             Exception: What it failed with, if nobody was told.
         """
-        handle, self._handle = self._handle, None
-        error = None if handle is None else handle.untold()
+        error = self._ended()
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Waits as `wait` does, and gives back the memory of snapshots. A second call does nothing."""
+        """Waits as `wait` does, and gives back the memory of snapshots. A second call does nothing more."""
         self._closed = True
         try:
             self.wait()
