@@ -383,6 +383,21 @@ def test_a_tensor_that_changes_while_it_is_saved_where_it_is_stops_the_commit(ma
         assert nothing_of(place, 1)
 
 
+def test_a_tensor_that_changes_while_it_is_sent_is_named_where_the_store_refuses_it(manager, place, monkeypatch):
+    x = tensor(1)
+
+    def refused(*given, **named):
+        x.add_(1)
+        raise exceptions.IntegrityError("put part: 400 BadDigest")
+
+    monkeypatch.setattr(saving, "save", refused)
+    handle = manager.save_async(1, {"x": x}, stage=False)
+    with pytest.raises(exceptions.CheckpointError, match="x was changed while") as caught:
+        handle.result()
+    assert isinstance(caught.value.__context__, exceptions.IntegrityError)
+    assert nothing_of(place, 1)
+
+
 def test_what_does_not_change_is_saved_from_where_it_is(manager, gate):
     x, numbers = tensor(1), [1]
     handle = manager.save_async(1, {"x": x, "numbers": numbers}, stage=False)
@@ -629,6 +644,7 @@ def test_bad_input_is_a_typed_error_before_anything_is_written(manager, place):
         (lambda: manager.save(True, state), "step=True"),
         (lambda: manager.save(10**12, state), "step=1000000000000"),
         (lambda: manager.save("1", state), "step='1'"),
+        (lambda: manager.save(1.0, state), "step=1.0"),
         (lambda: manager.save(1, [1]), "state is a list"),
         (lambda: manager.save(1, state, {"loss": "low"}), "metrics="),
         (lambda: manager.save(1, state, [1]), "metrics="),
@@ -640,6 +656,14 @@ def test_bad_input_is_a_typed_error_before_anything_is_written(manager, place):
         with pytest.raises((exceptions.ConfigError, exceptions.CheckpointError), match=named):
             call()
     assert place.keys() == []
+
+
+def test_a_step_is_whatever_counts(manager):
+    manager.save(numpy.int64(3), {"x": tensor(3)})
+    handle = manager.save_async(torch.tensor(4), {"x": tensor(4)})
+    handle.result()
+    assert saved_value(manager, numpy.uint8(3)) == 3.0
+    assert (handle.step, manager.steps()) == (4, [3, 4])
 
 
 def test_what_is_no_plain_data_is_refused_unless_asked_for(manager):

@@ -47,7 +47,7 @@ class CheckpointManager:
         region, endpoint_url: In place of the configuration's.
 
     Raises:
-        ConfigError: No URL of a folder, or a rule that is none.
+        ConfigError: No URL of a folder, a rule that is none, or a `process_group` that this rank is not of.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -101,7 +101,7 @@ class CheckpointManager:
         """Saves a step; when this returns it is committed. Waits for a save in the background first.
 
         Args:
-            step: Its number, 0 or more.
+            step: Its number, 0 or more; the same on all ranks.
             state: A dict. Values with `state_dict` and `load_state_dict` (a model, an optimizer, a `DataLoader` or
                 `ElasticDistributedSampler` of torchobj, an `RngState`) are asked for theirs, in dicts within it too.
                 Tensors are not to be changed before this returns.
@@ -135,7 +135,8 @@ class CheckpointManager:
             stage: Copies the state before this returns: it takes the memory of the state once more, on the CPU (pinned
                 where tensors are on a GPU), which the next save uses again. False: tensors are read where they are
                 while training goes on; if one was written to by the end, the save fails with its name and nothing is
-                committed. Not for sharded states.
+                committed. Writes past autograd's eyes, as through `.data` or a numpy view, are not seen, and may be
+                committed in half. Not for sharded states.
             when_busy: With a save still under way: `wait` for it, or `fail`.
 
         Returns:
@@ -150,7 +151,7 @@ class CheckpointManager:
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
         self._make_way(when_busy)
         work = self._prepared(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
-        self._handle = SaveHandle(step, work)
+        self._handle = SaveHandle(checked_step(step), work)
         self._handle.start()
         return self._handle
 
@@ -184,10 +185,13 @@ class CheckpointManager:
         ranks: Ranks,
     ) -> Callable[[], None]:
         """A save of which only the work is left, when all ranks have come so far. `stage` None: the caller waits."""
+        ranks.meet()
         beginning = self._of_first(lambda: saving.begun(self._commits, checked_step(step), overwrite=overwrite))
         folder = f"{self.url}/{beginning.attempt.folder}"
         error: BaseException | None = None
         try:
+            if checked_step(step) != beginning.attempt.step:
+                raise ConfigError(f"step={step}: the first rank saves step {beginning.attempt.step}")
             numbers = _checked_metrics(metrics)
             if self._sharded:
                 data = saving.sharded_data(state, folder, self._config, ranks, stage=stage)
