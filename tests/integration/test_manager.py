@@ -383,6 +383,21 @@ def test_a_tensor_that_changes_while_it_is_saved_where_it_is_stops_the_commit(ma
         assert nothing_of(place, 1)
 
 
+def test_a_tensor_that_changes_while_it_is_sent_is_named_where_the_store_refuses_it(manager, place, monkeypatch):
+    x = tensor(1)
+
+    def refused(*given, **named):
+        x.add_(1)
+        raise exceptions.IntegrityError("put part: 400 BadDigest")
+
+    monkeypatch.setattr(saving, "save", refused)
+    handle = manager.save_async(1, {"x": x}, stage=False)
+    with pytest.raises(exceptions.CheckpointError, match="x was changed while") as caught:
+        handle.result()
+    assert isinstance(caught.value.__context__, exceptions.IntegrityError)
+    assert nothing_of(place, 1)
+
+
 def test_what_does_not_change_is_saved_from_where_it_is(manager, gate):
     x, numbers = tensor(1), [1]
     handle = manager.save_async(1, {"x": x, "numbers": numbers}, stage=False)
@@ -410,6 +425,27 @@ def test_one_save_at_a_time_is_under_way_and_the_next_waits_or_fails(manager, ga
     manager.save(3, {"x": tensor(3)})
     assert second.done()
     assert manager.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("call", [CheckpointManager.wait, CheckpointManager.close])
+def test_an_interrupted_wait_forgets_no_save_and_gives_its_memory_to_no_other(manager, gate, monkeypatch, call):
+    x = tensor(1, LARGE)
+    first = manager.save_async(1, {"x": x})
+    assert gate.reached.wait(60)
+
+    def interrupted(timeout=None):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(first, "exception", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(manager)
+    with pytest.raises(exceptions.CheckpointError, match="step 1 is still being saved|closed"):
+        manager.save_async(2, {"x": x.fill_(2)}, when_busy="fail")
+    gate.open.set()
+    call(manager)
+    assert first.done()
+    assert torch.equal(manager.restore(1)["x"], tensor(1, LARGE))
 
 
 def test_an_error_that_nobody_asked_for_is_raised_by_the_next_call_once(open_manager, control, caplog):
@@ -608,6 +644,7 @@ def test_bad_input_is_a_typed_error_before_anything_is_written(manager, place):
         (lambda: manager.save(True, state), "step=True"),
         (lambda: manager.save(10**12, state), "step=1000000000000"),
         (lambda: manager.save("1", state), "step='1'"),
+        (lambda: manager.save(1.0, state), "step=1.0"),
         (lambda: manager.save(1, [1]), "state is a list"),
         (lambda: manager.save(1, state, {"loss": "low"}), "metrics="),
         (lambda: manager.save(1, state, [1]), "metrics="),
@@ -619,6 +656,14 @@ def test_bad_input_is_a_typed_error_before_anything_is_written(manager, place):
         with pytest.raises((exceptions.ConfigError, exceptions.CheckpointError), match=named):
             call()
     assert place.keys() == []
+
+
+def test_a_step_is_whatever_counts(manager):
+    manager.save(numpy.int64(3), {"x": tensor(3)})
+    handle = manager.save_async(torch.tensor(4), {"x": tensor(4)})
+    handle.result()
+    assert saved_value(manager, numpy.uint8(3)) == 3.0
+    assert (handle.step, manager.steps()) == (4, [3, 4])
 
 
 def test_what_is_no_plain_data_is_refused_unless_asked_for(manager):

@@ -1,10 +1,12 @@
 """Ranks that save together: one step, one outcome, one error."""
 
+import datetime
 import logging
 import multiprocessing
 import os
 import random
 import signal
+import threading
 
 import pytest
 import torch
@@ -95,6 +97,89 @@ def test_the_first_rank_saves_and_all_have_its_outcome(place, url):
         assert failed[1].endswith("one and two")
         assert later[1].endswith("one and two")
     assert (first[0][-1][0], second[0][-1][0]) == ("OddError", "CheckpointError")
+
+
+def grouped(rank, url, config):
+    manager = opened(url, config)
+    reached, going = threading.Event(), threading.Event()
+    real = saving.save
+
+    def save(*given, **named):
+        reached.set()
+        assert going.wait(30)
+        real(*given, **named)
+
+    saving.save = save
+    handle = manager.save_async(1, {"x": 1})
+    assert rank or reached.wait(30)
+    # What the program does meanwhile: a group of its own, on all ranks in the same order.
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group([0, 1], timeout=datetime.timedelta(seconds=20)))
+    going.set()
+    handle.result(30)
+    lone = dist.new_group([0])
+    others = outcome(lambda: type(CheckpointManager(url, config=config, process_group=lone)).__name__)
+    different = outcome(lambda: manager.save(5 + rank, {"x": 1}))
+    return total.item(), others, different, manager.steps()
+
+
+def test_a_save_in_the_background_makes_no_group_beside_the_programs_own(place, url):
+    first, second = run_ranks(grouped, url, place.config)
+    assert (first[0], first[3]) == (second[0], second[3]) == (2.0, [1])
+    assert first[1] == "CheckpointManager"
+    assert second[1] == (
+        "ConfigError",
+        "process_group: this rank is none of it; only its ranks save, and have a manager",
+    )
+    assert first[2] == second[2] == ("ConfigError", "step=6: the first rank saves step 5")
+
+
+def longer_than_patience(rank, url, config):
+    # torch's default for groups, made so short that a test may exceed it.
+    dist.distributed_c10d._get_default_timeout = lambda backend: datetime.timedelta(seconds=1)
+    manager = opened(url, config)
+    real = saving.save
+
+    def save(*given, **named):
+        threading.Event().wait(2.5)
+        real(*given, **named)
+
+    saving.save = save
+    manager.save(1, {"x": 1})
+    return manager.steps()
+
+
+def test_a_save_may_take_longer_than_torch_waits_for_ranks(place, url):
+    assert run_ranks(longer_than_patience, url, place.config) == [[1], [1]]
+
+
+class Unanswered(ranks.Ranks):
+    """Ranks of which one is gone when the save has been done."""
+
+    def __init__(self, *, is_first):
+        super().__init__()
+        self._first = is_first
+
+    @property
+    def is_first(self):
+        return self._first
+
+    def agree(self, error):
+        raise error or ranks.RankGoneError("another rank is gone: connection closed")
+
+
+def test_a_rank_that_is_gone_after_the_commit_fails_no_save_that_is_committed(url, place, caplog):
+    manager = CheckpointManager(url, config=place.config)
+    beginning = saving.begun(manager._commits, 1, overwrite=False)
+    folder = f"{url}/{beginning.attempt.folder}"
+    data = saving.whole_data({"x": 1}, folder, place.config, manager._snapshots, stage=None)
+    given = (manager._commits, manager._rules, beginning)
+    saving.run(*given, data, metrics={}, ranks=Unanswered(is_first=True))
+    assert manager.steps() == [1]
+    assert "step 1 is committed, but another rank is gone" in caplog.text
+    with pytest.raises(exceptions.CheckpointError, match="another rank is gone") as caught:
+        saving.run(*given, saving.OF_ANOTHER_RANK, metrics={}, ranks=Unanswered(is_first=False))
+    assert caught.value.__notes__ == ["whether step 1 was committed is not known: steps() says so"]
 
 
 def busy_on_one_rank(rank, url, config):
@@ -215,7 +300,7 @@ def test_a_rank_that_is_killed_is_an_error_of_the_others_and_no_step(place, url,
     for rank in both:
         rank.join(30)
     assert [rank.exitcode for rank in both] == [0, -signal.SIGKILL]
-    assert told[0] in ("CheckpointError", "RuntimeError", "DistBackendError")
+    assert told[0] in ("RankGoneError", "RuntimeError", "DistBackendError")
     assert (steps, left) == ([1], [])
 
 

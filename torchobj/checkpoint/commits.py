@@ -10,6 +10,7 @@ import dataclasses
 import json
 import logging
 import math
+import operator
 import re
 import secrets
 from collections.abc import Iterable, Mapping
@@ -323,9 +324,13 @@ def checked_step(step: Any) -> int:
     Raises:
         ConfigError: It is none of 0..999,999,999,999.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= LARGEST_STEP:
+    try:
+        number = -1 if isinstance(step, bool) else operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= LARGEST_STEP:
         raise ConfigError(f"step={step!r}: must be a whole number of 0..{LARGEST_STEP}")
-    return step
+    return number
 
 
 def now() -> datetime:

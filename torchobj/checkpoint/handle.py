@@ -25,8 +25,19 @@ class SaveHandle:
         self._step, self._work = step, work
         self._future: Future[None] = Future()
         self._told = False
-        # No daemon: a process that ends waits for its checkpoint.
-        threading.Thread(target=self._run, name=f"torchobj-save-{step}").start()
+
+    def start(self) -> None:
+        """Begins; the manager does, which holds the handle by then. An interruption of this call does not end the save.
+
+        Raises:
+            RuntimeError: The system gives no thread; the save has ended with it.
+        """
+        try:
+            # No daemon: a process that ends waits for its checkpoint.
+            threading.Thread(target=self._run, name=f"torchobj-save-{self._step}").start()
+        except RuntimeError as error:
+            self._future.set_exception(error)
+            raise
 
     def _run(self) -> None:
         failed: BaseException | None = None

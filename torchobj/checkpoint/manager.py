@@ -47,7 +47,7 @@ class CheckpointManager:
         region, endpoint_url: In place of the configuration's.
 
     Raises:
-        ConfigError: No URL of a folder, or a rule that is none.
+        ConfigError: No URL of a folder, a rule that is none, or a `process_group` that this rank is not of.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -101,7 +101,7 @@ class CheckpointManager:
         """Saves a step; when this returns it is committed. Waits for a save in the background first.
 
         Args:
-            step: Its number, 0 or more.
+            step: Its number, 0 or more; the same on all ranks.
             state: A dict. Values with `state_dict` and `load_state_dict` (a model, an optimizer, a `DataLoader` or
                 `ElasticDistributedSampler` of torchobj, an `RngState`) are asked for theirs, in dicts within it too.
                 Tensors are not to be changed before this returns.
@@ -135,7 +135,8 @@ class CheckpointManager:
             stage: Copies the state before this returns: it takes the memory of the state once more, on the CPU (pinned
                 where tensors are on a GPU), which the next save uses again. False: tensors are read where they are
                 while training goes on; if one was written to by the end, the save fails with its name and nothing is
-                committed. Not for sharded states.
+                committed. Writes past autograd's eyes, as through `.data` or a numpy view, are not seen, and may be
+                committed in half. Not for sharded states.
             when_busy: With a save still under way: `wait` for it, or `fail`.
 
         Returns:
@@ -150,7 +151,8 @@ class CheckpointManager:
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
         self._make_way(when_busy)
         work = self._prepared(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
-        self._handle = SaveHandle(step, work)
+        self._handle = SaveHandle(checked_step(step), work)
+        self._handle.start()
         return self._handle
 
     def _make_way(self, when_busy: Literal["wait", "fail"]) -> None:
@@ -162,8 +164,15 @@ class CheckpointManager:
             if when_busy == "fail" and not self._handle.done():
                 error = CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
             else:
-                error, self._handle = self._handle.untold(), None
+                error = self._ended()
         self._ranks.agree(error)
+
+    def _ended(self) -> BaseException | None:
+        """Waits for a save under way, and returns an error that nobody was told of."""
+        error = None if self._handle is None else self._handle.untold()
+        # Not before: who is interrupted while he waits still has a save under way, which reads the snapshot.
+        self._handle = None
+        return error
 
     def _prepared(
         self,
@@ -176,10 +185,13 @@ class CheckpointManager:
         ranks: Ranks,
     ) -> Callable[[], None]:
         """A save of which only the work is left, when all ranks have come so far. `stage` None: the caller waits."""
+        ranks.meet()
         beginning = self._of_first(lambda: saving.begun(self._commits, checked_step(step), overwrite=overwrite))
         folder = f"{self.url}/{beginning.attempt.folder}"
         error: BaseException | None = None
         try:
+            if checked_step(step) != beginning.attempt.step:
+                raise ConfigError(f"step={step}: the first rank saves step {beginning.attempt.step}")
             numbers = _checked_metrics(metrics)
             if self._sharded:
                 data = saving.sharded_data(state, folder, self._config, ranks, stage=stage)
@@ -328,13 +340,12 @@ class CheckpointManager:
         Raises:
             Exception: What it failed with, if nobody was told.
         """
-        handle, self._handle = self._handle, None
-        error = None if handle is None else handle.untold()
+        error = self._ended()
         if error is not None:
             raise error
 
     def close(self) -> None:
-        """Waits as `wait` does, and gives back the memory of snapshots. A second call does nothing."""
+        """Waits as `wait` does, and gives back the memory of snapshots. A second call does nothing more."""
         self._closed = True
         try:
             self.wait()

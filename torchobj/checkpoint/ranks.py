@@ -1,14 +1,23 @@
 """The ranks of a job that saves together: one outcome on all of them. Without `torch.distributed` there is one rank."""
 
+import datetime
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 
-from torchobj.exceptions import CheckpointError
+from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["Ranks"]
+__all__ = ["RankGoneError", "Ranks"]
+
+#: How long a rank waits for another, which may be saving. A rank that is killed is noticed at once; one whose host is
+#: lost is for the job's launcher to notice. No save takes a day: a terabyte at 100 Mbit/s is 22 hours.
+_PATIENCE = datetime.timedelta(days=1)
+
+
+class RankGoneError(CheckpointError):
+    """Another rank does not answer."""
 
 _Answer = TypeVar("_Answer")
 
@@ -17,13 +26,19 @@ class Ranks:
     """Agreement among ranks, on a process group of its own.
 
     What talks in a thread of its own has a `Ranks` of its own: two threads' messages must not mix. The group is made at
-    the first use, which all ranks come to together.
+    the first use, which all ranks come to together. That must be on the thread that makes the program's other groups:
+    torch tells groups apart by the order in which they are made.
 
     Args:
         group: The ranks that save; None for all of them.
+
+    Raises:
+        ConfigError: This rank is none of the group.
     """
 
     def __init__(self, group: "torch.distributed.ProcessGroup | None" = None) -> None:
+        if group is not None and torch.distributed.get_rank(group) < 0:
+            raise ConfigError("process_group: this rank is none of it; only its ranks save, and have a manager")
         self._members = group
         self._own: torch.distributed.ProcessGroup | None = None
 
@@ -45,9 +60,15 @@ class Ranks:
             return None
         if self._own is None:
             members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
-            made = torch.distributed.new_group(members, backend="gloo", use_local_synchronization=members is not None)
+            made = torch.distributed.new_group(
+                members, timeout=_PATIENCE, backend="gloo", use_local_synchronization=members is not None
+            )
             self._own = cast("torch.distributed.ProcessGroup", made)
         return self._own
+
+    def meet(self) -> None:
+        """Makes the group now, where there is none yet. All ranks call it."""
+        _ = self.group
 
     def broadcast(self, value: Any) -> Any:
         """What the first rank has as `value`, on every rank."""
@@ -62,14 +83,14 @@ class Ranks:
 
         Raises:
             BaseException: The error.
-            CheckpointError: There is none here, and another rank does not answer.
+            RankGoneError: There is none here, and another rank does not answer.
         """
         if self.several:
             try:
                 errors: list[Any] = [None] * torch.distributed.get_world_size(self.group)
                 torch.distributed.all_gather_object(errors, _portable(error), group=self.group)
             except RuntimeError as lost:
-                raise error or CheckpointError(f"another rank is gone: {lost}") from lost
+                raise error or RankGoneError(f"another rank is gone: {lost}") from lost
             error = error or next((other for other in errors if other is not None), None)
         if error is not None:
             raise error

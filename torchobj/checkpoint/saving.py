@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torchobj.checkpoint import sharded, sweep
 from torchobj.checkpoint.commits import Attempt, Commit, Commits, CommittedByAnotherError, Kind, StoredObject, now
-from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.ranks import RankGoneError, Ranks
 from torchobj.checkpoint.retention import Retention, doomed
 from torchobj.checkpoint.save import save
 from torchobj.checkpoint.snapshot import Snapshots, Watch, state_of
@@ -98,26 +98,37 @@ def run(
 
     Raises:
         Exception: What kept it from being committed.
+        RankGoneError: Another rank does not answer. Not on the first rank where it has committed: the step is there.
     """
     error: BaseException | None = None
+    committed, step = False, beginning.attempt.step
     try:
         if ranks.is_first:
             _commit(commits, beginning, data, metrics)
+            committed = True
             _tidy(commits, rules, beginning)
         elif data.kind == "dcp":
             data.write()
     except BaseException as caught:  # noqa: BLE001  all ranks raise it
         error = caught
-    ranks.agree(error)
+    try:
+        ranks.agree(error)
+    except RankGoneError as gone:
+        if not committed:
+            gone.add_note(f"whether step {step} was committed is not known: steps() says so")
+            raise
+        logger.warning("%s: step %d is committed, but %s", commits.url, step, gone)
+    except BaseException as failed:
+        if committed:
+            failed.add_note(f"step {step} is committed all the same")
+        raise
 
 
 def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[str, float]) -> None:
     attempt = beginning.attempt
     with sweep.under_way(attempt):
         try:
-            data.write()
-            if data.check is not None:
-                data.check()
+            _write(data)
             commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, now())
         except Exception:
             _discard(commits, attempt)
@@ -127,6 +138,18 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
         except CommittedByAnotherError:
             _discard(commits, attempt)
             raise
+
+
+def _write(data: Data) -> None:
+    try:
+        data.write()
+    except Exception:
+        # What changed on the way does not fit its checksum either: that is the store's complaint, and no word for it.
+        if data.check is not None:
+            data.check()
+        raise
+    if data.check is not None:
+        data.check()
 
 
 def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObject, ...]:
