@@ -21,7 +21,7 @@ import torchobj.dcp
 from tests.integration.test_distributed import free_port, run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.dcp import item, reading, transfer, wave
+from torchobj.checkpoint.dcp import item, reading, transfer, wave, writing
 from torchobj.checkpoint.dcp import place as places
 
 pytestmark = [
@@ -378,10 +378,7 @@ def test_the_manifest_names_each_object_with_size_version_and_checksum(place):
 
 
 def test_a_large_tensor_that_is_not_contiguous_is_copied_in_pieces(place, monkeypatch):
-    from torchobj.checkpoint.dcp import staging, writing
-
-    monkeypatch.setattr(staging, "PIECE_BYTES", 100_000)
-    monkeypatch.setattr(writing, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(writing, "_PIECE_BYTES", 100_000)
     monkeypatch.setattr(writing, "_COPIED_BYTES", 300_000)
     state = {"plain": torch.rand(500, 500), "transposed": torch.rand(400, 900).t(), "small": torch.rand(90, 90).t()}
     save(place, state)

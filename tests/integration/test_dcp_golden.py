@@ -74,6 +74,19 @@ def test_a_slice_of_a_golden_checkpoint_is_loaded(folder):
     assert torch.equal(target, state()["large"][20:27, 30:80])
 
 
+@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
+def test_a_golden_checkpoint_is_replaced_and_leaves_nothing(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / folder.name)
+    old = set(copy.glob("*.distcp"))
+    new = {"weight": torch.rand(100)}
+    dcp.save(new, storage_writer=StorageWriter(f"file://{copy}"))
+    assert len(old) > 0
+    assert not old & set(copy.iterdir())
+    found = blank(new)
+    dcp.load(found, storage_reader=StorageReader(f"file://{copy}"))
+    assert_equal(found, new)
+
+
 def test_a_byte_flipped_in_a_golden_checkpoint_is_an_error(tmp_path):
     for folder in GOLDEN:
         copy = shutil.copytree(folder, tmp_path / folder.name)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 from torch.utils.serialization import config as torch_config
 
 from torchobj import _torchobj
-from torchobj.checkpoint.dcp import foreign, packing, slices, staging
+from torchobj.checkpoint.dcp import foreign, slices, writing
 from torchobj.checkpoint.dcp import item as items
 from torchobj.exceptions import IntegrityError
 
@@ -182,8 +182,8 @@ def test_tiles_cover_each_element_of_a_slice_once_and_are_small(most):
     ids=["transposed", "strided", "conjugated", "scalar"],
 )
 def test_copies_in_pieces_are_the_tensor(tensor, monkeypatch):
-    monkeypatch.setattr(staging, "PIECE_BYTES", 100)
-    pieces = list(staging.staged_pieces(tensor))
+    monkeypatch.setattr(writing, "_PIECE_BYTES", 100)
+    pieces = list(writing._staged_pieces(tensor))
     assert all(piece.is_contiguous() and piece.nbytes <= 100 and not piece.is_conj() for piece in pieces)
     assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), tensor.reshape(-1))
 
@@ -198,12 +198,12 @@ def test_items_are_packed_the_largest_first():
     counts = [7, 1, 5, 3, 3, 1, 9, 2]
     planned = [write_item(str(number), count) for number, count in enumerate(counts)]
     planned += [WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO) for name in "xyz"]
-    bins = packing.packed(planned, 3)
+    bins = writing._packed(planned, 3)
     assert sorted(item.index.fqn for content in bins for item in content) == sorted(item.index.fqn for item in planned)
-    sizes = [sum(map(packing.item_bytes, content)) for content in bins]
+    sizes = [sum(map(writing._item_bytes, content)) for content in bins]
     assert max(sizes) - min(sizes) <= 8
-    assert packing.packed(planned[:2], 5) == [[planned[0]], [planned[1]]]
-    assert packing.packed([], 3) == []
+    assert writing._packed(planned[:2], 5) == [[planned[0]], [planned[1]]]
+    assert writing._packed([], 3) == []
 
 
 @pytest.mark.parametrize("shape", [(), (7,), (100, 30)])

@@ -34,7 +34,8 @@ class StorageWriter(Placed, TorchStorageWriter):
 
     The checkpoint exists when its `.metadata` does, which is written last, by one PUT. Each save writes files of its
     own: one that fails, or is killed, leaves the checkpoint that was there before as it was. When a save has replaced
-    another one, the files of that are deleted. Any failure of any rank is raised on all of them.
+    another one, the files of that are deleted, and those of a save that ended just before its `.metadata`; what cannot
+    be deleted is named in a warning. Any failure of any rank is raised on all of them.
 
     The files are what torch's own writer makes: `FsspecReader` and s3torchconnector read them, and torch 2.6 and later.
     Tensors are sent from their own memory, in parallel parts: they must not change before the save returns. Can be

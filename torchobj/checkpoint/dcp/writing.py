@@ -1,9 +1,11 @@
 """Writes the items of one rank: takes each from the planner, chooses how its bytes are had, and closes the files."""
 
+import heapq
 import io
 import itertools
+import math
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -17,9 +19,7 @@ from torchobj.checkpoint.dcp.collector import paused_collector
 from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile
 from torchobj.checkpoint.dcp.item import item_of, stand_in
 from torchobj.checkpoint.dcp.manifest import WrittenFile
-from torchobj.checkpoint.dcp.packing import item_bytes, packed
 from torchobj.checkpoint.dcp.place import Place
-from torchobj.checkpoint.dcp.staging import PIECE_BYTES, staged_pieces, staged_whole
 from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import CheckpointError
 
@@ -30,6 +30,9 @@ _STAGED_BYTES = 64 << 20
 
 #: Copies that a file of the caller's own memory may hold: nothing bounds there what is on the way.
 _COPIED_BYTES = 32 << 20
+
+#: The largest copy that is made at once.
+_PIECE_BYTES = 16 << 20
 
 
 class InfoOfLast(_StorageInfo):
@@ -42,6 +45,57 @@ class InfoOfLast(_StorageInfo):
     def plain(self) -> _StorageInfo:
         """Without the file, as the metadata has it."""
         return _StorageInfo(self.relative_path, self.offset, self.length)
+
+
+def _item_bytes(item: WriteItem) -> int:
+    """The bytes of an item's tensor, as the plan says it; 0 for other objects, whose size nobody knows yet."""
+    data = item.tensor_data
+    if data is None:
+        return 0
+    sizes = data.size if data.chunk is None else data.chunk.sizes
+    return math.prod(sizes) * data.properties.dtype.itemsize
+
+
+def _packed(items: list[WriteItem], files: int) -> list[list[WriteItem]]:
+    """Items of each file that has any.
+
+    Args:
+        items: Of the rank.
+        files: How many files there are at most.
+    """
+    if files == 1 or len(items) < 2:
+        return [items] if items else []
+    # What is no tensor is small, and goes round.
+    others = [item for item in items if item.type is WriteItemType.BYTE_IO]
+    bins: list[list[WriteItem]] = [others[number::files] for number in range(files)]
+    tensors = sorted((item for item in items if item.type is not WriteItemType.BYTE_IO), key=_item_bytes, reverse=True)
+    sizes = [(0, len(content), number) for number, content in enumerate(bins)]
+    heapq.heapify(sizes)
+    for item in tensors:
+        size, count, number = sizes[0]
+        bins[number].append(item)
+        heapq.heapreplace(sizes, (size + _item_bytes(item), count + 1, number))
+    return [content for content in bins if content]
+
+
+def _staged_whole(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy on the CPU, of the same shape. Shares no memory with `tensor`."""
+    copy = tensor.to("cpu", memory_format=torch.contiguous_format, copy=True)
+    return copy.resolve_conj().resolve_neg()
+
+
+def _staged_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Contiguous copies on the CPU of at most `_PIECE_BYTES` that are the tensor's memory when they are joined."""
+    if tensor.nbytes <= _PIECE_BYTES:
+        yield _staged_whole(tensor)
+        return
+    row_bytes = tensor.nbytes // tensor.shape[0]
+    if row_bytes > _PIECE_BYTES:
+        for row in tensor:
+            yield from _staged_pieces(row)
+        return
+    for rows in torch.split(tensor, _PIECE_BYTES // row_bytes):
+        yield _staged_whole(rows)
 
 
 class _Bin:
@@ -100,10 +154,10 @@ class _Bin:
             torch.save(tensor.cpu(), content)
             return self._add_bytes(content.getbuffer())
         file = self.for_copy(frame.payload_bytes)
-        if frame.payload_bytes > PIECE_BYTES:
-            file.add_pieces(frame, staged_pieces(tensor))
+        if frame.payload_bytes > _PIECE_BYTES:
+            file.add_pieces(frame, _staged_pieces(tensor))
             return file
-        seen = stand_in(staged_whole(tensor))
+        seen = stand_in(_staged_whole(tensor))
         assert seen is not None  # noqa: S101  a contiguous copy on the CPU of a dtype that item_of knows
         if frame.payload_bytes <= JOINED_BYTES:
             file.add_small(frame, memory_of(seen))
@@ -137,7 +191,7 @@ class _Writing:
     def write(self, items: list[WriteItem], planner: SavePlanner) -> None:
         """Hands the items of one bin to the store, which sends them meanwhile."""
         content = _Bin(self)
-        for is_small, run in itertools.groupby(items, lambda item: item_bytes(item) <= JOINED_BYTES):
+        for is_small, run in itertools.groupby(items, lambda item: _item_bytes(item) <= JOINED_BYTES):
             # Large ones are waited for.
             with paused_collector() if is_small else nullcontext():
                 self._write_run(run, content, planner)
@@ -190,7 +244,7 @@ def write_items(
     """
     writing = _Writing(place, prefix)
     try:
-        for content in packed(items, thread_count):
+        for content in _packed(items, thread_count):
             writing.write(content, planner)
         results = writing.close()
     except BaseException:
