@@ -119,6 +119,9 @@ class StoreConfig:
     def __post_init__(self) -> None:
         texts = ("region", "endpoint_url", "profile", "kms_key_id", "storage_class")
         _check_kinds(self, "a string, or None", (str, NoneType), *texts)
+        # What stands before an @ is a password, which is not to be in a log.
+        if "@" in (self.endpoint_url or ""):
+            raise ConfigError("endpoint_url: must have no user and password; the AWS SDKs' places are for credentials")
         switches = ("anonymous", "verify_tls", "requester_pays", "force_sdk", "hedge")
         _check_kinds(self, "True or False", (bool,), *switches)
         for name in ("ca_bundle", "customer_key_file"):

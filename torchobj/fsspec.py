@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
-from fsspec.config import conf  # type: ignore[import-untyped]
 from fsspec.registry import known_implementations  # type: ignore[import-untyped]
 
 from torchobj.checkpoint.files import ObjectWriter, open_reader
@@ -37,10 +36,25 @@ __all__ = ["ObjectFileSystem", "register"]
 logger = logging.getLogger("torchobj")
 
 #: Folders that were made, by configuration. A store has none: until there is an object below, only this process knows.
-_made: dict[StoreConfig, set[str]] = {}
+_made: dict[StoreConfig, dict[str, None]] = {}
+
+#: So many are remembered, those that were made last.
+_REMEMBERED = 10_000
+
+#: What `register` was given, for file systems without a configuration. Not in fsspec's own: s3fs would get that too.
+_default: StoreConfig | None = None
 
 
-class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
+class _Cached(type(package.AbstractFileSystem)):  # type: ignore[misc]
+    """Makes the default an argument, so that fsspec knows instances by it, and pickles them with it."""
+
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+        if not arguments and named.get("config") is None and _default is not None:
+            named["config"] = _default
+        return super().__call__(*arguments, **named)
+
+
+class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: ignore[misc]
     """The buckets of S3 for fsspec. Paths are `bucket/key`, also behind `s3://`; a folder is what has keys below it.
 
     Listings are never cached. `LastModified`, in UTC, and `ETag` stand in what `info` and `ls` return. What is written
@@ -74,7 +88,7 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         super().__init__()
         self._config = store_config(config, region, endpoint_url)
         self._stores: dict[str, Store] = {}
-        self._made = _made.setdefault(self._config, set())
+        self._made = _made.setdefault(self._config, {})
 
     def _place(self, path: str) -> tuple[Store, str]:
         """The bucket of a path, and the key within it."""
@@ -163,7 +177,7 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         if not is_folder:
             found = [self.info(path)]
         names = {entry["name"] for entry in found}
-        found += [_folder(made) for made in self._made - names if self._parent(made) == path]
+        found += [_folder(made) for made in self._made.keys() - names if self._parent(made) == path]
         found.sort(key=lambda entry: str(entry["name"]))
         return found if detail else [entry["name"] for entry in found]
 
@@ -177,8 +191,11 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         if not exist_ok and self.exists(path):
             raise PreconditionFailedError(f"{self.unstrip_protocol(path)}: exists")
         while "/" in path:
-            self._made.add(path)
+            self._made.pop(path, None)
+            self._made[path] = None
             path = self._parent(path)
+        while len(self._made) > _REMEMBERED:
+            del self._made[next(iter(self._made))]
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:  # noqa: ARG002, FBT001, FBT002  fsspec's
         """As `makedirs`."""
@@ -193,7 +210,7 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         if self.ls(path):
             raise StoreError(f"{self.unstrip_protocol(path)}: is not empty")
-        self._made.discard(path)
+        self._made.pop(path, None)
 
     def rm_file(self, path: str) -> None:
         """Deletes an object. One that does not exist is no error."""
@@ -207,7 +224,8 @@ class ObjectFileSystem(package.AbstractFileSystem):  # type: ignore[misc]
             keys = [key for each in paths if (key := each.partition("/")[2])]
             # With a slash: the empty objects by which other tools mark a folder.
             self._place(bucket)[0].delete([*keys, *(f"{key}/" for key in keys)] if recursive else keys)
-        self._made.difference_update(expanded)
+        for each in expanded:
+            self._made.pop(each, None)
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         """Copies an object on the server."""
@@ -367,8 +385,9 @@ def register(
     """
     if not replace and _is_served_by_another():
         return False
+    global _default  # noqa: PLW0603  of this process
     if not (config is None and region is None and endpoint_url is None):
-        conf.setdefault("s3", {})["config"] = store_config(config, region, endpoint_url)
+        _default = store_config(config, region, endpoint_url)
     package.register_implementation("s3", ObjectFileSystem, clobber=True)
     return True
 

@@ -14,7 +14,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.exceptions import ConfigError
+from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.fsspec import register
 from torchobj.store import Store
 from torchobj.urls import SCHEMES, Url, parse_url
@@ -112,7 +112,12 @@ class ObjectCheckpointIO(_Base):
         if weights_only is None:
             weights_only = _is_weights_only_by_default()
         location = "cpu" if map_location is None else map_location
-        checkpoint: dict[str, Any] = load(str(_url(path)), location, weights_only, config=self._config)
+        try:
+            checkpoint: dict[str, Any] = load(str(_url(path)), location, weights_only, config=self._config)
+        except CheckpointError as error:
+            if weights_only and "weights_only" in str(error):
+                raise CheckpointError(f"{error} (for a Trainer: fit(..., weights_only=False))") from error.__cause__
+            raise
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
@@ -132,16 +137,20 @@ class ObjectCheckpointIO(_Base):
         """The checkpoint below a folder that was written last, for `ckpt_path=`; None where there is none.
 
         Args:
-            url: As `default_root_dir` or the `dirpath` of a ModelCheckpoint. Only names that end in `.ckpt` count.
+            url: As `default_root_dir` or the `dirpath` of a ModelCheckpoint; without a scheme a folder here. Only names
+                that end in `.ckpt` count.
         """
-        parsed = parse_url(url.rstrip("/"))
+        parsed = _parsed(url.rstrip("/"))
         found = [
             (info.last_modified, [int(number) for number in re.findall(r"\d+", info.key)], info.key)
             for info in Store(parsed.base, config=self._config).list(f"{parsed.key}/" if parsed.key else "")
             if info.key.endswith(".ckpt")
         ]
         # A listing knows seconds: within one, the numbers of epoch and step decide.
-        return f"{parsed.base}/{max(found)[-1]}" if found else None
+        if not found:
+            return None
+        base = parsed.base if "://" in url else ""
+        return f"{base}/{max(found)[-1]}"
 
 
 class S3LightningCheckpoint(ObjectCheckpointIO):
@@ -184,22 +193,28 @@ def _join(*, import_one: bool) -> None:
 
 def _url(path: Any) -> Url:
     """A path of Lightning as the URL of an object."""
+    url = _parsed(path)
+    if not url.key.strip("/"):
+        raise ConfigError(f"path={os.fspath(path)!r}: names no object, expected {url.base}/key")
+    return url
+
+
+def _parsed(path: Any) -> Url:
+    """A path of Lightning as a URL."""
     text = os.fspath(path)
     if isinstance(path, os.PathLike):
         # Strategies that shard make a Path of whatever they get, and a Path folds the slashes of a URL.
         text = re.sub(rf"^({'|'.join(SCHEMES)}):/+", r"\1:///" if text.startswith("file:") else r"\1://", text)
-    url = parse_url(text if "://" in text else f"file://{os.path.abspath(text)}")  # noqa: PTH100  resolves no links
-    if not url.key.strip("/"):
-        raise ConfigError(f"path={text!r}: names no object, expected {url.base}/key")
-    return url
+    return parse_url(text if "://" in text else f"file://{os.path.abspath(text)}")  # noqa: PTH100  resolves no links
 
 
 def _is_weights_only_by_default() -> bool:
     """What Lightning's own plugin does where nobody says: False before 2.6, later as torch does by itself."""
     version = next(sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules)
     is_old = tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 6)
-    # The switch of torch.load, which only counts where nobody says.
-    return not is_old and "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD" not in os.environ
+    # The switch of torch.load, by its values; it only counts where nobody says.
+    switch = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0").lower()
+    return not is_old and switch not in ("1", "y", "yes", "true")
 
 
 _join(import_one=False)

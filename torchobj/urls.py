@@ -1,5 +1,6 @@
 """URLs of objects, taken apart. Keys are raw: nothing is decoded. Knows no store."""
 
+import os
 from typing import NamedTuple
 
 from torchobj.exceptions import ConfigError
@@ -33,6 +34,8 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         >>> parse_url("s3://bucket/some key//é")
         Url(scheme='s3', bucket='bucket', key='some key//é')
     """
+    if isinstance(url, os.PathLike):
+        raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key; a path has lost slashes of a URL")
     if not isinstance(url, str):
         raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
     scheme, separator, rest = url.partition("://")

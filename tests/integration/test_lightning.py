@@ -14,7 +14,6 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from fsspec.config import conf
 
 import torchobj
 import torchobj.fsspec
@@ -44,13 +43,10 @@ def pl(request):
 
 
 @pytest.fixture(autouse=True)
-def registration():
+def registration(monkeypatch):
     """What fsspec has for s3:// is as it was."""
-    before = conf.pop("s3", None)
+    monkeypatch.setattr(torchobj.fsspec, "_default", None)
     yield
-    conf.pop("s3", None)
-    if before is not None:
-        conf["s3"] = before
     torchobj.fsspec.register()
 
 
@@ -285,13 +281,26 @@ def test_bad_arguments_are_refused_by_name(place):
     assert plugin.newest(f"{place.url}/nothing") is None
 
 
+def test_the_newest_checkpoint_of_a_folder_here_is_a_path(tmp_path):
+    plugin = ObjectCheckpointIO()
+    assert plugin.newest(str(tmp_path)) is None
+    plugin.save_checkpoint({"epoch": 1}, tmp_path / "run" / "epoch=1.ckpt")
+    newest = plugin.newest(str(tmp_path))
+    assert newest == str(tmp_path / "run" / "epoch=1.ckpt")
+    assert plugin.load_checkpoint(newest) == {"epoch": 1}
+
+
 def test_what_is_no_plain_data_is_loaded_where_lightning_or_the_user_would(place, monkeypatch):
     plugin, url = ObjectCheckpointIO(config=place.config), f"{place.url}/k.ckpt"
     monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
     plugin.save_checkpoint({"half": fractions.Fraction(1, 2)}, url)
     for weights_only in (None, True):
-        with pytest.raises(exceptions.CheckpointError, match="fractions.Fraction"):
+        with pytest.raises(exceptions.CheckpointError, match=r"fractions.Fraction.* fit\(\.\.\., weights_only=False\)"):
             plugin.load_checkpoint(url, weights_only=weights_only)
+    with monkeypatch.context() as patch:
+        patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "0")
+        with pytest.raises(exceptions.CheckpointError, match="fractions.Fraction"):
+            plugin.load_checkpoint(url)
     assert plugin.load_checkpoint(url, weights_only=False) == {"half": fractions.Fraction(1, 2)}
     with monkeypatch.context() as patch:
         patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
@@ -304,7 +313,7 @@ def test_what_is_no_plain_data_is_loaded_where_lightning_or_the_user_would(place
 
 def test_a_plugin_travels_by_pickle_with_its_configuration(place):
     for plugin in (ObjectCheckpointIO(config=place.config), S3LightningCheckpoint("us-east-1", place.config)):
-        conf.pop("s3")
+        torchobj.fsspec._default = None
         again = pickle.loads(pickle.dumps(plugin))
         assert type(again) is type(plugin)
         assert vars(again) == vars(plugin)

@@ -19,7 +19,7 @@ LAYERS = [
     ["_torchobj"],
     ["_process", "checkpoint.memory", "memory"],
     ["store"],
-    ["checkpoint.archive", "checkpoint.dcp.collector", "checkpoint.files", "checkpoint.ranges"],
+    ["checkpoint.archive", "checkpoint.collector", "checkpoint.files", "checkpoint.ranges"],
     ["checkpoint.filling", "checkpoint.pickling", "checkpoint.selection", "checkpoint.staging"],
     ["checkpoint.outline", "checkpoint.plan", "checkpoint.records"],
     ["checkpoint.load", "checkpoint.save"],

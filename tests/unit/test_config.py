@@ -59,6 +59,14 @@ def test_a_value_of_no_type_of_its_field_is_refused_by_name(kind):
     ("setting", "words"),
     [
         ({"region": 5}, "region=5: must be a string, or None"),
+        (
+            {"endpoint_url": "http://user:PASS@host"},
+            "endpoint_url: must have no user and password; the AWS SDKs' places are for credentials",
+        ),
+        (
+            {"endpoint_url": "user:PASS@host"},
+            "endpoint_url: must have no user and password; the AWS SDKs' places are for credentials",
+        ),
         ({"endpoint_url": b"http://x"}, "endpoint_url=b'http://x': must be a string, or None"),
         ({"anonymous": 1}, "anonymous=1: must be True or False"),
         ({"hedge": None}, "hedge=None: must be True or False"),

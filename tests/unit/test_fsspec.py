@@ -10,6 +10,7 @@ from fsspec.registry import _registry
 from fsspec.tests import abstract
 
 import torchobj
+import torchobj.fsspec
 from torchobj import exceptions
 from torchobj.fsspec import ObjectFileSystem, register
 
@@ -111,6 +112,14 @@ def test_folders_exist_once_they_are_made_for_every_instance_and_vanish_when_rem
     files.pipe("files/object", b"x")
     with pytest.raises(FileExistsError):
         files.mkdir("files/object")
+
+
+def test_only_the_folders_that_were_made_last_are_remembered(files, monkeypatch):
+    monkeypatch.setattr(torchobj.fsspec, "_REMEMBERED", 2)
+    for name in "abab":
+        files.makedirs(f"files/{name}", exist_ok=True)
+    files.makedirs("files/c")
+    assert [files.isdir(f"files/{name}") for name in "abc"] == [False, True, True]
 
 
 @pytest.mark.parametrize("mode", ["w", "wb", "a", "ab"])
@@ -255,7 +264,9 @@ def test_instances_travel_by_pickle_with_their_configuration():
 
 def test_registering_serves_the_scheme_with_the_configuration_given(monkeypatch):
     monkeypatch.setitem(_registry, "s3", fsspec.AbstractFileSystem)
+    monkeypatch.setattr(torchobj.fsspec, "_default", None)
     monkeypatch.setitem(conf, "s3", {})
+    before = ObjectFileSystem()
     assert not register(replace=False, region="eu-west-1")
     assert (_registry["s3"], conf["s3"]) == (fsspec.AbstractFileSystem, {})
     assert register(region="eu-west-1")
@@ -264,3 +275,10 @@ def test_registering_serves_the_scheme_with_the_configuration_given(monkeypatch)
         assert (type(files), files._config.region, path) == (ObjectFileSystem, "eu-west-1", "bucket/some key")
         assert register(replace=False)
     assert fsspec.filesystem("s3", region="us-east-1")._config.region == "us-east-1"
+    # A file system that was made before is another; one that travels has what it was made with.
+    assert (before._config.region, ObjectFileSystem()._config.region) == (None, "eu-west-1")
+    travelling = pickle.dumps(ObjectFileSystem())
+    monkeypatch.setattr(torchobj.fsspec, "_default", None)
+    assert pickle.loads(travelling)._config.region == "eu-west-1"
+    # s3fs is given all that fsspec's configuration has for s3.
+    assert conf["s3"] == {}

@@ -1,5 +1,7 @@
 """URLs are taken apart letter for letter, or refused by name."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ def test_a_key_is_kept_letter_for_letter(key):
         ("file://host/key", "three slashes"),
         (b"s3://b/k", "must be a str"),
         (None, "must be a str"),
+        (Path("s3://b/k"), "a path has lost slashes of a URL"),
     ],
 )
 def test_what_is_no_url_of_an_object_is_refused_with_what_was_expected(url, words):

@@ -23,6 +23,9 @@ logger = logging.getLogger("torchobj")
 
 io.BufferedIOBase.register(ObjectReader)
 
+#: What `_torchobj` takes for an object with no headers and metadata of its own.
+NO_ATTRIBUTES: Any = (None, None, None, None, None, None, [])
+
 #: So much of the end of what was written is kept: that of a failed torch.save, with the names of its three records.
 _END_BYTES = 4096
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 
+from torchobj.checkpoint.collector import paused_collector
 from torchobj.checkpoint.pickling import storage_dtype
 from torchobj.exceptions import CheckpointError
 
@@ -114,6 +115,7 @@ class _Unpickler(pickle.Unpickler):
         return storage
 
 
+@paused_collector()
 def outline_of(data: Any) -> Outline:
     """Reads a pickle without running it.
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import _weights_only_unpickler
 
+from torchobj.checkpoint.collector import paused_collector
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["MapLocation", "Restore", "refused_global", "restored_by", "storage_dtype", "unpickle"]
@@ -62,6 +63,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(_MOVED_MODULES.get(module, module), name)
 
 
+@paused_collector()
 def unpickle(
     data: Any,
     storage_of: Callable[[str, int, str], torch.UntypedStorage],

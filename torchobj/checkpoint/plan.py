@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj.checkpoint import archive
+from torchobj.checkpoint.collector import paused_collector
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["Field", "Hole", "Plan", "PlanError", "plan_of"]
@@ -127,6 +128,7 @@ class _Pickling:
         self.module = types.SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
 
+@paused_collector()
 def plan_of(value: Any) -> Plan:
     """The archive that `torch.save` would write of `value`. No tensor's bytes are looked at.
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.files import ObjectWriter, _store_of
+from torchobj.checkpoint.files import NO_ATTRIBUTES, ObjectWriter, _store_of
 from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
 from torchobj.checkpoint.staging import STAGING_BYTES, bytes_of, is_reachable, taken
@@ -16,17 +16,6 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 __all__ = ["SavedObject", "save"]
 
 logger = logging.getLogger("torchobj")
-
-#: Of a plain object: no headers of its own, no metadata.
-_NO_ATTRIBUTES: tuple[None, None, None, None, None, None, list[tuple[str, str]]] = (
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-    [],
-)
 
 
 class SavedObject(NamedTuple):
@@ -92,7 +81,7 @@ def save(
         plan = plan._replace(fields=[])
     staged = not all(is_reachable(hole.storage.device) for hole in plan.holes)
     limit_bytes = STAGING_BYTES // 2 if staged else None
-    gather = _torchobj.NativeGather(store, parsed.key, _NO_ATTRIBUTES, if_none_match, None, limit_bytes)
+    gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, if_none_match, None, limit_bytes)
     try:
         for batch in _batches(plan):
             gather.write(batch)

@@ -2,6 +2,5 @@
 
 The map: `writer` and `reader` are what torch calls · `writing` writes a rank's items into files (`file`) · `reading`
 reads them (`wanted`, `wave`, `transfer`, `foreign`, `slices`) · `item` knows the bytes around one tensor · `metadata`
-and `manifest` are what stands beside the files · `prefix` says how files are named, `place` where they lie ·
-`collector` keeps the garbage collector off.
+and `manifest` are what stands beside the files · `prefix` says how files are named, `place` where they lie.
 """

@@ -10,6 +10,7 @@ from torchobj import _torchobj
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, Item
 from torchobj.checkpoint.dcp.manifest import WrittenFile
 from torchobj.checkpoint.dcp.place import Place
+from torchobj.checkpoint.files import NO_ATTRIBUTES
 from torchobj.checkpoint.memory import memory_of
 
 __all__ = ["JOINED_BYTES", "ItemFile"]
@@ -22,8 +23,6 @@ _BATCH_BYTES = 1 << 20
 
 #: And so many pieces.
 _BATCH_PIECES = 1000
-
-_ATTRIBUTES: Any = (None, None, None, None, None, None, [])
 
 
 class ItemFile:
@@ -39,7 +38,7 @@ class ItemFile:
         self.name = name
         #: Where the item begins that was added last, and where it ends.
         self.offset = self.length = 0
-        self._native = _torchobj.NativeGather(place.native, place.key(name), _ATTRIBUTES, limit_bytes=limit_bytes)
+        self._native = _torchobj.NativeGather(place.native, place.key(name), NO_ATTRIBUTES, limit_bytes=limit_bytes)
         # What is copied together, and the pieces that wait to be handed on with it.
         self._joined: list[Any] = []
         self._joined_bytes = 0

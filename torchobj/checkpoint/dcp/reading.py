@@ -8,7 +8,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
-from torchobj.checkpoint.dcp.collector import paused_collector
+from torchobj.checkpoint.collector import paused_collector
 from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.checkpoint.dcp.item import item_of, pickle_of
 from torchobj.checkpoint.dcp.place import Place

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.dcp.collector import paused_collector
+from torchobj.checkpoint.collector import paused_collector
 from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, descriptor_bytes
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import narrowed

@@ -1,4 +1,4 @@
-"""Python's garbage collector beside a save or a load of a distributed checkpoint."""
+"""Python's garbage collector beside a save or a load."""
 
 import gc
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import torchobj
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.dcp.collector import paused_collector
+from torchobj.checkpoint.collector import paused_collector
+from torchobj.exceptions import CheckpointError
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,27 @@ def test_a_collector_that_is_disabled_stays_so():
     with paused_collector():
         pass
     assert not gc.isenabled()
+
+
+class Watching:
+    """Knows whether the collector was on when it was pickled, and when it was made again."""
+
+    def __init__(self, was_enabled):
+        self.seen = (was_enabled, gc.isenabled())
+
+    def __reduce__(self):
+        return Watching, (gc.isenabled(),)
+
+
+def test_the_collector_rests_while_an_object_is_pickled_and_made_and_runs_after_errors():
+    torchobj.save([Watching(None)], "memory://collector/saved.pt")
+    assert torchobj.load("memory://collector/saved.pt", weights_only=False)[0].seen == (False, False)
+    assert gc.isenabled()
+    with pytest.raises(CheckpointError):
+        torchobj.load("memory://collector/saved.pt")
+    with pytest.raises(Exception, match="pickle"):
+        torchobj.save(lambda: 0, "memory://collector/saved.pt")
+    assert gc.isenabled()
 
 
 @pytest.mark.filterwarnings("ignore")
