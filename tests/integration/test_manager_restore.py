@@ -1,7 +1,10 @@
 """What is restored is all that was saved, or an error before anything is changed; and no code of it is run."""
 
+import collections
+import datetime
 import pathlib
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -187,6 +190,60 @@ def test_a_state_dict_that_was_taken_from_a_model_is_filled_where_it_is(open_man
     manager.save(1, {"model": model.state_dict(), "step": 1})
     manager.restore(into={"model": into.state_dict(), "step": 0})
     assert torch.equal(into.weight, model.weight)
+
+
+@BOTH
+def test_objects_in_any_mapping_give_their_states_and_those_in_lists_are_refused(open_manager, sharded):
+    manager, state, into = open_manager(sharded=sharded), stepped(), fresh()
+    manager.save(1, {"nets": collections.OrderedDict(state)})
+    manager.restore(into={"nets": collections.OrderedDict(into)})
+    assert same_states(state, into)
+    for odd in ([state["model"]], (1, [state["model"]]), [{"model": state["model"]}]):
+        with pytest.raises(exceptions.ConfigError, match=r"nets\.[01].* is a Linear in a list"):
+            manager.save(2, {"nets": odd})
+    assert manager.steps() == [1]
+
+
+@BOTH
+def test_a_save_says_what_a_restore_will_refuse(open_manager, sharded, caplog):
+    manager = open_manager(sharded=sharded)
+    plain = {"a": (1, 2.0, "x", None, {3}), "b": torch.float32, "c": [torch.ones(1)], "e": b"f", "g": 1j}
+    plain |= {"h": collections.OrderedDict(a=1), "i": collections.Counter("aab"), "j": torch.Size([2]), "k": True}
+    manager.save(1, plain)
+    assert "weights_only" not in caplog.text
+    manager.restore(into=dict(plain))
+    odd = {"path": pathlib.Path("x"), "time": datetime.datetime.now(tz=datetime.UTC), "best": numpy.float64(0.5)}
+    odd |= {"array": numpy.ones(3), "default": collections.defaultdict(int, a=1)}
+    for name, value in odd.items():
+        entry = f"{name}-{sharded}"
+        caplog.clear()
+        manager.save(2, {"deep": {entry: value}}, overwrite=True)
+        warned = any(f"weights_only=False for entry 'deep.{entry}'" in message for message in caplog.messages)
+        here = {"deep": {entry: {"a": 0} if name == "default" else None}}
+        assert warned
+        if not (sharded and name == "default"):  # A sharded checkpoint takes mappings apart.
+            with pytest.raises(exceptions.CheckpointError, match="weights_only=False"):
+                manager.restore(into=here)
+
+
+def saved_without_parts(rank, url, config):
+    from tests.integration.test_manager_ranks import whole_and_shard
+
+    dist.init_process_group("gloo")
+    manager = opened(url, config)
+    _, x = whole_and_shard(rank, 1)
+    told = [outcome(lambda: manager.save(1, {"deep": {"x": x}})), outcome(lambda: manager.save_async(1, {"x": x}))]
+    manager.save(1, {"x": torch.ones(8, 2)})
+    return [*told, outcome(lambda: manager.restore(into={"x": x})), manager.steps()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tensor_that_is_divided_is_saved_and_restored_by_a_sharded_manager_only(place):
+    for save, later, restore, steps in run_ranks(saved_without_parts, f"{place.url}/run", place.config):
+        for kind, text in (save, later, restore):
+            assert kind == "ConfigError"
+            assert "x is sharded over 2 ranks; use" in text
+        assert steps == [1]
 
 
 def saved_and_restored(rank, url, config):

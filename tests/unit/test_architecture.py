@@ -62,7 +62,7 @@ LAYERS = [
     ["fsspec"],
     ["lightning"],
     ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
-    ["checkpoint.snapshot", "checkpoint.sweep"],
+    ["checkpoint.admission", "checkpoint.snapshot", "checkpoint.sweep"],
     ["checkpoint.matching", "checkpoint.restoring"],
     ["checkpoint.sharded"],
     ["checkpoint.saving"],

@@ -103,8 +103,9 @@ class CheckpointManager:
         Args:
             step: Its number, 0 or more; the same on all ranks.
             state: A dict. Values with `state_dict` and `load_state_dict` (a model, an optimizer, a `DataLoader` or
-                `ElasticDistributedSampler` of torchobj, an `RngState`) are asked for theirs, in dicts within it too.
-                Tensors are not to be changed before this returns.
+                `ElasticDistributedSampler` of torchobj, an `RngState`) are asked for theirs, in dicts within it too,
+                not in lists. What a restore will refuse unless `weights_only=False` is named in the log. Tensors are
+                not to be changed before this returns.
             metrics: Numbers by name, for `keep_best`, kept in the commit object.
             overwrite: Replaces the step where it is committed; the old one stays until the new one is.
 
@@ -132,11 +133,12 @@ class CheckpointManager:
 
         Args:
             step, state, metrics, overwrite: As for `save`.
-            stage: Copies the state before this returns: it takes the memory of the state once more, on the CPU (pinned
-                where tensors are on a GPU), which the next save uses again. False: tensors are read where they are
-                while training goes on; if one was written to by the end, the save fails with its name and nothing is
-                committed. Writes past autograd's eyes, as through `.data` or a numpy view, are not seen, and may be
-                committed in half. Not for sharded states.
+            stage: Copies the state before this returns: it takes the memory of the state once more, on the CPU. Of an
+                unsharded state it is pinned where tensors are on a GPU, and the next save uses it again; of a sharded
+                one each save takes its own. False: tensors are read where they are while training goes on; if one was
+                written to by the end, the save fails with its name and nothing is committed. Writes past autograd's
+                eyes, as through `.data` or a numpy view, are not seen, and may be committed in half. Not for sharded
+                states.
             when_busy: With a save still under way: `wait` for it, or `fail`.
 
         Returns:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchobj.checkpoint.admission import check_whole
 from torchobj.checkpoint.load import load
 from torchobj.checkpoint.snapshot import is_stateful, state_of
 from torchobj.config import StoreConfig
@@ -30,7 +31,9 @@ def restore_file(
 
     Raises:
         CheckpointError: As `fill`; every check comes before the first copy.
+        ConfigError: A tensor of `into` is divided among ranks.
     """
+    check_whole(state_of(into))
     if not all(isinstance(name, str) for name in into):
         fill(into, load(url, "cpu", weights_only, config=config), source)
         return

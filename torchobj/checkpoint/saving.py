@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torchobj.checkpoint import sharded, sweep
+from torchobj.checkpoint import admission, sharded, sweep
 from torchobj.checkpoint.commits import Attempt, Commit, Commits, CommittedByAnotherError, Kind, StoredObject, now
 from torchobj.checkpoint.ranks import RankGoneError, Ranks
 from torchobj.checkpoint.retention import Retention, doomed
@@ -68,6 +68,8 @@ def whole_data(
 ) -> Data:
     """The state as one file: as it is (`stage` None: the caller waits), copied, or watched."""
     taken, check = state_of(state), None
+    admission.check_whole(taken)
+    admission.warn_of_refused(taken)
     if stage is True:
         taken = snapshots.take(taken)
     elif stage is False:

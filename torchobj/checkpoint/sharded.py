@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from torchobj.checkpoint.admission import warn_of_refused
 from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
 from torchobj.checkpoint.dcp.reader import StorageReader
@@ -46,6 +47,7 @@ def saving(
         copied: Tensors are copied to the CPU now, and may change afterwards.
     """
     taken = state_of(state)
+    warn_of_refused(taken)
     if copied:
         taken = BlockingAsyncStager().stage(taken)
 

@@ -8,7 +8,7 @@ copy into memory that the system has yet to give out takes two to five times as 
 import io
 import mmap
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,18 +25,34 @@ def state_of(state: Mapping[Any, Any]) -> dict[Any, Any]:
     """The state with each value that has `state_dict` and `load_state_dict` replaced by what the former returns.
 
     Raises:
-        ConfigError: It is no mapping.
+        ConfigError: It is no mapping, or has such a value in a list, where none would be asked for its state.
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state is a {type(state).__name__}: must be a dict, as {{'model': model, 'step': 3}}")
-    return {name: _taken(value) for name, value in state.items()}
+    return {name: _taken(value, str(name)) for name, value in state.items()}
 
 
-def _taken(value: Any) -> Any:
+def _taken(value: Any, name: str) -> Any:
     if is_stateful(value):
         return value.state_dict()
-    # An exact dict: a subclass has its own way to be pickled.
-    return state_of(value) if type(value) is dict else value
+    if isinstance(value, Mapping):
+        inner = {key: _taken(below, f"{name}.{key}") for key, below in value.items()}
+        # A subclass has its own way to be pickled, and stays where it has no more than values.
+        stays = type(value) is not dict and all(inner[key] is below for key, below in value.items())
+        return value if stays else inner
+    if type(value) in (list, tuple):
+        _check_values(value, name)
+    return value
+
+
+def _check_values(values: Iterable[Any], name: str) -> None:
+    """Raises where an object with a state stands in a list."""
+    for number, value in enumerate(values):
+        inner = f"{name}.{number}"
+        if is_stateful(value):
+            raise ConfigError(f"{inner} is a {type(value).__name__} in a list: its state is taken from a dict only")
+        if isinstance(value, Mapping | list | tuple):
+            _check_values(value.values() if isinstance(value, Mapping) else value, inner)
 
 
 def is_stateful(value: Any) -> bool:

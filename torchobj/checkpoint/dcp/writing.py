@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, _StorageInfo
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from torchobj.checkpoint.dcp.collector import paused_collector
+from torchobj.checkpoint.collector import paused_collector
 from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile
 from torchobj.checkpoint.dcp.item import item_of, stand_in
 from torchobj.checkpoint.dcp.manifest import WrittenFile
