@@ -102,7 +102,7 @@ def check_committed(manager, earlier):
 def test_a_save_that_is_killed_at_any_moment_harms_no_committed_step(place, control, saver, performed, sharded):
     moments = random.Random(11 + performed)
     url = f"{place.url}/run"
-    manager = CheckpointManager(url, config=place.config)
+    manager = CheckpointManager(url, config=place.config, sharded=sharded)
     saver.begin(url=url, step=1, sharded=sharded, **{"async": False}, overwrite=False)
     assert saver.end() is None
     strangers = {"run/steps/notes.txt", "run/commits/notes.txt", "elsewhere"}
