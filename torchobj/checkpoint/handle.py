@@ -44,7 +44,8 @@ class SaveHandle:
         try:
             self._work()
         except BaseException as error:
-            logger.exception("step %d was not saved", self._step)
+            logger.error("step %d was not saved: %s: %s", self._step, type(error).__name__, error)  # noqa: TRY400  it is raised too
+            logger.debug("step %d was not saved", self._step, exc_info=True)
             failed = error
         # What it holds of the state is free before anybody who waits goes on.
         del self._work
