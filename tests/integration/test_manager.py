@@ -117,12 +117,18 @@ def test_a_key_is_as_raw_as_anywhere(place, config):
     assert {key.rsplit("/", 1)[0] for key in place.keys()} >= {"/a b//run", "/a b//run/commits"}
 
 
-def test_a_process_that_ends_waits_for_its_save(tmp_path):
+def test_a_process_that_ends_waits_for_its_save_and_says_so(tmp_path):
     script = (
-        "import sys, torch, torchobj.checkpoint as c\n"
+        "import logging, sys, threading, torch, torchobj.checkpoint as c\n"
+        "from torchobj.checkpoint import saving\n"
+        "said, save = threading.Event(), saving.save\n"
+        "logging.getLogger('torchobj').addFilter(lambda record: said.set() or True)\n"
+        "saving.save = lambda *given, **named: (said.wait(30), save(*given, **named))\n"
         "c.CheckpointManager(sys.argv[1]).save_async(1, {'x': torch.ones(5_000_000)})\n"
     )
-    subprocess.run([sys.executable, "-c", script, f"file://{tmp_path}"], check=True, timeout=60)
+    command = [sys.executable, "-c", script, f"file://{tmp_path}"]
+    ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert "the process ends when step 1 is saved" in ended.stderr
     assert saved_value(CheckpointManager(f"file://{tmp_path}")) == 1.0
 
 
