@@ -199,8 +199,8 @@ class CheckpointManager:
         folder = f"{self.url}/{beginning.attempt.folder}"
         error: BaseException | None = None
         try:
-            _check_same(step, beginning.attempt.step)
-            numbers = _checked_metrics(metrics)
+            numbers = saving.checked_metrics(metrics)
+            saving.check_same(step, beginning)
             if self._sharded:
                 data = saving.sharded_data(state, folder, self._config, ranks, stage=stage)
             elif self._ranks.is_first:
@@ -371,15 +371,3 @@ class CheckpointManager:
             # It is in the log; the block's own error is the one to raise.
             if exc is None:
                 raise
-
-
-def _check_same(step: int, first: int) -> None:
-    if checked_step(step) != first:
-        raise ConfigError(f"step={step}: the first rank saves step {first}")
-
-
-def _checked_metrics(metrics: Any) -> dict[str, float]:
-    try:
-        return {str(name): float(value) for name, value in (metrics or {}).items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"metrics={metrics!r}: must be numbers by name: {error}") from error

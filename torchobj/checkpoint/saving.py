@@ -15,6 +15,7 @@ from torchobj.checkpoint.commits import (
     Kind,
     StoredObject,
     UnreadableCommitError,
+    checked_step,
     now,
     surely_refused,
 )
@@ -25,7 +26,18 @@ from torchobj.checkpoint.snapshot import Snapshots, Watch, state_of
 from torchobj.config import StoreConfig
 from torchobj.exceptions import AccessDeniedError, CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["OF_ANOTHER_RANK", "STATE_FILE", "Beginning", "Data", "begun", "run", "sharded_data", "whole_data"]
+__all__ = [
+    "OF_ANOTHER_RANK",
+    "STATE_FILE",
+    "Beginning",
+    "Data",
+    "begun",
+    "check_same",
+    "checked_metrics",
+    "run",
+    "sharded_data",
+    "whole_data",
+]
 
 logger = logging.getLogger("torchobj")
 
@@ -75,6 +87,28 @@ def begun(commits: Commits, step: int, *, overwrite: bool) -> Beginning:
         logger.warning("replaced, and what belonged to it is left for sweep(): %s", error)
         replaced = None
     return Beginning(Attempt.new(step), replaced, version)
+
+
+def check_same(step: int, beginning: Beginning) -> None:
+    """Raises where this rank was told to save another step.
+
+    Raises:
+        ConfigError: It was.
+    """
+    if checked_step(step) != beginning.attempt.step:
+        raise ConfigError(f"step={step}: the first rank saves step {beginning.attempt.step}")
+
+
+def checked_metrics(metrics: Any) -> dict[str, float]:
+    """The metrics as numbers by name.
+
+    Raises:
+        ConfigError: They are none.
+    """
+    try:
+        return {str(name): float(value) for name, value in (metrics or {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"metrics={metrics!r}: must be numbers by name: {error}") from error
 
 
 def whole_data(
