@@ -5,7 +5,6 @@ the state; `ranks` gives all ranks one outcome; `retention` says what goes; `swe
 manager is their face, and sees to it that one save is under way at a time.
 """
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
@@ -239,10 +238,9 @@ class CheckpointManager:
         Raises:
             ConfigError: The manager has no such rule.
         """
-        rule = self._rules.keep_best
-        if rule is None:
+        if self._rules.keep_best is None:
             raise ConfigError("keep_best=None: it says by which metric a step is best")
-        return max(dataclasses.replace(rule, count=1).best(self._commits.readable()), default=None)
+        return next(iter(self._rules.keep_best.ranked(self._commits.readable())), None)
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that a committed step was saved with.

@@ -52,10 +52,14 @@ class KeepBest:
 
     def best(self, committed: Sequence[_Committed]) -> set[int]:
         """The steps that are kept."""
+        return set(self.ranked(committed)[: self.count])
+
+    def ranked(self, committed: Sequence[_Committed]) -> list[int]:
+        """The steps with the metric, the best first."""
         values = [(commit.metrics.get(self.metric, math.nan), commit.step) for commit in committed]
         sign = -1 if self.mode == "min" else 1
         ranked = sorted(((sign * value, step) for value, step in values if not math.isnan(value)), reverse=True)
-        return {step for _, step in ranked[: self.count]}
+        return [step for _, step in ranked]
 
 
 @dataclasses.dataclass(frozen=True)
