@@ -117,12 +117,18 @@ def test_a_key_is_as_raw_as_anywhere(place, config):
     assert {key.rsplit("/", 1)[0] for key in place.keys()} >= {"/a b//run", "/a b//run/commits"}
 
 
-def test_a_process_that_ends_waits_for_its_save(tmp_path):
+def test_a_process_that_ends_waits_for_its_save_and_says_so(tmp_path):
     script = (
-        "import sys, torch, torchobj.checkpoint as c\n"
+        "import logging, sys, threading, torch, torchobj.checkpoint as c\n"
+        "from torchobj.checkpoint import saving\n"
+        "said, save = threading.Event(), saving.save\n"
+        "logging.getLogger('torchobj').addFilter(lambda record: said.set() or True)\n"
+        "saving.save = lambda *given, **named: (said.wait(30), save(*given, **named))\n"
         "c.CheckpointManager(sys.argv[1]).save_async(1, {'x': torch.ones(5_000_000)})\n"
     )
-    subprocess.run([sys.executable, "-c", script, f"file://{tmp_path}"], check=True, timeout=60)
+    command = [sys.executable, "-c", script, f"file://{tmp_path}"]
+    ended = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    assert "the process ends when step 1 is saved" in ended.stderr
     assert saved_value(CheckpointManager(f"file://{tmp_path}")) == 1.0
 
 
@@ -270,9 +276,6 @@ def test_the_error_of_a_read_only_bucket_is_its_own_and_the_last_step_stays(mana
         manager.save(2, {"x": tensor(2, size)})
     control.clear_faults()
     assert (manager.latest(), saved_value(manager)) == (1, 1.0)
-    assert place.uploads() == []
-    # Whether a refused commit is none is not for the writer to say; what it left is found.
-    manager.sweep(0)
     assert nothing_of(place, 2)
 
 
@@ -508,7 +511,96 @@ def test_rules_keep_the_newest_the_multiples_and_the_best_and_count_no_failed_sa
     # A step behind the newest is the last that was saved all the same.
     manager.save(2, {"x": tensor(2)})
     assert manager.steps() == [2, 10, 12, 16, 24]
-    assert len(data_keys(place)) == 5 + 3
+    assert len(data_keys(place)) == 5
+
+
+def test_who_goes_back_keeps_what_is_saved_then_and_is_told_what_stays_the_latest(open_manager, caplog):
+    manager = open_manager(keep_last=2)
+    for step in (100, 200, 300, 110, 120, 130):
+        manager.save(step, {"x": tensor(step)})
+    assert (manager.steps(), manager.latest()) == ([120, 130, 200, 300], 300)
+    assert (
+        "step 130 is saved, but 300 stays the latest: if it was given up, delete(step) each of [200, 300]"
+        in caplog.text
+    )
+    manager.delete(200)
+    manager.delete(300)
+    caplog.clear()
+    manager.save(140, {"x": tensor(140)})
+    assert (manager.steps(), caplog.text) == ([130, 140], "")
+
+
+def test_the_log_says_what_was_deleted(open_manager, caplog):
+    manager = open_manager(keep_last=1)
+    with caplog.at_level(logging.INFO, "torchobj"):
+        manager.save(1, {"x": tensor(1)})
+        manager.save(2, {"x": tensor(2)})
+    assert "deleted step 1: no rule keeps it" in caplog.text
+
+
+def test_the_best_step_and_its_metrics_can_be_asked_for(open_manager, caplog):
+    manager, infinite = open_manager(keep_last=3, keep_best=("loss", "min", 1)), float("inf")
+    assert manager.best() is None
+    for step, loss in ((1, 2.0), (2, -infinite), (3, infinite), (4, float("nan"))):
+        manager.save(step, {"x": tensor(step)}, {"loss": loss})
+    assert caplog.text == ""
+    manager.save(5, {"x": tensor(5)}, {"los": 1})
+    manager.save(6, {"x": tensor(6)})
+    assert caplog.text.count("without the metric 'loss' that keep_best goes by") == 1
+    again = open_manager(keep_best=("loss", "min", 1))
+    assert (again.best(), again.steps(), again.metrics(2)) == (2, [2, 4, 5, 6], {"loss": -infinite})
+    assert open_manager(keep_best=("loss", "max", 1)).best() == 2
+    with pytest.raises(exceptions.ConfigError, match="keep_best=None"):
+        open_manager().best()
+    with pytest.raises(exceptions.CheckpointError, match="step 3 is not committed"):
+        again.metrics(3)
+
+
+def test_a_bucket_that_is_not_there_is_no_run_without_checkpoints(place, config):
+    manager = CheckpointManager(f"{place.url}-misspelt/run", config=config)
+    asked = [manager.latest, manager.steps, manager.restore, manager.leftovers, lambda: manager.save(1, {})]
+    for ask in asked:
+        with pytest.raises(exceptions.BucketNotFoundError):
+            ask()
+
+
+def test_a_step_that_another_saves_anew_is_not_deleted_by_a_rule(open_manager, monkeypatch):
+    mine, other = open_manager(keep_last=1), open_manager(keep_last=None)
+    mine.save(1, {"x": tensor(1)})
+    real = saving.doomed
+
+    def meanwhile(*given):
+        monkeypatch.setattr(saving, "doomed", real)
+        other.save(1, {"x": tensor(10)}, overwrite=True)
+        return real(*given)
+
+    monkeypatch.setattr(saving, "doomed", meanwhile)
+    mine.save(2, {"x": tensor(2)})
+    assert mine.steps() == [1, 2]
+    assert (saved_value(mine, 1), mine.leftovers()) == (10.0, [])
+
+
+def test_a_refused_commit_leaves_no_data(manager, place, control):
+    control.faults({"operation": "PutObject", "key": "commits/", "action": {"status": 403, "code": "AccessDenied"}})
+    with pytest.raises(exceptions.AccessDeniedError):
+        manager.save(1, {"x": tensor(1)})
+    assert place.keys() == []
+
+
+def test_an_upload_that_is_gone_is_said_to_have_been_swept(manager, control):
+    control.faults({"operation": "UploadPart", "action": {"status": 404, "code": "NoSuchUpload"}})
+    with pytest.raises(exceptions.StoreError) as caught:
+        manager.save(1, {"x": tensor(1, LARGE)})
+    assert "did another process sweep" in caught.value.__notes__[0]
+
+
+def test_a_failure_in_the_background_is_one_line_of_the_log(manager, control, caplog):
+    control.faults({"operation": "PutObject", "key": "steps/", "action": {"status": 403, "code": "AccessDenied"}})
+    with caplog.at_level(logging.INFO, "torchobj"):
+        assert manager.save_async(1, {"x": tensor(1)}).exception() is not None
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert record.getMessage().startswith("step 1 was not saved: AccessDeniedError: put ")
+    assert record.exc_info is None
 
 
 def test_what_cannot_be_deleted_fails_no_save_and_is_deleted_with_the_next(open_manager, control, caplog):
@@ -519,11 +611,13 @@ def test_what_cannot_be_deleted_fails_no_save_and_is_deleted_with_the_next(open_
         {"operation": "DeleteObject", "action": {"status": 403, "code": "AccessDenied"}},
     )
     manager.save(2, {"x": tensor(2)})
-    assert "step 2 is saved, but older ones were not cleared" in caplog.text
-    control.clear_faults()
-    assert manager.steps() == [1, 2]
     manager.save(3, {"x": tensor(3)})
-    assert manager.steps() == [3]
+    assert "step 2 is saved, but older ones were not cleared" in caplog.text
+    assert caplog.text.count("grant s3:DeleteObject") == 1
+    control.clear_faults()
+    assert manager.steps() == [1, 2, 3]
+    manager.save(4, {"x": tensor(4)})
+    assert manager.steps() == [4]
 
 
 def test_a_commit_object_that_cannot_be_read_is_not_counted_and_nobodys_to_delete(open_manager, place, caplog):
@@ -541,15 +635,20 @@ def test_a_commit_object_that_cannot_be_read_is_not_counted_and_nobodys_to_delet
     }
     for step, body in broken.items():
         place.boto.put_object(Bucket=place.bucket, Key=f"run/commits/{step:012}.json", Body=body)
-        for use in (manager.restore, manager.delete):
-            with pytest.raises(exceptions.CheckpointError, match="no commit object of a checkpoint"):
-                use(step)
+        with pytest.raises(exceptions.CheckpointError, match=rf"no commit object of a checkpoint.*delete\({step}\)"):
+            manager.restore(step)
     assert manager.restore(1)["x"][0] == 1
     manager.save(2, {"x": tensor(2)})
     manager.sweep(0)
     assert manager.steps() == [2, *broken]
     assert stranger in place.keys()
     assert "version 2, this torchobj knows 1" in caplog.text
+    with pytest.raises(exceptions.CheckpointError, match="000000000094.json: no commit object"):
+        manager.restore()
+    manager.delete(94)
+    manager.save(93, {"x": tensor(93)}, overwrite=True)
+    assert (manager.steps(), saved_value(manager)) == ([90, 91, 92, 93], 93.0)
+    assert stranger in place.keys()
 
 
 def test_a_sweep_takes_what_is_old_and_without_a_commit_and_nothing_else(manager, place, control, gate):

@@ -20,20 +20,23 @@ _names = itertools.count()
 class Step(NamedTuple):
     step: int
     metrics: dict[str, float]
+    time: int
 
 
-RULES = st.builds(
+RULES = st.just(Retention(None)) | st.builds(
     Retention,
-    st.none() | st.integers(1, 4),
+    st.integers(1, 4),
     st.none() | st.integers(1, 5),
     st.none() | st.builds(KeepBest, st.just("loss"), st.sampled_from(["min", "max"]), st.integers(1, 3)),
 )
 METRICS = st.fixed_dictionaries({}, optional={"loss": st.floats(width=16)})
+#: In the order of their commits.
 COMMITTED = st.dictionaries(st.integers(0, 30), METRICS, max_size=12)
 
 
 def kept_by(rules, metrics):
-    """What the rules say, said otherwise: the steps of which one rule holds."""
+    """What the rules say, said otherwise: the steps of which one rule holds. `metrics` is in the order of commits."""
+    order = list(metrics)
     losses = {step: there["loss"] for step, there in metrics.items() if there.get("loss") == there.get("loss", 0.0)}
 
     def better(one, other):
@@ -43,6 +46,8 @@ def kept_by(rules, metrics):
 
     def is_kept(step):
         if rules.keep_last is None or sum(other > step for other in metrics) < rules.keep_last:
+            return True
+        if step in order[-rules.keep_last :]:
             return True
         if rules.keep_every is not None and step % rules.keep_every == 0:
             return True
@@ -55,7 +60,7 @@ def kept_by(rules, metrics):
 
 @given(COMMITTED, RULES, st.sets(st.integers(0, 30)))
 def test_what_goes_is_what_no_rule_keeps_and_never_the_newest(metrics, rules, protected):
-    committed = [Step(step, there) for step, there in metrics.items()]
+    committed = [Step(step, there, time) for time, (step, there) in enumerate(metrics.items())]
     going = doomed(committed, rules, protected)
     assert going == sorted(metrics.keys() - kept_by(rules, metrics) - protected)
     assert not metrics or max(metrics) not in going
@@ -72,10 +77,12 @@ def test_what_goes_is_what_no_rule_keeps_and_never_the_newest(metrics, rules, pr
         {"keep_best": ("loss", "least", 2)},
         {"keep_best": ("loss", "min", 0)},
         {"keep_best": ("loss",)},
+        {"keep_last": None, "keep_every": 10},
+        {"keep_last": None, "keep_best": ("loss", "min", 1)},
     ],
 )
 def test_a_rule_that_is_none_is_refused_by_its_name(given):
-    [name] = given
+    name = next(iter(given))
     with pytest.raises(exceptions.ConfigError, match=name):
         CheckpointManager("memory://rules", **given)
 
@@ -199,6 +206,7 @@ class History:
         if step in after and CheckpointManager(self.url).restore(step)["value"] == value:
             # One answer that is lost is no failure.
             assert done or self.met.kills or self.met.length > 1
+            self.metrics.pop(step, None)
             self.attempted[step], self.metrics[step] = {value}, loss
             self.newest = max(self.newest, step)
             committed = before | {step}
@@ -206,7 +214,7 @@ class History:
             self.attempted[step].discard(value)
             committed = before
             assert not done
-        kept = kept_by(rules, {known: self.metrics[known] for known in committed})
+        kept = kept_by(rules, {known: there for known, there in self.metrics.items() if known in committed})
         assert kept <= after, (kept, after)
         assert after <= committed
         if done and not met:

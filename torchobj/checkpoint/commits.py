@@ -20,17 +20,19 @@ from typing import Any, Literal, NamedTuple, cast
 from torchobj._torchobj import Buffer
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
+    BucketNotFoundError,
     CheckpointError,
     ConfigError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreError,
+    TorchobjError,
     UnsupportedError,
 )
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import parse_url
 
-__all__ = ["Attempt", "Commit", "Commits", "CommittedByAnotherError", "StoredObject"]
+__all__ = ["Attempt", "Commit", "Commits", "CommittedByAnotherError", "StoredObject", "UnreadableCommitError"]
 
 logger = logging.getLogger("torchobj")
 
@@ -51,6 +53,10 @@ Kind = Literal["state", "dcp"]
 
 class CommittedByAnotherError(CheckpointError):
     """Another writer was first: this attempt can no longer become the step."""
+
+
+class UnreadableCommitError(CheckpointError):
+    """A commit object does not say what belongs to its step."""
 
 
 class Attempt(NamedTuple):
@@ -108,8 +114,8 @@ class Commit:
         return self.attempt.step
 
     def to_json(self) -> bytes:
-        """The commit object. A metric that is no finite number is null: JSON has no other word for it."""
-        metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
+        """The commit object. JSON has no word for some numbers: infinite metrics are strings, NaN is null."""
+        metrics = {name: _in_json(value) for name, value in self.metrics.items()}
         fields = {
             "version": _FORMAT,
             "step": self.step,
@@ -140,7 +146,9 @@ class Commit:
             strange = [item.key for item in objects if Attempt.of_key(item.key) != attempt]
             if strange or attempt.step != step or fields["kind"] not in ("state", "dcp"):
                 raise ValueError(f"step {attempt.step}, kind {fields['kind']!r}, objects of other attempts: {strange}")
-            return cls(attempt, fields["kind"], objects, metrics, datetime.fromisoformat(fields["time"]))
+            return cls(
+                attempt, fields["kind"], objects, metrics, datetime.fromisoformat(fields["time"]).astimezone(UTC)
+            )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a field is missing or of another type: {error}") from error
 
@@ -160,6 +168,8 @@ class Commits:
         folder = parsed.key.rstrip("/") if inside else ""
         self._prefix = f"{folder}/" if folder else ""
         self.url = f"{self.store.url}/{self._prefix}".rstrip("/")
+        self._has_buckets = parsed.scheme == "s3"
+        self._said: set[str] = set()
         #: Commit objects that were read, by step, with their version: they are never changed, only replaced.
         self._known: dict[int, tuple[str | None, Commit]] = {}
 
@@ -168,13 +178,19 @@ class Commits:
         return self._prefix + below
 
     def objects(self, below: str) -> list[ObjectInfo]:
-        """What is kept under `below`, with keys below the URL. A folder that does not exist holds nothing."""
+        """What is kept under `below`, with keys below the URL. A folder that does not exist holds nothing.
+
+        Raises:
+            BucketNotFoundError: There is no such bucket.
+        """
         try:
             return [
                 dataclasses.replace(info, key=info.key.removeprefix(self._prefix))
                 for info in self.store.list(self.key(below))
             ]
-        except ObjectNotFoundError:
+        except ObjectNotFoundError as error:
+            if self._has_buckets and isinstance(error, BucketNotFoundError):
+                raise
             return []
 
     def versions(self) -> dict[int, str | None]:
@@ -192,7 +208,7 @@ class Commits:
         Raises:
             ObjectNotFoundError: The step is not committed.
             ObjectChangedError: Its commit object is not of this version.
-            CheckpointError: The object is no commit of this step.
+            UnreadableCommitError: The object is no commit of this step.
         """
         return self._parsed(step, self.store.get(self._commit_key(step), version=version))
 
@@ -210,8 +226,8 @@ class Commits:
                 raise body
             try:
                 self._known[step] = (versions[step], self._parsed(step, cast("Buffer", body)))
-            except CheckpointError as error:
-                logger.warning("%s", error)
+            except UnreadableCommitError as error:
+                self.warn_once(str(error))
         self._known = {step: known for step, known in self._known.items() if step in versions}
         return [self._known[step][1] for step in versions if step in self._known]
 
@@ -275,10 +291,30 @@ class Commits:
         raise error
 
     def delete(self, commit: Commit) -> None:
-        """Deletes a checkpoint: first its commit object, and with it the step; then what it names."""
-        self.store.delete(self._commit_key(commit.step))
-        self._known.pop(commit.step, None)
+        """Deletes a checkpoint: first its commit object, and with it the step; then what it names.
+
+        Raises:
+            CommittedByAnotherError: The step was saved anew since this commit was read; nothing was deleted.
+        """
+        try:
+            there = self.read(commit.step).attempt
+        except ObjectNotFoundError:
+            there = None
+        if there not in (commit.attempt, None):
+            raise CommittedByAnotherError(f"{self.url}: step {commit.step} was saved anew, and was not deleted")
+        self.delete_unread(commit.step)
         self.delete_objects(item.key for item in commit.objects)
+
+    def delete_unread(self, step: int) -> None:
+        """Deletes the commit object of a step, and with it the step. What it named is a leftover then."""
+        self.store.delete(self._commit_key(step))
+        self._known.pop(step, None)
+
+    def warn_once(self, message: str) -> None:
+        """Logs a warning that is not to be read at every save."""
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning("%s", message)
 
     def delete_objects(self, keys: Iterable[str]) -> None:
         """Deletes objects by their keys below the URL."""
@@ -315,7 +351,14 @@ class Commits:
             return Commit.from_json(bytes(cast("Any", data)), step)
         except ValueError as error:
             url = f"{self.store.url}/{self._commit_key(step)}"
-            raise CheckpointError(f"{url}: no commit object of a checkpoint: {error}") from error
+            help_ = f"restore another step, or remove it with delete({step}) or save({step}, ..., overwrite=True)"
+            raise UnreadableCommitError(f"{url}: no commit object of a checkpoint: {error}; {help_}") from error
+
+
+def _in_json(metric: float) -> float | str | None:
+    if math.isnan(metric):
+        return None
+    return str(metric) if math.isinf(metric) else metric
 
 
 def checked_step(step: Any) -> int:
@@ -331,6 +374,15 @@ def checked_step(step: Any) -> int:
     if not 0 <= number <= LARGEST_STEP:
         raise ConfigError(f"step={step!r}: must be a whole number of 0..{LARGEST_STEP}")
     return number
+
+
+def surely_refused(error: TorchobjError) -> bool:
+    """Whether what `Commits.publish` raised says that the commit was not made, and will not be.
+
+    An earlier try of the same request, of which the answer was lost, may yet be carried out.
+    """
+    told = error.attempts == 1 and error.status in (403, 412)
+    return told or isinstance(error, CommittedByAnotherError)
 
 
 def now() -> datetime:

@@ -1,5 +1,6 @@
 """A save that goes on in the background."""
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -8,6 +9,19 @@ from logging import getLogger
 __all__ = ["SaveHandle"]
 
 logger = getLogger("torchobj")
+
+_under_way: set["SaveHandle"] = set()
+
+
+def _say_at_exit() -> None:
+    for handle in list(_under_way):
+        logger.warning("the process ends when step %d is saved, which is under way", handle.step)
+
+
+# The public `atexit` comes when threads were waited for, which is too late to say why.
+threading._register_atexit(_say_at_exit)  # type: ignore[attr-defined]
+# The threads are the parent's.
+os.register_at_fork(after_in_child=_under_way.clear)
 
 
 class SaveHandle:
@@ -32,10 +46,12 @@ class SaveHandle:
         Raises:
             RuntimeError: The system gives no thread; the save has ended with it.
         """
+        _under_way.add(self)
         try:
             # No daemon: a process that ends waits for its checkpoint.
             threading.Thread(target=self._run, name=f"torchobj-save-{self._step}").start()
         except RuntimeError as error:
+            _under_way.discard(self)
             self._future.set_exception(error)
             raise
 
@@ -44,10 +60,12 @@ class SaveHandle:
         try:
             self._work()
         except BaseException as error:
-            logger.exception("step %d was not saved", self._step)
+            logger.error("step %d was not saved: %s: %s", self._step, type(error).__name__, error)  # noqa: TRY400  it is raised too
+            logger.debug("step %d was not saved", self._step, exc_info=True)
             failed = error
         # What it holds of the state is free before anybody who waits goes on.
         del self._work
+        _under_way.discard(self)
         if failed is None:
             self._future.set_result(None)
         else:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 import torch
 
 from torchobj.checkpoint import saving, sharded, sweep
-from torchobj.checkpoint.commits import Commit, Commits, checked_step
+from torchobj.checkpoint.commits import Commit, Commits, UnreadableCommitError, checked_step
 from torchobj.checkpoint.handle import SaveHandle
 from torchobj.checkpoint.load import load
 from torchobj.checkpoint.ranks import Ranks
@@ -32,14 +32,21 @@ class CheckpointManager:
 
     A step exists when its commit object exists, which is written last. So a save that fails, is killed, or comes second
     to another writer of the same step is no checkpoint; nor is it counted by the rules that keep others. With
-    `torch.distributed`, all ranks call the same methods in the same order, and have the same outcome.
+    `torch.distributed`, all ranks call `save`, `save_async`, `restore`, `wait` and `close` in the same order, and have
+    the same outcome. What only looks (`steps`, `latest`, `best`, `metrics`) asks the store on the rank that calls it,
+    which may be one alone; all ranks see the same while no save is under way.
+
+    The latest step is the one with the largest number. After going back to an older step, `delete` those that were
+    given up: until the new ones pass them, one of them stays the latest. The log warns at each such save.
 
     Args:
         url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`. In it `commits/`, `steps/` and
             `latest.json` are the manager's.
-        keep_last: The newest so many committed steps are kept; None keeps all.
+        keep_last: The newest so many committed steps are kept, by their numbers and by the time of their commits:
+            whoever goes back and saves smaller steps has both kinds. None keeps all, and goes with no other rule.
         keep_every: Steps that are multiples of it are kept.
-        keep_best: Steps with the best values of a metric are kept: `KeepBest("loss", "min", 2)`, or that as a tuple.
+        keep_best: Steps with the best values of a metric are kept: `KeepBest("loss", "min", 2)`, or that as a tuple. Of
+            a step that is saved without the metric the log warns once.
         sharded: Every rank writes its own part, by `torch.distributed.checkpoint`. False: the first rank writes the
             state, as one file of `torch.save`.
         process_group: The ranks that save; all when None.
@@ -107,7 +114,8 @@ class CheckpointManager:
                 not in lists. What a restore will refuse unless `weights_only=False` is named in the log. Tensors are
                 not to be changed before this returns.
             metrics: Numbers by name, for `keep_best`, kept in the commit object.
-            overwrite: Replaces the step where it is committed; the old one stays until the new one is.
+            overwrite: Replaces the step where it is committed; the old one stays until the new one is. Also one whose
+                commit object cannot be read: its data is a leftover then.
 
         Raises:
             CheckpointError: The step is committed already, or another writer committed it first.
@@ -192,9 +200,8 @@ class CheckpointManager:
         folder = f"{self.url}/{beginning.attempt.folder}"
         error: BaseException | None = None
         try:
-            if checked_step(step) != beginning.attempt.step:
-                raise ConfigError(f"step={step}: the first rank saves step {beginning.attempt.step}")
-            numbers = _checked_metrics(metrics)
+            numbers = saving.checked_metrics(metrics)
+            saving.check_same(step, beginning)
             if self._sharded:
                 data = saving.sharded_data(state, folder, self._config, ranks, stage=stage)
             elif self._ranks.is_first:
@@ -226,6 +233,24 @@ class CheckpointManager:
     def latest(self) -> int | None:
         """The newest committed step: the one with the largest number. None where there is none."""
         return max(self._commits.versions(), default=None)
+
+    def best(self) -> int | None:
+        """The committed step that is best by `keep_best`. None where no step has the metric.
+
+        Raises:
+            ConfigError: The manager has no such rule.
+        """
+        if self._rules.keep_best is None:
+            raise ConfigError("keep_best=None: it says by which metric a step is best")
+        return next(iter(self._rules.keep_best.ranked(self._commits.readable())), None)
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics that a committed step was saved with.
+
+        Raises:
+            CheckpointError: It is not committed.
+        """
+        return dict(self._committed(checked_step(step)).metrics)
 
     def restore(
         self,
@@ -309,10 +334,18 @@ class CheckpointManager:
     def delete(self, step: int) -> None:
         """Deletes a committed step, also the newest. One rank calls it.
 
+        Of a step whose commit object cannot be read that object alone goes; its data is a leftover then.
+
         Raises:
-            CheckpointError: It is not committed, or its commit object does not say what belongs to it.
+            CheckpointError: It is not committed, or was saved anew meanwhile.
         """
-        self._commits.delete(self._committed(checked_step(step)))
+        number = checked_step(step)
+        try:
+            commit = self._committed(number)
+        except UnreadableCommitError:
+            self._commits.delete_unread(number)
+        else:
+            self._commits.delete(commit)
         self._commits.point()
 
     def leftovers(self) -> list[sweep.Leftover]:
@@ -366,10 +399,3 @@ class CheckpointManager:
             # It is in the log; the block's own error is the one to raise.
             if exc is None:
                 raise
-
-
-def _checked_metrics(metrics: Any) -> dict[str, float]:
-    try:
-        return {str(name): float(value) for name, value in (metrics or {}).items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"metrics={metrics!r}: must be numbers by name: {error}") from error

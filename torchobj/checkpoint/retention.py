@@ -1,6 +1,7 @@
 """Which checkpoints go: a pure function of what is committed. Reads and deletes nothing."""
 
 import dataclasses
+import datetime
 import math
 from collections.abc import Collection, Sequence
 from typing import Literal, Protocol
@@ -17,6 +18,8 @@ class _Committed(Protocol):
     def step(self) -> int: ...
     @property
     def metrics(self) -> "_Metrics": ...
+    @property
+    def time(self) -> datetime.datetime: ...
 
 
 class _Metrics(Protocol):
@@ -49,10 +52,14 @@ class KeepBest:
 
     def best(self, committed: Sequence[_Committed]) -> set[int]:
         """The steps that are kept."""
+        return set(self.ranked(committed)[: self.count])
+
+    def ranked(self, committed: Sequence[_Committed]) -> list[int]:
+        """The steps with the metric, the best first."""
         values = [(commit.metrics.get(self.metric, math.nan), commit.step) for commit in committed]
         sign = -1 if self.mode == "min" else 1
         ranked = sorted(((sign * value, step) for value, step in values if not math.isnan(value)), reverse=True)
-        return {step for _, step in ranked[: self.count]}
+        return [step for _, step in ranked]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Retention:
     """The rules of one manager: a step that any of them keeps is kept."""
 
     keep_last: int | None = 3
-    """The newest so many steps; None keeps all."""
+    """The newest so many steps, by number and by time; None keeps all."""
     keep_every: int | None = None
     """Every step that is a multiple of it."""
     keep_best: KeepBest | None = None
@@ -70,6 +77,8 @@ class Retention:
         for name in ("keep_last", "keep_every"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
+        if self.keep_last is None and (self.keep_every, self.keep_best) != (None, None):
+            raise ConfigError("keep_last=None keeps all: give it a number, 1 or more, beside keep_every or keep_best")
         if self.keep_best is not None and not isinstance(self.keep_best, KeepBest):
             raise ConfigError(f"keep_best={self.keep_best!r}: must be a KeepBest, or (metric, 'min' or 'max', count)")
 
@@ -87,15 +96,17 @@ def doomed(committed: Sequence[_Committed], rules: Retention, protected: Collect
 
     Example:
         >>> from collections import namedtuple
-        >>> step = namedtuple("step", "step metrics")
-        >>> committed = [step(100, {"loss": 2.0}), step(200, {"loss": 1.0}), step(300, {"loss": 3.0})]
+        >>> step = namedtuple("step", "step metrics time")
+        >>> committed = [step(100, {"loss": 2.0}, 1), step(200, {"loss": 1.0}, 2), step(300, {"loss": 3.0}, 3)]
         >>> doomed(committed, Retention(keep_last=1, keep_best=KeepBest("loss", "min")))
         [100]
     """
     steps = sorted(commit.step for commit in committed)
     if rules.keep_last is None:
         return []
-    kept = {*steps[-rules.keep_last :], *protected}
+    # Who went back to an older step saves numbers below the largest: those are the newest as well.
+    by_time = [commit.step for commit in sorted(committed, key=lambda commit: (commit.time, commit.step))]
+    kept = {*steps[-rules.keep_last :], *by_time[-rules.keep_last :], *protected}
     if rules.keep_every is not None:
         kept |= {step for step in steps if step % rules.keep_every == 0}
     if rules.keep_best is not None:

@@ -8,15 +8,36 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torchobj.checkpoint import admission, sharded, sweep
-from torchobj.checkpoint.commits import Attempt, Commit, Commits, CommittedByAnotherError, Kind, StoredObject, now
+from torchobj.checkpoint.commits import (
+    Attempt,
+    Commit,
+    Commits,
+    Kind,
+    StoredObject,
+    UnreadableCommitError,
+    checked_step,
+    now,
+    surely_refused,
+)
 from torchobj.checkpoint.ranks import RankGoneError, Ranks
 from torchobj.checkpoint.retention import Retention, doomed
 from torchobj.checkpoint.save import save
 from torchobj.checkpoint.snapshot import Snapshots, Watch, state_of
 from torchobj.config import StoreConfig
-from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
+from torchobj.exceptions import AccessDeniedError, CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["OF_ANOTHER_RANK", "STATE_FILE", "Beginning", "Data", "begun", "run", "sharded_data", "whole_data"]
+__all__ = [
+    "OF_ANOTHER_RANK",
+    "STATE_FILE",
+    "Beginning",
+    "Data",
+    "begun",
+    "check_same",
+    "checked_metrics",
+    "run",
+    "sharded_data",
+    "whole_data",
+]
 
 logger = logging.getLogger("torchobj")
 
@@ -60,7 +81,34 @@ def begun(commits: Commits, step: int, *, overwrite: bool) -> Beginning:
         return Beginning(Attempt.new(step), None, None)
     if not overwrite:
         raise CheckpointError(f"{commits.url}: step {step} is committed already; overwrite=True replaces it")
-    return Beginning(Attempt.new(step), commits.read(step, version), version)
+    try:
+        replaced = commits.read(step, version)
+    except UnreadableCommitError as error:
+        logger.warning("replaced, and what belonged to it is left for sweep(): %s", error)
+        replaced = None
+    return Beginning(Attempt.new(step), replaced, version)
+
+
+def check_same(step: int, beginning: Beginning) -> None:
+    """Raises where this rank was told to save another step.
+
+    Raises:
+        ConfigError: It was.
+    """
+    if checked_step(step) != beginning.attempt.step:
+        raise ConfigError(f"step={step}: the first rank saves step {beginning.attempt.step}")
+
+
+def checked_metrics(metrics: Any) -> dict[str, float]:
+    """The metrics as numbers by name.
+
+    Raises:
+        ConfigError: They are none.
+    """
+    try:
+        return {str(name): float(value) for name, value in (metrics or {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"metrics={metrics!r}: must be numbers by name: {error}") from error
 
 
 def whole_data(
@@ -132,13 +180,16 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
         try:
             _write(data)
             commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, now())
-        except Exception:
+        except Exception as error:
+            if getattr(error, "code", None) == "NoSuchUpload":
+                error.add_note("the upload was aborted by somebody: did another process sweep with too low an age?")
             _discard(commits, attempt)
             raise
         try:
             commits.publish(commit, beginning.version)
-        except CommittedByAnotherError:
-            _discard(commits, attempt)
+        except TorchobjError as error:
+            if surely_refused(error):
+                _discard(commits, attempt)
             raise
 
 
@@ -185,10 +236,26 @@ def _tidy(commits: Commits, rules: Retention, beginning: Beginning) -> None:
         if beginning.replaced is not None:
             commits.delete_objects(item.key for item in beginning.replaced.objects)
         committed = commits.readable()
+        _warn(commits, rules, committed, saved)
         going = set(doomed(committed, rules, {saved, *sweep.steps_under_way()}))
         for commit in committed:
             if commit.step in going:
                 commits.delete(commit)
+                logger.info("%s: deleted step %d: no rule keeps it", commits.url, commit.step)
         commits.point()
     except TorchobjError as error:
         logger.warning("%s: step %d is saved, but older ones were not cleared: %s", commits.url, saved, error)
+        if isinstance(error, AccessDeniedError) and error.operation == "delete":
+            commits.warn_once(
+                f"{commits.url}: to clear old steps, grant s3:DeleteObject; or keep all by keep_last=None"
+            )
+
+
+def _warn(commits: Commits, rules: Retention, committed: list[Commit], saved: int) -> None:
+    above = [commit.step for commit in committed if commit.step > saved]
+    if above:
+        message = "%s: step %d is saved, but %d stays the latest: if it was given up, delete(step) each of %s"
+        logger.warning(message, commits.url, saved, above[-1], above)
+    best = rules.keep_best
+    if best is not None and any(commit.step == saved and best.metric not in commit.metrics for commit in committed):
+        commits.warn_once(f"{commits.url}: a step is saved without the metric {best.metric!r} that keep_best goes by")
