@@ -7,12 +7,19 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import torchobj
+import torchobj.checkpoint
 
 ROOT = Path(__file__).parents[2]
 MODULES = ["torchobj", *(info.name for info in pkgutil.walk_packages(torchobj.__path__, "torchobj."))]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+
+EXAMPLES = (ROOT / "examples" / "README.md").read_text()
+CHECKPOINTS = re.findall(
+    r"```python\n(.*?)```", EXAMPLES.partition("## Checkpoints")[2].partition("\n## ")[0], re.DOTALL
+)
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.endswith("_torchobj")])
@@ -37,6 +44,32 @@ def test_examples_of_the_readme(block, place, strict_server, monkeypatch):
     for number in range(8):
         place.boto.put_object(Bucket="my-bucket", Key=f"train/{number}.jpg", Body=picture(number))
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_examples_of_checkpoints(place, strict_server, monkeypatch):
+    """One after the other, with the names that they take for granted."""
+    monkeypatch.setenv("AWS_PROFILE", "strict")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", strict_server.endpoint)
+    place.boto.create_bucket(Bucket="bucket")
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = torchobj.DataLoader(torch.rand(200, 2), batch_size=1)
+
+    def train(batch):
+        optimizer.zero_grad()
+        loss = model(batch).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    names = {"torchobj": torchobj, "model": model, "optimizer": optimizer, "loader": loader, "train": train}
+    for block in CHECKPOINTS:
+        exec(compile(block, "examples/README.md", "exec"), names)
+    assert names["restored"]["step"] == 100
+    manager = torchobj.checkpoint.CheckpointManager("s3://bucket/runs/7")
+    assert manager.steps() == [100, 200]
+    assert names["weight"].shape == (2, 2)
 
 
 def picture(number):
