@@ -375,12 +375,11 @@ class CheckpointManager:
         Raises:
             Exception: What it failed with, if nobody was told.
         """
-        error = self._ended()
-        if error is not None:
+        if (error := self._ended()) is not None:
             raise error
 
     def close(self) -> None:
-        """Waits as `wait` does, and gives back the memory of snapshots. A second call does nothing more."""
+        """Waits as `wait` does, and gives back the memory of snapshots."""
         self._closed = True
         try:
             self.wait()

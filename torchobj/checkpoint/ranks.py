@@ -19,6 +19,7 @@ _PATIENCE = datetime.timedelta(days=1)
 class RankGoneError(CheckpointError):
     """Another rank does not answer."""
 
+
 _Answer = TypeVar("_Answer")
 
 
