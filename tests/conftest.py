@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,9 +12,12 @@ import pytest
 from tests.servers import launch
 from tests.servers.boto_client import boto_client
 from tests.servers.strict.control import Control
+from tests.tools import CACHE
 from torchobj import StoreConfig
 
 _numbers = itertools.count(1)
+
+OLD_TORCH = "torch==2.6.0"
 
 
 class Place(NamedTuple):
@@ -103,3 +108,17 @@ def control(strict_server: launch.Server) -> Iterator[Control]:
     yield client
     client.clear_faults()
     client.clock(0)
+
+
+@pytest.fixture(scope="session")
+def old_python() -> str:
+    """A Python with the oldest torch that is supported: that of TORCHOBJ_OLD_PYTHON, or one made once in the cache."""
+    if "TORCHOBJ_OLD_PYTHON" in os.environ:
+        return os.environ["TORCHOBJ_OLD_PYTHON"]
+    folder = CACHE / "old-torch"
+    python = str(folder / "bin" / "python")
+    if not (folder / "ready").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", OLD_TORCH, "numpy", "pytest"], check=True)
+        (folder / "ready").touch()
+    return python

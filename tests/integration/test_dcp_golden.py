@@ -1,6 +1,5 @@
 """Checkpoints that other torches wrote are read here, and what is written here is read there."""
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,9 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = sorted((ROOT / "tests" / "golden" / "dcp").glob("torch-*"))
-
-#: The Python of an environment with an old torch, for the tests that run it.
-OLD = os.environ.get("TORCHOBJ_OLD_TORCH")
 
 
 def blank(value):
@@ -121,11 +117,10 @@ print(torch.__version__)
 
 
 @pytest.mark.matrix
-@pytest.mark.skipif(OLD is None, reason="TORCHOBJ_OLD_TORCH names no Python with torch 2.6")
 @pytest.mark.parametrize("by", ["torch", "torchobj"])
-def test_an_old_torch_loads_what_the_newest_saved(tmp_path, by):
+def test_an_old_torch_loads_what_the_newest_saved(tmp_path, old_python, by):
     dcp.save(state(), storage_writer=StorageWriter(f"file://{tmp_path}", thread_count=2))
-    command = [OLD, "-c", LOADING, str(tmp_path), by]
+    command = [old_python, "-c", LOADING, str(tmp_path), by]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2.6.")

@@ -1,20 +1,16 @@
 """Checkpoints that other versions of torch wrote load here; ours load there."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import torchobj
 from tests.golden import make_golden
-from tests.tools import CACHE
 
 pytestmark = pytest.mark.filterwarnings("ignore:Validating sparse tensor")
 
 FOLDER = Path(make_golden.__file__).parent
-OLD_TORCH = "torch==2.6.0"
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("torch-*.pt")), ids=lambda file: file.name)
@@ -34,20 +30,6 @@ def test_files_of_other_versions_load(place, file, weights_only):
 def test_there_are_files_of_the_oldest_torch_that_is_supported_and_of_a_new_one():
     names = {file.name for file in FOLDER.glob("torch-*.pt")}
     assert {"torch-2.6.0.pt", "torch-2.6.0-legacy.pt", "torch-2.15.0.pt", "torch-2.15.0-legacy.pt"} <= names
-
-
-@pytest.fixture(scope="session")
-def old_python():
-    """A Python with an old torch: that of TORCHOBJ_OLD_PYTHON, or one that is made once in the cache."""
-    if "TORCHOBJ_OLD_PYTHON" in os.environ:
-        return os.environ["TORCHOBJ_OLD_PYTHON"]
-    folder = CACHE / OLD_TORCH
-    python = str(folder / "bin" / "python")
-    if not (folder / "ready").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", OLD_TORCH, "numpy"], check=True)
-        (folder / "ready").touch()
-    return python
 
 
 @pytest.mark.matrix
