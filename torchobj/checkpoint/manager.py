@@ -314,7 +314,7 @@ class CheckpointManager:
         return into
 
     def _found(self, step: int | Literal["latest"]) -> Commit:
-        if not isinstance(step, int | str):
+        if not isinstance(step, str) and not hasattr(step, "__index__"):
             raise ConfigError(
                 f"step is a {type(step).__name__}: must be a number or 'latest'; a state is given as into="
             )
