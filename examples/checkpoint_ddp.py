@@ -93,7 +93,9 @@ def run_rank(arguments: argparse.Namespace) -> None:
     if rank == 0:
         seed_bucket(arguments.data)
     dist.barrier()
-    print(f"rank {rank} of {ranks}: process {os.getpid()}", flush=True)
+    # One write: print's own newline would be another, and the ranks share the output.
+    sys.stdout.write(f"rank {rank} of {ranks}: process {os.getpid()}\n")
+    sys.stdout.flush()
 
     model = make_model()
     mesh = init_device_mesh("cpu", (ranks,))
