@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from benchmarks.lab import packages
+from benchmarks.lab.boto import boto_client
 from benchmarks.lab.place import Place
 
 
@@ -130,12 +131,7 @@ class Boto3:
     modules = ("boto3", "s3transfer", "botocore.config")
 
     def __init__(self, place: Place) -> None:
-        import boto3
-        from botocore.config import Config
-
-        style = {"addressing_style": "auto" if place.endpoint_url is None else "path"}
-        session = boto3.session.Session()
-        self._client = session.client("s3", endpoint_url=place.endpoint_url, config=Config(s3=style))
+        self._client = boto_client(place)
         self._bucket = place.bucket
 
     def save(self, state: Any, key: str) -> None:

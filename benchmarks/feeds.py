@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch.utils.data
 
+from benchmarks.lab.boto import boto_client
 from benchmarks.lab.objects import Family
 from benchmarks.lab.place import Place
 
@@ -217,15 +218,7 @@ class _Boto3Items(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[str, bytes]:
         if self._client is None:
-            import boto3
-            from botocore.config import Config
-
-            self._client = boto3.session.Session().client(
-                "s3",
-                endpoint_url=self._place.endpoint_url,
-                region_name=self._place.region,
-                config=Config(s3={"addressing_style": "path"}),
-            )
+            self._client = boto_client(self._place)
         name = self._names[index]
         answer = self._client.get_object(Bucket=self._place.bucket, Key=self._place.key(name))
         return name, answer["Body"].read()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from benchmarks.lab.boto import boto_client
 from benchmarks.lab.place import Place
 
 # Parts of a large object that is read in parallel by hand, as AWS advises.
@@ -169,20 +170,10 @@ class Boto3:
     modules = ("boto3", "s3transfer", "botocore.config")
 
     def __init__(self, place: Place) -> None:
-        import boto3
-        from botocore.config import Config
-
         threads = 10 if place.near else _FAR_REQUESTS
-        style = {"addressing_style": "auto" if place.endpoint_url is None else "path"}
         self._bucket = place.bucket
         self._threads = ThreadPoolExecutor(threads)
-        self._client = boto3.session.Session().client(
-            "s3",
-            endpoint_url=place.endpoint_url,
-            region_name=place.region,
-            verify=place.ca_file,
-            config=Config(max_pool_connections=threads, s3=style),
-        )
+        self._client = boto_client(place, max_pool_connections=threads)
 
     def _read(self, key: str) -> bytes:
         content: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()

@@ -4,9 +4,7 @@ import io
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import boto3
-from botocore.config import Config
-
+from benchmarks.lab.boto import boto_client
 from benchmarks.lab.objects import Family, pieces
 from benchmarks.lab.place import Place
 
@@ -15,15 +13,7 @@ _THREADS = 8
 
 def upload(place: Place, families: Sequence[Family]) -> int:
     """Writes what is missing, by boto3, and says how many objects that was."""
-    style = {"addressing_style": "auto" if place.endpoint_url is None else "path"}
-    client = boto3.session.Session().client(
-        "s3",
-        endpoint_url=place.endpoint_url,
-        region_name=place.region,
-        aws_access_key_id=place.access_key,
-        aws_secret_access_key=place.secret_key,
-        config=Config(max_pool_connections=_THREADS, s3=style),
-    )
+    client = boto_client(place, max_pool_connections=_THREADS)
     found = {
         entry["Key"]: entry["Size"]
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.prefix)

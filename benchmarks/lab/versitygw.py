@@ -5,9 +5,7 @@ launcher of the tests.
 import contextlib
 from collections.abc import Iterator, Sequence
 
-import boto3
-from botocore.config import Config
-
+from benchmarks.lab.boto import boto_client
 from benchmarks.lab.nginx import BUCKET
 from benchmarks.lab.objects import Family
 from benchmarks.lab.place import Place
@@ -26,14 +24,6 @@ def running(families: Sequence[Family]) -> Iterator[Place]:
             access_key=server.access_key,
             secret_key=server.secret_key,
         )
-        client = boto3.client(
-            "s3",
-            endpoint_url=place.endpoint_url,
-            region_name=place.region,
-            aws_access_key_id=place.access_key,
-            aws_secret_access_key=place.secret_key,
-            config=Config(s3={"addressing_style": "path"}),
-        )
-        client.create_bucket(Bucket=BUCKET)
+        boto_client(place).create_bucket(Bucket=BUCKET)
         upload(place, families)
         yield place

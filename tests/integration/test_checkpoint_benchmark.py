@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from benchmarks.lab import origin
+from benchmarks.lab.boto import boto_client
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -26,20 +25,9 @@ def running():
         yield found
 
 
-def client(place):
-    return boto3.session.Session().client(
-        "s3",
-        endpoint_url=place.endpoint_url,
-        region_name=place.region,
-        aws_access_key_id=place.access_key,
-        aws_secret_access_key=place.secret_key,
-        config=Config(s3={"addressing_style": "path"}),
-    )
-
-
 def test_the_origin_keeps_what_is_written_to_its_memory(running):
     place, content = running.memory, os.urandom(20_000_000)
-    s3 = client(place)
+    s3 = boto_client(place)
     s3.upload_fileobj(io.BytesIO(content), place.bucket, "a folder/in parts")
     s3.put_object(Bucket=place.bucket, Key="a folder/whole", Body=content[:1000])
     whole = io.BytesIO()
@@ -67,7 +55,7 @@ def test_the_origin_keeps_what_is_written_to_its_memory(running):
 
 def test_the_origin_forgets_what_is_written_to_its_other_bucket_but_for_its_size(running):
     place, before = running.discard, running.counters()
-    s3 = client(place)
+    s3 = boto_client(place)
     s3.upload_fileobj(io.BytesIO(bytes(20_000_000)), place.bucket, "parts")
     s3.put_object(Bucket=place.bucket, Key="whole", Body=bytes(1000))
     assert s3.head_object(Bucket=place.bucket, Key="parts")["ContentLength"] == 20_000_000
@@ -81,7 +69,7 @@ def test_the_origin_forgets_what_is_written_to_its_other_bucket_but_for_its_size
 
 def test_an_upload_that_is_given_up_leaves_no_object(running):
     place = running.memory
-    s3 = client(place)
+    s3 = boto_client(place)
     begun = s3.create_multipart_upload(Bucket=place.bucket, Key="begun")
     upload = {"Bucket": place.bucket, "Key": "begun", "UploadId": begun["UploadId"]}
     s3.upload_part(**upload, PartNumber=1, Body=b"abc")
