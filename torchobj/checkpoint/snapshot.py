@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchobj.checkpoint import staging
 from torchobj.exceptions import CheckpointError, ConfigError
 
 __all__ = ["Snapshots", "Watch", "state_of"]
@@ -178,11 +179,10 @@ class Snapshots:
         copies = []
         for storage in pickler.storages:
             if storage.nbytes() < _ROOM_BYTES:
-                small = torch.UntypedStorage(storage.nbytes())  # type: ignore[no-untyped-call]
-                copies.append(small.copy_(storage))
+                copies.append(staging.storage_of(storage.nbytes()).copy_(storage))
                 continue
             room = next(rooms)
-            room.copy_(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage), non_blocking=True)
+            room.copy_(staging.bytes_of(storage), non_blocking=True)
             copies.append(room.untyped_storage())
         for device in {storage.device for storage in pickler.storages if storage.device.type == "cuda"}:
             torch.cuda.synchronize(device)
