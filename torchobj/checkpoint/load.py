@@ -25,12 +25,17 @@ from torchobj.checkpoint.records import NotPlannableError, Records, Want, check
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, TorchobjError
 
-__all__ = ["load"]
+__all__ = ["is_switched_on", "load"]
 
 logger = logging.getLogger("torchobj")
 
 #: As torch.load asks it, before every argument: a site's rule that no checkpoint runs code.
 _FORCED = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+
+
+def is_switched_on(name: str) -> bool:
+    """Whether a switch in the environment is on, by the words that torch takes for that."""
+    return os.environ.get(name, "0").lower() in ("1", "y", "yes", "true")
 
 
 def load(  # noqa: PLR0917  the arguments of torch.load, in their order
@@ -79,7 +84,7 @@ def load(  # noqa: PLR0917  the arguments of torch.load, in their order
     settings = store_config(config, region, endpoint_url)
     wanted = None if keys is None else selection.checked_keys(keys)
     parsed, store = _store_of(url, settings)
-    weights_only = weights_only or os.environ.get(_FORCED, "0").lower() in ("1", "y", "yes", "true")
+    weights_only = weights_only or is_switched_on(_FORCED)
     try:
         plan = _Plan(Records(RangedObject(store, parsed.key, str(parsed))), map_location, weights_only, verify)
         return plan.into(into, wanted) if into is not None else plan.load(wanted)
