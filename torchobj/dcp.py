@@ -39,13 +39,6 @@ __all__ = [
 _WITHOUT_MEANING = ("sync_files", "single_file_per_rank", "per_thread_copy_ahead", "cache_staged_state_dict")
 
 
-def _is_s3(checkpoint_id: str | os.PathLike[str]) -> bool:
-    try:
-        return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id, ("s3",)))
-    except ConfigError:
-        return False
-
-
 class S3FileSystem(FileSystemBase):
     """Objects of S3 as files of torch's checkpoints, for writers and readers that take a file system.
 
@@ -125,7 +118,7 @@ class S3FileSystem(FileSystemBase):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is an `s3://` URL."""
-        return _is_s3(checkpoint_id)
+        return S3StorageWriter.validate_checkpoint_id(checkpoint_id)
 
 
 class S3StorageWriter(StorageWriter):
@@ -144,6 +137,8 @@ class S3StorageWriter(StorageWriter):
         ConfigError: No `s3://` URL; or extensions, or another format than torch.save's.
         TypeError: Another argument.
     """
+
+    _schemes = ("s3",)
 
     def __init__(
         self,
@@ -173,11 +168,6 @@ class S3StorageWriter(StorageWriter):
             region=region,
         )
 
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is an `s3://` URL."""
-        return _is_s3(checkpoint_id)
-
 
 class S3StorageReader(StorageReader):
     """Loads distributed checkpoints from S3: `torchobj.checkpoint.StorageReader` by the signature of s3torchconnector.
@@ -192,6 +182,8 @@ class S3StorageReader(StorageReader):
         ConfigError: No `s3://` URL.
     """
 
+    _schemes = ("s3",)
+
     def __init__(
         self,
         region: str | None,
@@ -202,8 +194,3 @@ class S3StorageReader(StorageReader):
         url = os.fspath(path)
         parse_url(url, ("s3",))
         super().__init__(url, config=s3client_config, region=region)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is an `s3://` URL."""
-        return _is_s3(checkpoint_id)

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
@@ -10,7 +10,7 @@ from torchobj import _torchobj
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import Store
-from torchobj.urls import parse_url
+from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["MANIFEST", "METADATA", "Place", "Placed", "is_item_file", "ranked"]
 
@@ -109,6 +109,9 @@ class Placed:
         ConfigError: No URL, or no configuration.
     """
 
+    #: The schemes of the checkpoints that it takes.
+    _schemes: ClassVar[tuple[str, ...]] = SCHEMES
+
     def __init__(
         self,
         url: str,
@@ -132,7 +135,7 @@ class Placed:
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a URL where a checkpoint can lie."""
         try:
-            return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id))
+            return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id, cls._schemes))
         except ConfigError:
             return False
 
