@@ -270,15 +270,7 @@ def tell_story() -> int:
 
     started = time.monotonic()
     warnings.filterwarnings("ignore", "torch.distributed is disabled")  # This process alone reads what the ranks wrote.
-    # It is to reach no other store than its own, and that without a proxy.
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1"
-
-    with embedded_s3.start() as s3:
-        os.environ.update(s3.environment)
-        say(f"1. An embedded S3 runs at {s3.endpoint_url}, in a process of its own.\n")
-
+    with embedded_s3.start_alone():
         say("2. An unbroken run of two ranks, which uploads the data first:")
         unbroken = run_to_end(2, UNBROKEN)
 

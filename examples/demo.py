@@ -4,7 +4,6 @@ The trainer is `train_digits.py` beside this file, in a process of its own, as a
 when all is as it should be; otherwise it says what differs, and ends with 1.
 """
 
-import os
 import re
 import signal
 import subprocess
@@ -146,15 +145,7 @@ def differences(unbroken: list[str], resumed: list[str]) -> list[str]:
 def main() -> int:
     """Tells the story and returns the exit status."""
     started = time.monotonic()
-    # The demo is to reach no other store than its own, and that without a proxy.
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1"
-
-    with embedded_s3.start() as s3:
-        os.environ.update(s3.environment)
-        say(f"1. An embedded S3 runs at {s3.endpoint_url}, in a process of its own.\n")
-
+    with embedded_s3.start_alone() as s3:
         say("2. An unbroken run, which uploads the data first:")
         unbroken = run_to_end(s3, UNBROKEN)
 

@@ -78,6 +78,18 @@ def start(buckets: Sequence[str] = BUCKETS) -> Iterator[EmbeddedS3]:
                 os.killpg(server.pid, signal.SIGKILL)
 
 
+@contextmanager
+def start_alone() -> Iterator[EmbeddedS3]:
+    """As `start`; this process, and those that it starts, reach no other store, and this one without a proxy."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1"
+    with start() as s3:
+        os.environ.update(s3.environment)
+        print(f"1. An embedded S3 runs at {s3.endpoint_url}, in a process of its own.\n", flush=True)
+        yield s3
+
+
 class KeepAliveHandler(MotoRequestHandler):
     """Keeps connections open, as S3 does. Werkzeug's own handler closes each after one request."""
 
