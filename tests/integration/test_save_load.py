@@ -798,9 +798,8 @@ def test_a_default_device_does_not_move_what_is_loaded(place, device):
     assert same(value, into)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="no GPU is missing here")
 def test_a_missing_gpu_is_torchs_error_before_anything_is_read(place, control):
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
     save(place, {"w": torch.rand(3 * MIB)})
     control.forget_requests()
     with pytest.raises((RuntimeError, AssertionError), match="(?i)cuda"):
