@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::plan;
 use crate::client::Client;
@@ -19,6 +19,9 @@ const COMMIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a failed upload may keep its caller waiting to be cleaned up.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// A store may be done so much later with a part that it has, but for its answer.
+const LATE_PART: Duration = Duration::from_millis(100);
 
 /// A part that has arrived, and how much memory was held for it.
 type Sent = (PartReceipt, u64);
@@ -178,9 +181,20 @@ impl Drop for Session {
 }
 
 async fn abort(client: &Client, upload: &Upload, sending: &mut JoinSet<Result<Sent>>) {
+    let may_be_late = !sending.is_empty();
     // First the sockets: a part that arrives after the abort would stay.
     sending.shutdown().await;
-    let problem = match within(ABORT_TIMEOUT, client.abort(upload)).await {
+    let aborted = async {
+        client.abort(upload).await?;
+        if may_be_late {
+            // "It might be necessary to abort a given multipart upload multiple times" (API reference of S3). In versitygw
+            // the late part makes the upload anew.
+            sleep(LATE_PART).await;
+            client.abort(upload).await?;
+        }
+        Ok::<_, Error>(())
+    };
+    let problem = match within(ABORT_TIMEOUT, aborted).await {
         Some(Ok(())) => return,
         Some(Err(error)) => error.to_string(),
         None => "no answer in time".to_owned(),
