@@ -37,6 +37,7 @@ LAYERS = [
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
     [
+        "checkpoint.dcp.asking",
         "checkpoint.dcp.foreign",
         "checkpoint.dcp.item",
         "checkpoint.dcp.manifest",

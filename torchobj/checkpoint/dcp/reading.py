@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
 from torchobj.checkpoint.collector import paused_collector
+from torchobj.checkpoint.dcp.asking import destination
 from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.checkpoint.dcp.item import item_of, pickle_of
 from torchobj.checkpoint.dcp.place import Place
@@ -203,9 +204,10 @@ def read_items(
     tensors: list[Wanted] = []
     others: list[tuple[ReadItem, _StorageInfo]] = []
     with paused_collector():
+        resolve = destination(planner)
         for request in items:
             if request.type is LoadItemType.BYTE_IO:
                 others.append((request, directory.info(request)))
             else:
-                tensors.append(directory.wanted(request, planner))
+                tensors.append(directory.wanted(request, resolve))
     _Reading(place, planner, verify=verify).read(tensors, others)

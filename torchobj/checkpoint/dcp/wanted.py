@@ -1,11 +1,12 @@
 """What a rank wants of a checkpoint: each request of its plan with where it lies and where it goes. Reads nothing."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import ReadItem
 
 from torchobj.checkpoint.dcp.item import Item, item_of, stand_in
 from torchobj.exceptions import CheckpointError
@@ -70,17 +71,17 @@ class Directory:
         except KeyError:
             raise CheckpointError(f"{self._url}: has no place for {request.storage_index}") from None
 
-    def wanted(self, request: ReadItem, planner: LoadPlanner) -> Wanted:
-        """The request of a tensor, its destination asked of the planner.
+    def wanted(self, request: ReadItem, destination: Callable[[ReadItem], torch.Tensor]) -> Wanted:
+        """The request of a tensor, with its destination.
 
         Raises:
             CheckpointError: The checkpoint does not say where it lies, or the destination is of another size.
         """
         info = self.info(request)
         dtype, shape = self._chunk(request.storage_index)
-        target = planner.resolve_tensor(request)
+        target = destination(request)
         # What is detached from a sparse tensor does not share its number of elements.
-        if target.layout is torch.strided:
+        if target.layout is torch.strided and (target.requires_grad or type(target) is not torch.Tensor):
             target = target.detach()
         if target.size() != request.lengths:
             name, sizes = request.storage_index.fqn, f"{tuple(target.size())}, not {tuple(request.lengths)}"

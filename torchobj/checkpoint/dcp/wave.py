@@ -1,5 +1,6 @@
 """What is read by one call: segments of many files, small items through a buffer, large ones into their memory."""
 
+import struct
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +19,9 @@ __all__ = ["Wave", "damaged"]
 
 #: Payloads begin at multiples of it in the buffer of small items, as a view of any dtype wants them.
 _ALIGNMENT = 16
+
+#: How the descriptor behind a payload begins: its mark, and the checksum.
+_DESCRIPTOR = struct.Struct("<4sI")
 
 _Segments = list[tuple[int, Any]]
 
@@ -121,13 +125,12 @@ class Wave:
             assert frame is not None  # noqa: S101  add_small looked
             start = position + len(frame.before)
             end = start + frame.payload_bytes
-            if not buffer.startswith(frame.before, position) or not buffer.startswith(DESCRIPTOR_MARK, end):
+            mark, crc32 = _DESCRIPTOR.unpack_from(buffer, end)
+            if mark != DESCRIPTOR_MARK or not buffer.startswith(frame.before, position):
                 others.append(wanted)
                 continue
-            if self._verify:
-                crc32 = int.from_bytes(view[end + 4 : end + 8], "little")
-                if crc32 and zlib.crc32(view[start:end]) != crc32:
-                    raise damaged(self._place, wanted)
+            if self._verify and crc32 and zlib.crc32(view[start:end]) != crc32:
+                raise damaged(self._place, wanted)
             content.copy_to(wanted, start, frame.payload_bytes)
             copied.append(wanted)
         return copied, others

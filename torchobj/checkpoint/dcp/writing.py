@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 
 from torchobj.checkpoint.collector import paused_collector
+from torchobj.checkpoint.dcp.asking import source
 from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile
 from torchobj.checkpoint.dcp.item import item_of, stand_in
 from torchobj.checkpoint.dcp.manifest import WrittenFile
@@ -188,16 +189,16 @@ class _Writing:
         self._files.append(file)
         return file
 
-    def write(self, items: list[WriteItem], planner: SavePlanner) -> None:
+    def write(self, items: list[WriteItem], resolve: Callable[[WriteItem], Any]) -> None:
         """Hands the items of one bin to the store, which sends them meanwhile."""
         content = _Bin(self)
         for is_small, run in itertools.groupby(items, lambda item: _item_bytes(item) <= JOINED_BYTES):
             # Large ones are waited for.
             with paused_collector() if is_small else nullcontext():
-                self._write_run(run, content, planner)
+                self._write_run(run, content, resolve)
 
-    def _write_run(self, items: Iterable[WriteItem], content: _Bin, planner: SavePlanner) -> None:
-        resolve, results = planner.resolve_data, self._results
+    def _write_run(self, items: Iterable[WriteItem], content: _Bin, resolve: Callable[[WriteItem], Any]) -> None:
+        results = self._results
         for item in items:
             file = content.add(item, resolve(item))
             length = file.length - file.offset
@@ -232,7 +233,7 @@ def write_items(
     Args:
         place: The checkpoint's.
         prefix: How the names of the rank's files begin.
-        items: What to write; `planner.resolve_data` is called for one after the other, on this thread.
+        items: What to write; the planner is asked for one after the other, on this thread.
         thread_count: How many files there are at most, but for those of copies.
 
     Returns:
@@ -244,8 +245,9 @@ def write_items(
     """
     writing = _Writing(place, prefix)
     try:
+        resolve = source(planner)
         for content in _packed(items, thread_count):
-            writing.write(content, planner)
+            writing.write(content, resolve)
         results = writing.close()
     except BaseException:
         writing.abort()
