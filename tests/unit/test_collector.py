@@ -8,7 +8,7 @@ import torch.distributed.checkpoint as dcp
 
 import torchobj
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.collector import paused_collector
+from torchobj.checkpoint.collector import paused_collector, settle
 from torchobj.exceptions import CheckpointError
 
 
@@ -66,3 +66,18 @@ def test_the_collector_runs_after_a_save_and_a_load():
     assert gc.isenabled()
     dcp.load(state, storage_reader=StorageReader("memory://collector/checkpoint"))
     assert gc.isenabled()
+
+
+def test_what_was_made_while_it_rested_is_old_and_what_is_frozen_stays_so():
+    with paused_collector():
+        made = [[] for _ in range(100_000)]
+    settle()
+    assert any(old is made for old in gc.get_objects(generation=2))
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        settle()
+        assert gc.get_freeze_count() == frozen
+    finally:
+        gc.unfreeze()

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchobj.checkpoint.collector import paused_collector
+from torchobj.checkpoint.collector import paused_collector, settle
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["dump_metadata", "load_metadata"]
@@ -145,6 +145,7 @@ def load_metadata(data: bytes, url: str) -> Metadata:
     try:
         with paused_collector():
             metadata = _Unpickler(io.BytesIO(data)).load()
+        settle()
     except CheckpointError as error:
         raise CheckpointError(f"{url}: {error}: refused") from None
     except Exception as error:
