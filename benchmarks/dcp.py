@@ -225,6 +225,8 @@ def _share(place: Place) -> dict[str, Any]:
 def _work(fields: dict[str, Any]) -> dict[str, Any]:
     place = Place(**fields["place"])
     place.enter()
+    # The nursery has frozen what it imported. Users do not: their collector looks through torch, too.
+    gc.unfreeze()
     # That there is one process only, and that the stock writer writes again what it wrote.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
     if fields["action"] == "share":
