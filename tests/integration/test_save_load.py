@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import importlib
 import io
 import json
 import logging
@@ -10,6 +11,7 @@ import random
 import warnings
 import zipfile
 from typing import NamedTuple
+from unittest import mock
 
 import numpy
 import pytest
@@ -20,6 +22,8 @@ from hypothesis import strategies as st
 import torchobj
 from torchobj import exceptions
 from torchobj.checkpoint import staging
+
+planning = importlib.import_module("torchobj.checkpoint.save")
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*quantize.*are deprecated",
@@ -99,6 +103,13 @@ def put_stock(place, key, value, **options):
     return out.getvalue()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def planned():
+    """The states of these tests are small; they are to be saved as large ones are."""
+    with mock.patch.object(planning, "_COPIED_BYTES", 0):
+        yield
+
+
 def save(place, value, key="ckpt.pt", **options):
     return torchobj.save(value, f"{place.url}/{key}", config=place.config, **options)
 
@@ -108,8 +119,10 @@ def load(place, key="ckpt.pt", **options):
 
 
 def all_ways(place, value, **options):
-    """The value after ours to stock, stock to ours and ours to ours."""
+    """The value after ours to stock, stock to ours and ours to ours, and ours again where torch copies what is small."""
     save(place, value, "ours.pt")
+    with mock.patch.object(planning, "_COPIED_BYTES", MIB):
+        save(place, value, "copied.pt")
     body = place.body("ours.pt")
     assert zipfile.ZipFile(io.BytesIO(body)).testzip() is None
     stock = put_stock(place, "stock.pt", value)
@@ -117,6 +130,10 @@ def all_ways(place, value, **options):
     yield torch.load(io.BytesIO(body), **options)
     yield load(place, "stock.pt", **options)
     yield load(place, "ours.pt", **options)
+    copied = place.body("copied.pt")
+    assert zipfile.ZipFile(io.BytesIO(copied)).testzip() is None
+    assert len(stock) == len(copied)
+    yield load(place, "copied.pt", **options)
 
 
 @pytest.mark.parametrize("dtype", SAVED, ids=str)

@@ -20,6 +20,9 @@ from torchobj.exceptions import CheckpointError
 
 __all__ = ["Field", "Hole", "Plan", "PlanError", "plan_of"]
 
+#: A hole, and what belongs to it, takes longer than to copy so much.
+_SMALL_BYTES = 8 << 10
+
 
 class PlanError(CheckpointError):
     """What torch wrote does not fit what was expected of it: no plan, and nothing wrong with the object."""
@@ -101,10 +104,11 @@ class _Pickling:
     Data are skipped from the end of the pickling on, not in it: tensors are reduced as they always are.
     """
 
-    def __init__(self, stack: contextlib.ExitStack) -> None:
+    def __init__(self, stack: contextlib.ExitStack, copied_bytes: int) -> None:
         storages: dict[str, torch.UntypedStorage] = {}
         self.storages = storages
         self.done = False
+        self.skips = True
         pickling = self
 
         class Pickler(pickle.Pickler):
@@ -123,14 +127,21 @@ class _Pickling:
             def dump(self, value: Any) -> None:
                 super().dump(value)
                 pickling.done = True
-                stack.enter_context(torch.serialization.skip_data())
+                most_bytes = min(copied_bytes, len(storages) * _SMALL_BYTES)
+                pickling.skips = sum(storage.nbytes() for storage in storages.values()) > most_bytes
+                if pickling.skips:
+                    stack.enter_context(torch.serialization.skip_data())
 
         self.module = types.SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
 
 @paused_collector()
-def plan_of(value: Any) -> Plan:
-    """The archive that `torch.save` would write of `value`. No tensor's bytes are looked at.
+def plan_of(value: Any, copied_bytes: int = 0) -> Plan:
+    """The archive that `torch.save` would write of `value`. Tensors' bytes are not looked at, but of many small ones.
+
+    Args:
+        value: Whatever `torch.save` takes.
+        copied_bytes: Storages that are no larger, all together, and small are copied into the literals by torch.
 
     Raises:
         PlanError: This torch writes, or the value is saved, in a way that cannot be planned.
@@ -138,7 +149,7 @@ def plan_of(value: Any) -> Plan:
     """
     recorder = _Recorder()
     with contextlib.ExitStack() as stack:
-        pickling = _Pickling(stack)
+        pickling = _Pickling(stack, copied_bytes)
         try:
             torch.save(value, recorder, pickle_module=pickling.module)  # type: ignore[arg-type]
         except Exception as error:
@@ -146,6 +157,8 @@ def plan_of(value: Any) -> Plan:
                 raise PlanError(f"torch could not write a plan: {error}") from error
             raise
     literals = [(start, bytes(literal)) for start, literal in recorder.literals]
+    if not pickling.skips:
+        return Plan(literals, [], [], recorder.size)
     try:
         holes, fields = _match(recorder, literals, pickling.storages)
     except CheckpointError as error:

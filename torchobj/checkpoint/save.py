@@ -18,6 +18,10 @@ __all__ = ["SavedObject", "save"]
 logger = logging.getLogger("torchobj")
 
 
+#: Tensors that are small, and together no larger, are copied by torch.
+_COPIED_BYTES = 16 << 20
+
+
 class SavedObject(NamedTuple):
     """An object that was saved."""
 
@@ -40,9 +44,9 @@ def save(
 ) -> SavedObject:
     """Saves what `torch.save` saves, as the file that it writes, to an object.
 
-    The bytes of tensors go from their own memory to the store, in parallel parts, with the GIL released; beside the
-    tensors at most 64 MiB are used. Tensors of other devices come through those. They must not change until this
-    returns. The object appears whole, or not at all: after any error the bucket is as it was.
+    The bytes of tensors go from their own memory to the store, in parallel parts, with the GIL released; those of many
+    small ones are copied. Beside the tensors at most 64 MiB are used. Tensors of other devices come through those. They
+    must not change until this returns. The object appears whole, or not at all: after an error the bucket is as it was.
 
     Where torch does not let the file be planned, it is streamed through `torchobj.open`; the log says why.
 
@@ -69,8 +73,10 @@ def save(
     """
     settings = store_config(config, region, endpoint_url)
     parsed, store = _store_of(url, settings)
+    # torch computes the checksums of what it copies, unless it was told not to.
+    copies = checksum and torch.serialization.get_crc32_options()
     try:
-        plan = plan_of(obj)
+        plan = plan_of(obj, _COPIED_BYTES if copies else 0)
     except PlanError as reason:
         logger.info("%s: streamed by torch.save: %s", parsed, reason)
         with ObjectWriter(url, config=settings, if_none_match=if_none_match) as writer:
