@@ -211,6 +211,14 @@ def test_modules_optimizers_and_what_unpickling_looks_at_come_back(place):
         assert loaded["random"] == value["random"]
 
 
+def test_what_is_saved_where_torch_skips_data_is_whole(place):
+    value = {"a": torch.rand(10), "b": torch.rand(300)}
+    for copied_bytes in (0, MIB):
+        with mock.patch.object(planning, "_COPIED_BYTES", copied_bytes), torch.serialization.skip_data():
+            save(place, value)
+        assert same(value, load(place))
+
+
 def test_ten_thousand_tensors_come_back(place):
     value = {f"layer.{number}": torch.full((number % 7,), number) for number in range(10_000)}
     result = save(place, value)

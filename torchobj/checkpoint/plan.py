@@ -20,7 +20,7 @@ from torchobj.exceptions import CheckpointError
 
 __all__ = ["Field", "Hole", "Plan", "PlanError", "plan_of"]
 
-#: A hole, and what belongs to it, takes longer than to copy so much.
+#: A hole, and what belongs to it, takes longer than to copy so much: storages are small if they are so on average.
 _SMALL_BYTES = 8 << 10
 
 
@@ -141,7 +141,7 @@ def plan_of(value: Any, copied_bytes: int = 0) -> Plan:
 
     Args:
         value: Whatever `torch.save` takes.
-        copied_bytes: Storages that are no larger, all together, and small are copied into the literals by torch.
+        copied_bytes: Storages that are no larger, all together, and small on average are copied into the literals.
 
     Raises:
         PlanError: This torch writes, or the value is saved, in a way that cannot be planned.
@@ -157,7 +157,8 @@ def plan_of(value: Any, copied_bytes: int = 0) -> Plan:
                 raise PlanError(f"torch could not write a plan: {error}") from error
             raise
     literals = [(start, bytes(literal)) for start, literal in recorder.literals]
-    if not pickling.skips:
+    # There are holes all the same where the caller had torch skip data.
+    if not pickling.skips and not recorder.holes:
         return Plan(literals, [], [], recorder.size)
     try:
         holes, fields = _match(recorder, literals, pickling.storages)

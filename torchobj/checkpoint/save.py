@@ -18,7 +18,7 @@ __all__ = ["SavedObject", "save"]
 logger = logging.getLogger("torchobj")
 
 
-#: Tensors that are small, and together no larger, are copied by torch.
+#: Tensors that are small on average, and together no larger, are copied by torch.
 _COPIED_BYTES = 16 << 20
 
 
