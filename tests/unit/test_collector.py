@@ -68,16 +68,66 @@ def test_the_collector_runs_after_a_save_and_a_load():
     assert gc.isenabled()
 
 
-def test_what_was_made_while_it_rested_is_old_and_what_is_frozen_stays_so():
+@pytest.fixture
+def looked_through():
+    """The collector has looked through everything just now."""
+    gc.collect()
+
+
+def settled(count):
     with paused_collector():
-        made = [[] for _ in range(100_000)]
-    settle()
-    assert any(old is made for old in gc.get_objects(generation=2))
+        made = [[] for _ in range(count)]
+        settle()
+    return made
+
+
+def is_old(value):
+    return any(old is value for old in gc.get_objects(generation=2))
+
+
+@pytest.mark.usefixtures("looked_through")
+def test_what_was_made_while_it_rested_is_old():
+    made = settled(100_000)
+    assert is_old(made)
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("looked_through")
+def test_objects_that_somebody_froze_stay_frozen():
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
-        settle()
+        made = settled(100_000)
+        assert not is_old(made)
         assert gc.get_freeze_count() == frozen
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.usefixtures("looked_through")
+def test_little_is_not_settled_and_much_only_once_before_the_next_full_collection():
+    assert not is_old(settled(100))
+    assert is_old(settled(100_000))
+    assert not is_old(settled(100_000))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_garbage_of_loads_is_found_however_many_follow_each_other():
+    class Model:
+        living = 0
+
+        def __init__(self):
+            Model.living += 1
+            self.own = self
+
+        def __del__(self):
+            Model.living -= 1
+
+    state = {f"w{number}": torch.ones(1) for number in range(4000)}
+    dcp.save(state, storage_writer=StorageWriter("memory://collector/many"))
+    most = 0
+    for _ in range(20):
+        Model()
+        dcp.load(state, storage_reader=StorageReader("memory://collector/many"))
+        most = max(most, Model.living)
+    assert most < 15

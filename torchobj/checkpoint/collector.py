@@ -6,6 +6,12 @@ from contextlib import contextmanager
 
 __all__ = ["paused_collector", "settle"]
 
+#: So many objects are looked at in a few milliseconds.
+_MUCH = 20_000
+
+#: How often the collector had looked through everything when `settle` last did something.
+_settled_after = -1
+
 
 @contextmanager
 def paused_collector() -> Iterator[None]:
@@ -28,9 +34,15 @@ def paused_collector() -> Iterator[None]:
 def settle() -> None:
     """Makes all objects that there are old ones, for the collector, without looking at any.
 
-    What was made while it was paused is young, and where that is much it looks through all objects of the process as
-    soon as it may: 150 ms beside torch. Objects that somebody froze stay frozen, and then nothing is done.
+    Called while it is paused: what was made meanwhile is young, and where that is much it looks through all objects of
+    the process as soon as it may, 150 ms beside torch. Nothing is done where it is little, or where somebody froze
+    objects, which then stay so; nor a second time before the collector has looked through everything again, by which
+    garbage that became old is found.
     """
-    if gc.isenabled() and not gc.get_freeze_count():
-        gc.freeze()
-        gc.unfreeze()
+    global _settled_after  # noqa: PLW0603  the collector is one of the process
+    full_collections = gc.get_stats()[2]["collections"]
+    if gc.get_count()[0] < _MUCH or full_collections == _settled_after or gc.get_freeze_count():
+        return
+    _settled_after = full_collections
+    gc.freeze()
+    gc.unfreeze()

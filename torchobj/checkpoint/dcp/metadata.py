@@ -145,7 +145,7 @@ def load_metadata(data: bytes, url: str) -> Metadata:
     try:
         with paused_collector():
             metadata = _Unpickler(io.BytesIO(data)).load()
-        settle()
+            settle()
     except CheckpointError as error:
         raise CheckpointError(f"{url}: {error}: refused") from None
     except Exception as error:
