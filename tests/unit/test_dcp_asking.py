@@ -1,5 +1,8 @@
 """The default planners are not asked for what their state dict holds as it is; any other is, for everything."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -56,6 +59,22 @@ def test_a_default_planner_with_a_method_of_somebodys_own_is_asked(monkeypatch):
     assert asked == ["a"]
 
 
+def test_a_planner_that_was_patched_before_torchobj_came_is_asked():
+    script = f"""
+import torch, torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+own = DefaultSavePlanner.transform_object
+DefaultSavePlanner.transform_object = lambda self, item, value: own(self, item, value) * 2
+from torchobj.checkpoint import StorageReader, StorageWriter
+dcp.save({{"a": torch.ones(1)}}, storage_writer=StorageWriter("{URL}"), no_dist=True)
+state = {{"a": torch.zeros(1)}}
+dcp.load(state, storage_reader=StorageReader("{URL}"), no_dist=True)
+print(state["a"].item())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "2.0\n"
+
+
 def test_a_tensor_that_answers_for_itself_is_asked_for():
     tensor = torch.ones(3)
     tensor.__get_tensor_shard__ = lambda _index: torch.full((3,), 7.0)
@@ -100,3 +119,16 @@ def test_parameters_views_and_what_is_no_tensor_come_back():
     assert torch.equal(target.weight, model.weight)
     assert (found["scalar"].item(), found["step"]) == (3, 5)
     assert target.weight.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3,), (30, 400), (3000, 400)], ids=str)
+@pytest.mark.parametrize("is_contiguous", [True, False])
+def test_inference_tensors_are_loaded_into(dtype, shape, is_contiguous):
+    saved = torch.rand(shape).to(dtype)
+    save({"a": saved})
+    with torch.inference_mode():
+        target = torch.zeros(shape, dtype=dtype)
+        if not is_contiguous:
+            target = torch.zeros((*shape, 2), dtype=dtype)[..., 0]
+    assert torch.equal(load({"a": target})["a"], saved)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import default_planner
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import LoadPlanner, ReadItem, SavePlanner, WriteItem, WriteItemType
 
@@ -17,18 +18,18 @@ _NAMES = ("resolve_data", "lookup_object", "transform_object", "resolve_tensor",
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _methods(planner: type) -> list[Any]:
-    return [getattr(planner, name, None) for name in _NAMES]
-
-
-#: As torch has them: others may have put their own in their place by the time of a save.
-_METHODS = {planner: _methods(planner) for planner in (DefaultSavePlanner, DefaultLoadPlanner)}
+def _is_torchs_own(planner: SavePlanner | LoadPlanner) -> bool:
+    """Whether it is a default planner, with no method in its class or in the object that somebody else put there."""
+    kind, own = type(planner), vars(default_planner)
+    if kind not in (DefaultSavePlanner, DefaultLoadPlanner) or not vars(planner).keys().isdisjoint(_NAMES):
+        return False
+    methods = [getattr(kind, name) for name in _NAMES if hasattr(kind, name)]
+    return all(getattr(method, "__globals__", None) is own for method in methods)
 
 
 def _plain_tensors(planner: SavePlanner | LoadPlanner) -> dict[str, torch.Tensor]:
     """By name the tensors with which the planner would answer, as they are; none for any planner but torch's own."""
-    kind = type(planner)
-    if kind not in _METHODS or _methods(kind) != _METHODS[kind] or not vars(planner).keys().isdisjoint(_NAMES):
+    if not _is_torchs_own(planner):
         return {}
     state: dict[str, Any] = planner.state_dict  # type: ignore[union-attr]
     # By attributes a tensor says that it is a shard of another, or answers for itself (`__get_tensor_shard__`).

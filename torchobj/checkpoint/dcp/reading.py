@@ -89,7 +89,7 @@ class _Reading:
     def _add(self, wanted: Wanted) -> None:
         if wanted.target.numel() == 0:
             self._done.append(wanted)
-        elif wanted.frame is None or is_transformed(wanted.info):
+        elif wanted.frame is None or not wanted.frame.payload_bytes or is_transformed(wanted.info):
             self._foreign.append(wanted)
         elif wanted.frame.payload_bytes <= _SMALL_BYTES:
             self._wave.add_small(wanted)

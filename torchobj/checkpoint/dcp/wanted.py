@@ -80,8 +80,10 @@ class Directory:
         info = self.info(request)
         dtype, shape = self._chunk(request.storage_index)
         target = destination(request)
-        # What is detached from a sparse tensor does not share its number of elements.
-        if target.layout is torch.strided and (target.requires_grad or type(target) is not torch.Tensor):
+        # An inference tensor may be written to when it is detached. What is detached from a sparse tensor does not
+        # share its number of elements.
+        is_plain = type(target) is torch.Tensor and not target.requires_grad and not target.is_inference()
+        if target.layout is torch.strided and not is_plain:
             target = target.detach()
         if target.size() != request.lengths:
             name, sizes = request.storage_index.fqn, f"{tuple(target.size())}, not {tuple(request.lengths)}"
