@@ -181,26 +181,26 @@ impl Drop for Session {
 }
 
 async fn abort(client: &Client, upload: &Upload, sending: &mut JoinSet<Result<Sent>>) {
-    let may_be_late = !sending.is_empty();
     // First the sockets: a part that arrives after the abort would stay.
     sending.shutdown().await;
-    let aborted = async {
-        client.abort(upload).await?;
-        if may_be_late {
-            // "It might be necessary to abort a given multipart upload multiple times" (API reference of S3). In versitygw
-            // the late part makes the upload anew.
-            sleep(LATE_PART).await;
-            client.abort(upload).await?;
-        }
-        Ok::<_, Error>(())
-    };
-    let problem = match within(ABORT_TIMEOUT, aborted).await {
-        Some(Ok(())) => return,
-        Some(Err(error)) => error.to_string(),
-        None => "no answer in time".to_owned(),
-    };
     let url = client.store().url(&upload.key);
-    log::warn!("upload {} of {url} could not be aborted and stays in the bucket: {problem}", upload.id);
+    if let Err(problem) = try_abort(client, upload).await {
+        log::warn!("upload {} of {url} could not be aborted and stays in the bucket: {problem}", upload.id);
+        return;
+    }
+    // "It might be necessary to abort a given multipart upload multiple times" (API reference of S3). In versitygw a part
+    // that is late makes the upload anew.
+    sleep(LATE_PART).await;
+    if let Err(problem) = try_abort(client, upload).await {
+        log::warn!("upload {} of {url} is aborted; a part that was late may stay in the bucket: {problem}", upload.id);
+    }
+}
+
+async fn try_abort(client: &Client, upload: &Upload) -> std::result::Result<(), String> {
+    match within(ABORT_TIMEOUT, client.abort(upload)).await {
+        Some(aborted) => aborted.map_err(|error| error.to_string()),
+        None => Err("no answer in time".to_owned()),
+    }
 }
 
 /// A payload that is refused because its memory was changed is not sent again.
