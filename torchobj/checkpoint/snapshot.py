@@ -6,7 +6,6 @@ copy into memory that the system has yet to give out takes two to five times as 
 """
 
 import io
-import mmap
 import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -198,23 +197,13 @@ class Snapshots:
         # What does not fit goes before new memory is asked for: a snapshot is never larger than its state.
         self._rooms, free = [], {}
         self._rooms = [
-            _room(size, pinned=pinned) if old is None else old for size, old in zip(sizes, fitting, strict=True)
+            staging.room(size, pinned=pinned) if old is None else old for size, old in zip(sizes, fitting, strict=True)
         ]
         return iter(self._rooms)
 
     def forget(self) -> None:
         """Gives the memory back."""
         self._rooms = []
-
-
-def _room(size: int, *, pinned: bool) -> torch.Tensor:
-    if pinned:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    pages = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Large pages, where the system has them: fewer faults at the first copy.
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
 
 
 class Watch:
