@@ -26,6 +26,7 @@ def main(folder, out):
         sampler.set_epoch(epoch)
         epochs.append([sample for keys, sizes in loader for sample in zip(keys.tolist(), sizes.tolist(), strict=True)])
     Path(out, f"{rank}.json").write_text(json.dumps({"epochs": epochs, "stats": _torchobj.prefetch_stats()}))
+    torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 
 import torchobj
 import torchobj.dcp
-from tests.integration.test_distributed import free_port, run_ranks
+from tests.ranks import run_ranks, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import item, reading, transfer, wave, writing
@@ -892,10 +892,9 @@ def test_where_a_checkpoint_lies():
     assert pickle.loads(pickle.dumps(place)).url == place.url
 
 
-def dies_in_the_middle(rank, port, url, config, results):
+def dies_in_the_middle(rank, url, config, results):
     # A forked process must not use the threads of its parent.
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
 
     class Dying(DefaultSavePlanner):
@@ -916,14 +915,10 @@ def dies_in_the_middle(rank, port, url, config, results):
 
 def test_a_rank_that_dies_leaves_the_old_checkpoint(place):
     old = with_an_old_one(place)
-    context = multiprocessing.get_context("fork")
-    results, port = context.SimpleQueue(), free_port()
-    arguments = (port, place.url, place.config, results)
-    ranks = [context.Process(target=dies_in_the_middle, args=(rank, *arguments)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join(90)
+    results = multiprocessing.get_context("fork").SimpleQueue()
+    with started(dies_in_the_middle, place.url, place.config, results) as ranks:
+        for rank in ranks:
+            rank.join(90)
     assert [rank.exitcode for rank in ranks] == [0, -signal.SIGKILL]
     assert results.get() != "saved"
     assert still_good(place, old)

@@ -1,60 +1,20 @@
 """Two ranks of a job have one listing, or know that they have not."""
 
 import datetime
-import faulthandler
 import multiprocessing
 import os
-import pickle
 import signal
-import socket
 import threading
 import time
-import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import torchobj
+from tests.ranks import run_ranks, started
 from torchobj import exceptions
 from torchobj.datasets import rendezvous
-
-
-def free_port():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return server.getsockname()[1]
-
-
-#: How long two ranks may take.
-_LONGEST_S = 90
-
-
-def rank_main(work, rank, port, arguments, results):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    # What it waits for, told before the tests give it up.
-    faulthandler.dump_traceback_later(_LONGEST_S - 15, exit=True)
-    try:
-        results.put((rank, pickle.dumps(work(rank, *arguments))))
-    except BaseException as error:
-        results.put((rank, pickle.dumps((type(error).__name__, str(error), traceback.format_exc()))))
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-
-
-def run_ranks(work, *arguments):
-    """What each of two ranks returned, or its exception's name and text."""
-    context = multiprocessing.get_context("fork")
-    results, port = context.Queue(), free_port()
-    ranks = [context.Process(target=rank_main, args=(work, rank, port, arguments, results)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    found = dict(results.get(timeout=_LONGEST_S) for _ in ranks)
-    for rank in ranks:
-        rank.join(30)
-        assert rank.exitcode == 0
-    return [pickle.loads(found[rank]) for rank in range(2)]
 
 
 @pytest.fixture
@@ -88,15 +48,15 @@ def test_an_object_added_between_two_listings_is_on_no_rank_or_on_all(filled):
 
 
 def test_listings_made_before_the_job_began_are_compared(filled):
-    events = [multiprocessing.get_context("fork").Event() for _ in range(2)]
-    results = run_ranks(late_with_a_gate, filled.bucket, filled.config, *events)
+    listed = multiprocessing.get_context("fork").Event()
+    results = run_ranks(late_with_a_gate, filled.bucket, filled.config, listed)
     assert results[0] == 10
     name, text, _ = results[1]
     assert name == exceptions.ManifestMismatchError.__name__
     assert "rank 1 listed 11 objects, rank 0 listed 10" in text
 
 
-def late_with_a_gate(rank, bucket, config, listed, compared):
+def late_with_a_gate(rank, bucket, config, listed):
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
     if rank == 0:
         before = len(samples)
@@ -106,13 +66,7 @@ def late_with_a_gate(rank, bucket, config, listed, compared):
         assert listed.wait(60)
         before = len(samples)
     dist.init_process_group("gloo")
-    try:
-        list(torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True, collate_fn=len))
-    finally:
-        # Rank 0 has the job's store: it stays until the other has compared.
-        if rank == 1:
-            compared.set()
-    assert compared.wait(60)
+    list(torch.utils.data.DataLoader(samples, batch_size=2, shuffle=True, collate_fn=len))
     return before
 
 
@@ -120,9 +74,7 @@ def equal_late(rank, bucket, config):
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
     before = len(samples)
     dist.init_process_group("gloo")
-    batches = len(list(torch.utils.data.DataLoader(samples, batch_size=5, collate_fn=len)))
-    dist.barrier()
-    return before, batches
+    return before, len(list(torch.utils.data.DataLoader(samples, batch_size=5, collate_fn=len)))
 
 
 def test_equal_listings_made_early_are_fine(filled):
@@ -162,10 +114,7 @@ def sharded(rank, bucket, config, context):
     )
     dist.init_process_group("gloo")
     loader = torch.utils.data.DataLoader(samples, batch_size=None, num_workers=2, multiprocessing_context=context)
-    share = list(loader)
-    # Rank 0 has the job's store: it stays until the other has the listing.
-    dist.barrier()
-    return share
+    return list(loader)
 
 
 # No forkserver: the ranks are forked, and would take that of the tests before for their own.
@@ -188,9 +137,7 @@ def evenly(rank, bucket, config, uneven):
     )
     dist.init_process_group("gloo")
     samples.set_epoch(1)
-    share = list(torchobj.DataLoader(samples, batch_size=None, num_workers=2))
-    dist.barrier()
-    return share
+    return list(torchobj.DataLoader(samples, batch_size=None, num_workers=2))
 
 
 @pytest.mark.parametrize(("uneven", "each", "different"), [("drop", 4, 8), ("pad", 5, 9)])
@@ -271,19 +218,27 @@ def test_a_rank_that_waits_too_long_asks_what_may_be_wrong(filled):
     assert "does every rank make the same datasets" in text
 
 
-def rank_0_goes(rank, bucket, config):
-    dist.init_process_group("gloo")
+def rank_0_goes(rank, bucket, config, ports, told):
+    # Rank 0 has the job's store, as it has where there is no torchrun.
+    port = 0 if rank == 0 else ports.get(timeout=60)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    if rank == 0:
+        ports.put(store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
-    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         store.wait(["waiting"])
-    else:
-        store.set("waiting", "yes")
+        return
+    store.set("waiting", "yes")
+    try:
         len(samples)
+    except torchobj.TorchobjError as error:
+        told.put(str(error))
 
 
 def test_a_rank_does_not_wait_for_a_rank_0_that_is_gone(filled):
-    _, (name, text, _) = run_ranks(rank_0_goes, filled.bucket, filled.config)
-    assert name == "TorchobjError"
+    ports, told = (multiprocessing.get_context("fork").Queue() for _ in range(2))
+    with started(rank_0_goes, filled.bucket, filled.config, ports, told):
+        text = told.get(timeout=60)
     assert "the job's store failed" in text
     assert len(text.splitlines()) == 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.integration.test_distributed import free_port, run_ranks
+from tests.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, ranks, saving
 from torchobj.checkpoint import sharded as sharding
@@ -277,8 +277,7 @@ class Deadly:
         raise AssertionError("nobody restores this")
 
 
-def left_alone(rank, url, config, sharded, port, results):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+def left_alone(rank, url, config, sharded, results):
     manager = opened(url, config, sharded=sharded)
     manager.save(1, {"x": 1})
     if sharded and rank == 1:
@@ -290,15 +289,11 @@ def left_alone(rank, url, config, sharded, port, results):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_rank_that_is_killed_is_an_error_of_the_others_and_no_step(place, url, sharded):
-    context, port = multiprocessing.get_context("fork"), free_port()
-    results = context.Queue()
-    arguments = (url, place.config, sharded, port, results)
-    both = [context.Process(target=left_alone, args=(rank, *arguments)) for rank in range(2)]
-    for rank in both:
-        rank.start()
-    told, steps, left = results.get(timeout=60)
-    for rank in both:
-        rank.join(30)
+    results = multiprocessing.get_context("fork").Queue()
+    with started(left_alone, url, place.config, sharded, results) as both:
+        told, steps, left = results.get(timeout=60)
+        for rank in both:
+            rank.join(30)
     assert [rank.exitcode for rank in both] == [0, -signal.SIGKILL]
     assert told[0] in ("RankGoneError", "RuntimeError", "DistBackendError")
     assert (steps, left) == ([1], [])

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.integration.test_distributed import run_ranks
 from tests.integration.test_manager_ranks import opened, outcome
+from tests.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 

@@ -1,0 +1,63 @@
+"""The two ranks of a job, as forked processes of the test."""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import traceback
+
+import torch.distributed as dist
+
+#: How long two ranks may take.
+LONGEST_S = 90
+
+_context = multiprocessing.get_context("fork")
+
+
+@contextlib.contextmanager
+def started(main, *arguments):
+    """Two processes, in each of which `main(rank, *arguments)` runs and `init_process_group` finds the other.
+
+    The store of the job is the test's own, as torchrun's is its agent's: its port was never free for others to take,
+    and it is there for as long as a rank is."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [_context.Process(target=_joined, args=(store.port, rank, main, arguments)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+def _joined(port, rank, main, arguments):
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
+    main(rank, *arguments)
+
+
+def run_ranks(work, *arguments):
+    """What each of two ranks returned, or its exception's name, text and traceback."""
+    results, both_done = _context.Queue(), _context.Barrier(2)
+    with started(_told, work, arguments, results, both_done) as ranks:
+        found = dict(results.get(timeout=LONGEST_S) for _ in ranks)
+        for rank in ranks:
+            rank.join(30)
+            assert rank.exitcode == 0
+    return [pickle.loads(found[rank]) for rank in range(2)]
+
+
+def _told(rank, work, arguments, results, both_done):
+    # What it waits for, told before the tests give it up.
+    faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)
+    try:
+        results.put((rank, pickle.dumps(work(rank, *arguments))))
+    except BaseException as error:
+        results.put((rank, pickle.dumps((type(error).__name__, str(error), traceback.format_exc()))))
+    # The last connection of the group may still be in the making on the other rank, and would fail if this one left.
+    both_done.wait(LONGEST_S)
+    if dist.is_initialized():
+        dist.destroy_process_group()
