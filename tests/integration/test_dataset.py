@@ -302,7 +302,7 @@ def test_ctrl_c_does_not_wait_for_a_read_of_an_iterable_dataset(filled, control)
         finally:
             reading.kill()
     assert "KeyboardInterrupt" in errors
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50
 
 
 def listings(control):

@@ -276,7 +276,7 @@ def test_a_worker_that_is_killed_leaves_no_memory_behind_and_the_next_epoch_work
     os.kill(worker_pids()[0], signal.SIGKILL)
     with pytest.raises((RuntimeError, ConnectionError)):
         list(iterator)
-    assert time.monotonic() - began < 6
+    assert time.monotonic() - began < 30
     del iterator
     assert all_free(), stats()
     assert sum(map(len, loader)) == COUNT

@@ -103,8 +103,8 @@ def test_a_worker_that_is_killed_at_any_moment_is_an_error_and_the_next_epoch_wo
         with pytest.raises((RuntimeError, ConnectionError, EOFError, OSError)):
             os.kill(victim, signal.SIGKILL)
             list(iterator)
-            time.sleep(6)
-        assert time.monotonic() - began < 6
+            time.sleep(30)
+        assert time.monotonic() - began < 30
         del iterator
         gc.collect()
         assert eventually(lambda: stats()["used_bytes"] == 0), str(stats())

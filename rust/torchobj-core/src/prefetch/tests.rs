@@ -355,6 +355,6 @@ fn memory_that_the_trainer_or_a_worker_gives_back_is_read_into_at_once() {
             eventually("another one is read", || prefetcher.stats().objects > before);
         }
     }
-    // The owner looks by itself once a second.
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    // The owner looks by itself once a second, which would be twelve.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
