@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from tests.tools import CACHE
 from torchobj import StoreConfig
 
 _numbers = itertools.count(1)
+
+# A shell that starts the tests behind a `&` has their processes ignore Ctrl-C, which some of them are about.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OLD_TORCH = "torch==2.6.0"
 

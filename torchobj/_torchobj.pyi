@@ -22,6 +22,7 @@ __all__ = [
     "RefSource",
     "__version__",
     "adopt",
+    "close_gathers",
     "crc32_joined",
     "default_config",
     "finish",
@@ -41,6 +42,8 @@ _Attributes: TypeAlias = tuple[
     str | None, str | None, str | None, str | None, str | None, str | None, Sequence[tuple[str, str]]
 ]
 
+# For each its version, its size in bytes and its CRC-32.
+def close_gathers(gathers: Sequence[NativeGather]) -> list[tuple[str, int, int]]: ...
 def crc32_joined(first: int, second: int, second_bytes: int) -> int: ...
 def default_config() -> dict[str, Any]: ...
 def finish(limit_s: float) -> None: ...

@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 
 import torchobj
 import torchobj.dcp
+from tests.interrupting import interrupted
+from tests.prefetching import eventually
 from tests.ranks import run_ranks, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
@@ -568,6 +570,17 @@ def test_a_part_of_one_file_that_fails_fails_the_save(place, control):
     assert isinstance(error, exceptions.AccessDeniedError)
     assert "_1.distcp" in str(error)
     control.clear_faults()
+    assert still_good(place, old)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_save_that_is_interrupted_ends_at_once_and_leaves_the_old_checkpoint(place, control, threads):
+    old = with_an_old_one(place)
+    state = {name: torch.rand(6 << 20) for name in "abc"}
+    with interrupted(control, **PART):
+        error = error_of(lambda: save(place, state, thread_count=threads))
+    assert isinstance(error, KeyboardInterrupt)
+    assert eventually(lambda: place.uploads() == [])
     assert still_good(place, old)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import torchobj
+from tests.interrupting import interrupted
 from torchobj.datasets.listing import Listing
 
 FORKS = 200
@@ -218,13 +219,6 @@ def test_a_store_travels_to_other_processes(store, context):
         assert pool.apply_async(read_two, (store,)).get(90) == BODIES[:2]
 
 
-def interrupt_once_fired(control):
-    """Sends this process a SIGINT as soon as the server has begun to hold a request back."""
-    while not control.fault_report()[0]["fired"]:
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 def test_ctrl_c_interrupts_any_blocking_call_at_once(place, control, strict_server):
     patient = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", first_byte_timeout_s=100.0)
     store = torchobj.Store(place.url, config=patient)
@@ -241,15 +235,9 @@ def test_ctrl_c_interrupts_any_blocking_call_at_once(place, control, strict_serv
         "read": lambda: torchobj.open(f"{place.url}/k", config=patient).read(),
     }
     for name, call in calls.items():
-        control.faults({"action": {"delay_first_byte_s": 100}})
-        interrupter = threading.Thread(target=interrupt_once_fired, args=(control,), daemon=True)
-        started = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            interrupter.start()
+        print(name)
+        with interrupted(control), pytest.raises(KeyboardInterrupt):
             call()
-        interrupter.join()
-        assert time.monotonic() - started < 50, name
-    control.clear_faults()
     assert store.get("k") == b"x"
     assert file.closed
 

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use futures_util::future::join_all;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
 use torchobj_core::crc32::Crc32;
+use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
+use torchobj_core::types::Version;
 use torchobj_core::upload::{Gather, Piece};
 
 use crate::buffer;
@@ -53,6 +56,29 @@ fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
     Ok(Piece::Record(buffer::share(object)?))
 }
 
+/// What an object that was closed is: its version, its size in bytes and its CRC-32.
+type Closed = (String, u64, u32);
+
+/// Closes it; `None` where it has ended.
+async fn close(own: Arc<Mutex<Option<Gather>>>) -> Option<Result<(Version, u64, u32)>> {
+    let mut gather = own.lock().await.take()?;
+    Some(gather.close().await)
+}
+
+fn closed(py: Python<'_>, ended_how: Option<Result<(Version, u64, u32)>>) -> PyResult<Closed> {
+    let (version, size, crc32) = ended_how.ok_or_else(ended)?.or_raise(py)?;
+    Ok((version.as_str().to_owned(), size, crc32))
+}
+
+/// Makes several objects at a time. Where some fail this raises the first one's error, once the others are there; Ctrl-C
+/// ends all that are not there yet.
+#[pyfunction]
+pub(crate) fn close_gathers(py: Python<'_>, gathers: Vec<PyRef<'_, NativeGather>>) -> PyResult<Vec<Closed>> {
+    let all = gathers.iter().map(|gather| gather.gather()).collect::<PyResult<Vec<_>>>()?;
+    let ended_how = wait(py, join_all(all.into_iter().map(close)))?;
+    ended_how.into_iter().map(|one| closed(py, one)).collect()
+}
+
 /// The CRC-32 of bytes that were summed apart: of the first, and of the `second_bytes` behind them.
 #[pyfunction]
 pub(crate) fn crc32_joined(first: u32, second: u32, second_bytes: u64) -> u32 {
@@ -95,15 +121,11 @@ impl NativeGather {
         written.ok_or_else(ended)?.or_raise(py)
     }
 
-    /// Makes the object; returns its version, its size in bytes and its CRC-32.
-    fn close(&self, py: Python<'_>) -> PyResult<(String, u64, u32)> {
+    /// Makes the object.
+    fn close(&self, py: Python<'_>) -> PyResult<Closed> {
         let own = self.gather()?;
-        let closed = wait(py, async move {
-            let mut gather = own.lock().await.take()?;
-            Some(gather.close().await)
-        })?;
-        let (version, size, crc32) = closed.ok_or_else(ended)?.or_raise(py)?;
-        Ok((version.as_str().to_owned(), size, crc32))
+        let ended_how = wait(py, close(own))?;
+        closed(py, ended_how)
     }
 
     /// Forgets everything. The object is what it was before. In a forked process, where the upload is the parent's, does

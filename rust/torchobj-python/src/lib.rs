@@ -37,7 +37,7 @@ mod native {
     #[pymodule_export]
     use crate::config::default_config;
     #[pymodule_export]
-    use crate::gather::{NativeGather, crc32_joined};
+    use crate::gather::{NativeGather, close_gathers, crc32_joined};
     #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]

@@ -1,7 +1,7 @@
 """One file of a checkpoint while it is written: items one behind the other, gathered from the tensors' own memory."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.files import NO_ATTRIBUTES
 from torchobj.checkpoint.memory import memory_of
 
-__all__ = ["JOINED_BYTES", "ItemFile"]
+__all__ = ["JOINED_BYTES", "ItemFile", "close_files"]
 
 #: Payloads up to it are copied together with what stands around them: seven pieces cost more than such a copy.
 JOINED_BYTES = 16 << 10
@@ -26,7 +26,7 @@ _BATCH_PIECES = 1000
 
 
 class ItemFile:
-    """A file that appears by a `close` before which nothing failed.
+    """A file that appears by `close_files`, if nothing failed before.
 
     Args:
         place: The checkpoint's.
@@ -89,16 +89,6 @@ class ItemFile:
         self._add_end(item, (first, self._records))
         self._grow(item.length)
 
-    def close(self) -> WrittenFile:
-        """Makes the object. When this returns all of it is stored.
-
-        Raises:
-            StoreError: What kept a part, or the end, from succeeding.
-        """
-        self._hand_on()
-        version, size, crc32 = self._native.close()
-        return WrittenFile(self.name, size, version, crc32)
-
     def abort(self) -> None:
         """Forgets what was written."""
         self._native.abort()
@@ -129,3 +119,17 @@ class ItemFile:
         pieces, self._pieces = self._pieces, []
         if pieces:
             self._native.write(pieces)
+
+
+def close_files(files: Sequence[ItemFile]) -> list[WrittenFile]:
+    """Makes the objects, at a time. When this returns all of each is stored.
+
+    Raises:
+        StoreError: What kept a part, or the end, of the first that failed from succeeding. The others are waited for.
+    """
+    for file in files:
+        file._hand_on()
+    closed = _torchobj.close_gathers([file._native for file in files])
+    return [
+        WrittenFile(file.name, size, version, crc32) for file, (version, size, crc32) in zip(files, closed, strict=True)
+    ]

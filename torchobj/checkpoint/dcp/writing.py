@@ -6,7 +6,6 @@ import itertools
 import math
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from torchobj.checkpoint.collector import paused_collector
 from torchobj.checkpoint.dcp.asking import source
-from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile
+from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile, close_files
 from torchobj.checkpoint.dcp.item import item_of, stand_in
 from torchobj.checkpoint.dcp.manifest import WrittenFile
 from torchobj.checkpoint.dcp.place import Place
@@ -207,13 +206,7 @@ class _Writing:
 
     def close(self) -> list[WriteResult]:
         """Waits until all files are stored."""
-        if len(self._files) < 2:
-            written = [file.close() for file in self._files]
-        else:
-            with ThreadPoolExecutor(len(self._files), "torchobj-dcp") as threads:
-                # The first error in the order of the files; the others are waited for, and dropped with it.
-                written = list(threads.map(ItemFile.close, self._files))
-        for file in written:
+        for file in close_files(self._files):
             number = self._last[file.name]
             last = self._results[number]
             self._results[number] = WriteResult(last.index, last.size_in_bytes, InfoOfLast(last.storage_data, file))

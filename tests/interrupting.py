@@ -1,0 +1,31 @@
+"""Ctrl-C while a server holds a request back."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+#: For how long a server holds it back; what is interrupted ends long before.
+HELD_BACK_S = 100
+
+
+@contextlib.contextmanager
+def interrupted(control, **rule):
+    """Has a request that `rule` chooses held back, and this process interrupted as soon as one is."""
+    control.faults({**rule, "action": {"delay_first_byte_s": HELD_BACK_S}})
+
+    def interrupt():
+        while not control.fault_report()[0]["fired"]:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    began = time.monotonic()
+    try:
+        thread.start()
+        yield
+    finally:
+        thread.join()
+        control.clear_faults()
+    assert time.monotonic() - began < HELD_BACK_S / 2
