@@ -7,6 +7,7 @@ import os
 import pickle
 import traceback
 
+import torch
 import torch.distributed as dist
 
 #: How long two ranks may take.
@@ -35,6 +36,8 @@ def started(main, *arguments):
 
 def _joined(port, rank, main, arguments):
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    # A forked process must not use the threads of its parent.
+    torch.set_num_threads(1)
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
     main(rank, *arguments)
 

@@ -346,8 +346,6 @@ def test_it_is_saved_meanwhile(place, kind):
 def saved_by_a_process(rank, url, config):
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-    # A forked process must not use the threads of its parent.
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     state = {"weight": torch.full((1000,), 3.0)}
     writer = pickle.loads(pickle.dumps(StorageWriter(f"{url}/step 1", config=config, thread_count=2)))
@@ -481,8 +479,6 @@ def saved_by_two(rank, url, config):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    # A forked process must not use the threads of its parent.
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     state = {
@@ -507,8 +503,6 @@ def loaded_by_two(rank, url, config):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    # A forked process must not use the threads of its parent.
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     whole = sharded()
@@ -671,8 +665,6 @@ def test_what_is_no_file_of_the_checkpoint_is_never_deleted(place, name, caplog)
 
 
 def one_rank_fails(rank, url, config):
-    # A forked process must not use the threads of its parent.
-    torch.set_num_threads(1)
     dist.init_process_group("gloo")
     state = {f"rank {rank}": torch.rand(1000), f"bad{rank}": torch.rand(1000)}
 
@@ -906,8 +898,6 @@ def test_where_a_checkpoint_lies():
 
 
 def dies_in_the_middle(rank, url, config, results):
-    # A forked process must not use the threads of its parent.
-    torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
 
     class Dying(DefaultSavePlanner):

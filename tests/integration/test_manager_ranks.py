@@ -16,6 +16,7 @@ from tests.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, ranks, saving
 from torchobj.checkpoint import sharded as sharding
+from torchobj.checkpoint.snapshot import Snapshots
 
 
 @pytest.fixture
@@ -241,6 +242,50 @@ def test_all_ranks_save_their_own_part_of_one_step(place, url):
     kinds = [(item.key.rsplit("/", 1)[1], item.crc32 is not None) for item in manager._commits.read(3).objects]
     assert {name for name, has_crc32 in kinds if not has_crc32} == {".metadata", "_torchobj_manifest.json"}
     assert len(kinds) >= 4
+
+
+def copied_twice(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh, large = init_device_mesh("cpu", (2,)), torch.arange(1_500_003.0)
+    parts = {
+        "uneven": distribute_tensor(large, mesh, [Shard(0)]),
+        "everywhere": distribute_tensor(large.clone(), mesh, [Replicate()]),
+    }
+    state = {
+        "parts": [parts, (parts["uneven"], 3)],
+        "plain": large.clone(),
+        "set": {1, 2},
+        "odd": torch.eye(3).to_sparse(),
+    }
+    snapshots, told, addresses = Snapshots(), [], []
+    for _ in range(2):
+        before = state["plain"] + 0
+        copied = sharding._copied(state, snapshots)
+        for tensor in (state["plain"], *(part.to_local() for part in parts.values())):
+            tensor.add_(1)
+        [inner, (again, three)], plain = copied["parts"], copied["plain"]
+        equal = [value.full_tensor().equal(before) for value in (*inner.values(), again)]
+        told.append((equal, plain.equal(before), three, copied["set"], copied["odd"].to_dense().tolist()))
+        addresses.append({value.to_local().data_ptr() for value in inner.values()} | {plain.data_ptr()})
+        del copied, inner, again, plain
+    # Of a large storage little is wanted, and torch copies that.
+    little = sharding._copied({"head": large[:10], "part": parts["uneven"]}, snapshots)
+    told.append(addresses[0] == addresses[1])
+    told.append((little["head"].untyped_storage().nbytes(), little["part"].full_tensor().equal(before + 1)))
+    return told
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_copies_of_a_divided_state_use_the_memory_of_the_last_ones():
+    for one, two, same_memory, (head_bytes, equal) in run_ranks(copied_twice):
+        for equal_parts, *others in (one, two):
+            assert equal_parts == [True] * 3
+            assert others == [True, 3, {1, 2}, torch.eye(3).tolist()]
+        assert same_memory
+        assert (head_bytes, equal) == (40, True)
 
 
 def failed_on_one(rank, url, config):

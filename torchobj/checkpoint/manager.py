@@ -203,7 +203,7 @@ class CheckpointManager:
             numbers = saving.checked_metrics(metrics)
             saving.check_same(step, beginning)
             if self._sharded:
-                data = saving.sharded_data(state, folder, self._config, ranks, stage=stage)
+                data = saving.sharded_data(state, folder, self._config, ranks, self._snapshots, stage=stage)
             elif self._ranks.is_first:
                 data = saving.whole_data(state, folder, self._config, self._snapshots, stage=stage)
             else:

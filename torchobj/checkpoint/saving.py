@@ -127,12 +127,18 @@ def whole_data(
 
 
 def sharded_data(
-    state: Mapping[str, Any], folder: str, config: StoreConfig, ranks: Ranks, *, stage: bool | None
+    state: Mapping[str, Any],
+    folder: str,
+    config: StoreConfig,
+    ranks: Ranks,
+    snapshots: Snapshots,
+    *,
+    stage: bool | None,
 ) -> Data:
-    """The state as files of all ranks."""
+    """The state as files of all ranks: as it is (`stage` None: the caller waits), or copied."""
     if stage is False:
         raise ConfigError("stage=False: a sharded state is always copied first")
-    return Data("dcp", sharded.saving(state, folder, config, ranks.group, copied=stage is True))
+    return Data("dcp", sharded.saving(state, folder, config, ranks.group, snapshots if stage is True else None))
 
 
 def run(

@@ -7,7 +7,7 @@ copy into memory that the system has yet to give out takes two to five times as 
 
 import io
 import pickle
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from torchobj.checkpoint import staging
 from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["Snapshots", "Watch", "state_of"]
+__all__ = ["Snapshots", "Watch", "copies_only_these", "state_of"]
 
 #: From here on the copy of a storage has memory of its own, which is kept; the allocator is quick with what is smaller.
 _ROOM_BYTES = 1 << 20
@@ -122,6 +122,18 @@ def _is_plain(tensor: torch.Tensor) -> bool:
             tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__ or tensor._backward_hooks
         )
     )
+
+
+def copies_only_these(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a snapshot has all that these tensors are, and no more memory than theirs: a storage is copied whole."""
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+        return False
+    plain = [(tensor, tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)]
+    # Each view once: (storage, from where in it, how many bytes).
+    views = {(storage._cdata, tensor.data_ptr(), tensor.nbytes) for tensor, storage in plain}
+    storages = {storage._cdata: storage.nbytes() for _, storage in plain}
+    seen = sum(nbytes for _, _, nbytes in views)
+    return sum(storages.values()) <= 1.05 * seen + _ROOM_BYTES
 
 
 class _Unpickler(pickle.Unpickler):
