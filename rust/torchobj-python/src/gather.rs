@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
+use tokio::task::JoinSet;
 use torchobj_core::crc32::Crc32;
 use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
@@ -59,10 +59,28 @@ fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
 /// What an object that was closed is: its version, its size in bytes and its CRC-32.
 type Closed = (String, u64, u32);
 
-/// Closes it; `None` where it has ended.
-async fn close(own: Arc<Mutex<Option<Gather>>>) -> Option<Result<(Version, u64, u32)>> {
+/// `None` where it has ended.
+async fn write(own: &Mutex<Option<Gather>>, pieces: Vec<Piece>) -> Option<Result<()>> {
+    let mut slot = own.lock().await;
+    let mut gather = slot.take()?;
+    let written = gather.write(pieces).await;
+    if written.is_ok() {
+        *slot = Some(gather);
+    }
+    Some(written)
+}
+
+/// `None` where it has ended.
+async fn close(own: &Mutex<Option<Gather>>) -> Option<Result<(Version, u64, u32)>> {
     let mut gather = own.lock().await.take()?;
     Some(gather.close().await)
+}
+
+async fn write_and_close(own: Arc<Mutex<Option<Gather>>>, pieces: Vec<Piece>) -> Option<Result<(Version, u64, u32)>> {
+    match write(&own, pieces).await? {
+        Ok(()) => close(&own).await,
+        Err(error) => Some(Err(error)),
+    }
 }
 
 fn closed(py: Python<'_>, ended_how: Option<Result<(Version, u64, u32)>>) -> PyResult<Closed> {
@@ -70,13 +88,34 @@ fn closed(py: Python<'_>, ended_how: Option<Result<(Version, u64, u32)>>) -> PyR
     Ok((version.as_str().to_owned(), size, crc32))
 }
 
-/// Makes several objects at a time. Where some fail this raises the first one's error, once the others are there; Ctrl-C
-/// ends all that are not there yet.
+/// Writes what is left of several objects and makes them, at a time. Where some fail this raises the first one's error,
+/// once the others are there; Ctrl-C ends all that are not there yet.
 #[pyfunction]
-pub(crate) fn close_gathers(py: Python<'_>, gathers: Vec<PyRef<'_, NativeGather>>) -> PyResult<Vec<Closed>> {
-    let all = gathers.iter().map(|gather| gather.gather()).collect::<PyResult<Vec<_>>>()?;
-    let ended_how = wait(py, join_all(all.into_iter().map(close)))?;
-    ended_how.into_iter().map(|one| closed(py, one)).collect()
+pub(crate) fn close_gathers(
+    py: Python<'_>,
+    gathers: Vec<(PyRef<'_, NativeGather>, Vec<Bound<'_, PyAny>>)>,
+) -> PyResult<Vec<Closed>> {
+    let mut rest = Vec::new();
+    for (gather, pieces) in &gathers {
+        rest.push((gather.gather()?, pieces.iter().map(piece).collect::<PyResult<Vec<_>>>()?));
+    }
+    let all = wait(py, async move {
+        let mut tasks: JoinSet<_> = rest
+            .into_iter()
+            .enumerate()
+            .map(|(number, (own, pieces))| async move { (number, write_and_close(own, pieces).await) })
+            .collect();
+        let mut all = Vec::new();
+        while let Some(ended) = tasks.join_next().await {
+            match ended {
+                Ok(one) => all.push(one),
+                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            }
+        }
+        all.sort_unstable_by_key(|(number, _)| *number);
+        all
+    })?;
+    all.into_iter().map(|(_, one)| closed(py, one)).collect()
 }
 
 /// The CRC-32 of bytes that were summed apart: of the first, and of the `second_bytes` behind them.
@@ -109,22 +148,14 @@ impl NativeGather {
     fn write(&self, py: Python<'_>, pieces: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let own = self.gather()?;
         let pieces: Vec<Piece> = pieces.iter().map(piece).collect::<PyResult<_>>()?;
-        let written = wait(py, async move {
-            let mut slot = own.lock().await;
-            let mut gather = slot.take()?;
-            let written = gather.write(pieces).await;
-            if written.is_ok() {
-                *slot = Some(gather);
-            }
-            Some(written)
-        })?;
+        let written = wait(py, async move { write(&own, pieces).await })?;
         written.ok_or_else(ended)?.or_raise(py)
     }
 
     /// Makes the object.
     fn close(&self, py: Python<'_>) -> PyResult<Closed> {
         let own = self.gather()?;
-        let ended_how = wait(py, close(own))?;
+        let ended_how = wait(py, async move { close(&own).await })?;
         closed(py, ended_how)
     }
 

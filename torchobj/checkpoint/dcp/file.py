@@ -115,10 +115,15 @@ class ItemFile:
             self._hand_on()
 
     def _hand_on(self) -> None:
-        self._join()
-        pieces, self._pieces = self._pieces, []
+        pieces = self._take()
         if pieces:
             self._native.write(pieces)
+
+    def _take(self) -> list[Any]:
+        """What waits to be handed on."""
+        self._join()
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
 
 def close_files(files: Sequence[ItemFile]) -> list[WrittenFile]:
@@ -127,9 +132,7 @@ def close_files(files: Sequence[ItemFile]) -> list[WrittenFile]:
     Raises:
         StoreError: What kept a part, or the end, of the first that failed from succeeding. The others are waited for.
     """
-    for file in files:
-        file._hand_on()
-    closed = _torchobj.close_gathers([file._native for file in files])
+    closed = _torchobj.close_gathers([(file._native, file._take()) for file in files])
     return [
         WrittenFile(file.name, size, version, crc32) for file, (version, size, crc32) in zip(files, closed, strict=True)
     ]
