@@ -19,6 +19,14 @@ export TORCHOBJ_PYTHON := $(PY)
 NATIVE := torchobj/_torchobj.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 
+# What is built is shared with other checkouts, and cargo goes by times alone: it would take for ours what another built
+# since our sources were written.
+OURS := $(CARGO_TARGET_DIR)/checkout
+define take
+@mkdir -p $(CARGO_TARGET_DIR)
+@[ "$$(cat $(OURS) 2>/dev/null)" = "$(CURDIR)" ] || { find rust -name '*.rs' -exec touch {} + && echo "$(CURDIR)" > $(OURS); }
+endef
+
 .PHONY: help demo test lint rust py matrix bench wheel build venv clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -41,10 +49,12 @@ $(VENV)/complete: ## The virtual environment
 	touch $@
 
 $(NATIVE): $(RUST_SOURCES) | $(VENV)/complete
+	$(take)
 	cargo build --locked --release -p torchobj-python
 	cp $(CARGO_TARGET_DIR)/release/lib_torchobj.$(if $(filter Darwin,$(shell uname)),dylib,so) $@.new && mv $@.new $@
 
 lint: build ## Formatting, clippy, licences, ruff, mypy, the stub against the binary
+	$(take)
 	cargo fmt --all --check
 	cargo clippy --locked --release --workspace --all-targets --features torchobj-core/conformance -- -D warnings
 	$(PY) -m tests.tools cargo-deny
@@ -55,6 +65,7 @@ lint: build ## Formatting, clippy, licences, ruff, mypy, the stub against the bi
 
 rust: venv ## Tests of the Rust crates, with the servers that they start
 	$(PY) -m tests.servers install
+	$(take)
 	cargo test --locked --release -p torchobj-core --features conformance
 	cargo test --locked --release -p torchobj-store -- --include-ignored
 
@@ -66,12 +77,14 @@ matrix: build ## The long tables
 	$(PY) -m pytest -m matrix --timeout 3600
 
 bench: build ## The benchmarks, with their tables
+	$(take)
 	$(PY) benchmarks/get.py
 	$(PY) benchmarks/loader.py
 	$(PY) benchmarks/mlperf.py
 	$(PY) benchmarks/checkpoint.py
 
 wheel: venv ## A manylinux wheel in dist/
+	$(take)
 	$(PY) -m tests.tools wheel
 
 clean: ## Removes what was built in the checkout; the cache stays
