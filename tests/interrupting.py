@@ -15,10 +15,13 @@ def interrupted(control, **rule):
     """Has a request that `rule` chooses held back, and this process interrupted as soon as one is."""
     control.faults({**rule, "action": {"delay_first_byte_s": HELD_BACK_S}})
 
+    over = threading.Event()
+
     def interrupt():
-        while not control.fault_report()[0]["fired"]:
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
+        while not over.wait(0.01):
+            if control.fault_report()[0]["fired"]:
+                os.kill(os.getpid(), signal.SIGINT)
+                return
 
     thread = threading.Thread(target=interrupt, daemon=True)
     began = time.monotonic()
@@ -26,6 +29,7 @@ def interrupted(control, **rule):
         thread.start()
         yield
     finally:
+        over.set()
         thread.join()
         control.clear_faults()
     assert time.monotonic() - began < HELD_BACK_S / 2

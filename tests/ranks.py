@@ -5,13 +5,19 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import queue
+import threading
+import time
 import traceback
 
 import torch
 import torch.distributed as dist
 
 #: How long two ranks may take.
-LONGEST_S = 90
+LONGEST_S = 80
+
+#: How long a rank that failed waits for the other, which may not come.
+_PATIENCE_S = 20
 
 _context = multiprocessing.get_context("fork")
 
@@ -24,43 +30,50 @@ def started(main, *arguments):
     and it is there for as long as a rank is."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [_context.Process(target=_joined, args=(store.port, rank, main, arguments)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    try:
-        yield ranks
-    finally:
+    with contextlib.ExitStack() as stack:
         for rank in ranks:
-            rank.kill()
-            rank.join()
+            rank.start()
+            stack.callback(rank.join)
+            stack.callback(rank.kill)
+        yield ranks
 
 
 def _joined(port, rank, main, arguments):
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
+    # What it waits for, told before the tests give it up.
+    faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)
     # A forked process must not use the threads of its parent.
     torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
     os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
     main(rank, *arguments)
 
 
 def run_ranks(work, *arguments):
     """What each of two ranks returned, or its exception's name, text and traceback."""
-    results, both_done = _context.Queue(), _context.Barrier(2)
+    results, both_done, found = _context.Queue(), _context.Barrier(2), {}
+    until_s = time.monotonic() + LONGEST_S
     with started(_told, work, arguments, results, both_done) as ranks:
-        found = dict(results.get(timeout=LONGEST_S) for _ in ranks)
+        try:
+            while len(found) < len(ranks):
+                rank, told = results.get(timeout=max(until_s - time.monotonic(), 0.1))
+                found[rank] = pickle.loads(told)
+        except queue.Empty:
+            raise AssertionError(f"a rank did not end; of the others: {found}") from None
         for rank in ranks:
-            rank.join(30)
+            rank.join(10)
             assert rank.exitcode == 0
-    return [pickle.loads(found[rank]) for rank in range(2)]
+    return [found[rank] for rank in range(2)]
 
 
 def _told(rank, work, arguments, results, both_done):
-    # What it waits for, told before the tests give it up.
-    faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)
+    patience_s = LONGEST_S
     try:
         results.put((rank, pickle.dumps(work(rank, *arguments))))
     except BaseException as error:
         results.put((rank, pickle.dumps((type(error).__name__, str(error), traceback.format_exc()))))
+        patience_s = _PATIENCE_S
     # The last connection of the group may still be in the making on the other rank, and would fail if this one left.
-    both_done.wait(LONGEST_S)
+    with contextlib.suppress(threading.BrokenBarrierError):
+        both_done.wait(patience_s)
     if dist.is_initialized():
         dist.destroy_process_group()

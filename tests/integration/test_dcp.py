@@ -20,7 +20,7 @@ import torchobj
 import torchobj.dcp
 from tests.interrupting import interrupted
 from tests.prefetching import eventually
-from tests.ranks import run_ranks, started
+from tests.ranks import LONGEST_S, run_ranks, started
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import item, reading, transfer, wave, writing
@@ -921,7 +921,7 @@ def test_a_rank_that_dies_leaves_the_old_checkpoint(place):
     results = multiprocessing.get_context("fork").SimpleQueue()
     with started(dies_in_the_middle, place.url, place.config, results) as ranks:
         for rank in ranks:
-            rank.join(90)
+            rank.join(LONGEST_S / 2)
     assert [rank.exitcode for rank in ranks] == [0, -signal.SIGKILL]
     assert results.get() != "saved"
     assert still_good(place, old)
