@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
-from torchobj.checkpoint import CheckpointManager, RngState, ranks, saving
+from torchobj.checkpoint import CheckpointManager, RngState, divided, ranks, saving
 from torchobj.checkpoint import sharded as sharding
 from torchobj.checkpoint.snapshot import Snapshots
 
@@ -254,38 +254,36 @@ def copied_twice(rank):
         "uneven": distribute_tensor(large, mesh, [Shard(0)]),
         "everywhere": distribute_tensor(large.clone(), mesh, [Replicate()]),
     }
-    state = {
-        "parts": [parts, (parts["uneven"], 3)],
-        "plain": large.clone(),
-        "set": {1, 2},
-        "odd": torch.eye(3).to_sparse(),
-    }
+    odd = {"sparse": torch.eye(3).to_sparse(), "set": {1, 2}, "scalar": torch.tensor(5.0), "head": large.clone()[:10]}
+    state = {"parts": [parts, (parts["uneven"], 3)], "plain": large.clone(), "tied": None, **odd}
+    state["tied"] = state["plain"]
     snapshots, told, addresses = Snapshots(), [], []
-    for _ in range(2):
+    for number in range(2):
         before = state["plain"] + 0
-        copied = sharding._copied(state, snapshots)
-        for tensor in (state["plain"], *(part.to_local() for part in parts.values())):
+        with torch.inference_mode(number == 0):
+            copied = divided.copied(state, snapshots)
+        for tensor in (state["plain"], state["head"], state["scalar"], *(part.to_local() for part in parts.values())):
             tensor.add_(1)
+        state["sparse"].values().add_(1)
         [inner, (again, three)], plain = copied["parts"], copied["plain"]
-        equal = [value.full_tensor().equal(before) for value in (*inner.values(), again)]
-        told.append((equal, plain.equal(before), three, copied["set"], copied["odd"].to_dense().tolist()))
+        told.append([value.full_tensor().equal(before) for value in (*inner.values(), again)])
+        told[-1] += [plain.equal(before), copied["head"].equal(before[:10]), copied["head"].untyped_storage().nbytes()]
+        told[-1] += [three, copied["set"], copied["scalar"].item() - number, copied["sparse"].sum().item() - 3 * number]
+        told[-1] += [plain.data_ptr() == copied["tied"].data_ptr(), snapshots._rooms[0].is_inference()]
         addresses.append({value.to_local().data_ptr() for value in inner.values()} | {plain.data_ptr()})
         del copied, inner, again, plain
-    # Of a large storage little is wanted, and torch copies that.
-    little = sharding._copied({"head": large[:10], "part": parts["uneven"]}, snapshots)
-    told.append(addresses[0] == addresses[1])
-    told.append((little["head"].untyped_storage().nbytes(), little["part"].full_tensor().equal(before + 1)))
-    return told
+    # What is computed on GPUs is copied to the CPU, and stays there: no tensor here may be moved to one.
+    mesh._device_type = "cuda"
+    copied = divided.copied(parts, snapshots)
+    return told, addresses[0] == addresses[1], {part.to_local().device.type for part in copied.values()}
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_copies_of_a_divided_state_use_the_memory_of_the_last_ones():
-    for one, two, same_memory, (head_bytes, equal) in run_ranks(copied_twice):
-        for equal_parts, *others in (one, two):
-            assert equal_parts == [True] * 3
-            assert others == [True, 3, {1, 2}, torch.eye(3).tolist()]
+    for told, same_memory, devices in run_ranks(copied_twice):
+        assert told == [[True] * 5 + [40, 3, {1, 2}, 5.0, 3.0, True, False]] * 2
         assert same_memory
-        assert (head_bytes, equal) == (40, True)
+        assert devices == {"cpu"}
 
 
 def failed_on_one(rank, url, config):

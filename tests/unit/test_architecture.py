@@ -64,7 +64,7 @@ LAYERS = [
     ["lightning"],
     ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
     ["checkpoint.admission", "checkpoint.snapshot", "checkpoint.sweep"],
-    ["checkpoint.matching", "checkpoint.restoring"],
+    ["checkpoint.divided", "checkpoint.matching", "checkpoint.restoring"],
     ["checkpoint.sharded"],
     ["checkpoint.saving"],
     ["checkpoint.manager"],

@@ -99,6 +99,15 @@ def test_a_snapshot_of_another_state_keeps_no_memory_of_the_last():
     assert kept < {room.data_ptr() for room in snapshots._rooms}
 
 
+def test_memory_of_a_snapshot_in_inference_mode_is_used_again_outside_it():
+    snapshots, state = Snapshots(), {"large": torch.rand(_ROOM_BYTES), "small": torch.rand(3)}
+    for mode in (True, False, True):
+        with torch.inference_mode(mode):
+            snapshot = snapshots.take(state)
+        assert not any(tensor.is_inference() for tensor in snapshot.values())
+        assert all(torch.equal(snapshot[name], state[name]) for name in state)
+
+
 def test_a_watch_sees_every_tensor_wherever_it_stands():
     inner = torch.ones(3)
     state = {"a": {"b": [torch.ones(2), (torch.ones(1),)]}, "set": {1: inner}, "model": torch.nn.Linear(2, 2)}

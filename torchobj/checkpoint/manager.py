@@ -142,11 +142,10 @@ class CheckpointManager:
         Args:
             step, state, metrics, overwrite: As for `save`.
             stage: Copies the state before this returns: it takes the memory of the state, or of this rank's part, once
-                more, on the CPU; pinned where tensors are on a GPU; the next save uses it again, unless a sharded state
-                has other subclasses of tensors than DTensor, or little of large storages. False: tensors are read where
-                they are while training goes on; if one was written to by the end, the save fails with its name and
-                nothing is committed. Writes past autograd's eyes, as through `.data` or a numpy view, are not seen, and
-                may be committed in half. Not for sharded states.
+                more, on the CPU; pinned where tensors are on a GPU; and the next save uses it again. False: tensors are
+                read where they are while training goes on; if one was written to by the end, the save fails with its
+                name and nothing is committed. Writes past autograd's eyes, as through `.data` or a numpy view, are not
+                seen, and may be committed in half. Not for sharded states.
             when_busy: With a save still under way: `wait` for it, or `fail`.
 
         Returns:

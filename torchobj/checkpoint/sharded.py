@@ -5,27 +5,26 @@ import io
 import pickle
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from torchobj.checkpoint.admission import warn_of_refused
 from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
+from torchobj.checkpoint.divided import copied
 from torchobj.checkpoint.matching import match
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import check, fill
-from torchobj.checkpoint.snapshot import Snapshots, copies_only_these, state_of
+from torchobj.checkpoint.snapshot import Snapshots, state_of
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, TorchobjError
 
@@ -54,7 +53,7 @@ def saving(
     taken = state_of(state)
     warn_of_refused(taken)
     if snapshots is not None:
-        taken = _copied(taken, snapshots)
+        taken = copied(taken, snapshots)
 
     def write() -> None:
         try:
@@ -63,55 +62,6 @@ def saving(
             raise _real(error) from error
 
     return write
-
-
-class _Part(NamedTuple):
-    """A rank's part of a DTensor, which cannot be pickled with the ranks that it is divided among."""
-
-    local: torch.Tensor
-    number: int
-
-
-def _copied(state: dict[Any, Any], snapshots: Snapshots) -> dict[Any, Any]:
-    """A copy of the state on the CPU, in the memory of the last one.
-
-    New memory, as torch's own stager asks for each time, took five to ten times as long as the copy. It copies what has
-    other kinds of tensors, or little of large storages.
-    """
-    divided: list[DTensor] = []
-    tensors: list[torch.Tensor] = []
-
-    def without_ranks(value: Any) -> Any:
-        if isinstance(value, DTensor):
-            divided.append(value)
-            value = _Part(value.to_local().detach(), len(divided) - 1)
-        leaf = value.local if isinstance(value, _Part) else value
-        if isinstance(leaf, torch.Tensor):
-            tensors.append(leaf)
-        return value
-
-    def with_ranks(value: Any) -> Any:
-        if not isinstance(value, _Part):
-            return value
-        whole = divided[value.number]
-        return DTensor.from_local(
-            value.local, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
-        )
-
-    taken = _mapped(state, without_ranks)
-    if not copies_only_these(tensors):
-        return BlockingAsyncStager().stage(state)
-    copied: dict[Any, Any] = _mapped(snapshots.take(taken), with_ranks)
-    return copied
-
-
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with what is in its dicts, lists and tuples changed, and containers of its own."""
-    if isinstance(value, Mapping):
-        return {key: _mapped(inner, change) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(inner, change) for inner in value)
-    return change(value)
 
 
 def restored(

@@ -15,7 +15,7 @@ import torch
 from torchobj.checkpoint import staging
 from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["Snapshots", "Watch", "copies_only_these", "state_of"]
+__all__ = ["Snapshots", "Watch", "state_of"]
 
 #: From here on the copy of a storage has memory of its own, which is kept; the allocator is quick with what is smaller.
 _ROOM_BYTES = 1 << 20
@@ -124,18 +124,6 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def copies_only_these(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a snapshot has all that these tensors are, and no more memory than theirs: a storage is copied whole."""
-    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
-        return False
-    plain = [(tensor, tensor.untyped_storage()) for tensor in tensors if _is_plain(tensor)]
-    # Each view once: (storage, from where in it, how many bytes).
-    views = {(storage._cdata, tensor.data_ptr(), tensor.nbytes) for tensor, storage in plain}
-    storages = {storage._cdata: storage.nbytes() for _, storage in plain}
-    seen = sum(nbytes for _, _, nbytes in views)
-    return sum(storages.values()) <= 1.05 * seen + _ROOM_BYTES
-
-
 class _Unpickler(pickle.Unpickler):
     """Builds the same objects over other memory."""
 
@@ -183,21 +171,33 @@ class Snapshots:
             Exception: What pickling raises for what cannot be pickled.
         """
         data, pickler = _pickled(state)
-        pinned = any(storage.device.type == "cuda" for storage in pickler.storages)
+        with torch.inference_mode(mode=False):
+            bytes_of_all = [staging.bytes_of(storage) for storage in pickler.storages]
+            copies = [copy.untyped_storage() for copy in self.copies(bytes_of_all)]
+            return _Unpickler(data, copies, pickler.plain).load()
+
+    # What is made in inference mode could not be written to again outside it.
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Contiguous copies on the CPU, of the same shapes and dtypes, whose memory is used again by the next call.
+
+        Args:
+            tensors: Strided ones, on the CPU or on GPUs.
+        """
+        gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
         rooms = self._rooms_for(
-            [size for size in (storage.nbytes() for storage in pickler.storages) if size >= _ROOM_BYTES], pinned=pinned
+            [tensor.nbytes for tensor in tensors if tensor.nbytes >= _ROOM_BYTES], pinned=bool(gpus)
         )
         copies = []
-        for storage in pickler.storages:
-            if storage.nbytes() < _ROOM_BYTES:
-                copies.append(staging.storage_of(storage.nbytes()).copy_(storage))
-                continue
-            room = next(rooms)
-            room.copy_(staging.bytes_of(storage), non_blocking=True)
-            copies.append(room.untyped_storage())
-        for device in {storage.device for storage in pickler.storages if storage.device.type == "cuda"}:
-            torch.cuda.synchronize(device)
-        return _Unpickler(data, copies, pickler.plain).load()
+        for tensor in tensors:
+            has_room = tensor.nbytes >= _ROOM_BYTES
+            storage = next(rooms).untyped_storage() if has_room else staging.storage_of(tensor.nbytes)
+            copy = torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
+            copies.append(copy.copy_(tensor, non_blocking=has_room))
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+        return copies
 
     def _rooms_for(self, sizes: list[int], *, pinned: bool) -> Iterator[torch.Tensor]:
         """Memory for storages of these sizes: that of the last snapshot where it fits, else new."""
