@@ -1,5 +1,6 @@
 """Ranks that save together: one step, one outcome, one error."""
 
+import collections
 import datetime
 import logging
 import multiprocessing
@@ -254,7 +255,12 @@ def copied_twice(rank):
         "uneven": distribute_tensor(large, mesh, [Shard(0)]),
         "everywhere": distribute_tensor(large.clone(), mesh, [Replicate()]),
     }
-    odd = {"sparse": torch.eye(3).to_sparse(), "set": {1, 2}, "scalar": torch.tensor(5.0), "head": large.clone()[:10]}
+    odd = {
+        "sparse": torch.eye(3).to_sparse(),
+        "counts": collections.Counter("aab"),
+        "scalar": torch.tensor(5.0),
+        "head": large.clone()[:10],
+    }
     state = {"parts": [parts, (parts["uneven"], 3)], "plain": large.clone(), "tied": None, **odd}
     state["tied"] = state["plain"]
     snapshots, told, addresses = Snapshots(), [], []
@@ -268,7 +274,12 @@ def copied_twice(rank):
         [inner, (again, three)], plain = copied["parts"], copied["plain"]
         told.append([value.full_tensor().equal(before) for value in (*inner.values(), again)])
         told[-1] += [plain.equal(before), copied["head"].equal(before[:10]), copied["head"].untyped_storage().nbytes()]
-        told[-1] += [three, copied["set"], copied["scalar"].item() - number, copied["sparse"].sum().item() - 3 * number]
+        told[-1] += [
+            three,
+            copied["counts"],
+            copied["scalar"].item() - number,
+            copied["sparse"].sum().item() - 3 * number,
+        ]
         told[-1] += [plain.data_ptr() == copied["tied"].data_ptr(), snapshots._rooms[0].is_inference()]
         addresses.append({value.to_local().data_ptr() for value in inner.values()} | {plain.data_ptr()})
         del copied, inner, again, plain
@@ -281,7 +292,9 @@ def copied_twice(rank):
 @pytest.mark.filterwarnings("ignore")
 def test_the_copies_of_a_divided_state_use_the_memory_of_the_last_ones():
     for told, same_memory, devices in run_ranks(copied_twice):
-        assert told == [[True] * 5 + [40, 3, {1, 2}, 5.0, 3.0, True, False]] * 2
+        expected = [True] * 5 + [40, 3, collections.Counter("aab"), 5.0, 3.0, True, False]
+        assert told == [expected] * 2
+        assert {type(each[7]) for each in told} == {collections.Counter}
         assert same_memory
         assert devices == {"cpu"}
 

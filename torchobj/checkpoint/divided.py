@@ -6,7 +6,7 @@ stager asks the system for new memory at each save, which takes five to ten time
 """
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -73,12 +73,20 @@ def _other(value: Any) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with what is in its dicts, lists and tuples changed, and containers of its own."""
-    if isinstance(value, Mapping):
-        return {key: _mapped(inner, change) for key, inner in value.items()}
+    """The value with what is in its dicts, lists and tuples changed, and containers of its own, of the same types."""
+    made: Any
+    if isinstance(value, MutableMapping):
+        made = copy.copy(value)
+        for key, inner in value.items():
+            made[key] = _mapped(inner, change)
+        return made
     if isinstance(value, list):
-        return [_mapped(inner, change) for inner in value]
+        made = copy.copy(value)
+        made[:] = [_mapped(inner, change) for inner in value]
+        return made
     if isinstance(value, tuple):
-        inner = [_mapped(inner, change) for inner in value]
-        return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
+        made = [_mapped(inner, change) for inner in value]
+        if all(new is old for new, old in zip(made, value, strict=True)):
+            return value
+        return value._make(made) if hasattr(value, "_make") else tuple(made)
     return change(value)
