@@ -4,6 +4,7 @@
     python benchmarks/checkpoint.py --only "512 MiB, origin" # the cases whose label has these words
     python benchmarks/checkpoint.py --only dcp               # distributed checkpoints
     python benchmarks/checkpoint.py --loader                 # a training loop beside an upload
+    python benchmarks/checkpoint.py --only blocking          # how long the loop stands still for save_async
     python benchmarks/checkpoint.py --quick                  # a look, under two minutes: not to be quoted
 
 Needs the extra `bench`, a C compiler for the origin, and pip for the rivals that cannot be in one environment with
@@ -26,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import beside, checkpoint_report, checkpoint_targets, dcp, report
+from benchmarks import beside, blocking, checkpoint_report, checkpoint_targets, dcp, report
 from benchmarks.checkpoint_measure import Case, Job, Savers
 from benchmarks.checkpoint_rivals import CLIENTS, needs_packages
 from benchmarks.checkpoint_targets import RIVAL
@@ -206,7 +207,7 @@ def main() -> None:
     about["packages"] |= packages.versions() if any(map(needs_packages, clients)) else {}
     print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
 
-    cases, calls, share, phases = [], [], None, []
+    cases, calls, share, phases, stops = [], [], None, [], []
     with contextlib.ExitStack() as stack:
         places = stack.enter_context(servers())
         bench = Bench(places, states, clients)
@@ -226,13 +227,17 @@ def main() -> None:
         with origin.running(beside.LATENCY_MS) as far:
             phases = beside.run(far.memory, beside.QUICK if given.quick else beside.FULL, rounds)
         print(*map(checkpoint_report.phases_table, phases), "", sep="\n", flush=True)
-    verdicts = checkpoint_targets.verdicts(cases, calls, share, phases)
+    if wanted("blocking"):
+        stops = [blocking.run(next(iter(states.values())), rounds)]
+        print(*map(checkpoint_report.stops_table, stops), "", sep="\n", flush=True)
+    verdicts = checkpoint_targets.verdicts(cases, calls, share, phases, stops)
     print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
     content: dict[str, Any] = {
         "cases": [dataclasses.asdict(case) for case in cases],
         "dcp": [dataclasses.asdict(each) for each in calls],
         "share": dataclasses.asdict(share) if share is not None else None,
         "loops": [dataclasses.asdict(each) for each in phases],
+        "blocking": [dataclasses.asdict(each) for each in stops],
         "targets": [verdict.fields() for verdict in verdicts],
     }
     name = "checkpoint-quick" if given.quick else "checkpoint-part" if words or rounds < 3 else "checkpoint"

@@ -1,6 +1,6 @@
 """The tables of `checkpoint.py`. Judges nothing."""
 
-from benchmarks import beside, dcp, report
+from benchmarks import beside, blocking, dcp, report
 from benchmarks.checkpoint_measure import Case, Run
 from benchmarks.report import OURS, Spread
 
@@ -54,3 +54,13 @@ def phases_table(phases: beside.Phases) -> str:
         rows.append([name, str(len(runs)), phases.spread(beside.Phase.rate, name).text(0), uploaded])
     title = f"{phases.label}, uploads capped at {beside.CAP_MBIT_S:g} Mbit/s: median (least-most)"
     return report.aligned(title, rows)
+
+
+def stops_table(stops: blocking.Stops) -> str:
+    """Milliseconds that the loop stands still."""
+    rows = [["", "rounds", "ms", "of a memcpy", "CPU ms"]]
+    for name, runs in stops.runs.items():
+        times = stops.ratio(blocking.Stop.milliseconds, blocking.MEMCPY, name)
+        ms, cpu = (stops.spread(figure, name) for figure in (blocking.Stop.milliseconds, lambda stop: stop.cpu_s * 1e3))
+        rows.append([name, str(len(runs)), ms.text(0), f"{times.text(2)}x", f"{cpu.median:.0f}"])
+    return report.aligned(f"{stops.label}: median (least-most)", rows)

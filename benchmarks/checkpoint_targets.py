@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from benchmarks.beside import Phases
+from benchmarks.blocking import MEMCPY, SHARDED, Stop, Stops
 from benchmarks.checkpoint_measure import Case, Run
 from benchmarks.dcp import ASKING, NOTHING, Call, Calls, Share
 from benchmarks.report import OURS, Spread, Verdict
@@ -21,6 +22,7 @@ _GROWN_SHARE = 1.05
 _SHARE = 0.015
 _TENSOR_US = 30
 _LOST = 0.1
+_MEMCPY = 1.2
 
 
 def _case(case: Case) -> Iterator[Verdict]:
@@ -68,8 +70,18 @@ def _phases(phases: Phases) -> Iterator[Verdict]:
     yield Verdict(target, f"{lost.text(1)} %", lost.median <= 100 * _LOST)
 
 
+def _stops(stops: Stops) -> Iterator[Verdict]:
+    for name in (OURS, SHARDED):
+        times = stops.ratio(Stop.milliseconds, MEMCPY, name)
+        yield Verdict(f"{stops.label}, {name}: <= {_MEMCPY}x one memcpy", f"{times.text(2)}x", times.median <= _MEMCPY)
+
+
 def verdicts(
-    cases: Sequence[Case], calls: Sequence[Calls], share: Share | None, phases: Sequence[Phases]
+    cases: Sequence[Case],
+    calls: Sequence[Calls],
+    share: Share | None,
+    phases: Sequence[Phases],
+    stops: Sequence[Stops],
 ) -> list[Verdict]:
     """All targets that what was measured says something about."""
     return [
@@ -77,4 +89,5 @@ def verdicts(
         *(verdict for each in calls for verdict in _calls(each)),
         *(_share(share) if share is not None else ()),
         *(verdict for each in phases for verdict in _phases(each)),
+        *(verdict for each in stops for verdict in _stops(each)),
     ]

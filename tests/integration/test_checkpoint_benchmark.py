@@ -117,3 +117,4 @@ def test_a_quick_run_of_the_benchmark_ends_with_its_verdicts():
     assert "small tensors" in verdicts
     assert "beside an upload" in verdicts
     assert "of the bytes" in verdicts
+    assert "sharded: <= 1.2x one memcpy" in verdicts
