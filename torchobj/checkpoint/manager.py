@@ -1,8 +1,8 @@
 """Checkpoints by step: saved whole or not at all, found, restored, and deleted by rule.
 
 Who does what: `saving` makes one save; `commits` makes a step real and names its objects; `snapshot` copies or watches
-the state; `ranks` gives all ranks one outcome; `retention` says what goes; `sweep` finds what killed saves left. The
-manager is their face, and sees to it that one save is under way at a time.
+the state, `divided` copies one that all ranks have parts of; `ranks` gives all ranks one outcome; `retention` says what
+goes; `sweep` finds what killed saves left. The manager is their face, and sees to it that one save is under way.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
