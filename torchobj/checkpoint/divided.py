@@ -6,7 +6,7 @@ stager asks the system for new memory at each save, which takes five to ten time
 """
 
 import copy
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from torchobj.checkpoint.snapshot import Snapshots
 
-__all__ = ["copied"]
+__all__ = ["copied", "with_containers"]
 
 
 def copied(state: Mapping[Any, Any], snapshots: Snapshots) -> dict[Any, Any]:
@@ -43,9 +43,9 @@ def copied(state: Mapping[Any, Any], snapshots: Snapshots) -> dict[Any, Any]:
         # `from_local` would move it to where the ranks compute.
         return DTensor(made, value._spec, requires_grad=False) if isinstance(value, DTensor) else made
 
-    _mapped(state, note)
+    with_containers(state, note)
     copies = dict(zip(own, snapshots.copies(list(own.values())), strict=True))
-    made: dict[Any, Any] = _mapped(state, copy_of)
+    made: dict[Any, Any] = with_containers(state, copy_of)
     return made
 
 
@@ -72,20 +72,23 @@ def _other(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with what is in its dicts, lists and tuples changed, and containers of its own, of the same types."""
+def with_containers(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with what is in its mappings, lists and tuples changed, and containers of its own.
+
+    They are of the same types, but for mappings that are no dicts: a copy of such may share what it maps.
+    """
     made: Any
-    if isinstance(value, MutableMapping):
-        made = copy.copy(value)
+    if isinstance(value, Mapping):
+        made = copy.copy(value) if isinstance(value, dict) else {}
         for key, inner in value.items():
-            made[key] = _mapped(inner, change)
+            made[key] = with_containers(inner, change)
         return made
     if isinstance(value, list):
         made = copy.copy(value)
-        made[:] = [_mapped(inner, change) for inner in value]
+        made[:] = [with_containers(inner, change) for inner in value]
         return made
     if isinstance(value, tuple):
-        made = [_mapped(inner, change) for inner in value]
+        made = [with_containers(inner, change) for inner in value]
         if all(new is old for new, old in zip(made, value, strict=True)):
             return value
         return value._make(made) if hasattr(value, "_make") else tuple(made)

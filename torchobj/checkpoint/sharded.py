@@ -1,6 +1,5 @@
 """States of which every rank writes and reads its own part, by `torch.distributed.checkpoint`. Commits nothing."""
 
-import copy
 import io
 import pickle
 from collections.abc import Callable, Mapping, MutableMapping
@@ -20,7 +19,7 @@ from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
-from torchobj.checkpoint.divided import copied
+from torchobj.checkpoint.divided import copied, with_containers
 from torchobj.checkpoint.matching import match
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import check, fill
@@ -79,7 +78,8 @@ def restored(
 
     def matched() -> dict[str, Any]:
         metadata = reader.read_metadata()
-        taken = {name: _opened(value) for name, value in state_of(into).items()}
+        # Of its own: an object may have given the containers that it works with.
+        taken: dict[str, Any] = with_containers(state_of(into), lambda value: value)
         match(into, taken, metadata, source)
         return taken
 
@@ -152,16 +152,6 @@ def _key(place: Any, key: Any) -> Any:
     if isinstance(place, Mapping) and key not in place:
         return next((found for found in place if str(found) == key), key)
     return key
-
-
-def _opened(value: Any) -> Any:
-    """The state with containers of its own, and the same tensors: an object may have given what it works with."""
-    if isinstance(value, Mapping):
-        made: Any = copy.copy(value)
-        for key, inner in value.items():
-            made[key] = _opened(inner)
-        return made
-    return [_opened(inner) for inner in value] if type(value) is list else value
 
 
 def checksums(folder: str, config: StoreConfig) -> dict[str, int | None]:

@@ -1,0 +1,82 @@
+"""Copies of states for distributed checkpoints: all is copied, and what was given stays as it is."""
+
+import collections
+from collections.abc import MutableMapping
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from torchobj.checkpoint.divided import copied
+from torchobj.checkpoint.snapshot import _ROOM_BYTES, Snapshots
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: dict
+
+
+class Sharing(MutableMapping):
+    """A mapping whose `copy.copy` has the same entries."""
+
+    def __init__(self, entries):
+        self.entries = entries
+
+    def __getitem__(self, key):
+        return self.entries[key]
+
+    def __setitem__(self, key, value):
+        self.entries[key] = value
+
+    def __delitem__(self, key):
+        del self.entries[key]
+
+    def __iter__(self):
+        return iter(self.entries)
+
+    def __len__(self):
+        return len(self.entries)
+
+
+@pytest.mark.parametrize("kind", [dict, Sharing, collections.ChainMap, collections.UserDict, collections.OrderedDict])
+def test_a_copy_leaves_the_state_as_it_is(kind):
+    tensor = torch.ones(3)
+    inner = kind({"tensor": tensor, "list": [tensor, 1]})
+    copy = copied({"inner": inner}, Snapshots())["inner"]
+    tensor.add_(1)
+    assert inner["tensor"] is tensor
+    assert inner["list"][0] is tensor
+    assert copy["tensor"].tolist() == copy["list"][0].tolist() == [1, 1, 1]
+    assert copy["list"][1] == 1
+
+
+def test_containers_are_what_they_were():
+    counts = collections.Counter("aab")
+    state = {"counts": counts, "size": torch.Size([1, 2]), "pair": Pair(torch.ones(1), {"x": 1}), "deep": ([{1}],)}
+    copy = copied(state, Snapshots())
+    assert copy == {**state, "pair": copy["pair"]}
+    assert [type(copy[name]) for name in state] == [type(value) for value in state.values()]
+    assert copy["pair"].second == {"x": 1}
+    counts["c"] = 1
+    state["deep"][0][0].add(2)
+    assert copy["counts"] == collections.Counter("aab")
+    assert copy["deep"] == ([{1}],)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize")
+def test_memory_is_copied_once_under_whatever_names_and_as_what_it_is():
+    base = torch.arange(_ROOM_BYTES, dtype=torch.uint8)
+    state = {
+        "a": base,
+        "again": base.view(base.shape),
+        "half": base[: _ROOM_BYTES // 2],
+        "turned": base.view(4, -1).t(),
+    }
+    state |= {"other": base.view(torch.int32), "none": torch.empty(0, 3), "nothing": torch.empty(2, 0)}
+    state |= {"quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "wide": base[:1].expand(5)}
+    copy = copied(state, Snapshots())
+    assert copy["a"].data_ptr() == copy["again"].data_ptr() != base.data_ptr()
+    for name, tensor in state.items():
+        assert torch.equal(copy[name], tensor), name
+        assert (copy[name].shape, copy[name].dtype) == (tensor.shape, tensor.dtype)
+    assert copy["half"].untyped_storage().nbytes() == _ROOM_BYTES // 2
