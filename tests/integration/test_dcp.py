@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import weakref
 import zlib
 
 import pytest
@@ -386,6 +387,25 @@ def test_a_large_tensor_that_is_not_contiguous_is_copied_in_pieces(place, monkey
     assert_equal(loaded(place, state), state)
     manifest = json.loads(place.body("step 1/_torchobj_manifest.json"))
     assert all(zlib.crc32(place.body(f"step 1/{file['name']}")) == file["crc32"] for file in manifest["files"])
+
+
+def test_copies_that_wait_to_be_sent_are_few(place, monkeypatch):
+    stage, alive, most = writing._staged_whole, [], 0
+
+    def staged(tensor):
+        nonlocal most
+        copy = stage(tensor)
+        alive.append(weakref.ref(copy))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return copy
+
+    monkeypatch.setattr(writing, "_staged_whole", staged)
+    # Of 8 MiB each, and laid out as they are not written.
+    turned = torch.rand(1024, 2048).t()
+    save(place, {f"turned {number}": turned for number in range(40)})
+    assert len(alive) == 40
+    # Twelve by the bounds, and those that were sent and are not yet let go.
+    assert most <= 20
 
 
 # Destinations

@@ -43,6 +43,8 @@ class ItemFile:
         self._joined: list[Any] = []
         self._joined_bytes = 0
         self._pieces: list[Any] = []
+        # Copies do not wait for others: nothing counts them before they are handed on.
+        self._most_pieces = _BATCH_PIECES if limit_bytes is None else 1
         # Those that wait are counted too.
         self._records = 0
 
@@ -111,7 +113,7 @@ class ItemFile:
             self._joined, self._joined_bytes = [], 0
 
     def _hand_on_if_many(self) -> None:
-        if len(self._pieces) >= _BATCH_PIECES:
+        if len(self._pieces) >= self._most_pieces:
             self._hand_on()
 
     def _hand_on(self) -> None:
