@@ -53,7 +53,7 @@ class Stops(Rounds):
 
 
 def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Callable[[int], Any]]:
-    """What is timed, by its name: returns a save that is still to be waited for, if it began one."""
+    """What is timed, by its name: returns what it made, or the save that it began."""
     from torchobj.checkpoint import CheckpointManager
 
     mesh = init_device_mesh("cpu", (1,))
@@ -73,7 +73,7 @@ def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Calla
 
     return {
         MEMCPY: memcpy,
-        CLONE: lambda _: [tensor.clone() for tensor in tensors.values()] and None,
+        CLONE: lambda _: [tensor.clone() for tensor in tensors.values()],
         OURS: lambda step: whole.save_async(step, tensors),
         SHARDED: lambda step: sharded.save_async(step, parts),
         FIRST: first,
@@ -93,10 +93,11 @@ def _work(fields: dict[str, Any]) -> dict[str, Any]:
         for number, (name, way) in itertools.product(range(fields["rounds"] + 1), ways.items()):
             gc.collect()
             started_s, started_cpu_s = time.perf_counter(), used_cpu_s()
-            save = way(number)
+            made = way(number)
             stop = Stop(time.perf_counter() - started_s, used_cpu_s() - started_cpu_s)
-            if save is not None:
-                save.result()
+            if name not in (MEMCPY, CLONE):
+                made.result()
+            del made
             if number:
                 stops.setdefault(name, []).append(dataclasses.asdict(stop))
     dist.destroy_process_group()
