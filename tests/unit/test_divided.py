@@ -9,6 +9,7 @@ import torch
 
 from torchobj.checkpoint.divided import copied
 from torchobj.checkpoint.snapshot import _ROOM_BYTES, Snapshots
+from torchobj.exceptions import CheckpointError
 
 
 class Pair(NamedTuple):
@@ -80,3 +81,17 @@ def test_memory_is_copied_once_under_whatever_names_and_as_what_it_is():
         assert torch.equal(copy[name], tensor), name
         assert (copy[name].shape, copy[name].dtype) == (tensor.shape, tensor.dtype)
     assert copy["half"].untyped_storage().nbytes() == _ROOM_BYTES // 2
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors")
+def test_other_tensors_are_copied_too_and_freed_ones_named():
+    nested, sparse = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), torch.eye(3).to_sparse()
+    copy = copied({"nested": nested, "sparse": sparse}, Snapshots())
+    nested.mul_(2)
+    sparse.values().mul_(2)
+    assert [part.tolist() for part in copy["nested"].unbind()] == [[1, 1], [1, 1, 1]]
+    assert torch.equal(copy["sparse"].to_dense(), torch.eye(3))
+    freed = torch.ones(5)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(CheckpointError, match="a tensor of 20 bytes has no memory"):
+        copied({"freed": freed}, Snapshots())

@@ -6,14 +6,15 @@ stager asks the system for new memory at each save, which takes five to ten time
 """
 
 import copy
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from torchobj.checkpoint.snapshot import Snapshots
+from torchobj.exceptions import CheckpointError
 
 __all__ = ["copied", "with_containers"]
 
@@ -26,14 +27,10 @@ def copied(state: Mapping[Any, Any], snapshots: Snapshots) -> dict[Any, Any]:
         snapshots: Takes nothing else until the copy is no longer used.
 
     Raises:
+        CheckpointError: A tensor has no memory: it was given back, as FSDP gives back what it has gathered.
         Exception: What keeps a value from being copied, as `copy.deepcopy` raises it.
     """
-    own: dict[Hashable, torch.Tensor] = {}
-
-    def note(value: Any) -> None:
-        local = _local(value)
-        if local is not None:
-            own.setdefault(_place(local), local)
+    own = {_place(local): local for local in map(_local, _leaves(state)) if local is not None}
 
     def copy_of(value: Any) -> Any:
         local = _local(value)
@@ -43,7 +40,6 @@ def copied(state: Mapping[Any, Any], snapshots: Snapshots) -> dict[Any, Any]:
         # `from_local` would move it to where the ranks compute.
         return DTensor(made, value._spec, requires_grad=False) if isinstance(value, DTensor) else made
 
-    with_containers(state, note)
     copies = dict(zip(own, snapshots.copies(list(own.values())), strict=True))
     made: dict[Any, Any] = with_containers(state, copy_of)
     return made
@@ -52,9 +48,14 @@ def copied(state: Mapping[Any, Any], snapshots: Snapshots) -> dict[Any, Any]:
 def _local(value: Any) -> torch.Tensor | None:
     """What this rank has of a tensor, as memory; None where it is something else."""
     local = value._local_tensor if isinstance(value, DTensor) else value
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
     if type(local) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    is_memory = local.layout is torch.strided and not local.is_quantized and local.device.type in ("cpu", "cuda")
+    is_odd = local.is_quantized or local.is_nested or local.layout is not torch.strided
+    is_memory = not is_odd and local.device.type in ("cpu", "cuda")
+    if is_memory and local.nbytes and not local.data_ptr():
+        raise CheckpointError(f"a tensor of {local.nbytes} bytes has no memory")
     return local.detach() if is_memory else None
 
 
@@ -64,12 +65,20 @@ def _place(local: torch.Tensor) -> Hashable:
     return local.data_ptr(), *kind, tuple(local.shape), local.stride()
 
 
+@torch.no_grad()
 def _other(value: Any) -> Any:
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, torch.Tensor):
-        return BlockingAsyncStager().stage({"value": value})["value"]
-    return copy.deepcopy(value)
+    """A copy of what is no memory: of other values, and of tensors of other layouts and subclasses."""
+    if isinstance(value, DTensor):
+        return DTensor(_other(value._local_tensor), value._spec, requires_grad=False)
+    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping | list | tuple):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(inner)
+    else:
+        yield value
 
 
 def with_containers(value: Any, change: Callable[[Any], Any]) -> Any:
@@ -81,7 +90,8 @@ def with_containers(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         made = copy.copy(value) if isinstance(value, dict) else {}
         for key, inner in value.items():
-            made[key] = with_containers(inner, change)
+            # Some look at what they are given.
+            dict.__setitem__(made, key, with_containers(inner, change))
         return made
     if isinstance(value, list):
         made = copy.copy(value)

@@ -194,17 +194,16 @@ class Snapshots:
             has_room = tensor.nbytes >= _ROOM_BYTES
             storage = next(rooms).untyped_storage() if has_room else staging.storage_of(tensor.nbytes)
             copy = torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
-            copies.append(copy.copy_(tensor, non_blocking=has_room))
+            # What is conjugated on the way is so by the CPU, which would not wait for the bytes.
+            as_it_is = not (tensor.is_conj() or tensor.is_neg())
+            copies.append(copy.copy_(tensor, non_blocking=has_room and as_it_is))
         for gpu in gpus:
             torch.cuda.synchronize(gpu)
         return copies
 
     def _rooms_for(self, sizes: list[int], *, pinned: bool) -> Iterator[torch.Tensor]:
         """Memory for storages of these sizes: that of the last snapshot where it fits, else new."""
-        free: dict[int, list[torch.Tensor]] = {}
-        for room in self._rooms:
-            if room.is_pinned() == pinned:
-                free.setdefault(room.nbytes, []).append(room)
+        free = _by_size([room for room in self._rooms if room.is_pinned() == pinned])
         fitting = [free[size].pop() if free.get(size) else None for size in sizes]
         # What does not fit goes before new memory is asked for: a snapshot is never larger than its state.
         self._rooms, free = [], {}
@@ -216,6 +215,13 @@ class Snapshots:
     def forget(self) -> None:
         """Gives the memory back."""
         self._rooms = []
+
+
+def _by_size(rooms: Iterable[torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    sizes: dict[int, list[torch.Tensor]] = {}
+    for room in rooms:
+        sizes.setdefault(room.nbytes, []).append(room)
+    return sizes
 
 
 class Watch:
