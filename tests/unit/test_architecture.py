@@ -63,7 +63,7 @@ LAYERS = [
     ["fsspec"],
     ["lightning"],
     ["checkpoint.commits", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
-    ["checkpoint.admission", "checkpoint.snapshot", "checkpoint.sweep"],
+    ["checkpoint.admission", "checkpoint.leftovers", "checkpoint.snapshot"],
     ["checkpoint.divided", "checkpoint.matching", "checkpoint.restoring"],
     ["checkpoint.sharded"],
     ["checkpoint.saving"],

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.dcp.reader import StorageReader
     from torchobj.checkpoint.dcp.writer import StorageWriter
     from torchobj.checkpoint.handle import SaveHandle
+    from torchobj.checkpoint.leftovers import Leftover
     from torchobj.checkpoint.manager import CheckpointManager
     from torchobj.checkpoint.retention import KeepBest
     from torchobj.checkpoint.rng import RngState
-    from torchobj.checkpoint.sweep import Leftover
 
 #: Public names, and where they live.
 _LAZY = {
     "CheckpointManager": "torchobj.checkpoint.manager",
     "KeepBest": "torchobj.checkpoint.retention",
-    "Leftover": "torchobj.checkpoint.sweep",
+    "Leftover": "torchobj.checkpoint.leftovers",
     "RngState": "torchobj.checkpoint.rng",
     "SaveHandle": "torchobj.checkpoint.handle",
     "StorageReader": "torchobj.checkpoint.dcp.reader",

@@ -11,9 +11,10 @@ from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
 
-from torchobj.checkpoint import saving, sharded, sweep
+from torchobj.checkpoint import leftovers, saving, sharded
 from torchobj.checkpoint.commits import Commit, Commits, UnreadableCommitError, checked_step
 from torchobj.checkpoint.handle import SaveHandle
+from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.load import load
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file
@@ -347,14 +348,14 @@ class CheckpointManager:
             self._commits.delete(commit)
         self._commits.point()
 
-    def leftovers(self) -> list[sweep.Leftover]:
+    def leftovers(self) -> list[Leftover]:
         """What attempts left that were never committed: objects, and unfinished uploads. One rank calls it.
 
         A save that another process has under way looks the same: compare `modified`.
         """
-        return sweep.leftovers(self._commits)
+        return leftovers.leftovers(self._commits)
 
-    def sweep(self, older_than_s: float = 3600.0) -> list[sweep.Leftover]:
+    def sweep(self, older_than_s: float = 3600.0) -> list[Leftover]:
         """Deletes leftovers. One rank calls it.
 
         Args:
@@ -366,7 +367,7 @@ class CheckpointManager:
         """
         if older_than_s < 0:
             raise ConfigError(f"older_than_s={older_than_s!r}: must be 0 or more seconds")
-        return sweep.sweep(self._commits, older_than_s)
+        return leftovers.sweep(self._commits, older_than_s)
 
     def wait(self) -> None:
         """Waits for a save in the background.

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torchobj.checkpoint import admission, sharded, sweep
+from torchobj.checkpoint import admission, leftovers, sharded
 from torchobj.checkpoint.commits import (
     Attempt,
     Commit,
@@ -182,7 +182,7 @@ def run(
 
 def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[str, float]) -> None:
     attempt = beginning.attempt
-    with sweep.under_way(attempt):
+    with leftovers.under_way(attempt):
         try:
             _write(data)
             commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, now())
@@ -243,7 +243,7 @@ def _tidy(commits: Commits, rules: Retention, beginning: Beginning) -> None:
             commits.delete_objects(item.key for item in beginning.replaced.objects)
         committed = commits.readable()
         _warn(commits, rules, committed, saved)
-        going = set(doomed(committed, rules, {saved, *sweep.steps_under_way()}))
+        going = set(doomed(committed, rules, {saved, *leftovers.steps_under_way()}))
         for commit in committed:
             if commit.step in going:
                 commits.delete(commit)
