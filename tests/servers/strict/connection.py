@@ -129,6 +129,8 @@ class _Exchange:
         if self._action.reset == "after_request":
             await self._peer.reset()
             return False
+        if self._action.no_answer:
+            return False
         response = self._perform(request, body)
         if self._action.lose_response:
             await self._peer.reset()
@@ -182,6 +184,9 @@ class _Exchange:
             payload = open_payload(request.headers, request.identity, body)
             if action.error_in_200 is not None:
                 return self._error(S3Error(action.error_in_200, status=200))
+            if action.redirect_to is not None:
+                location = {"Location": action.redirect_to + self._head.target}
+                return self._scripted_error(replace(action, status=307, headers=location))
             if action.status is not None:
                 return self._scripted_error(action)
             headers = request.headers

@@ -17,18 +17,26 @@ class FaultAction(TypedDict, total=False):
 
     early_response: int
     reset: bool | Literal["before_head", "after_request"]
+    no_answer: bool
     status: int
     code: str
     headers: dict[str, str]
     body: str
     error_in_200: str
+    redirect_to: str
     ignore_range: bool
     lose_response: bool
     informational: int
     delay_first_byte_s: float
     wrong_content_range: bool
+    wrong_etag: bool
     chunked: bool
     no_length: bool
+    http_1_0: bool
+    garbage_head: bool
+    cut_head: int
+    replace_body: str
+    gzip: bool
     corrupt_byte_at: int
     shorter_length: int
     cut_body: int | float

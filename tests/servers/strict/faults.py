@@ -24,14 +24,18 @@ class Action:
     # Before the request's body is read: answer at once and close, or reset the connection.
     early_response: int | None = None
     # "before_head": reset before the request's body is read; "after_request": after it, with the operation not
-    # performed; True: reset once the answer, or what cut_body leaves of it, has arrived.
+    # performed; True: reset once the answer, or what cut_head or cut_body leaves of it, has arrived.
     reset: bool | str = False
+    # Close by FIN after the request's body is read, without an answer and with the operation not performed.
+    no_answer: bool = False
     # Instead of performing the operation: an error of this status (code, headers and body as given or as usual).
     status: int | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str | None = None
     error_in_200: str | None = None
+    # 307 to this scheme and host, with the request's own target.
+    redirect_to: str | None = None
     # While performing it.
     ignore_range: bool = False
     lose_response: bool = False
@@ -39,9 +43,15 @@ class Action:
     informational: int | None = None
     delay_first_byte_s: float = 0.0
     wrong_content_range: bool = False
+    wrong_etag: bool = False
     chunked: bool = False
     no_length: bool = False
+    http_1_0: bool = False
+    garbage_head: bool = False
+    cut_head: int | None = None
     # To the answer's body.
+    replace_body: str | None = None
+    gzip: bool = False
     corrupt_byte_at: int | None = None
     shorter_length: int = 0
     cut_body: int | float | None = None
@@ -83,18 +93,26 @@ def _is_map(value: object) -> bool:
 _CHECKS: Mapping[str, Callable[[object], bool]] = {
     "early_response": _is_error_status,
     "reset": lambda value: _is_bool(value) or value in ("before_head", "after_request"),
+    "no_answer": _is_bool,
     "status": _is_error_status,
     "code": _is_text,
     "headers": _is_map,
     "body": _is_text,
     "error_in_200": _is_text,
+    "redirect_to": _is_text,
     "ignore_range": _is_bool,
     "lose_response": _is_bool,
     "informational": lambda value: value in (100, 102, 103),
     "delay_first_byte_s": _is_amount,
     "wrong_content_range": _is_bool,
+    "wrong_etag": _is_bool,
     "chunked": _is_bool,
     "no_length": _is_bool,
+    "http_1_0": _is_bool,
+    "garbage_head": _is_bool,
+    "cut_head": _is_count,
+    "replace_body": _is_text,
+    "gzip": _is_bool,
     "corrupt_byte_at": _is_count,
     "shorter_length": _is_count,
     # A whole number counts bytes; a fraction is of the body.

@@ -5,6 +5,7 @@ Every fault here is one of bytes and time: the operation was performed, and its 
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -20,6 +21,8 @@ _BLOCK_BYTES = 256 * 1024
 _CHUNKS = 5
 # A dripping body goes out in this many pieces per second.
 _DRIPS_PER_S = 20
+_GARBAGE = b"\x16\x03\x01 this is not HTTP\r\n\r\n"
+_OTHER_ETAG = f'"{"0" * 32}"'
 _INFORMATIONAL = {100: "", 102: "", 103: "Link: </early>; rel=preload\r\n"}
 
 
@@ -39,12 +42,19 @@ def _damaged(response: Response, action: Action) -> Response:
     """Returns the answer with its content changed, in ways that leave its framing right."""
     body = response.body
     headers = response.headers
+    if action.replace_body is not None:
+        body = action.replace_body.encode()
     if action.corrupt_byte_at is not None and action.corrupt_byte_at < len(body):
         changed = bytearray(body)
         changed[action.corrupt_byte_at] ^= 0xFF
         body = bytes(changed)
     if action.shorter_length:
         body = body[: -action.shorter_length]
+    if action.gzip:
+        body = gzip.compress(body, mtime=0)
+        headers = [*headers, ("Content-Encoding", "gzip")]
+    if action.wrong_etag:
+        headers = [(name, _OTHER_ETAG if name == "ETag" else value) for name, value in headers]
     if action.wrong_content_range:
         headers = [(name, _shifted(value) if name == "Content-Range" else value) for name, value in headers]
     return Response(response.status, headers, body, response.promised_length_bytes)
@@ -99,17 +109,19 @@ def _bytes_to_send(action: Action, size_bytes: int) -> int:
     return min(action.cut_body, size_bytes)
 
 
-def _head_of(response: Response, framing: list[tuple[str, str]]) -> bytes:
-    lines = [f"HTTP/1.1 {response.status} {_reason(response.status)}"]
+def _head_of(response: Response, action: Action, framing: list[tuple[str, str]]) -> bytes:
+    if action.garbage_head:
+        return _GARBAGE
+    lines = [f"HTTP/{'1.0' if action.http_1_0 else '1.1'} {response.status} {_reason(response.status)}"]
     lines += [f"{name}: {value}" for name, value in [*response.headers, *framing]]
-    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")[: action.cut_head]
 
 
 def _framing_of(response: Response, action: Action, *, has_body: bool, keep_open: bool) -> list[tuple[str, str]]:
     framing = []
     if has_body and action.chunked:
         framing.append(("Transfer-Encoding", "chunked"))
-    elif has_body and not action.no_length:
+    elif has_body and not (action.no_length or action.http_1_0):
         framing.append(("Content-Length", str(len(response.body))))
     elif response.promised_length_bytes is not None:
         framing.append(("Content-Length", str(response.promised_length_bytes)))
@@ -133,14 +145,16 @@ async def send(
     await peer.pause(action.delay_first_byte_s)
     response = _damaged(response, action)
     record.status = response.status
-    peer.write(_head_of(response, _framing_of(response, action, has_body=has_body, keep_open=keep_open)))
-    if has_body:
+    peer.write(_head_of(response, action, _framing_of(response, action, has_body=has_body, keep_open=keep_open)))
+    headless = action.garbage_head or action.cut_head is not None
+    if has_body and not headless:
         await _send_body(peer, memoryview(response.body), action, record)
     await peer.drain()
     if action.reset:
         await peer.reset()
-    cut = has_body and action.cut_body is not None
-    return keep_open and not (cut or action.reset or action.no_length or action.close_after)
+    cut = headless or (has_body and action.cut_body is not None)
+    ended_by_fin = action.no_length or action.http_1_0 or action.close_after
+    return keep_open and not (cut or action.reset or ended_by_fin)
 
 
 async def _send_body(peer: Peer, body: memoryview, action: Action, record: RequestRecord) -> None:
