@@ -27,7 +27,7 @@ define take
 @[ "$$(cat $(OURS) 2>/dev/null)" = "$(CURDIR)" ] || { find rust -name '*.rs' -exec touch {} + && echo "$(CURDIR)" > $(OURS); }
 endef
 
-.PHONY: help demo test lint rust py matrix bench wheel build venv clean
+.PHONY: help demo test lint rust py matrix bench faults wheel build venv clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -82,6 +82,9 @@ bench: build ## The benchmarks, with their tables
 	$(PY) benchmarks/loader.py
 	$(PY) benchmarks/mlperf.py
 	$(PY) benchmarks/checkpoint.py
+
+faults: build ## Every operation under every fault: right bytes or a typed error, and how much later
+	$(PY) benchmarks/faults.py
 
 wheel: venv ## A manylinux wheel in dist/
 	$(take)

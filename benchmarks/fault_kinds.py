@@ -1,0 +1,84 @@
+"""The kinds of faults of `faults`: what the strict server is told to do to a request. Runs nothing."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tests.servers.strict.control import FaultAction, FaultRule
+
+#: Longer than any limit: whoever waits for the end of it is stuck.
+_FOR_EVER_S = 600.0
+_ERROR_XML = (
+    '<?xml version="1.0" encoding="UTF-8"?><Error><Code>InternalError</Code><Message>by script</Message></Error>'
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fault."""
+
+    name: str
+    action: FaultAction
+    stall: Literal["first_byte_timeout_s", "idle_timeout_s"] | None = None
+    """The timeout that ends it, where it is a silence or too slow."""
+    transient: bool = True
+    """Whether the same request succeeds when it is sent again: not so where the answer is a final one."""
+
+
+def kinds(endpoint: str) -> list[Kind]:
+    """Every kind, for a server at `endpoint`."""
+    wait = {"Retry-After": "1"}
+    return [
+        Kind("500", {"status": 500}),
+        Kind(
+            "502 with HTML",
+            {"status": 502, "body": "<html>bad gateway</html>", "headers": {"Content-Type": "text/html"}},
+        ),
+        Kind("503 SlowDown", {"status": 503}),
+        Kind("503, Retry-After: 1", {"status": 503, "headers": wait}),
+        Kind("429, Retry-After: 0", {"status": 429, "code": "TooManyRequests", "headers": {"Retry-After": "0"}}),
+        Kind("503 before the body", {"early_response": 503}),
+        Kind("400 RequestTimeout", {"status": 400, "code": "RequestTimeout"}),
+        Kind("403 clock skew", {"status": 403, "code": "RequestTimeTooSkewed"}, transient=False),
+        Kind("200 with an error", {"error_in_200": "InternalError"}),
+        Kind("200, error as object", {"replace_body": _ERROR_XML}),
+        Kind("reset before body", {"reset": "before_head"}),
+        Kind("reset after request", {"reset": "after_request"}),
+        Kind("closed, no answer", {"no_answer": True}),
+        Kind("done, answer lost", {"lose_response": True}),
+        Kind("not HTTP", {"garbage_head": True}),
+        Kind("head cut short", {"cut_head": 40}),
+        Kind("reset in the body", {"cut_body": 0.5, "reset": True}),
+        Kind("body cut short", {"cut_body": 0.5}),
+        Kind("chunked, cut short", {"cut_body": 0.5, "chunked": True}),
+        Kind("HTTP/1.0, cut short", {"cut_body": 0.5, "http_1_0": True}),
+        Kind("wrong length", {"shorter_length": 100}),
+        Kind("longer than said", {"longer_body": 100}),
+        Kind("gzip by a proxy", {"gzip": True}),
+        Kind("wrong Content-Range", {"wrong_content_range": True}),
+        Kind("range ignored", {"ignore_range": True}),
+        Kind("wrong ETag", {"wrong_etag": True}, transient=False),
+        Kind("chunked", {"chunked": True}),
+        Kind("no length", {"no_length": True}),
+        Kind("HTTP/1.0", {"http_1_0": True}),
+        Kind("103 first", {"informational": 103}),
+        Kind("stale connection", {"close_after": True}),
+        Kind("redirect to itself", {"redirect_to": endpoint}),
+        Kind("no answer", {"delay_first_byte_s": _FOR_EVER_S}, stall="first_byte_timeout_s"),
+        Kind("body stalls", {"stall_body_at": 100, "stall_s": _FOR_EVER_S}, stall="idle_timeout_s"),
+        Kind("200 B/s", {"slow_drip": 200.0}, stall="idle_timeout_s"),
+        Kind("redirect elsewhere", {"redirect_to": "http://foreign.test:81"}, transient=False),
+        Kind("403 AccessDenied", {"status": 403}, transient=False),
+        Kind("404 NoSuchKey", {"status": 404, "code": "NoSuchKey"}, transient=False),
+        Kind("412", {"status": 412}, transient=False),
+        Kind("416", {"status": 416}, transient=False),
+    ]
+
+
+def rules(chosen: Sequence[Kind], share: float, seed: int) -> Iterator[FaultRule]:
+    """A script by which `share` of all requests meet a fault, of each kind equally often."""
+    each = share / len(chosen)
+    for number, kind in enumerate(chosen):
+        # The first rule that chooses a request decides: the later ones see fewer.
+        probability = min(1.0, each / (1.0 - number * each))
+        yield {"probability": probability, "seed": seed * 1000 + number, "action": kind.action}
