@@ -8,7 +8,7 @@ from torchobj import _torchobj
 #: What only grows; the rest is not known before the prefetcher is made.
 COUNTS = (
     "hits", "late", "queued", "misses", "objects", "bytes", "retries", "throttled", "connect_failures", "hedges",
-    "hedges_won",
+    "hedges_won", "transferred", "copied",
 )  # fmt: skip
 
 

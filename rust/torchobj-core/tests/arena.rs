@@ -54,7 +54,7 @@ fn inherited(descriptor: BorrowedFd<'_>) -> OwnedFd {
     copy
 }
 
-/// Runs one worker for a while, kills it, and takes what it handed over. How much that was.
+/// Runs one worker for a while, kills it, and takes what it offered. How much that was.
 fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng) -> usize {
     let (file, bell) = (inherited(prefetcher.arena().file()), inherited(prefetcher.arena().bell()));
     let told = format!("{} {} {source} {}", file.as_raw_fd(), bell.as_raw_fd(), random.u64(..));
@@ -76,14 +76,14 @@ fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng)
         for line in lines.lines().map_while(Result::ok) {
             let numbers: Vec<u32> = line.split(' ').filter_map(|part| part.parse().ok()).collect();
             // The harness has its say, and the last line may be cut.
-            let (["handed", .., "."], &[id, generation, index]) =
+            let (["offered", .., "."], &[id, generation, index]) =
                 (&line.split(' ').collect::<Vec<_>>()[..], &numbers[..])
             else {
                 continue;
             };
-            let segment = prefetcher.arena().adopt(id, generation).expect("it was handed just now");
+            let buffer = prefetcher.arena().adopt(id, generation).unwrap().expect("it was offered just now");
             let index = u8::try_from(index).unwrap();
-            assert!(segment.buffer().as_slice() == vec![!index; size(index)], "object {index} has other bytes");
+            assert!(buffer.as_slice() == vec![!index; size(index)], "object {index} has other bytes");
             taken += 1;
         }
         taken
@@ -94,14 +94,14 @@ fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng)
 fn workers_that_are_killed_at_any_moment_leave_no_memory_and_no_wrong_bytes_behind() {
     let (prefetcher, source) = prefetcher();
     let end = Instant::now() + LASTS;
-    let (handed, killed) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (offered, killed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for seed in 0..WORKERS {
-            let (prefetcher, handed, killed) = (&prefetcher, &handed, &killed);
+            let (prefetcher, offered, killed) = (&prefetcher, &offered, &killed);
             scope.spawn(move || {
                 let mut random = fastrand::Rng::with_seed(seed);
                 while Instant::now() < end {
-                    handed.fetch_add(worker(prefetcher, source, &mut random), Ordering::Relaxed);
+                    offered.fetch_add(worker(prefetcher, source, &mut random), Ordering::Relaxed);
                     killed.fetch_add(1, Ordering::Relaxed);
                 }
             });
@@ -125,8 +125,8 @@ fn workers_that_are_killed_at_any_moment_leave_no_memory_and_no_wrong_bytes_behi
     }
     let stats = prefetcher.stats();
     assert_eq!((stats.memory.used, stats.memory.granted, stats.in_flight, stats.announced), (0, 0, 0, 0));
-    let (handed, killed) = (handed.into_inner(), killed.into_inner());
-    assert!(handed > 100 && killed > 10, "{handed} segments were handed by {killed} workers");
+    let (offered, killed) = (offered.into_inner(), killed.into_inner());
+    assert!(offered > 100 && killed > 10, "{offered} segments were offered by {killed} workers");
 }
 
 /// A worker's process, when told to be one.
@@ -152,9 +152,9 @@ fn one_worker() {
             match random.u8(..4) {
                 0 => kept.push(buffer),
                 1 => {
-                    let handed = claim.hand().unwrap();
+                    let offer = claim.offer().unwrap();
                     let mut out = std::io::stdout().lock();
-                    writeln!(out, "handed {} {} {index} .", handed.id, handed.generation).unwrap();
+                    writeln!(out, "offered {} {} {index} .", offer.id, offer.generation).unwrap();
                     out.flush().unwrap();
                 }
                 _ => {}

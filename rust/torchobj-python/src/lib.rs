@@ -53,7 +53,7 @@ mod native {
     use crate::scatter::scatter;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, hand};
+    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, offer};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::stats::prefetch_stats;

@@ -7,7 +7,6 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::arena::{Ahead, Worker};
-use torchobj_core::buffer::Buffer as Landed;
 use torchobj_core::error::Error;
 use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
@@ -272,20 +271,18 @@ impl Drop for Announcer {
     }
 }
 
-/// Gives the memory of a buffer to the owner of its arena: owner, id, generation. `None` for memory that is not an
-/// arena's. The buffer is empty from then on.
+/// Offers the memory of a buffer to the owner of its arena: owner, id, generation. `None` for memory that is to be copied.
 #[pyfunction]
-pub(crate) fn hand(buffer: &Bound<'_, Buffer>) -> PyResult<Option<(u32, u32, u32)>> {
-    buffer.get().hand()
+pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u32, u32, u32)> {
+    buffer.get().offer()
 }
 
-/// The buffer that a worker handed to this process.
+/// The buffer that a worker offered to this process, with its memory where the worker has dropped it.
 #[pyfunction]
 pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -> PyResult<Buffer> {
     let lost =
         || PyRuntimeError::new_err(format!("a buffer of process {owner} can be taken there once, and only there"));
     let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
-    let segment = py.detach(|| prefetcher.arena().adopt(segment, generation)).ok_or_else(lost)?;
-    let landed: Landed = segment.buffer();
-    Ok(landed.into())
+    let adopted = py.detach(|| prefetcher.arena().adopt(segment, generation))?;
+    Ok(adopted.ok_or_else(lost)?.into())
 }

@@ -31,6 +31,8 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("granted_bytes", stats.memory.granted)?;
     dict.set_item("ahead_bytes", stats.ahead)?;
     dict.set_item("overdrawn", stats.memory.overdrawn)?;
+    dict.set_item("transferred", stats.memory.transferred)?;
+    dict.set_item("copied", stats.memory.copied)?;
     let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
     let requests = &stats.requests;
     dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;

@@ -98,19 +98,49 @@ fn an_owner_that_starves_still_needs_not_look_again() {
 }
 
 #[test]
-fn what_is_handed_is_the_trainers_with_what_the_worker_wrote() {
+fn what_was_offered_and_dropped_is_the_trainers_with_what_the_worker_wrote() {
     loom::model(|| {
         let shared = Shared::granted(1);
         let worker = shared.clone();
         let worker = thread::spawn(move || {
             worker.write(2);
-            assert!(words::hand(&worker.word, 1));
+            assert!(words::offer(&worker.word, 1));
+            // What it still has it may read.
+            assert_eq!(worker.read(), 2);
+            assert!(!words::release(&worker.word, 1, &worker.starving));
         });
-        if shared.place() == Some(Place::Handed) {
+        if shared.place() == Some(Place::Transferred) {
             assert_eq!(shared.read(), 2);
             shared.write(3);
         }
         worker.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_copied_while_its_worker_has_it_is_one_processs_afterwards() {
+    loom::model(|| {
+        let shared = Shared::granted(1);
+        let worker = shared.clone();
+        let worker = thread::spawn(move || {
+            worker.write(2);
+            assert!(words::offer(&worker.word, 1));
+            assert_eq!(worker.read(), 2);
+            words::release(&worker.word, 1, &worker.starving);
+        });
+        let offered = shared.place() == Some(Place::Offered);
+        if offered {
+            assert_eq!(shared.read(), 2);
+            if !words::decline(&shared.word, 1) {
+                // The worker dropped it meanwhile.
+                assert_eq!(shared.place(), Some(Place::Transferred));
+                shared.write(3);
+            }
+        }
+        worker.join().unwrap();
+        let places = if offered { &[Place::Transferred, Place::Released][..] } else { &[Place::Transferred] };
+        assert!(places.contains(&shared.place().unwrap()), "a segment that nobody has would never be freed");
+        shared.write(4);
     });
 }
 
@@ -124,7 +154,7 @@ fn what_is_released_goes_to_the_next_worker_and_the_last_one_touches_it_no_more(
             words::release(&first.word, 1, &first.starving);
             // Dropped twice, or late.
             assert!(!words::release(&first.word, 1, &first.starving));
-            assert!(!words::hand(&first.word, 1));
+            assert!(!words::offer(&first.word, 1));
         });
         if shared.place() == Some(Place::Released) {
             shared.write(3);
@@ -137,13 +167,13 @@ fn what_is_released_goes_to_the_next_worker_and_the_last_one_touches_it_no_more(
 }
 
 #[test]
-fn a_segment_is_handed_or_released_and_never_both() {
+fn a_segment_is_transferred_or_released_and_never_both() {
     loom::model(|| {
         let shared = Shared::granted(1);
         let pickler = shared.clone();
-        let pickler = thread::spawn(move || words::hand(&pickler.word, 1));
+        let pickler = thread::spawn(move || words::offer(&pickler.word, 1));
         words::release(&shared.word, 1, &shared.starving);
-        let place = if pickler.join().unwrap() { Place::Handed } else { Place::Released };
+        let place = if pickler.join().unwrap() { Place::Transferred } else { Place::Released };
         assert_eq!(shared.place(), Some(place));
     });
 }

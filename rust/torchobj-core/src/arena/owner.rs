@@ -6,27 +6,22 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 
-use super::layout::{self, Answer, DATA, Header, LANES, SEGMENTS};
+use super::grants::Grants;
+use super::layout::{self, Answer, DATA, Header, LANES};
 use super::map::Map;
 use super::request::{Asked, Request, split_names};
 use super::segment::Segment;
 use super::space::{Extent, Space, capacity_of};
-use super::words::{self, Place};
+use super::words;
 use crate::fork;
 
 /// How much larger than its budget an arena's file is: room for extents of every class, and for what is overdrawn.
 const SPARSE: u64 = 128;
 const LEAST_SPACE: u64 = 64 << 30;
-
-/// How long a trainer has to take what a worker handed to it before it died.
-const ORPHANED: Duration = Duration::from_secs(30);
-/// The same once no loader reads any more.
-const SETTLED: Duration = Duration::from_secs(1);
 
 /// An arena, in the process that owns it.
 pub struct Arena {
@@ -37,27 +32,10 @@ pub struct Arena {
     books: Mutex<Books>,
 }
 
-struct Books {
-    space: Space,
-    granted: Vec<Granted>,
-    /// Ids that are in use.
-    out: Vec<u32>,
-    /// Ids that nobody uses.
-    free: Vec<u32>,
+pub(super) struct Books {
+    pub(super) space: Space,
+    pub(super) grants: Grants,
     overdrawn: u64,
-}
-
-/// A segment that left this process.
-#[derive(Debug)]
-struct Granted {
-    extent: Option<Extent>,
-    len: u64,
-    generation: u32,
-    lane: u32,
-    /// Where its id stands among those in use.
-    position: usize,
-    /// Since when it is on its way from a worker that died.
-    orphaned: Option<Instant>,
 }
 
 /// What an arena holds, in bytes.
@@ -71,6 +49,10 @@ pub struct Usage {
     pub granted: u64,
     /// How often the budget was overdrawn.
     pub overdrawn: u64,
+    /// Segments that the trainer took over from workers.
+    pub transferred: u64,
+    /// Segments that it copied, since the worker still had them.
+    pub copied: u64,
 }
 
 impl Arena {
@@ -94,13 +76,7 @@ impl Arena {
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let books = Books {
-            space: Space::new(size, budget),
-            granted: Vec::new(),
-            out: Vec::new(),
-            free: Vec::new(),
-            overdrawn: 0,
-        };
+        let books = Books { space: Space::new(size, budget), grants: Grants::default(), overdrawn: 0 };
         Ok(Arc::new(Self { map: Arc::new(map), bell, owner: std::process::id(), budget, books: Mutex::new(books) }))
     }
 
@@ -129,7 +105,7 @@ impl Arena {
         self.owner == std::process::id()
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
         assert!(self.is_ours(), "only the owner of an arena keeps its books, process {}: a bug", self.owner);
         self.books.lock().expect("no holder of this lock panics")
     }
@@ -138,9 +114,15 @@ impl Arena {
     pub fn usage(&self) -> Usage {
         let _inside = fork::enter();
         let books = self.books();
-        let granted = books.out.iter().map(|id| books.granted[*id as usize].extent.map_or(0, |extent| extent.capacity));
-        let granted = granted.sum();
-        Usage { budget: books.space.budget(), used: books.space.used(), granted, overdrawn: books.overdrawn }
+        let Books { space, grants, overdrawn } = &*books;
+        Usage {
+            budget: space.budget(),
+            used: space.used(),
+            granted: grants.capacity(),
+            overdrawn: *overdrawn,
+            transferred: grants.transferred,
+            copied: grants.copied,
+        }
     }
 
     /// What segments may take, in bytes.
@@ -177,7 +159,7 @@ impl Arena {
     }
 
     /// Gives back the pages of what is free beyond the budget.
-    fn cool(&self, books: &mut Books) {
+    pub(super) fn cool(&self, books: &mut Books) {
         let limit = books.space.budget();
         for extent in books.space.cool(limit) {
             // A file in memory can be punched; if not, its pages stay, and are used again.
@@ -206,100 +188,6 @@ impl Arena {
                 ring(&self.bell);
             }
         }
-    }
-
-    /// Moves a segment to the worker of `lane`.
-    ///
-    /// # Errors
-    /// The segment, when there are a million already.
-    pub(super) fn grant(&self, lane: u32, mut segment: Segment) -> Result<Answer, Segment> {
-        let _inside = fork::enter();
-        let mut books = self.books();
-        let id = match books.free.pop() {
-            Some(id) => id,
-            None if books.granted.len() < SEGMENTS as usize => {
-                books.granted.push(Granted {
-                    extent: None,
-                    len: 0,
-                    generation: 0,
-                    lane: 0,
-                    position: 0,
-                    orphaned: None,
-                });
-                u32::try_from(books.granted.len() - 1).expect("less than a million")
-            }
-            None => return Err(segment),
-        };
-        let len = segment.len;
-        let extent = segment.extent.take().expect("it is there until it is granted or dropped");
-        let position = books.out.len();
-        books.out.push(id);
-        let granted = &mut books.granted[id as usize];
-        let generation = words::next_generation(granted.generation);
-        *granted = Granted { extent: Some(extent), len, generation, lane, position, orphaned: None };
-        words::grant(Header(&self.map).state(id), generation);
-        Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
-    }
-
-    /// The segment that a worker handed to the trainer; `None` when it is not, or no longer, on its way.
-    pub fn adopt(self: &Arc<Self>, id: u32, generation: u32) -> Option<Arc<Segment>> {
-        let _inside = fork::enter();
-        let mut books = self.books();
-        let Books { granted: all, out, free, .. } = &mut *books;
-        let granted = all.get_mut(id as usize).filter(|granted| granted.generation == generation)?;
-        if words::place(Header(&self.map).state(id), generation) != Some(Place::Handed) {
-            return None;
-        }
-        let (extent, len, position) = (granted.extent.take()?, granted.len, granted.position);
-        out.swap_remove(position);
-        if let Some(moved) = out.get(position) {
-            all[*moved as usize].position = position;
-        }
-        free.push(id);
-        Some(Segment::new(self.clone(), extent, len))
-    }
-
-    /// Frees what workers have released, and what those of `dead` lanes had. What was on its way from these is kept for
-    /// a while: the trainer may take it yet. Returns how many bytes were freed.
-    pub(super) fn sweep(&self, dead: &[u32]) -> u64 {
-        self.sweep_with(dead, ORPHANED)
-    }
-
-    /// Frees what workers that died had handed to a trainer. To be called when no loader reads any more.
-    pub fn collect(&self) -> u64 {
-        self.sweep_with(&[], SETTLED)
-    }
-
-    fn sweep_with(&self, dead: &[u32], patience: Duration) -> u64 {
-        let _inside = fork::enter();
-        let mut books = self.books();
-        let Books { space, granted, out, free, .. } = &mut *books;
-        let mut freed = 0;
-        out.retain(|id| {
-            let segment = &mut granted[*id as usize];
-            let dead = dead.contains(&segment.lane);
-            let gone = match words::place(Header(&self.map).state(*id), segment.generation) {
-                Some(Place::Released) => true,
-                Some(Place::Handed) => {
-                    if dead && segment.orphaned.is_none() {
-                        segment.orphaned = Some(Instant::now());
-                    }
-                    segment.orphaned.is_some_and(|since| since.elapsed() >= patience)
-                }
-                Some(Place::Claimed) | None => dead,
-            };
-            if let Some(extent) = segment.extent.take_if(|_| gone) {
-                free.push(*id);
-                space.give(extent);
-                freed += extent.capacity;
-            }
-            !gone
-        });
-        if freed > 0 {
-            out.iter().enumerate().for_each(|(position, id)| granted[*id as usize].position = position);
-        }
-        self.cool(&mut books);
-        freed
     }
 
     /// Says that the owner waits for memory: from now on its bell rings when some comes back. Whether that is news; what

@@ -2,6 +2,7 @@
 #![expect(unsafe_code, reason = "makes memory of segments; the use says which invariant it keeps")]
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -23,6 +24,22 @@ pub struct Segment {
 impl Segment {
     pub(super) fn new(arena: Arc<Arena>, extent: Extent, len: u64) -> Arc<Self> {
         Arc::new(Self { arena, extent: Some(extent), len, lent: AtomicBool::new(false) })
+    }
+
+    /// The bytes of an extent of the arena, in a segment of their own. Nobody may write to the extent meanwhile.
+    ///
+    /// # Errors
+    /// The arena has no room for them.
+    pub(super) fn copied(arena: &Arc<Arena>, extent: Extent, len: u64) -> io::Result<Buffer> {
+        let (landing, mut dest) = Landing::new(arena.segment(len)?.memory());
+        let start = arena.map().at(DATA + extent.offset, len);
+        let len = usize::try_from(len).expect("it is mapped");
+        // SAFETY: `len` bytes at `start` are mapped, as `at` checked, and live with the arena. The one caller (`adopt`)
+        // has an extent that a worker offered: that worker does not write to it any more, and the extent is not freed,
+        // so nobody else gets it, while it is marked as `copying`.
+        dest.fill(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) });
+        drop(dest);
+        Ok(landing.finish(len).expect("its one writer was just dropped"))
     }
 
     /// Length in bytes.

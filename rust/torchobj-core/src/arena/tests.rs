@@ -146,8 +146,9 @@ fn segments_are_adopted_in_any_order_beside_those_that_are_released() {
         for _ in 0..random.usize(0..held.len()) {
             let Reply::Landed(claim) = held.swap_remove(random.usize(0..held.len())) else { panic!("all land") };
             if random.bool() {
-                let handed = claim.hand().unwrap();
-                assert_eq!(arena.adopt(handed.id, handed.generation).unwrap().len(), 100);
+                let offer = claim.offer().unwrap();
+                drop(claim);
+                assert_eq!(arena.adopt(offer.id, offer.generation).unwrap().unwrap().len(), 100);
             }
         }
         arena.sweep(&[]);
@@ -156,6 +157,49 @@ fn segments_are_adopted_in_any_order_beside_those_that_are_released() {
     drop(held);
     arena.sweep(&[]);
     assert_eq!(arena.usage().used, 0);
+}
+
+fn landed(worker: &Arc<Worker>) -> Arc<Claim> {
+    let replies = worker.ask(1, &[1], Ahead::default(), never).unwrap();
+    let Ok([Reply::Landed(claim)]) = <[Reply; 1]>::try_from(replies) else { panic!("it lands") };
+    claim
+}
+
+#[test]
+fn what_its_worker_still_has_is_copied_and_stays_the_workers() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    served(&arena, true);
+    let claim = landed(&worker);
+    let mut kept = claim.buffer();
+    kept.as_mut_slice().fill(7);
+    let offer = claim.offer().unwrap();
+    drop(claim);
+    let mut copy = arena.adopt(offer.id, offer.generation).unwrap().unwrap();
+    copy.as_mut_slice().fill(8);
+    assert_eq!(kept.as_slice(), [7; 100]);
+    assert!(arena.adopt(offer.id, offer.generation).unwrap().is_none(), "an offer is taken once");
+    let usage = arena.usage();
+    assert_eq!((usage.copied, usage.transferred, usage.used), (1, 0, 2 * Arena::charge(100)));
+    drop(kept);
+    arena.sweep(&[]);
+    drop(copy);
+    assert_eq!(arena.usage().used, 0);
+}
+
+#[test]
+fn what_a_worker_offered_before_it_died_is_the_trainers_without_a_copy() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    served(&arena, true);
+    let (taken, left) = (landed(&worker), landed(&worker));
+    let [offer, _] = [&taken, &left].map(|claim| claim.offer().unwrap());
+    // As a process that was killed leaves them.
+    std::mem::forget((taken, left));
+    arena.sweep(&[0]);
+    assert!(arena.adopt(offer.id, offer.generation).unwrap().is_some());
+    assert_eq!((arena.usage().copied, arena.usage().transferred), (0, 1));
+    assert_eq!(arena.usage().used, Arena::charge(100), "the other one may be taken yet");
 }
 
 #[test]

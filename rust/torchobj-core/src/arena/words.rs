@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// A worker has it, and nobody else.
 const CLAIMED: u32 = 0;
-/// It is on its way to the trainer.
-const HANDED: u32 = 1;
-/// The worker is done with it.
+/// The worker offered it to the trainer and has dropped it.
+const TRANSFERRED: u32 = 1;
+/// The worker dropped it without offering it.
 const RELEASED: u32 = 2;
+/// The worker offered it to the trainer and still has it. Neither process writes to it.
+const OFFERED: u32 = 3;
 
 /// A word of shared memory.
 pub(super) trait Word {
@@ -40,8 +42,10 @@ impl Word for AtomicU32 {
 pub(super) enum Place {
     /// With a worker.
     Claimed,
+    /// With a worker, which has offered it to the trainer.
+    Offered,
     /// On its way to the trainer.
-    Handed,
+    Transferred,
     /// Nobody's: the owner may free it.
     Released,
 }
@@ -61,15 +65,32 @@ pub(super) fn grant(word: &impl Word, generation: u32) {
     word.store(state(generation, CLAIMED), Ordering::Release);
 }
 
-/// The worker: it is the trainer's from now on, with what was written to it. False when it is the worker's no longer.
-pub(super) fn hand(word: &impl Word, generation: u32) -> bool {
-    word.exchange(state(generation, CLAIMED), state(generation, HANDED))
+/// The worker: offers it to the trainer, with what was written to it, and writes to it no more. False when the worker
+/// has offered it already, or has it no longer.
+pub(super) fn offer(word: &impl Word, generation: u32) -> bool {
+    word.exchange(state(generation, CLAIMED), state(generation, OFFERED))
 }
 
-/// The worker: it is done with it. Whether the owner has to be told, who is `starving`.
+/// The trainer: declines the offer after copying the bytes, so that the segment stays the worker's. False when the worker
+/// has dropped it meanwhile: it is the trainer's then.
+pub(super) fn decline(word: &impl Word, generation: u32) -> bool {
+    word.exchange(state(generation, OFFERED), state(generation, CLAIMED))
+}
+
+/// The worker: drops it, which transfers it to the trainer if it was offered. Whether the owner has to be told, who is
+/// `starving`.
 pub(super) fn release<W: Word>(word: &W, generation: u32, starving: &W) -> bool {
-    // The fence pairs with that of `starve`: either the owner sees the release, or this sees that it starves.
-    word.exchange(state(generation, CLAIMED), state(generation, RELEASED)) && needed(starving)
+    // Twice: the trainer may decline an offer between the two exchanges of the first round.
+    for _ in 0..2 {
+        if word.exchange(state(generation, CLAIMED), state(generation, RELEASED)) {
+            // The fence pairs with that of `starve`: either the owner sees the release, or this sees that it starves.
+            return needed(starving);
+        }
+        if word.exchange(state(generation, OFFERED), state(generation, TRANSFERRED)) {
+            return false;
+        }
+    }
+    false
 }
 
 /// Whether memory that came back just now is waited for.
@@ -93,7 +114,8 @@ pub(super) fn starve<W: Word>(starving: &W) -> bool {
 pub(super) fn place(word: &impl Word, generation: u32) -> Option<Place> {
     match word.load(Ordering::Acquire).wrapping_sub(state(generation, 0)) {
         CLAIMED => Some(Place::Claimed),
-        HANDED => Some(Place::Handed),
+        TRANSFERRED => Some(Place::Transferred),
+        OFFERED => Some(Place::Offered),
         RELEASED => Some(Place::Released),
         _ => None,
     }

@@ -307,7 +307,7 @@ impl Worker {
     }
 }
 
-/// A segment that a worker was granted; released when dropped, unless it was handed on.
+/// A segment that a worker was granted. Dropping it transfers it to the trainer if it was offered, and else releases it.
 pub struct Claim {
     worker: Arc<Worker>,
     answer: Answer,
@@ -315,12 +315,12 @@ pub struct Claim {
     lent: AtomicBool,
 }
 
-/// A segment on its way to the trainer, by name.
+/// The name under which the trainer finds a segment that a worker offered to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handed {
-    /// The granted segment, and which of those that had this id.
+pub struct Offer {
+    /// Id of the granted segment.
     pub id: u32,
-    /// As said.
+    /// Which of the segments that had this id.
     pub generation: u32,
 }
 
@@ -340,11 +340,13 @@ impl Claim {
         Header(&self.worker.map).owner().load(Relaxed)
     }
 
-    /// Gives the segment to the trainer, who finds it by what this returns; `None` if it was given already. Its bytes
-    /// are not to be used here from then on.
-    pub fn hand(&self) -> Option<Handed> {
+    /// Offers the segment to the trainer, which gets its memory once this claim is dropped, and a copy of its bytes before
+    /// that. Until the claim is dropped its bytes may be read here, and not be written. `None` where it was offered
+    /// before, and in a forked child of the worker.
+    pub fn offer(&self) -> Option<Offer> {
         let Answer { id, generation, .. } = self.answer;
-        words::hand(Header(&self.worker.map).state(id), generation).then_some(Handed { id, generation })
+        let offered = self.worker.is_ours() && words::offer(Header(&self.worker.map).state(id), generation);
+        offered.then_some(Offer { id, generation })
     }
 
     /// Its bytes. The claim lives as long as these do.
@@ -357,7 +359,8 @@ impl Claim {
         let start = self.worker.map.at(offset, len);
         let len = usize::try_from(len).expect("it is mapped");
         // SAFETY: the owner granted the segment to this process alone, and takes it back only after the claim in `keep`
-        // is dropped or handed on; it is lent once, as was just checked; the mapping lives with the worker; the owner wrote these bytes before it answered.
+        // is dropped; it is lent once, as was just checked; the mapping lives with the worker; the owner wrote these bytes
+        // before it answered. Once it is offered (`offer`) the owner may read it too, and nobody writes to it.
         let memory = unsafe { Memory::lent(start, len, Box::new(self.clone())) };
         let (landing, dest) = Landing::new(memory);
         drop(dest);

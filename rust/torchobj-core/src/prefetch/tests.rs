@@ -277,18 +277,19 @@ fn more_than_a_request_holds_is_announced_and_read_by_several() {
 }
 
 #[test]
-fn what_a_worker_hands_on_is_the_trainers_once() {
+fn what_a_worker_offers_and_drops_is_the_trainers_once() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 4, 20_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let replies = worker.ask(source, &[3], Ahead::default(), never).unwrap();
     let [Reply::Landed(claim)] = &replies[..] else { panic!("{replies:?}") };
-    let handed = claim.hand().unwrap();
-    assert_eq!(claim.hand(), None);
+    let offer = claim.offer().unwrap();
+    assert_eq!(claim.offer(), None);
     drop(replies);
-    let segment = prefetcher.arena().adopt(handed.id, handed.generation).unwrap();
-    assert!(prefetcher.arena().adopt(handed.id, handed.generation).is_none());
-    assert_eq!(segment.len(), 20_000);
-    drop(segment);
+    let buffer = prefetcher.arena().adopt(offer.id, offer.generation).unwrap().unwrap();
+    assert!(prefetcher.arena().adopt(offer.id, offer.generation).unwrap().is_none());
+    assert_eq!(buffer.len(), 20_000);
+    assert_eq!((prefetcher.stats().memory.transferred, prefetcher.stats().memory.copied), (1, 0));
+    drop(buffer);
     assert_eq!(prefetcher.stats().memory.used, 0);
 }
 

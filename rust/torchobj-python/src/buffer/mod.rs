@@ -15,8 +15,8 @@ use std::ops::Range;
 use std::ptr::NonNull;
 #[cfg(target_os = "linux")]
 use std::sync::Arc;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use bytes::Bytes;
 use pyo3::buffer::PyUntypedBuffer;
@@ -36,20 +36,29 @@ pub(crate) use reader::ObjectReader;
 /// Supports the buffer protocol, writable: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share its memory,
 /// which lives until the buffer and every view are gone.
 ///
+/// A worker that returns a buffer and keeps it, or anything that shares its memory, keeps its own bytes: the trainer gets
+/// the memory where nothing in the worker can reach it any more, and else a copy.
+///
 /// What a dataset or a loader read ahead lies in memory that a forked child shares with its parent, and does not get a
 /// copy of: once the parent dropped the buffer the child sees other bytes there. A child that goes on with it takes
 /// `bytes(buffer)` first.
 #[pyclass(module = "torchobj", frozen, sequence, weakref)]
 pub(crate) struct Buffer {
     landed: Landed,
-    /// In a worker: by what it holds its memory.
+    /// In a worker: by what it holds its memory. It drops that with the last reference to this object.
     #[cfg(target_os = "linux")]
     claim: Option<Arc<Claim>>,
-    /// The memory is somebody else's now.
-    handed: AtomicBool,
-    /// How many views of it there are.
-    views: AtomicUsize,
+    /// How many views of it there are, with `UNTRACKED` and `OFFERED`.
+    exports: AtomicUsize,
+    /// What is exported instead of `landed` once that is offered, when it may not be written to.
+    own: OnceLock<Landed>,
 }
+
+/// Memory was exported to be written to. Who asks for that may go on by the bare pointer: `torch.frombuffer` and
+/// `numpy.ndarray` release their view at once, and keep a reference to the object instead.
+const UNTRACKED: usize = 1 << (usize::BITS - 2);
+/// The memory was offered to the trainer.
+const OFFERED: usize = 1 << (usize::BITS - 1);
 
 impl From<Landed> for Buffer {
     fn from(landed: Landed) -> Self {
@@ -57,16 +66,21 @@ impl From<Landed> for Buffer {
             landed,
             #[cfg(target_os = "linux")]
             claim: None,
-            handed: AtomicBool::new(false),
-            views: AtomicUsize::new(0),
+            exports: AtomicUsize::new(0),
+            own: OnceLock::new(),
         }
     }
 }
 
 impl Buffer {
-    /// Its bytes, unless it was handed on.
-    pub(crate) fn bytes(&self) -> PyResult<&[u8]> {
-        if self.handed.load(Ordering::Acquire) { Err(handed_on()) } else { Ok(self.landed.as_slice()) }
+    /// Its bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.own.get().unwrap_or(&self.landed).as_slice()
+    }
+
+    /// Whether somebody may use its memory by a bare pointer, relying on a reference to an object for its lifetime.
+    fn is_untracked(&self) -> bool {
+        self.exports.load(Ordering::Acquire) & UNTRACKED != 0
     }
 
     /// The buffer of a worker's claim.
@@ -75,16 +89,34 @@ impl Buffer {
         Self { claim: Some(claim.clone()), ..claim.buffer().into() }
     }
 
-    /// Gives its memory to the owner of the arena, if it is the arena's and nobody looks at it here.
+    /// Offers its memory to the owner of the arena, if it is the arena's and nothing here can write to it. `None` where it
+    /// is to be copied.
     #[cfg(target_os = "linux")]
-    pub(crate) fn hand(&self) -> PyResult<Option<(u32, u32, u32)>> {
-        let Some(claim) = self.claim.as_ref().filter(|_| self.views.load(Ordering::Acquire) == 0) else {
-            return Ok(None);
-        };
-        let handed = claim.hand().ok_or_else(handed_on)?;
-        self.handed.store(true, Ordering::Release);
-        Ok(Some((claim.owner(), handed.id, handed.generation)))
+    pub(crate) fn offer(&self) -> Option<(u32, u32, u32)> {
+        let claim = self.claim.as_ref()?;
+        self.exports.compare_exchange(0, OFFERED, Ordering::AcqRel, Ordering::Acquire).ok()?;
+        claim.offer().map(|offer| (claim.owner(), offer.id, offer.generation))
     }
+
+    /// The memory to export, which its view may write to.
+    fn exported(&self) -> PyResult<&Landed> {
+        if self.exports.load(Ordering::Acquire) & OFFERED == 0 {
+            return Ok(&self.landed);
+        }
+        if self.own.get().is_none() {
+            // Of two threads that get here, the second one's is dropped.
+            let _ = self.own.set(copied(self.landed.as_slice())?);
+        }
+        Ok(self.own.get().expect("it was set just now, or before"))
+    }
+}
+
+/// The same bytes in memory of their own.
+fn copied(bytes: &[u8]) -> PyResult<Landed> {
+    let (landing, mut dest) = Landing::new(Memory::allocate(bytes.len())?);
+    dest.fill(bytes);
+    drop(dest);
+    landing.finish(usize::MAX).map_err(|_| PyBufferError::new_err("a writer is left: a bug"))
 }
 
 #[pymethods]
@@ -92,13 +124,9 @@ impl Buffer {
     #[new]
     fn new(py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<Self> {
         let source = contiguous(data)?;
-        let memory = Memory::allocate(source.len_bytes())?;
-        let (landing, mut dest) = Landing::new(memory);
-        with_bytes(py, &source, |bytes| dest.fill(bytes));
-        drop(dest);
+        let landed = with_bytes(py, &source, copied);
         source.release(py);
-        let landed = landing.finish(usize::MAX).map_err(|_| PyBufferError::new_err("a writer is left: a bug"))?;
-        Ok(landed.into())
+        Ok(landed?.into())
     }
 
     pub(crate) fn __len__(&self) -> usize {
@@ -115,7 +143,7 @@ impl Buffer {
     }
 
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        let own = self.bytes()?;
+        let own = self.bytes();
         match contiguous(other) {
             Ok(other) => {
                 let equal = with_bytes(py, &other, |bytes| bytes == own);
@@ -126,33 +154,35 @@ impl Buffer {
         }
     }
 
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
-        let bytes = PyBytes::new(slf.py(), slf.get().bytes()?);
-        Ok((slf.get_type().into_any(), (bytes,)))
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyAny>, (Bound<'py, PyBytes>,)) {
+        (slf.get_type().into_any(), (PyBytes::new(slf.py(), slf.get().bytes()),))
     }
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let buffer = slf.get();
-        let length = buffer.bytes()?.len() as ffi::Py_ssize_t;
-        let start = buffer.landed.start().as_ptr().cast();
-        // SAFETY: `view` is the caller's to be filled; it takes a reference to `slf`, which keeps the region where it
-        // is; the region has `length` initialised bytes, and no writer of ours is left.
-        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags) } {
-            0 => {
-                buffer.views.fetch_add(1, Ordering::AcqRel);
-                Ok(())
+        // Counted first: from now on the memory is not offered, so what is exported may be written to.
+        buffer.exports.fetch_add(1, Ordering::AcqRel);
+        let filled = buffer.exported().and_then(|landed| {
+            let length = landed.len() as ffi::Py_ssize_t;
+            let start = landed.start().as_ptr().cast();
+            // SAFETY: `view` is the caller's to be filled; it takes a reference to `slf`, which keeps the region where it
+            // is; the region has `length` initialised bytes, and no writer of ours is left.
+            match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags) } {
+                0 => Ok(()),
+                _ => Err(PyErr::fetch(slf.py())),
             }
-            _ => Err(PyErr::fetch(slf.py())),
+        });
+        if filled.is_err() {
+            buffer.exports.fetch_sub(1, Ordering::AcqRel);
+        } else if flags & ffi::PyBUF_WRITABLE != 0 {
+            buffer.exports.fetch_or(UNTRACKED, Ordering::AcqRel);
         }
+        filled
     }
 
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
-        self.views.fetch_sub(1, Ordering::AcqRel);
+        self.exports.fetch_sub(1, Ordering::AcqRel);
     }
-}
-
-fn handed_on() -> PyErr {
-    PyBufferError::new_err("the buffer was handed to the trainer with its sample; keep a copy, bytes(buffer), instead")
 }
 
 /// An export of Python's that Rust writes to or reads from; laid aside when it is dropped.

@@ -24,7 +24,9 @@ enum Source {
     Landed(Py<Buffer>),
     /// Bytes are fetched as they are read.
     Ahead(Fetched),
-    Closed,
+    /// Keeps the memory that somebody uses by a bare pointer, as `numpy.ndarray(buffer=reader)` does with the reader as
+    /// its base.
+    Closed { _used: Option<Py<Buffer>> },
 }
 
 /// An object, read as a binary file.
@@ -61,12 +63,12 @@ impl ObjectReader {
 
     fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
         match &mut self.source {
-            Source::Landed(buffer) => Ok(buffer.get().bytes()?.len() as u64),
+            Source::Landed(buffer) => Ok(buffer.get().bytes().len() as u64),
             Source::Ahead(fetched) => {
                 let ahead = fetched.ahead(py, &self.key)?;
                 wait(py, async move { ahead.lock().await.size().await })?.or_raise(py)
             }
-            Source::Closed => Err(closed()),
+            Source::Closed { .. } => Err(closed()),
         }
     }
 
@@ -76,7 +78,7 @@ impl ObjectReader {
         let position = self.position;
         let count = match &mut self.source {
             Source::Landed(buffer) => {
-                let bytes = buffer.get().bytes()?;
+                let bytes = buffer.get().bytes();
                 let rest = &bytes[usize::try_from(position).unwrap_or(usize::MAX).min(bytes.len())..];
                 py.detach(|| {
                     let mut dest = dest;
@@ -87,7 +89,7 @@ impl ObjectReader {
                 let ahead = fetched.ahead(py, &self.key)?;
                 wait(py, async move { ahead.lock().await.read_at(position, &mut dest).await })?.or_raise(py)?
             }
-            Source::Closed => return Err(closed()),
+            Source::Closed { .. } => return Err(closed()),
         };
         self.position += count as u64;
         Ok((landing, count))
@@ -99,7 +101,7 @@ impl ObjectReader {
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         if let Source::Landed(buffer) = &self.source {
             let start = usize::try_from(self.position).unwrap_or(usize::MAX);
-            let bytes = buffer.get().bytes()?.get(start..).unwrap_or_default();
+            let bytes = buffer.get().bytes().get(start..).unwrap_or_default();
             let bytes = PyBytes::new(py, &bytes[..wanted]);
             self.position += wanted as u64;
             return Ok(bytes);
@@ -171,7 +173,7 @@ impl ObjectReader {
 
     #[getter]
     fn closed(&self) -> bool {
-        matches!(self.source, Source::Closed)
+        matches!(self.source, Source::Closed { .. })
     }
 
     /// Reads `size` bytes, or everything that is left. Fewer are returned at the end only.
@@ -315,13 +317,18 @@ impl ObjectReader {
         match &self.source {
             Source::Landed(buffer) => PyMemoryView::from(buffer.bind(py)),
             Source::Ahead(_) => Err(Self::unsupported(py, "getbuffer: this reader fetches as it is read")),
-            Source::Closed => Err(closed()),
+            Source::Closed { .. } => Err(closed()),
         }
     }
 
     /// Lets go of the bytes; views of them stay good.
-    fn close(&mut self) {
-        self.source = Source::Closed;
+    fn close(&mut self, py: Python<'_>) {
+        let used = match &self.source {
+            Source::Landed(buffer) if buffer.get().is_untracked() => Some(buffer.clone_ref(py)),
+            Source::Closed { _used: used } => used.as_ref().map(|used| used.clone_ref(py)),
+            _ => None,
+        };
+        self.source = Source::Closed { _used: used };
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
@@ -329,8 +336,8 @@ impl ObjectReader {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&mut self, _exception: &Bound<'_, pyo3::types::PyTuple>) {
-        self.close();
+    fn __exit__(&mut self, py: Python<'_>, _exception: &Bound<'_, pyo3::types::PyTuple>) {
+        self.close(py);
     }
 
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
@@ -346,7 +353,7 @@ impl ObjectReader {
         let state = match &self.source {
             Source::Landed(buffer) => format!("{} bytes", buffer.get().__len__()),
             Source::Ahead(_) => "fetched as it is read".to_owned(),
-            Source::Closed => "closed".to_owned(),
+            Source::Closed { .. } => "closed".to_owned(),
         };
         format!("<torchobj.ObjectReader {} ({state})>", self.url)
     }
@@ -372,7 +379,7 @@ impl ObjectReader {
         let buffer = match &slf.borrow().source {
             Source::Landed(buffer) => buffer.clone_ref(slf.py()),
             Source::Ahead(_) => return Err(Self::unsupported(slf.py(), "this reader fetches as it is read")),
-            Source::Closed => return Err(closed()),
+            Source::Closed { .. } => return Err(closed()),
         };
         // SAFETY: `view` is the caller's to be filled. It takes a reference to the buffer, not to the reader: closing
         // the reader leaves the view good.
@@ -381,6 +388,10 @@ impl ObjectReader {
             _ => Err(PyErr::fetch(slf.py())),
         }
     }
+
+    /// Never called: a view is of the buffer. `numpy.frombuffer` keeps its view of an object that has this, and only a
+    /// reference to one that has not.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 }
 
 /// What a reader is made of anew on the other side of a pickle.
