@@ -3,12 +3,9 @@
 torch is imported once, and each child is forked from the process that has done no more than that.
 """
 
-import json
-import os
-import sys
-
 import torch
 
+from tests.killing import serve
 from torchobj import StoreConfig
 from torchobj.checkpoint import CheckpointManager
 
@@ -25,16 +22,5 @@ def save(orders):
         manager.save(step, state, overwrite=orders["overwrite"])
 
 
-def main():
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            save(json.loads(line))
-            os._exit(0)
-        print(json.dumps({"pid": child}), flush=True)
-        _, status = os.waitpid(child, 0)
-        print(json.dumps({"killed_by": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None}), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(save)

@@ -3,82 +3,27 @@
 A moment is a request: the server holds the answer to the one of a random number, done or not, and then comes the kill.
 """
 
-import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.killing import HELD_S, Saver, kill_at
 from torchobj.checkpoint import CheckpointManager
 
 #: Requests of one save are fewer.
 MOST_REQUESTS = 24
 #: Of the tensor that is saved, as `checkpoint_killed.py` makes it.
 FLOATS = 4_500_000
-#: Longer than the test looks for the kill.
-HELD_S = 60.0
-
-
-class Saver:
-    """A process that forks one child for each save."""
-
-    def __init__(self, place):
-        self._process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("checkpoint_killed.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._config = {"endpoint_url": place.config.endpoint_url, "profile": place.config.profile}
-
-    def begin(self, **orders):
-        """Starts a save and returns the process that makes it."""
-        self._process.stdin.write(json.dumps({"config": self._config, **orders}) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())["pid"]
-
-    def end(self):
-        """Waits for the save's end, and returns the signal that ended it."""
-        return json.loads(self._process.stdout.readline())["killed_by"]
-
-    def close(self):
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(30)
 
 
 @pytest.fixture
 def saver(place):
-    saver = Saver(place)
+    saver = Saver(place, Path(__file__).with_name("checkpoint_killed.py"))
     yield saver
     saver.close()
-
-
-def state_of(pid):
-    """The letter that the system has for what a process does; Z when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
-        return "Z"
-
-
-def kill_at(control, pid):
-    """Kills the process when the request is held; returns whether it was, before the process had ended."""
-    deadline_s = time.monotonic() + HELD_S
-    while time.monotonic() < deadline_s:
-        if control.fault_report()[0]["fired"]:
-            os.kill(pid, signal.SIGKILL)
-            return True
-        if state_of(pid) == "Z":
-            return False
-        time.sleep(0.005)
-    raise AssertionError("the save came neither to the request nor to its end")
 
 
 def check_committed(manager, earlier):

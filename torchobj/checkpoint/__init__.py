@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torchobj.checkpoint.dcp.reader import StorageReader
+    from torchobj.checkpoint.dcp.sweeping import sweep
     from torchobj.checkpoint.dcp.writer import StorageWriter
     from torchobj.checkpoint.handle import SaveHandle
     from torchobj.checkpoint.leftovers import Leftover
@@ -30,9 +31,19 @@ _LAZY = {
     "SaveHandle": "torchobj.checkpoint.handle",
     "StorageReader": "torchobj.checkpoint.dcp.reader",
     "StorageWriter": "torchobj.checkpoint.dcp.writer",
+    "sweep": "torchobj.checkpoint.dcp.sweeping",
 }
 
-__all__ = ["CheckpointManager", "KeepBest", "Leftover", "RngState", "SaveHandle", "StorageReader", "StorageWriter"]
+__all__ = [
+    "CheckpointManager",
+    "KeepBest",
+    "Leftover",
+    "RngState",
+    "SaveHandle",
+    "StorageReader",
+    "StorageWriter",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

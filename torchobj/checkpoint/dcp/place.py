@@ -1,7 +1,9 @@
 """Where a distributed checkpoint lies: its URL, the keys of its objects, and the store that holds them."""
 
+import dataclasses
 import functools
 import os
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
@@ -9,10 +11,10 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 from torchobj import _torchobj
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.store import Store
+from torchobj.store import ObjectInfo, Store
 from torchobj.urls import SCHEMES, parse_url
 
-__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "is_item_file", "ranked"]
+__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "is_canonical", "is_item_file", "ranked"]
 
 #: The object that makes a checkpoint: torch's own name for it.
 METADATA = ".metadata"
@@ -25,13 +27,14 @@ def ranked(name: str, rank: int | None) -> str:
     return name if rank is None else f"__{rank}{name}"
 
 
+def is_canonical(name: str) -> bool:
+    """Whether a name is a path that stays below its folder, whatever store interprets it."""
+    return "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
 def is_item_file(name: Any) -> bool:
     """Whether a name that a checkpoint gives, as anybody may have written it, is of a file of items in its folder."""
-    return (
-        isinstance(name, str)
-        and name.endswith(DEFAULT_SUFFIX)
-        and not {"", ".", ".."} & set(name.replace("\\", "/").split("/"))
-    )
+    return isinstance(name, str) and name.endswith(DEFAULT_SUFFIX) and is_canonical(name)
 
 
 class Place:
@@ -73,6 +76,10 @@ class Place:
         """The store, for what gathers and scatters."""
         return _torchobj.NativeStore(self._parsed.scheme, self._parsed.bucket, self._config)
 
+    def below(self, directory: str) -> "Place":
+        """A folder in this one; itself where the name is empty."""
+        return Place(self.url_of(directory), self._config)
+
     def key(self, name: str) -> str:
         """The key of an object of the folder."""
         return f"{self._folder}/{name}" if self._folder else name
@@ -95,6 +102,49 @@ class Place:
             return self.get(name)
         except ObjectNotFoundError:
             return None
+
+    def has(self, name: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.store.head(self.key(name))
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def put(self, name: str, data: bytes) -> None:
+        """Writes an object."""
+        self.store.put(self.key(name), data)
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects. One that does not exist is no error."""
+        keys = [self.key(name) for name in names]
+        if keys:
+            self.store.delete(keys)
+
+    def abort_uploads(self, beginning: str, owns: Callable[[str], bool]) -> None:
+        """Aborts unfinished uploads of objects whose names begin like this, of those names that are owned."""
+        # A store of files looks for uploads in all of its root.
+        is_file = self._parsed.scheme == "file"
+        store, folder = (Store(self.url, config=self._config), "") if is_file else (self.store, self.key(""))
+        for upload in store.unfinished_uploads(folder + beginning):
+            if owns(upload.key.removeprefix(folder)):
+                store.abort_upload(upload)
+
+    def objects(self, beginning: str, delimiter: str | None = None) -> list[ObjectInfo]:
+        """The objects whose names begin like this, with their names as keys; with a delimiter, those before one.
+
+        Raises:
+            BucketNotFoundError: There is no such bucket.
+        """
+        folder = self.key("")
+        try:
+            listed = list(self.store.list(folder + beginning, delimiter))
+        except ObjectNotFoundError:
+            # A folder that does not exist holds nothing; a bucket that does not exist is an error.
+            if self._parsed.scheme == "s3":
+                raise
+            return []
+        return [dataclasses.replace(info, key=info.key.removeprefix(folder)) for info in listed]
 
 
 class Placed:

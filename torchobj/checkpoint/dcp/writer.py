@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import uuid
+from datetime import datetime
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
@@ -13,13 +14,16 @@ from torch.distributed.checkpoint.storage import StorageWriter as TorchStorageWr
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from torchobj.checkpoint.dcp.attempt import RECORDS, discard, records_of_files
 from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
 from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
 from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, is_item_file, ranked
 from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
-from torchobj.checkpoint.dcp.writing import InfoOfLast, write_items
+from torchobj.checkpoint.dcp.sweeping import sweep_expired
+from torchobj.checkpoint.dcp.writing import FailedWrite, InfoOfLast, write_items
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
+from torchobj.store import ObjectInfo
 
 __all__ = ["StorageWriter"]
 
@@ -33,9 +37,10 @@ class StorageWriter(Placed, TorchStorageWriter):
     """Saves distributed checkpoints to a store.
 
     The checkpoint exists when its `.metadata` does, which is written last, by one PUT. Each save writes files of its
-    own: one that fails, or is killed, leaves the checkpoint that was there before as it was. When a save has replaced
-    another one, the files of that are deleted, and those of a save that ended just before its `.metadata`; what cannot
-    be deleted is named in a warning. Any failure of any rank is raised on all of them.
+    own: one that fails, or is killed, leaves the checkpoint that was there before as it was. A save that has replaced
+    another deletes that one's files. A save that fails deletes its own, on all ranks; one that is killed leaves them,
+    and the next save or `torchobj.checkpoint.sweep` deletes them after a day. Any failure of any rank is raised on all
+    of them.
 
     The files are what torch's own writer makes: `FsspecReader` and s3torchconnector read them, and torch 2.6 and later.
     Tensors are sent from their own memory, in parallel parts: they must not change before the save returns. Can be
@@ -79,9 +84,6 @@ class StorageWriter(Placed, TorchStorageWriter):
         self._save_id = str(uuid.uuid4())
         #: Set where each rank writes metadata of its own.
         self._rank: int | None = None
-        #: The metadata and the manifest that were there before this save.
-        self._previous: bytes | None = None
-        self._previous_manifest: Manifest | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins, to another URL where one is given.
@@ -91,7 +93,6 @@ class StorageWriter(Placed, TorchStorageWriter):
         """
         super().reset(checkpoint_id)
         self._save_id = str(uuid.uuid4())
-        self._previous = self._previous_manifest = None
 
     def storage_meta(self) -> StorageMeta:
         """What the metadata says of this save."""
@@ -110,7 +111,7 @@ class StorageWriter(Placed, TorchStorageWriter):
         """
         if self._rank is None:
             return plan
-        self._look_for_previous()
+        self._check_may_be_made()
         return dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_strategy(self._rank)))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -121,19 +122,18 @@ class StorageWriter(Placed, TorchStorageWriter):
         """
         if self._rank is not None:
             return plans
-        self._look_for_previous()
+        self._check_may_be_made()
         return [
             dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_strategy(rank)))
             for rank, plan in enumerate(plans)
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes the rank's items, and returns when they are stored.
-
-        Raises:
-            StoreError: What kept one of them from being stored.
-        """
-        results = write_items(self._place, plan.storage_data.prefix, plan.items, planner, self._thread_count)
+        """Writes the rank's items, and returns when they are stored, or when that has failed: `finish` raises then."""
+        try:
+            results = write_items(self._place, plan.storage_data.prefix, plan.items, planner, self._thread_count)
+        except BaseException as error:  # noqa: BLE001  the coordinator raises it, on all ranks
+            results = [FailedWrite(error)]
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
@@ -143,39 +143,83 @@ class StorageWriter(Placed, TorchStorageWriter):
 
         Raises:
             CheckpointError: Something that was planned was not written; or there is a checkpoint by now that may not
-                be replaced.
+                be replaced; or another process has swept this save's files.
             StoreError: The metadata could not be stored.
+            BaseException: What kept a rank from writing. Its note names the rank.
         """
         files: list[WrittenFile] = []
         stored: dict[MetadataIndex, _StorageInfo] = {}
-        for result in (result for of_rank in results for result in of_rank):
+        failed: list[tuple[int, FailedWrite]] = []
+        for rank, result in ((rank, result) for rank, of_rank in enumerate(results) for result in of_rank):
             info = result.storage_data
+            if isinstance(result, FailedWrite):
+                failed.append((rank, result))
+                continue
             if isinstance(info, InfoOfLast):
                 files.append(info.file)
                 info = info.plain()
             stored[result.index] = info
-        self._check_complete(metadata, stored)
-        metadata.version = _DCP_VERSION
-        metadata.storage_data = stored
-        metadata.storage_meta = self.storage_meta()
-        replaced = self._names_of_previous() - {file.name for file in files}
-        manifest = Manifest(self._save_id, tuple(sorted(files)), tuple(sorted(replaced)))
-        self._place.store.put(self._place.key(ranked(MANIFEST, self._rank)), manifest.dump())
-        self._put_metadata(dump_metadata(metadata))
-        self._previous = self._previous_manifest = None
-        self._delete(replaced)
-
-    def _delete(self, replaced: set[str]) -> None:
-        """Deletes files that no checkpoint has any more. The save has succeeded by now, whatever comes of it."""
-        if not replaced:
-            return
+        names = {file.name for file in files}
         try:
-            self._place.store.delete([self._place.key(name) for name in replaced])
+            _check_written(failed, len(results))
+            self._check_complete(metadata, stored)
+            metadata.version = _DCP_VERSION
+            metadata.storage_data = stored
+            metadata.storage_meta = self.storage_meta()
+            records, now = self._listed_records(names)
+            replaced = self._names_of_previous() - names
+            manifest = Manifest(self._save_id, tuple(sorted(files)), tuple(sorted(replaced)))
+            data = dump_metadata(metadata)
+            self._place.put(ranked(MANIFEST, self._rank), manifest.dump())
+        except BaseException as error:
+            discard(self._place, names, [failure.error for _, failure in failed] or [error])
+            raise
+        self._commit(data, names)
+        self._delete(replaced | {record.name for record in records_of_files(names)})
+        self._sweep(records, now)
+
+    def _commit(self, metadata: bytes, names: set[str]) -> None:
+        """Puts the metadata. A checkpoint that certainly was not made leaves no files."""
+        try:
+            self._put_metadata(metadata)
+        except (StoreError, CheckpointError) as error:
+            if isinstance(error, CheckpointError) or (error.attempts == 1 and error.status in (403, 412)):
+                discard(self._place, {*names, ranked(MANIFEST, self._rank)}, [error])
+            else:
+                error.add_note(f"whether {self.checkpoint_id} was saved is not known; its files are kept for now")
+            raise
+
+    def _listed_records(self, names: set[str]) -> tuple[list[ObjectInfo], datetime | None]:
+        """The records of other saves, and the time by the store's clock.
+
+        Raises:
+            CheckpointError: A record of these files is gone, or was swept.
+        """
+        listed = {info.key: info for info in self._place.objects(RECORDS)}
+        own = {record.name: len(record.dump()) for record in records_of_files(names)}
+        found = [listed.pop(name, None) for name in own]
+        if [info and info.size for info in found] != list(own.values()):
+            message = "another process has swept files of this save: a save is to be younger than what sweep() deletes"
+            raise CheckpointError(f"{self.checkpoint_id}: {message}")
+        # Records are renewed: this is a little before now.
+        times = [info.last_modified for info in found if info is not None and info.last_modified is not None]
+        return list(listed.values()), max(times, default=None)
+
+    def _delete(self, names: set[str]) -> None:
+        """Deletes what has no use any more. The save has succeeded by now, whatever comes of it."""
+        try:
+            self._place.delete(sorted(names))
         except StoreError as error:
-            names = ", ".join(sorted(replaced))
-            logger.warning(
-                "%s is saved; files of before that may be left there: %s: %s", self.checkpoint_id, names, error
-            )
+            left = ", ".join(sorted(names))
+            logger.warning("%s is saved; files of before may be left there: %s: %s", self.checkpoint_id, left, error)
+
+    def _sweep(self, records: list[ObjectInfo], now: datetime | None) -> None:
+        """Deletes what saves left that were killed. The save has succeeded by now, whatever comes of it."""
+        try:
+            for name in sweep_expired(self._place, records, now):
+                logger.info("deleted what a save left that did not end: %s", self._place.url_of(name))
+        except StoreError as error:
+            logger.warning("%s is saved; what earlier saves left may be there: %s", self.checkpoint_id, error)
 
     def _check_complete(self, metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> None:
         """Every chunk that the metadata names was written by some rank."""
@@ -193,39 +237,39 @@ class StorageWriter(Placed, TorchStorageWriter):
     def _metadata_name(self) -> str:
         return ranked(METADATA, self._rank)
 
-    def _look_for_previous(self) -> None:
-        self._previous = self._place.find(self._metadata_name())
-        if self._previous is not None:
+    def _check_may_be_made(self) -> None:
+        """Raises where there is a checkpoint that may not be replaced."""
+        if self._place.has(self._metadata_name()):
             if not self._overwrite:
                 raise self._exists()
             logger.info("%s is replaced", self._place.url_of(self._metadata_name()))
-        # Not later: the manifest of a save that runs meanwhile is no business of this one.
-        name = ranked(MANIFEST, self._rank)
-        data = self._place.find(name)
-        try:
-            self._previous_manifest = None if data is None else Manifest.load(data, self._place.url_of(name))
-        except CheckpointError as error:
-            logger.warning("%s: files that it alone names are kept", error)
 
     def _exists(self) -> CheckpointError:
         return CheckpointError(f"{self._place.url_of(self._metadata_name())} exists, and overwrite=False")
 
     def _names_of_previous(self) -> set[str]:
-        """The files that have no use after this save: of the checkpoint that was there, and of saves that failed."""
-        manifest, previous = self._previous_manifest, self._previous
-        names: set[str] = set()
-        if manifest is not None and previous is not None and manifest.save_id.encode() in previous:
-            # It is of the save that wrote the metadata, which takes much longer to read.
-            names.update(file.name for file in manifest.files)
-        else:
-            # A save that ended between its manifest and its metadata left its id in the first alone.
-            names.update(() if manifest is None else manifest.names())
-            names.update(() if previous is None else self._names_in(previous))
+        """The files of the checkpoint that this save replaces; none of a save that is running."""
+        previous = self._place.find(self._metadata_name()) if self._overwrite else None
+        if previous is None:
+            return set()
+        # Where the manifest is of the same save, it is quicker to read than the metadata.
+        manifest = self._previous_manifest()
+        is_of_previous = manifest is not None and manifest.save_id.encode() in previous
+        names = manifest.names() if manifest is not None and is_of_previous else self._names_in(previous)
         ours = {name for name in names if is_item_file(name)}
         if ours != names:
             kept = sorted(map(repr, names - ours))
             logger.warning("%s: are no files of a checkpoint, and kept: %s", self.checkpoint_id, ", ".join(kept))
         return ours
+
+    def _previous_manifest(self) -> Manifest | None:
+        name = ranked(MANIFEST, self._rank)
+        data = self._place.find(name)
+        try:
+            return None if data is None else Manifest.load(data, self._place.url_of(name))
+        except CheckpointError as error:
+            logger.warning("%s; the metadata is read instead", error)
+            return None
 
     def _names_in(self, metadata: bytes) -> set[str]:
         url = self._place.url_of(self._metadata_name())
@@ -243,3 +287,14 @@ class StorageWriter(Placed, TorchStorageWriter):
             # A PUT whose answer was lost is sent again, and meets what it has written itself.
             if self._place.find(self._metadata_name()) != data:
                 raise self._exists() from None
+
+
+def _check_written(failed: list[tuple[int, FailedWrite]], ranks: int) -> None:
+    """Raises the error of the first rank that failed; among several ranks with a note of which failed, and where."""
+    if not failed:
+        return
+    error = failed[0][1].error
+    if ranks > 1:
+        for rank, failure in failed:
+            error.add_note(f"on rank {rank}:\n{failure.trace}")
+    raise error

@@ -4,18 +4,20 @@ import heapq
 import io
 import itertools
 import math
-import uuid
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, _StorageInfo
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
 from torchobj.checkpoint.collector import paused_collector
 from torchobj.checkpoint.dcp.asking import source
+from torchobj.checkpoint.dcp.attempt import Record, discard, running
 from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile, close_files
 from torchobj.checkpoint.dcp.item import item_of, stand_in
 from torchobj.checkpoint.dcp.manifest import WrittenFile
@@ -23,7 +25,7 @@ from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import CheckpointError
 
-__all__ = ["InfoOfLast", "write_items"]
+__all__ = ["FailedWrite", "InfoOfLast", "write_items"]
 
 #: Copies that may be on the way at once, in a file of copies.
 _STAGED_BYTES = 64 << 20
@@ -45,6 +47,19 @@ class InfoOfLast(_StorageInfo):
     def plain(self) -> _StorageInfo:
         """Without the file, as the metadata has it."""
         return _StorageInfo(self.relative_path, self.offset, self.length)
+
+
+class FailedWrite(WriteResult):
+    """In place of a rank's results what kept it from writing: so the coordinator can delete what the others wrote."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(MetadataIndex(""), 0, None)
+        # The fields of a result are frozen. A traceback is text to the other ranks.
+        object.__setattr__(self, "error", error)
+        object.__setattr__(self, "trace", "".join(traceback.format_exception(error)))
+
+    error: BaseException
+    trace: str
 
 
 def _item_bytes(item: WriteItem) -> int:
@@ -174,9 +189,9 @@ class _Bin:
 class _Writing:
     """The files of one rank in one save. A token of the save is in their names: no save writes over another's."""
 
-    def __init__(self, place: Place, prefix: str) -> None:
+    def __init__(self, place: Place, record: Record) -> None:
         self._place = place
-        self._prefix = f"{prefix}{uuid.uuid4().hex[:12]}_"
+        self._record = record
         self._files: list[ItemFile] = []
         #: For each file the number of its last result.
         self._last: dict[str, int] = {}
@@ -184,7 +199,7 @@ class _Writing:
 
     def open(self, limit_bytes: int | None) -> ItemFile:
         """A new file of the rank."""
-        file = ItemFile(self._place, f"{self._prefix}{len(self._files)}{DEFAULT_SUFFIX}", limit_bytes)
+        file = ItemFile(self._place, self._record.file(len(self._files)), limit_bytes)
         self._files.append(file)
         return file
 
@@ -204,18 +219,21 @@ class _Writing:
             self._last[file.name] = len(results)
             results.append(WriteResult(item.index, length, _StorageInfo(file.name, file.offset, length)))
 
-    def close(self) -> list[WriteResult]:
-        """Waits until all files are stored."""
+    def close(self, count: int) -> list[WriteResult]:
+        """Waits until all files are stored, with so many items."""
         for file in close_files(self._files):
             number = self._last[file.name]
             last = self._results[number]
             self._results[number] = WriteResult(last.index, last.size_in_bytes, InfoOfLast(last.storage_data, file))
+        if len(self._results) != count:
+            raise CheckpointError(f"{self._place.url}: {len(self._results)} of {count} items were written")
         return self._results
 
-    def abort(self) -> None:
-        """Forgets what is not stored yet."""
+    def abort(self) -> list[str]:
+        """Forgets what is not stored yet, and returns the names of all files."""
         for file in self._files:
             file.abort()
+        return [file.name for file in self._files]
 
 
 def write_items(
@@ -233,18 +251,19 @@ def write_items(
         A result for each item; the last of each file has an `InfoOfLast`.
 
     Raises:
-        StoreError: What kept a file from being stored. Nothing of that file is left; others may be.
+        StoreError: What kept a file from being stored. What was stored is deleted, with the record of it.
         CheckpointError: An item has no result.
     """
-    writing = _Writing(place, prefix)
-    try:
-        resolve = source(planner)
-        for content in _packed(items, thread_count):
-            writing.write(content, resolve)
-        results = writing.close()
-    except BaseException:
-        writing.abort()
-        raise
-    if len(results) != len(items):
-        raise CheckpointError(f"{place.url}: {len(results)} of {len(items)} items were written")
-    return results
+    if not items:
+        return []
+    record = Record.new(prefix)
+    with running(place, record):
+        writing = _Writing(place, record)
+        try:
+            resolve = source(planner)
+            for content in _packed(items, thread_count):
+                writing.write(content, resolve)
+            return writing.close(len(items))
+        except BaseException as error:
+            discard(place, writing.abort(), [error])
+            raise
