@@ -280,22 +280,10 @@ class Store:
         Raises:
             ObjectNotFoundError: There is none.
         """
-        size, version, modified_ms, (kind, encoding, disposition, language, cache, storage, metadata) = (
-            self._native.head(key)
-        )
-        return ObjectInfo(
-            key,
-            size,
-            version,
-            _time(modified_ms),
-            storage,
-            kind,
-            encoding,
-            disposition,
-            language,
-            cache,
-            dict(metadata),
-        )
+        size, version, modified_ms, described = self._native.head(key)
+        kind, encoding, disposition, language, cache, storage, metadata = described
+        headers = (storage, kind, encoding, disposition, language, cache)
+        return ObjectInfo(key, size, version, _time(modified_ms), *headers, dict(metadata))
 
     def list(self, prefix: str = "", delimiter: str | None = None, *, start_after: str | None = None) -> Listing:
         """Lists objects whose keys begin with `prefix`, in key order.
@@ -318,9 +306,27 @@ class Store:
         is_url = source.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
         return self._native.copy(source if is_url else self._native.url(source), key)
 
-    def delete(self, keys: str | Iterable[str]) -> None:
-        """Deletes one object or many. One that does not exist is no error."""
-        self._native.delete([keys] if isinstance(keys, str) else list(keys))
+    def delete(self, keys: str | Iterable[str], *, if_match: str | None = None) -> None:
+        """Deletes one object or many. One that does not exist is no error.
+
+        On `file://` the folders above a deleted file stay.
+
+        Args:
+            keys: The object, or objects.
+            if_match: Only if the one object is of this version. AWS checks it; other servers may ignore it and delete.
+
+        Raises:
+            PreconditionFailedError: The object is of another version.
+            ConfigError: `if_match` with several keys.
+            UnsupportedError: The store has no conditional deletes.
+        """
+        several = [keys] if isinstance(keys, str) else list(keys)
+        if if_match is None:
+            self._native.delete(several)
+        elif len(several) == 1:
+            self._native.delete_if(several[0], if_match)
+        else:
+            raise ConfigError(f"if_match={if_match!r}: goes with one key, not with {len(several)}")
 
     def unfinished_uploads(self, prefix: str = "") -> Sequence[UnfinishedUpload]:
         """Uploads that writers left behind which were killed; what fails otherwise is aborted by itself."""

@@ -263,6 +263,25 @@ impl Client {
         Ok(())
     }
 
+    /// Deletes an object if it is of this version; one that does not exist is no error.
+    ///
+    /// # Errors
+    /// `Precondition` where it is of another version; `Unsupported` where the store cannot compare and delete in one
+    /// step; and what persists after the retries.
+    pub async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        self.store.check_key(Operation::Delete, key)?;
+        let mut attempts = self.attempts();
+        loop {
+            match self.ask(Operation::Delete, key, self.store.delete_if(key, version)).await {
+                Ok(()) => {
+                    attempts.succeeded();
+                    return Ok(());
+                }
+                Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
     /// Unfinished uploads under `prefix`.
     ///
     /// # Errors

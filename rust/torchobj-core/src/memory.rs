@@ -304,4 +304,17 @@ impl ObjectStore for MemoryStore {
         }
         Ok(Vec::new())
     }
+
+    async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        let mut state = self.state();
+        match state.objects.get(key) {
+            Some(there) if there.version != *version => {
+                Err(self.error(ErrorKind::Precondition, Operation::Delete, key, "the condition does not hold"))
+            }
+            _ => {
+                state.objects.remove(key);
+                Ok(())
+            }
+        }
+    }
 }

@@ -61,6 +61,13 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     /// Deletes objects; one that does not exist is no error. Returns those that could not be deleted.
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>>;
 
+    /// Deletes an object if it is of this version; one that does not exist is no error.
+    ///
+    /// # Errors
+    /// `Precondition` where it is of another version; `Unsupported` where the store cannot compare and delete in one
+    /// step.
+    async fn delete_if(&self, key: &str, version: &Version) -> Result<()>;
+
     /// An error of this store about `key`.
     fn error(&self, kind: ErrorKind, operation: Operation, key: &str, message: &str) -> Error {
         Error::new(kind, operation, self.url(key), message)

@@ -184,6 +184,12 @@ impl NativeStore {
         wait(py, async move { client.delete(&keys).await })?.or_raise(py)
     }
 
+    /// Deletes an object if it is of this version.
+    fn delete_if(&self, py: Python<'_>, key: String, version: String) -> PyResult<()> {
+        let client = self.client(py)?;
+        wait(py, async move { client.delete_if(&key, &Version::new(version)).await })?.or_raise(py)
+    }
+
     /// Forgets an unfinished upload.
     fn abort_upload(&self, py: Python<'_>, key: String, upload_id: String) -> PyResult<()> {
         let client = self.client(py)?;

@@ -13,7 +13,7 @@ use torchobj_core::error::ErrorKind;
 use torchobj_core::read::Read;
 use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::Policy;
-use torchobj_core::types::GetRequest;
+use torchobj_core::types::{Condition, GetRequest, Payload, PutOptions, Upload};
 use torchobj_store::file::FileStore;
 
 /// A folder that is gone with the test.
@@ -33,6 +33,10 @@ impl Drop for Folder {
 
 fn small_parts() -> Policy {
     Policy { part_bytes: 64 << 10, whole_below_bytes: 128 << 10, write_buffer_bytes: 256 << 10, ..Policy::default() }
+}
+
+fn payload(text: &str) -> Payload {
+    bytes::Bytes::from(text.to_owned()).into()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -77,4 +81,73 @@ async fn a_runtime_of_one_thread_reads_files_too() {
     let body = bytes::Bytes::from(vec![7; 1 << 20]);
     client.put("k", body.clone().into(), &Default::default()).await.unwrap();
     assert_eq!(client.get(Read::whole("k")).await.unwrap().buffer.as_slice(), body);
+}
+
+#[tokio::test]
+async fn deleting_an_object_removes_no_folder() {
+    let folder = Folder::new("folders-stay");
+    std::fs::create_dir_all(folder.0.join("of the user/inner")).unwrap();
+    let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
+    client.put("of the user/inner/k", payload("x"), &Default::default()).await.unwrap();
+    client.delete(&["of the user/inner/k".to_owned()]).await.unwrap();
+    assert_eq!(std::fs::read_dir(folder.0.join("of the user/inner")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_conditional_delete_removes_the_version_that_it_names_and_no_other() {
+    let folder = Folder::new("delete-if");
+    let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
+    let old = client.put("a/k", payload("one"), &Default::default()).await.unwrap();
+    let new = client.put("a/k", payload("two"), &Default::default()).await.unwrap();
+    let refused = client.delete_if("a/k", &old).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Precondition, "{refused}");
+    assert_eq!(std::fs::read(folder.0.join("a/k")).unwrap(), b"two");
+    client.delete_if("a/k", &new).await.unwrap();
+    client.delete_if("a/k", &new).await.unwrap();
+    client.delete_if("no folder/k", &new).await.unwrap();
+    assert!(!folder.0.join("a/k").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_writers_that_replace_one_version_exactly_one_wins() {
+    let folder = Folder::new("replace-if");
+    let store = Arc::new(FileStore::new(&folder.0));
+    let client = Arc::new(Client::new(store.clone(), small_parts()));
+    for round in 0..20 {
+        let version = client.put("k", payload(&format!("old {round}")), &Default::default()).await.unwrap();
+        let options = Arc::new(PutOptions { condition: Condition::Matches(version.clone()), ..Default::default() });
+        let puts = (0..4).map(|writer| {
+            let (store, options) = (store.clone(), options.clone());
+            tokio::spawn(async move { store.put("k", &payload(&format!("new {writer}")), &options).await.is_ok() })
+        });
+        let delete = {
+            let store = store.clone();
+            tokio::spawn(async move { store.delete_if("k", &version).await.is_ok() })
+        };
+        let mut won = usize::from(delete.await.unwrap());
+        for put in puts.collect::<Vec<_>>() {
+            won += usize::from(put.await.unwrap());
+        }
+        assert_eq!(won, 1, "round {round}");
+    }
+}
+
+#[tokio::test]
+async fn the_note_of_an_upload_names_no_file_outside_of_its_folder() {
+    let folder = Folder::new("notes");
+    let root = folder.0.join("root");
+    std::fs::create_dir_all(root.join("a")).unwrap();
+    for victim in [".torchobj-5", ".torchobj-5.key", "x"] {
+        std::fs::write(folder.0.join(victim), "victim").unwrap();
+    }
+    for key in ["../x", "a/../../x", "/x", "b/x", "a/"] {
+        std::fs::write(root.join("a/.torchobj-5.key"), key).unwrap();
+        let store = FileStore::new(&root);
+        assert!(store.uploads("").await.unwrap().is_empty(), "{key}");
+        let upload =
+            |id: &str| Upload { key: key.into(), id: id.into(), nonce: "".into(), begun_ms: None, crc32: false };
+        let _ = store.abort(&upload("5")).await;
+        let _ = store.abort(&Upload { key: "a/x".into(), ..upload("/../../.torchobj-5") }).await;
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 4, "{key}");
+    }
 }

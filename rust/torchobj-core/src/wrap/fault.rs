@@ -202,4 +202,8 @@ impl ObjectStore for FaultyStore {
         let key = keys.first().map_or("", String::as_str);
         self.meet(Operation::Delete, key, self.inner.delete(keys)).await
     }
+
+    async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        self.meet(Operation::Delete, key, self.inner.delete_if(key, version)).await
+    }
 }

@@ -65,6 +65,7 @@ impl FileStore {
             io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => (ErrorKind::NotFound, "not a file"),
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (ErrorKind::AccessDenied, "refused"),
             io::ErrorKind::AlreadyExists => (ErrorKind::Precondition, "the condition does not hold"),
+            io::ErrorKind::Unsupported => (ErrorKind::Unsupported, "the file system cannot do this"),
             io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
             _ => (ErrorKind::Io, "the file system failed"),
         };
@@ -101,8 +102,7 @@ impl ObjectStore for FileStore {
         Capabilities {
             keys: KeyRules::Path,
             put_if_absent: true,
-            // Between looking and renaming another writer may come.
-            put_if_matches: false,
+            put_if_matches: true,
             attributes: false,
             min_part_bytes: 1,
             max_parts: 10_000,
@@ -166,5 +166,9 @@ impl ObjectStore for FileStore {
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
         Ok(self.delete_files(keys).await)
+    }
+
+    async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        self.delete_file_if(key, version).await
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::ObjectStore;
-use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
+use torchobj_core::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
 
 use super::write::{Temporary, blocked_by_a_file};
 use super::{FileStore, TEMPORARY, modified_ms};
@@ -104,6 +104,10 @@ impl FileStore {
     }
 
     pub(super) async fn abort_upload(&self, upload: &Upload) -> Result<()> {
+        self.check_key(Operation::Abort, &upload.key)?;
+        if !upload.id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Ok(());
+        }
         let path = Temporary::path_for(&self.path(&upload.key), &upload.id);
         let abort = move || {
             for path in [note_path(&path), path] {
@@ -125,6 +129,10 @@ impl FileStore {
                 let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
                 let Some(id) = name.strip_prefix(TEMPORARY).and_then(|name| name.strip_suffix(".key")) else { return };
                 let Ok(key) = fs::read_to_string(path) else { return };
+                // The note of an upload lies beside its target; a key that leads elsewhere was not written by this store.
+                if KeyRules::Path.refusal(&key).is_some() || root.join(&key).parent() != path.parent() {
+                    return;
+                }
                 let begun_ms = fs::metadata(path).ok().map(|metadata| modified_ms(&metadata));
                 if key.starts_with(&prefix_text) {
                     uploads.push(Upload { key, id: id.to_owned(), nonce: String::new(), begun_ms, crc32: false });

@@ -51,7 +51,13 @@ impl Temporary {
         match condition {
             Condition::Always => fs::rename(&self.path, target)?,
             // A link never replaces; the temporary name goes with `self`.
-            Condition::Absent | Condition::Matches(_) => fs::hard_link(&self.path, target)?,
+            Condition::Absent => fs::hard_link(&self.path, target)?,
+            Condition::Matches(version) => match while_it_is(target, version, |path| fs::rename(&self.path, path)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    return Err(io::ErrorKind::AlreadyExists.into());
+                }
+                done => done?,
+            },
         }
         let folder = File::open(target.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
         folder.sync_all()?;
@@ -109,21 +115,40 @@ impl FileStore {
         let operation = Operation::Delete;
         let mut failed = Vec::new();
         for key in keys {
-            let (root, path) = (self.root.clone(), self.path(key));
-            let delete = move || {
-                fs::remove_file(&path)?;
-                // As a bucket does, forget folders that hold nothing any more; one that is not empty stops this.
-                let above = path.ancestors().skip(1).take_while(|folder| *folder != &*root);
-                above.take_while(|folder| fs::remove_dir(folder).is_ok()).for_each(drop);
-                Ok(())
-            };
-            match self.blocking(operation, key, delete).await {
+            // The folders above it stay, empty or not: who made them is not known here.
+            let path = self.path(key);
+            match self.blocking(operation, key, move || fs::remove_file(path)).await {
                 Err(error) if error.kind() != ErrorKind::NotFound => failed.push((key.clone(), error)),
                 _ => {}
             }
         }
         failed
     }
+
+    pub(super) async fn delete_file_if(&self, key: &str, version: &Version) -> Result<()> {
+        let (path, version) = (self.path(key), version.clone());
+        let delete = move || match while_it_is(&path, &version, |path| fs::remove_file(path)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        };
+        self.blocking(Operation::Delete, key, delete).await
+    }
+}
+
+/// Calls `change` with a file that is of this version, while no other call of this function changes a file of the same
+/// folder, in whatever process. `AlreadyExists` where the file is of another version, `NotFound` where there is none.
+fn while_it_is(path: &Path, expected: &Version, change: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+    let folder = File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    folder.lock().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+    let found = fs::metadata(path);
+    let changed = match found {
+        Ok(metadata) if version(&metadata) == *expected => change(path),
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) => Err(error),
+    };
+    // Not left to the close: a child forked meanwhile has a copy of the descriptor, and the lock with it.
+    folder.unlock()?;
+    changed
 }
 
 /// On a write, what stands in the way is a file where the key wants a folder, or the other way round.

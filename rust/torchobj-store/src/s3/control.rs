@@ -188,27 +188,29 @@ impl Bucket {
         let mut failed = Vec::new();
         match several.as_slice() {
             [] => {}
-            [key] => failed.extend(self.delete_one(key).await.err().map(|error| ((*key).clone(), error))),
+            [key] => failed.extend(self.delete_one(key, None).await.err().map(|error| ((*key).clone(), error))),
             several => match self.delete_several(several).await {
                 Ok(errors) => failed.extend(errors),
                 // The S3 interface of Google Cloud Storage has no DeleteObjects.
                 Err(error) if error.kind() == ErrorKind::Unsupported => {
                     for key in several {
-                        failed.extend(self.delete_one(key).await.err().map(|error| ((*key).clone(), error)));
+                        failed.extend(self.delete_one(key, None).await.err().map(|error| ((*key).clone(), error)));
                     }
                 }
                 Err(error) => return Err(error),
             },
         }
         for key in single {
-            failed.extend(self.delete_one(key).await.err().map(|error| (key.clone(), error)));
+            failed.extend(self.delete_one(key, None).await.err().map(|error| (key.clone(), error)));
         }
         Ok(failed)
     }
 
-    async fn delete_one(&self, key: &str) -> Result<()> {
+    /// DeleteObject, with If-Match where a version is given. One that does not exist is no error.
+    pub(super) async fn delete_one(&self, key: &str, version: Option<&Version>) -> Result<()> {
         let operation = Operation::Delete;
         let request = self.sdk(operation).await?.delete_object().bucket(&self.name).key(key);
+        let request = request.set_if_match(version.map(|version| version.as_str().to_owned()));
         let request = request.set_request_payer(self.request_payer());
         match self.sdk_answer(operation, Some(key), request.send()).await {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error),

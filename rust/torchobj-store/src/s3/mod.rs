@@ -123,4 +123,8 @@ impl ObjectStore for S3Store {
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
         self.0.delete(keys).await
     }
+
+    async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        self.0.delete_one(key, Some(version)).await
+    }
 }
