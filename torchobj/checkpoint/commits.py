@@ -3,26 +3,29 @@
 Below the manager's URL an attempt to save a step writes its data under `steps/{step:012}-{nonce}/`, where the nonce is
 the attempt's own: two writers, or a second attempt, share no key. When all data is there, `commits/{step:012}.json` is
 put on the condition that there is none. It names the attempt and each of its objects. A step exists when its commit
-object exists; `latest.json` names the newest for other tools, and is believed by nobody here.
+object exists and is not empty; `latest.json` names the newest for other tools, and is not read here.
+
+A delete removes the commit object on the condition that it is of the version that was read, and then the data: of a
+delete and an `overwrite=True` one fails. Where a server ignores the condition of a DELETE, the commit object is first
+replaced by an empty one, which is a conditional PUT, and then deleted.
 """
 
 import dataclasses
 import json
 import logging
-import math
-import operator
 import re
-import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, cast
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
 
 from torchobj._torchobj import Buffer
+from torchobj.checkpoint.commit_format import DIGITS, Attempt, Commit, Kind, StoredObject
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,
     CheckpointError,
-    ConfigError,
+    ObjectChangedError,
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreError,
@@ -32,23 +35,16 @@ from torchobj.exceptions import (
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import parse_url
 
-__all__ = ["Attempt", "Commit", "Commits", "CommittedByAnotherError", "StoredObject", "UnreadableCommitError"]
+__all__ = ["Attempt", "Commit", "Commits", "CommittedByAnotherError", "Kind", "StoredObject", "UnreadableCommitError"]
 
 logger = logging.getLogger("torchobj")
 
-#: Of the commit object; a reader refuses what it does not know.
-_FORMAT = 1
-#: A step is written with so many digits: keys then sort as steps do.
-_DIGITS = 12
-LARGEST_STEP = 10**_DIGITS - 1
-
-_COMMIT_KEY = re.compile(rf"commits/(\d{{{_DIGITS}}})\.json")
-_DATA_KEY = re.compile(rf"steps/(\d{{{_DIGITS}}})-([0-9a-f]{{32}})/.+", re.DOTALL)
+_COMMIT_KEY = re.compile(rf"commits/([0-9]{{{DIGITS}}})\.json")
 _POINTER = "latest.json"
+#: What no store calls a version.
+_NO_VERSION = '"torchobj-no-version"'
 #: A pointer that others keep moving is theirs.
 _POINTER_ATTEMPTS = 3
-
-Kind = Literal["state", "dcp"]
 
 
 class CommittedByAnotherError(CheckpointError):
@@ -57,100 +53,6 @@ class CommittedByAnotherError(CheckpointError):
 
 class UnreadableCommitError(CheckpointError):
     """A commit object does not say what belongs to its step."""
-
-
-class Attempt(NamedTuple):
-    """One attempt to save a step."""
-
-    step: int
-    nonce: str
-
-    @classmethod
-    def new(cls, step: int) -> "Attempt":
-        """An attempt that no other has the nonce of."""
-        return cls(step, secrets.token_hex(16))
-
-    @property
-    def folder(self) -> str:
-        """Key of its data, with the slash, below the manager's URL."""
-        return f"steps/{self.step:0{_DIGITS}}-{self.nonce}/"
-
-    @classmethod
-    def of_key(cls, key: str) -> "Attempt | None":
-        """The attempt whose data is kept under this key; None where the key is not one of an attempt."""
-        found = _DATA_KEY.fullmatch(key)
-        return None if found is None else cls(int(found[1]), found[2])
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StoredObject:
-    """One object of a checkpoint."""
-
-    key: str
-    """Below the manager's URL."""
-    size: int
-    """Size in bytes."""
-    etag: str | None = None
-    """Its version, as the store calls it."""
-    crc32: int | None = None
-    """CRC-32 of its bytes, where it is known."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Commit:
-    """What a commit object says."""
-
-    attempt: Attempt
-    kind: Kind
-    """`state`: one file of `torch.save`. `dcp`: a folder of `torch.distributed.checkpoint`."""
-    objects: tuple[StoredObject, ...]
-    metrics: Mapping[str, float]
-    time: datetime
-    """When it was committed, by the writer's clock."""
-
-    @property
-    def step(self) -> int:
-        """The step."""
-        return self.attempt.step
-
-    def to_json(self) -> bytes:
-        """The commit object. JSON has no word for some numbers: infinite metrics are strings, NaN is null."""
-        metrics = {name: _in_json(value) for name, value in self.metrics.items()}
-        fields = {
-            "version": _FORMAT,
-            "step": self.step,
-            "nonce": self.attempt.nonce,
-            "kind": self.kind,
-            "time": self.time.isoformat(),
-            "metrics": metrics,
-            "objects": [dataclasses.asdict(item) for item in self.objects],
-        }
-        return json.dumps(fields, indent=1).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes, step: int) -> "Commit":
-        """The commit that these bytes are.
-
-        Raises:
-            ValueError: They are none of this step, are of a later version, or name an object that is not of their own
-                attempt.
-        """
-        try:
-            fields = json.loads(data)
-            if fields["version"] != _FORMAT:
-                raise ValueError(f"version {fields['version']!r}, this torchobj knows {_FORMAT}")
-            attempt = Attempt(fields["step"], fields["nonce"])
-            metrics = {name: math.nan if value is None else float(value) for name, value in fields["metrics"].items()}
-            objects = tuple(StoredObject(**item) for item in fields["objects"])
-            # What is not of the attempt is another checkpoint's, and would be deleted with this one.
-            strange = [item.key for item in objects if Attempt.of_key(item.key) != attempt]
-            if strange or attempt.step != step or fields["kind"] not in ("state", "dcp"):
-                raise ValueError(f"step {attempt.step}, kind {fields['kind']!r}, objects of other attempts: {strange}")
-            return cls(
-                attempt, fields["kind"], objects, metrics, datetime.fromisoformat(fields["time"]).astimezone(UTC)
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"a field is missing or of another type: {error}") from error
 
 
 class Commits:
@@ -168,7 +70,10 @@ class Commits:
         folder = parsed.key.rstrip("/") if inside else ""
         self._prefix = f"{folder}/" if folder else ""
         self.url = f"{self.store.url}/{self._prefix}".rstrip("/")
+        #: Where a store of files has its folders, which it does not remove.
+        self._root = None if inside else Path("/", parsed.key)
         self._has_buckets = parsed.scheme == "s3"
+        self._is_delete_conditional: bool | None = None if self._has_buckets else True
         self._said: set[str] = set()
         #: Commit objects that were read, by step, with their version: they are never changed, only replaced.
         self._known: dict[int, tuple[str | None, Commit]] = {}
@@ -187,6 +92,7 @@ class Commits:
             return [
                 dataclasses.replace(info, key=info.key.removeprefix(self._prefix))
                 for info in self.store.list(self.key(below))
+                if info.key.startswith(self.key(below))
             ]
         except ObjectNotFoundError as error:
             if self._has_buckets and isinstance(error, BucketNotFoundError):
@@ -195,12 +101,27 @@ class Commits:
 
     def versions(self) -> dict[int, str | None]:
         """The committed steps, ascending, each with the version of its commit object. One listing."""
-        found = ((_COMMIT_KEY.fullmatch(info.key), info.version) for info in self.objects("commits/"))
-        return {int(match[1]): version for match, version in found if match is not None}
+        return {step: info.version for step, info in self._commit_objects() if info.size != 0}
+
+    def deleted(self) -> list[tuple[int, ObjectInfo]]:
+        """The empty commit objects of deletes that were interrupted, by step. One listing."""
+        return [(step, info) for step, info in self._commit_objects() if info.size == 0]
+
+    def _commit_objects(self) -> list[tuple[int, ObjectInfo]]:
+        found = ((_COMMIT_KEY.fullmatch(info.key), info) for info in self.objects("commits/"))
+        return [(int(match[1]), info) for match, info in found if match is not None]
 
     def version(self, step: int) -> str | None:
-        """The version of the step's commit object; None where the step is not committed."""
-        return self._version_of(self._commit_key(step))
+        """The version of the step's commit object; None where the step is not committed.
+
+        An empty commit object, which an interrupted delete left, is removed.
+        """
+        key = self._commit_key(step)
+        info = self._info(key)
+        if info is None or info.size != 0:
+            return None if info is None else info.version
+        self._remove(key, info.version)
+        return None
 
     def read(self, step: int, version: str | None = None) -> Commit:
         """The commit of a step.
@@ -215,7 +136,7 @@ class Commits:
     def readable(self) -> list[Commit]:
         """All commits that can be read, ascending. The others are said in the log, and are nobody's to delete."""
         versions = self.versions()
-        unread = [step for step, version in versions.items() if version is None or self._known_version(step) != version]
+        unread = [step for step, version in versions.items() if version is None or self.known_version(step) != version]
         keys = [self._commit_key(step) for step in unread]
         bodies = self.store.get_many(keys, return_errors=True)
         for step, body in zip(unread, bodies, strict=True):
@@ -226,12 +147,15 @@ class Commits:
                 raise body
             try:
                 self._known[step] = (versions[step], self._parsed(step, cast("Buffer", body)))
+            except ObjectNotFoundError:
+                continue
             except UnreadableCommitError as error:
                 self.warn_once(str(error))
         self._known = {step: known for step, known in self._known.items() if step in versions}
         return [self._known[step][1] for step in versions if step in self._known]
 
-    def _known_version(self, step: int) -> str | None:
+    def known_version(self, step: int) -> str | None:
+        """The version of a commit object that `readable` returned, or that this process wrote."""
         known = self._known.get(step)
         return None if known is None else known[0]
 
@@ -251,7 +175,7 @@ class Commits:
         try:
             version = self._put_if(key, body, replaces)
         except StoreError as error:
-            self._settle(commit, error)
+            self._settle(commit, replaces, error)
         else:
             self._known[commit.step] = (version, commit)
 
@@ -259,20 +183,23 @@ class Commits:
         try:
             return self.store.put(key, body, if_none_match=replaces is None, if_match=replaces)
         except UnsupportedError:
-            # Folders know no If-Match, some servers no condition at all: then the last look is as near as can be.
-            now = self._version_of(key)
-            if now != replaces:
-                raise PreconditionFailedError(f"put {self.store.url}/{key}: there is another commit object") from None
-            logger.warning("%s keeps no conditions on writes: two writers of one step may not see each other", self.url)
+            self._compare(key, replaces)
             return self.store.put(key, body)
 
-    def _version_of(self, key: str) -> str | None:
+    def _compare(self, key: str, expected: str | None) -> None:
+        """Compares versions just before a write: all that can be done on a server without conditional writes."""
+        info = self._info(key)
+        if (None if info is None else info.version) != expected:
+            raise PreconditionFailedError(f"put {self.store.url}/{key}: there is another commit object") from None
+        logger.warning("%s keeps no conditions on writes: two writers of one step may not see each other", self.url)
+
+    def _info(self, key: str) -> ObjectInfo | None:
         try:
-            return self.store.head(key).version
+            return self.store.head(key)
         except ObjectNotFoundError:
             return None
 
-    def _settle(self, commit: Commit, error: StoreError) -> None:
+    def _settle(self, commit: Commit, replaces: str | None, error: StoreError) -> None:
         """Returns where the commit was made although `error` was met; raises otherwise."""
         try:
             there = self.read(commit.step).attempt
@@ -286,29 +213,111 @@ class Commits:
         if there is not None and isinstance(error, PreconditionFailedError):
             message = f"{self.url}: step {commit.step} was committed by another writer; this attempt does not count"
             raise CommittedByAnotherError(message) from error
+        refused = isinstance(error, PreconditionFailedError | ObjectNotFoundError)
+        if there is None and replaces is not None and refused and not isinstance(error, BucketNotFoundError):
+            message = f"{self.url}: step {commit.step} was deleted while it was saved again; save it once more"
+            raise CommittedByAnotherError(message) from error
         if error.status is None or error.status >= 500:
             error.add_note(f"step {commit.step} was not committed when it was looked for, and may be yet: see steps()")
         raise error
 
-    def delete(self, commit: Commit) -> None:
+    def delete_step(self, step: int) -> None:
+        """Deletes a step. Of one whose commit object cannot be read, the data is a leftover then.
+
+        Raises:
+            ObjectNotFoundError: The step is not committed.
+            CommittedByAnotherError: It was saved anew meanwhile; nothing was deleted.
+        """
+        version = self.version(step)
+        try:
+            commit = self.read(step, version)
+        except UnreadableCommitError:
+            self.delete_unread(step, version)
+        except ObjectChangedError:
+            raise self._saved_anew(step) from None
+        else:
+            self.delete(commit, version)
+        self.point()
+
+    def _saved_anew(self, step: int) -> CommittedByAnotherError:
+        return CommittedByAnotherError(f"{self.url}: step {step} was saved anew, and was not deleted")
+
+    def delete(self, commit: Commit, version: str | None) -> None:
         """Deletes a checkpoint: first its commit object, and with it the step; then what it names.
+
+        Args:
+            commit: What was read.
+            version: The version of the commit object that it was read from.
 
         Raises:
             CommittedByAnotherError: The step was saved anew since this commit was read; nothing was deleted.
         """
-        try:
-            there = self.read(commit.step).attempt
-        except ObjectNotFoundError:
-            there = None
-        if there not in (commit.attempt, None):
-            raise CommittedByAnotherError(f"{self.url}: step {commit.step} was saved anew, and was not deleted")
-        self.delete_unread(commit.step)
+        self.delete_unread(commit.step, version)
         self.delete_objects(item.key for item in commit.objects)
 
-    def delete_unread(self, step: int) -> None:
-        """Deletes the commit object of a step, and with it the step. What it named is a leftover then."""
-        self.store.delete(self._commit_key(step))
+    def delete_unread(self, step: int, version: str | None) -> None:
+        """Deletes the commit object of a step, and with it the step. What it named is a leftover then.
+
+        Raises:
+            CommittedByAnotherError: The commit object is no longer of this version; nothing was deleted.
+        """
         self._known.pop(step, None)
+        key = self._commit_key(step)
+        try:
+            if version is not None and self._deletes_by_version():
+                return self.store.delete(key, if_match=version)
+        except PreconditionFailedError:
+            raise self._saved_anew(step) from None
+        except UnsupportedError:
+            logger.debug("%s: no conditional deletes", self.url)
+        empty = self._empty(step, version)
+        return None if empty is None else self._remove(key, empty)
+
+    def _deletes_by_version(self) -> bool:
+        """Whether a DELETE with another version deletes nothing. Some servers ignore the condition.
+
+        Asked once, by such a DELETE of `latest.json`: each delete of a step writes that anew in the end.
+        """
+        if self._is_delete_conditional is None:
+            try:
+                self.store.delete(self.key(_POINTER), if_match=_NO_VERSION)
+                self._is_delete_conditional = False
+            except PreconditionFailedError:
+                self._is_delete_conditional = True
+        return self._is_delete_conditional
+
+    def _empty(self, step: int, version: str | None) -> str | None:
+        """Replaces a commit object by an empty one, and returns the version of that; None where there is none."""
+        key = self._commit_key(step)
+        try:
+            if version is not None:
+                return self.store.put(key, b"", if_match=version)
+        except UnsupportedError:
+            try:
+                self._compare(key, version)
+                return self.store.put(key, b"")
+            except PreconditionFailedError:
+                pass
+        except (PreconditionFailedError, ObjectNotFoundError):
+            pass
+        # Another process deletes it as well, or the answer to the first request was lost.
+        info = self._info(key)
+        if info is not None and info.size != 0:
+            raise self._saved_anew(step)
+        return None if info is None else info.version
+
+    def _remove(self, key: str, version: str | None) -> None:
+        """Deletes an object of this version; one of another version is a newer one, and stays."""
+        if not self._is_delete_conditional:
+            info = self._info(key)
+            if info is None or info.version != version:
+                return
+        try:
+            self.store.delete(key, if_match=version)
+        except PreconditionFailedError:
+            logger.info("%s/%s was written again, and stays", self.store.url, key)
+        except UnsupportedError:
+            self.store.delete(key)
 
     def warn_once(self, message: str) -> None:
         """Logs a warning that is not to be read at every save."""
@@ -317,18 +326,32 @@ class Commits:
             logger.warning("%s", message)
 
     def delete_objects(self, keys: Iterable[str]) -> None:
-        """Deletes objects by their keys below the URL."""
-        whole = [self.key(key) for key in keys]
-        if whole:
-            self.store.delete(whole)
+        """Deletes objects of attempts by their keys below the URL. Other keys are passed over."""
+        owned = [key for key in keys if Attempt.of_key(key) is not None]
+        if owned:
+            self.store.delete([self.key(key) for key in owned])
+            self._remove_folders(owned)
+
+    def _remove_folders(self, keys: Iterable[str]) -> None:
+        """Removes the folders of files that were deleted, where they are empty: up to that of the attempt, its own."""
+        if self._root is None:
+            return
+        for key in keys:
+            # The last two are `steps` and the root.
+            for folder in list(PurePosixPath(key).parents)[:-2]:
+                try:
+                    (self._root / folder).rmdir()
+                except OSError:
+                    break
 
     def point(self) -> None:
         """Moves `latest.json` to the newest committed step, for tools that read it."""
         key = self.key(_POINTER)
         for _ in range(_POINTER_ATTEMPTS):
-            newest, there = max(self.versions(), default=None), self._version_of(key)
+            info = self._info(key)
+            newest, there = max(self.versions(), default=None), None if info is None else info.version
             if newest is None:
-                return self.store.delete(key)
+                return None if there is None else self._remove(key, there)
             body = json.dumps({"step": newest, "commit": self._commit_key(newest)}).encode()
             try:
                 self._put_if_quietly(key, body, there)
@@ -344,36 +367,17 @@ class Commits:
             self.store.put(key, body)
 
     def _commit_key(self, step: int) -> str:
-        return self.key(f"commits/{step:0{_DIGITS}}.json")
+        return self.key(f"commits/{step:0{DIGITS}}.json")
 
     def _parsed(self, step: int, data: Buffer) -> Commit:
+        url, body = f"{self.store.url}/{self._commit_key(step)}", bytes(cast("Any", data))
+        if not body:
+            raise ObjectNotFoundError(f"get {url}: the step was deleted")
         try:
-            return Commit.from_json(bytes(cast("Any", data)), step)
+            return Commit.from_json(body, step)
         except ValueError as error:
-            url = f"{self.store.url}/{self._commit_key(step)}"
             help_ = f"restore another step, or remove it with delete({step}) or save({step}, ..., overwrite=True)"
             raise UnreadableCommitError(f"{url}: no commit object of a checkpoint: {error}; {help_}") from error
-
-
-def _in_json(metric: float) -> float | str | None:
-    if math.isnan(metric):
-        return None
-    return str(metric) if math.isinf(metric) else metric
-
-
-def checked_step(step: Any) -> int:
-    """The step as a number.
-
-    Raises:
-        ConfigError: It is none of 0..999,999,999,999.
-    """
-    try:
-        number = -1 if isinstance(step, bool) else operator.index(step)
-    except TypeError:
-        number = -1
-    if not 0 <= number <= LARGEST_STEP:
-        raise ConfigError(f"step={step!r}: must be a whole number of 0..{LARGEST_STEP}")
-    return number
 
 
 def surely_refused(error: TorchobjError) -> bool:

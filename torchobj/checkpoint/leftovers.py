@@ -1,4 +1,4 @@
-"""What saves leave behind that were killed: found, and removed on request. Touches no object of another's."""
+"""What interrupted saves and deletes leave behind: found, and removed on request. Touches no object of another's."""
 
 import contextlib
 import datetime
@@ -14,7 +14,10 @@ __all__ = ["Leftover", "leftovers", "sweep", "under_way"]
 
 
 class Leftover(NamedTuple):
-    """An object, or an unfinished upload, of an attempt that was never committed, or whose step is deleted."""
+    """An object, or an unfinished upload, of an attempt that was never committed, or whose step is deleted.
+
+    Or the empty commit object that an interrupted delete left.
+    """
 
     key: str
     """Below the manager's URL."""
@@ -78,6 +81,7 @@ def leftovers(commits: Commits) -> list[Leftover]:
         if readable.get(step) == attempt or (step in versions and step not in readable):
             continue
         left.append(item._replace(step=step))
+    left += [Leftover(info.key, step, 0, info.last_modified, None) for step, info in commits.deleted()]
     return left
 
 
@@ -94,13 +98,20 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
     if not left:
         return []
     limit = _time_of_store(commits) - datetime.timedelta(seconds=older_than_s)
-    young = {Attempt.of_key(item.key) for item in left if item.modified is None or item.modified > limit}
-    old = [item for item in left if Attempt.of_key(item.key) not in young]
+    young = {_owner(item) for item in left if item.modified is None or item.modified > limit}
+    old = [item for item in left if _owner(item) not in young]
     for item in old:
         if item.upload is not None:
             commits.store.abort_upload(item.upload)
+        elif Attempt.of_key(item.key) is None:
+            # Looking for the version of a step removes the empty commit object that is there instead.
+            commits.version(item.step)
     commits.delete_objects(item.key for item in old if item.upload is None)
     return old
+
+
+def _owner(item: Leftover) -> Attempt | str:
+    return Attempt.of_key(item.key) or item.key
 
 
 def _time_of_store(commits: Commits) -> datetime.datetime:
@@ -114,5 +125,5 @@ def _time_of_store(commits: Commits) -> datetime.datetime:
             [told] = commits.objects(probe.folder)
         finally:
             with contextlib.suppress(StoreError):
-                commits.store.delete(key)
+                commits.delete_objects([probe.folder + "time"])
     return told.last_modified or datetime.datetime.now(tz=datetime.UTC)

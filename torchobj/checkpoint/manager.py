@@ -12,7 +12,8 @@ from typing import Any, Literal, Self, TypeVar, cast
 import torch
 
 from torchobj.checkpoint import leftovers, saving, sharded
-from torchobj.checkpoint.commits import Commit, Commits, UnreadableCommitError, checked_step
+from torchobj.checkpoint.commit_format import checked_step
+from torchobj.checkpoint.commits import Commit, Commits
 from torchobj.checkpoint.handle import SaveHandle
 from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.load import load
@@ -329,7 +330,10 @@ class CheckpointManager:
         try:
             return self._commits.read(step)
         except ObjectNotFoundError:
-            raise CheckpointError(f"{self.url}: step {step} is not committed; there are {self.steps()}") from None
+            raise self._not_committed(step) from None
+
+    def _not_committed(self, step: int) -> CheckpointError:
+        return CheckpointError(f"{self.url}: step {step} is not committed; there are {self.steps()}")
 
     def delete(self, step: int) -> None:
         """Deletes a committed step, also the newest. One rank calls it.
@@ -339,14 +343,10 @@ class CheckpointManager:
         Raises:
             CheckpointError: It is not committed, or was saved anew meanwhile.
         """
-        number = checked_step(step)
         try:
-            commit = self._committed(number)
-        except UnreadableCommitError:
-            self._commits.delete_unread(number)
-        else:
-            self._commits.delete(commit)
-        self._commits.point()
+            self._commits.delete_step(checked_step(step))
+        except ObjectNotFoundError:
+            raise self._not_committed(step) from None
 
     def leftovers(self) -> list[Leftover]:
         """What attempts left that were never committed: objects, and unfinished uploads. One rank calls it.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from torchobj.checkpoint import admission, leftovers, sharded
+from torchobj.checkpoint.commit_format import checked_step
 from torchobj.checkpoint.commits import (
     Attempt,
     Commit,
@@ -15,7 +16,6 @@ from torchobj.checkpoint.commits import (
     Kind,
     StoredObject,
     UnreadableCommitError,
-    checked_step,
     now,
     surely_refused,
 )
@@ -24,7 +24,14 @@ from torchobj.checkpoint.retention import Retention, doomed
 from torchobj.checkpoint.save import save
 from torchobj.checkpoint.snapshot import Snapshots, Watch, state_of
 from torchobj.config import StoreConfig
-from torchobj.exceptions import AccessDeniedError, CheckpointError, ConfigError, TorchobjError
+from torchobj.exceptions import (
+    AccessDeniedError,
+    CheckpointError,
+    ConfigError,
+    ObjectChangedError,
+    ObjectNotFoundError,
+    TorchobjError,
+)
 
 __all__ = [
     "OF_ANOTHER_RANK",
@@ -83,6 +90,9 @@ def begun(commits: Commits, step: int, *, overwrite: bool) -> Beginning:
         raise CheckpointError(f"{commits.url}: step {step} is committed already; overwrite=True replaces it")
     try:
         replaced = commits.read(step, version)
+    except (ObjectChangedError, ObjectNotFoundError) as error:
+        message = f"step {step} was deleted while it was saved again, or saved by another; save it once more"
+        raise CheckpointError(f"{commits.url}: {message}") from error
     except UnreadableCommitError as error:
         logger.warning("replaced, and what belonged to it is left for sweep(): %s", error)
         replaced = None
@@ -246,7 +256,7 @@ def _tidy(commits: Commits, rules: Retention, beginning: Beginning) -> None:
         going = set(doomed(committed, rules, {saved, *leftovers.steps_under_way()}))
         for commit in committed:
             if commit.step in going:
-                commits.delete(commit)
+                commits.delete(commit, commits.known_version(commit.step))
                 logger.info("%s: deleted step %d: no rule keeps it", commits.url, commit.step)
         commits.point()
     except TorchobjError as error:

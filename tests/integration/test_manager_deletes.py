@@ -1,0 +1,179 @@
+"""Deleting a step while another process saves it: whatever comes between two requests, no new commit is lost."""
+
+import itertools
+
+import pytest
+import torch
+
+import torchobj
+from torchobj import exceptions
+from torchobj.checkpoint import CheckpointManager
+
+_names = itertools.count()
+
+
+class Between:
+    """The store of a manager; calls `act` once, before the request with a number. Can be one that ignores If-Match."""
+
+    def __init__(self, store, number, act, *, ignores=False):
+        self._store, self._number, self._act, self._ignores = store, number, act, ignores
+        self.requests = []
+
+    def __getattr__(self, name):
+        value = getattr(self._store, name)
+        if not callable(value):
+            return value
+
+        def request(*given, **named):
+            self.requests.append((name, *given[:1]))
+            if len(self.requests) - 1 == self._number:
+                self._act()
+            if name == "delete" and self._ignores:
+                named.pop("if_match", None)
+            return value(*given, **named)
+
+        return request
+
+
+@pytest.fixture(params=["s3", "file", "memory"])
+def open_manager(request, place, tmp_path):
+    url = {"s3": place.url, "file": f"file://{tmp_path}", "memory": f"memory://deletes-{next(_names)}"}[request.param]
+    config = place.config if request.param == "s3" else None
+    return lambda **settings: CheckpointManager(f"{url}/run", **({"keep_last": None, "config": config} | settings))
+
+
+def saved(manager, step):
+    return manager.restore(step)["x"][0].item()
+
+
+def state(value):
+    return {"x": torch.full((4,), float(value))}
+
+
+def requests_of_a_delete(open_manager, ignores):
+    manager = open_manager()
+    manager.save(1, state(1))
+    manager._commits.store = between = Between(manager._commits.store, None, None, ignores=ignores)
+    if ignores:
+        manager._commits._is_delete_conditional = None
+    manager.delete(1)
+    assert (open_manager().steps(), open_manager().leftovers()) == ([], [])
+    return between.requests
+
+
+@pytest.mark.parametrize("ignores", [False, True], ids=["If-Match is kept", "If-Match is ignored"])
+def test_an_overwrite_between_any_two_requests_of_a_delete_is_not_lost(open_manager, ignores):
+    requests = requests_of_a_delete(open_manager, ignores)
+    commit = f"run/commits/{1:012}.json".removeprefix("" if open_manager().url.startswith(("s3", "memory")) else "run/")
+    # Where If-Match is ignored nothing stands between the last look at the commit object and its DELETE.
+    last = max(n for n, request in enumerate(requests) if request == ("delete", commit))
+    for number in range(1, len(requests)):
+        if ignores and number == last:
+            continue
+        manager, other = open_manager(), open_manager()
+        manager.save(1, state(1), overwrite=True)
+        true_store = manager._commits.store
+        if ignores:
+            manager._commits._is_delete_conditional = None
+        overwrite = lambda other=other: other.save(1, state(10), overwrite=True)  # noqa: E731
+        manager._commits.store = Between(true_store, number, overwrite, ignores=ignores)
+        try:
+            manager.delete(1)
+        except exceptions.CheckpointError as error:
+            assert "saved anew" in str(error)  # noqa: PT017  it may be raised, or not
+        assert (other.steps(), saved(other, 1)) == ([1], 10.0), (number, requests)
+        other.sweep(0)
+        assert saved(other, 1) == 10.0
+        other.delete(1)
+
+
+def test_an_overwrite_that_began_before_a_delete_fails_or_wins_and_lies_never(open_manager):
+    """The other order: the whole delete comes between two requests of the overwrite."""
+    counting, number = open_manager(), itertools.count()
+    for number in itertools.count():
+        manager, other = open_manager(), open_manager()
+        manager.save(1, state(1), overwrite=True)
+        between = Between(manager._commits.store, number, lambda other=other: other.delete(1))
+        manager._commits.store = between
+        try:
+            manager.save(1, state(10), overwrite=True)
+            is_saved = True
+        except exceptions.CheckpointError as error:
+            is_saved = False
+            assert "was deleted while" in str(error)  # noqa: PT017  it may be raised, or not
+        done = len(between.requests) <= number
+        if not done and between.requests[number][0] == "put" and "commits" in between.requests[number][1]:
+            assert not is_saved
+        # Once it is committed, the delete is of the new commit.
+        if is_saved and counting.steps():
+            assert saved(counting, 1) == 10.0
+        assert all(key.startswith(("steps/", "commits/")) for key in (item.key for item in counting.leftovers()))
+        if done:
+            break
+    assert number > 4
+
+
+def test_a_delete_whose_answer_is_lost_is_a_delete(place, control):
+    manager = CheckpointManager(f"{place.url}/run", keep_last=None, config=place.config)
+    for operation in ("DeleteObject", "DeleteObjects"):
+        manager.save(1, state(1))
+        control.faults({"operation": operation, "times": 1, "action": {"lose_response": True}})
+        manager.delete(1)
+        control.clear_faults()
+        assert (manager.steps(), manager.leftovers()) == ([], [])
+
+
+def test_a_commit_object_that_cannot_be_read_is_deleted_only_as_it_was_seen(open_manager):
+    manager, other = open_manager(), open_manager()
+    store, key = manager._commits.store, manager._commits._commit_key(1)
+    store.put(key, b"no json")
+    manager._commits.store = Between(store, 2, lambda: other.save(1, state(10), overwrite=True))
+    with pytest.raises(exceptions.CheckpointError, match="step 1 was saved anew, and was not deleted"):
+        manager.delete(1)
+    assert saved(other, 1) == 10.0
+    manager._commits.store = store
+    store.put(key, b"no json")
+    manager.delete(1)
+    assert manager.steps() == []
+
+
+def test_what_an_interrupted_delete_left_is_no_step_and_is_swept_or_saved_over(open_manager):
+    manager = open_manager()
+    store, key = manager._commits.store, manager._commits._commit_key(1)
+    for step in (1, 2):
+        manager.save(step, state(step))
+    store.put(key, b"", if_match=store.head(key).version)
+    assert (manager.steps(), manager.latest()) == ([2], 2)
+    with pytest.raises(exceptions.CheckpointError, match="step 1 is not committed"):
+        manager.restore(1)
+    assert {item.step for item in manager.leftovers()} == {1}
+    assert f"commits/{1:012}.json" in {item.key for item in manager.sweep(0)}
+    assert manager.leftovers() == []
+    store.put(key, b"")
+    manager.save(1, state(10))
+    assert (saved(manager, 1), manager.leftovers()) == (10.0, [])
+
+
+def test_a_folder_of_files_keeps_no_folder_of_a_deleted_step(tmp_path):
+    notes = tmp_path / "run" / "steps" / "of the user"
+    notes.mkdir(parents=True)
+    manager = CheckpointManager(f"file://{tmp_path}/run", keep_last=1)
+    for step in range(1, 4):
+        manager.save(step, state(step))
+    assert len(list((tmp_path / "run" / "steps").iterdir())) == 2
+    manager.delete(3)
+    manager.sweep(0)
+    assert list((tmp_path / "run" / "steps").iterdir()) == [notes]
+
+
+def test_a_conditional_delete_takes_one_key(place):
+    store = torchobj.Store(place.url, config=place.config)
+    old, new = store.put("k", b"one"), store.put("k", b"two")
+    with pytest.raises(exceptions.PreconditionFailedError):
+        store.delete("k", if_match=old)
+    with pytest.raises(exceptions.ConfigError, match="goes with one key"):
+        store.delete(["k", "j"], if_match=new)
+    assert place.keys() == ["k"]
+    store.delete("k", if_match=new)
+    store.delete("k", if_match=new)
+    assert place.keys() == []
