@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
@@ -39,7 +40,7 @@ class ObjectCheckpointIO(_Base):
     """Writes and reads the checkpoints of a Trainer, or of Fabric, as objects. Each appears whole or not at all.
 
     `isinstance` takes it for a `CheckpointIO` of each package that is imported when it is made. Paths are URLs, as
-    `s3://bucket/key`; those without a scheme are files of this machine.
+    `s3://bucket/key`; those without a scheme are files of this machine, left to Lightning's `TorchCheckpointIO`.
 
     `ckpt_path="last"` finds nothing at a URL: Lightning asks the local disk for what it finds there. `newest` is for
     that.
@@ -57,6 +58,9 @@ class ObjectCheckpointIO(_Base):
         trainer.fit(model, ckpt_path=plugin.newest("s3://bucket/run"))
         ```
     """
+
+    #: The schemes of URLs that it takes.
+    _schemes: tuple[str, ...] = SCHEMES
 
     def __init__(
         self,
@@ -88,7 +92,10 @@ class ObjectCheckpointIO(_Base):
             raise ConfigError(f"storage_options={storage_options!r}: must be None; settings are in the config")
         from torchobj.checkpoint.save import save  # noqa: PLC0415  imports torch
 
-        save(checkpoint, str(_url(path)), config=self._config)
+        if self._is_local(path):
+            _lightnings_own().save_checkpoint(checkpoint, path)
+        else:
+            save(checkpoint, str(self._url(path)), config=self._config)
 
     def load_checkpoint(
         self,
@@ -109,11 +116,16 @@ class ObjectCheckpointIO(_Base):
         """
         from torchobj.checkpoint.load import load  # noqa: PLC0415  imports torch
 
+        location = "cpu" if map_location is None else map_location
+        checkpoint: dict[str, Any]
+        if self._is_local(path):
+            given = {} if weights_only is None else {"weights_only": weights_only}
+            checkpoint = _lightnings_own().load_checkpoint(path, location, **given)
+            return checkpoint
         if weights_only is None:
             weights_only = _is_weights_only_by_default()
-        location = "cpu" if map_location is None else map_location
         try:
-            checkpoint: dict[str, Any] = load(str(_url(path)), location, weights_only, config=self._config)
+            checkpoint = load(str(self._url(path)), location, weights_only, config=self._config)
         except CheckpointError as error:
             if weights_only and "weights_only" in str(error):
                 raise CheckpointError(f"{error} (for a Trainer: fit(..., weights_only=False))") from error.__cause__
@@ -121,14 +133,23 @@ class ObjectCheckpointIO(_Base):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Deletes a checkpoint, whether it is an object or a folder of them. One that does not exist is no error.
+        """Deletes a checkpoint. One that does not exist is no error.
+
+        At a URL it is an object, or the folder of a distributed checkpoint, of which its metadata and the files that
+        this names are deleted. Nothing else that lies below the folder is.
 
         Raises:
-            ConfigError: `path` is a whole bucket.
+            ConfigError: `path` is empty, a whole bucket, or a folder here that contains the current directory or the
+                home directory.
+            CheckpointError: The metadata in the folder cannot be read; nothing was deleted.
         """
-        url = _url(path)
-        store, key = Store(url.base, config=self._config), url.key.rstrip("/")
-        store.delete([key, *(info.key for info in store.list(f"{key}/"))])
+        if self._is_local(path):
+            _check_removable(path)
+            _lightnings_own().remove_checkpoint(path)
+            return
+        from torchobj.checkpoint.removal import remove  # noqa: PLC0415  imports torch
+
+        remove(self._parsed(path), self._config)
 
     def teardown(self) -> None:
         """Does nothing: a checkpoint is complete when `save_checkpoint` returns."""
@@ -140,7 +161,9 @@ class ObjectCheckpointIO(_Base):
             url: As `default_root_dir` or the `dirpath` of a ModelCheckpoint; without a scheme a folder here. Only names
                 that end in `.ckpt` count.
         """
-        parsed = _parsed(url.rstrip("/"))
+        is_local = self._is_local(url)
+        # The slash of the root stays.
+        parsed = self._parsed(f"file://{os.path.abspath(url)}" if is_local else url.rstrip("/"))  # noqa: PTH100  no links
         found = [
             (info.last_modified, [int(number) for number in re.findall(r"\d+", info.key)], info.key)
             for info in Store(parsed.base, config=self._config).list(f"{parsed.key}/" if parsed.key else "")
@@ -149,18 +172,41 @@ class ObjectCheckpointIO(_Base):
         # A listing knows seconds: within one, the numbers of epoch and step decide.
         if not found:
             return None
-        base = parsed.base if "://" in url else ""
+        base = "" if is_local else parsed.base
         return f"{base}/{max(found)[-1]}"
+
+    def _is_local(self, path: Any) -> bool:
+        """Whether a path of Lightning is one of this machine, without a scheme.
+
+        Raises:
+            ConfigError: It is, and this class takes none.
+        """
+        is_local = "://" not in _text(path)
+        if is_local and "file" not in self._schemes:
+            raise ConfigError(f"path={os.fspath(path)!r}: must be a URL, as s3://bucket/key")
+        return is_local
+
+    def _parsed(self, path: Any) -> Url:
+        return parse_url(_text(path), self._schemes)
+
+    def _url(self, path: Any) -> Url:
+        """A path of Lightning as the URL of an object."""
+        url = self._parsed(path)
+        if not url.key.strip("/"):
+            raise ConfigError(f"path={os.fspath(path)!r}: names no object, expected {url.base}/key")
+        return url
 
 
 class S3LightningCheckpoint(ObjectCheckpointIO):
-    """The plugin of s3torchconnector by its name and arguments.
+    """The plugin of s3torchconnector by its name and arguments. Takes `s3://` URLs only, as that does.
 
     Args:
         region: Region of the bucket; found out when None.
         s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
         endpoint: Where the store is; AWS, or the environment's, when None.
     """
+
+    _schemes = ("s3",)
 
     def __init__(
         self,
@@ -191,21 +237,31 @@ def _join(*, import_one: bool) -> None:
         importlib.import_module(module).CheckpointIO.register(ObjectCheckpointIO)
 
 
-def _url(path: Any) -> Url:
-    """A path of Lightning as the URL of an object."""
-    url = _parsed(path)
-    if not url.key.strip("/"):
-        raise ConfigError(f"path={os.fspath(path)!r}: names no object, expected {url.base}/key")
-    return url
+def _text(path: Any) -> str:
+    """A path of Lightning as a str, with all slashes of a URL.
+
+    Strategies that shard make a Path of whatever they get, and a Path folds slashes.
+    """
+    text: str = os.fspath(path)
+    return re.sub(r"^file:/(?!/)", "file:///", re.sub(r"^(s3|memory):/(?!/)", r"\1://", text))
 
 
-def _parsed(path: Any) -> Url:
-    """A path of Lightning as a URL."""
+def _check_removable(path: Any) -> None:
+    """Refuses a folder of this machine that can be no checkpoint.
+
+    Raises:
+        ConfigError: It contains the current directory or the home directory.
+    """
     text = os.fspath(path)
-    if isinstance(path, os.PathLike):
-        # Strategies that shard make a Path of whatever they get, and a Path folds the slashes of a URL.
-        text = re.sub(rf"^({'|'.join(SCHEMES)}):/+", r"\1:///" if text.startswith("file:") else r"\1://", text)
-    return parse_url(text if "://" in text else f"file://{os.path.abspath(text)}")  # noqa: PTH100  resolves no links
+    target, home = Path(text).resolve(), Path(os.path.expanduser("~"))  # noqa: PTH111  raises nothing without a home
+    if not text or any(kept.resolve().is_relative_to(target) for kept in (Path.cwd(), home)):
+        raise ConfigError(f"path={text!r}: is {target}, which holds more than a checkpoint; nothing was deleted")
+
+
+def _lightnings_own() -> Any:
+    """Lightning's plugin for the files of this machine, of the package that is imported."""
+    package = next(module for module in _PACKAGES.values() if module in sys.modules).rpartition(".")[0]
+    return importlib.import_module(f"{package}.torch_io").TorchCheckpointIO()
 
 
 def _is_weights_only_by_default() -> bool:

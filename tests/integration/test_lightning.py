@@ -230,18 +230,17 @@ def test_fabric_and_the_asynchronous_plugin_save_and_load(pl, place, wrapped):
     assert torch.equal(runner.load(f"{place.url}/fabric.ckpt")["weight"], torch.full((3,), 2.0))
 
 
-def test_removing_takes_the_object_or_the_folder_and_no_namesake(place):
+def test_removing_takes_the_object_and_no_namesake(place):
     plugin = ObjectCheckpointIO(config=place.config)
-    for key in ("a.ckpt", "a.ckpt.2", "folder/0.distcp", "folder/.metadata", "folder 2/x"):
+    for key in ("a.ckpt", "a.ckpt.2", "a.ckpt/x", "folder 2/x"):
         place.boto.put_object(Bucket=place.bucket, Key=key, Body=b"x")
     plugin.remove_checkpoint(f"{place.url}/a.ckpt")
-    plugin.remove_checkpoint(f"{place.url}/folder/")
     plugin.remove_checkpoint(f"{place.url}/never was.ckpt")
-    assert place.keys() == ["a.ckpt.2", "folder 2/x"]
+    assert place.keys() == ["a.ckpt.2", "a.ckpt/x", "folder 2/x"]
     for whole in (place.url, f"{place.url}/", f"{place.url}//"):
         with pytest.raises(exceptions.ConfigError, match="names no object"):
             plugin.remove_checkpoint(whole)
-    assert place.keys() == ["a.ckpt.2", "folder 2/x"]
+    assert place.keys() == ["a.ckpt.2", "a.ckpt/x", "folder 2/x"]
 
 
 def test_paths_without_a_scheme_are_files(tmp_path, monkeypatch):
