@@ -49,3 +49,21 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
     if scheme != "file" and not bucket:
         raise ConfigError(f"url={url!r}: no bucket, expected {scheme}://bucket/key")
     return Url(scheme, bucket, key)
+
+
+def parse_object_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
+    """Takes the URL of an object to be written apart.
+
+    Raises:
+        ConfigError: As `parse_url`; or it is a whole bucket, or ends with a slash, as a folder does.
+
+    Example:
+        >>> parse_object_url("s3://bucket/folder/name").key
+        'folder/name'
+    """
+    parsed = parse_url(url, schemes)
+    if not parsed.key.strip("/"):
+        raise ConfigError(f"url={url!r}: names no object, expected {parsed.base}/key")
+    if parsed.key.endswith("/"):
+        raise ConfigError(f"url={url!r}: ends with a slash and names no object, expected {url}name")
+    return parsed

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchobj
+from torchobj.checkpoint.s3 import S3Checkpoint
 from torchobj.exceptions import ConfigError
 from torchobj.urls import parse_url
 
@@ -45,3 +46,20 @@ def test_a_url_without_a_key_names_no_object_and_one_with_a_key_no_store():
         torchobj.Store("s3://bucket/prefix/")
     with pytest.raises(ConfigError, match="expected s3://"):
         torchobj.S3MapDataset("file:///data/")
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://bucket/folder/", "memory://targets/folder/", "memory://targets//", "file:///tmp/x/"]
+)
+def test_a_url_that_ends_with_a_slash_is_no_object_to_write(url):
+    for write in (lambda: torchobj.save({}, url), lambda: torchobj.open(url, "wb"), lambda: S3Checkpoint().writer(url)):
+        with pytest.raises(ConfigError, match="slash|names no object|scheme"):
+            write()
+    assert list(torchobj.Store("memory://targets").list()) == []
+
+
+def test_a_key_that_ends_with_a_slash_is_for_whoever_puts_it():
+    store = torchobj.Store("memory://markers")
+    store.put("folder/", b"")
+    assert [info.key for info in store.list()] == ["folder/"]
+    assert torchobj.open("memory://markers/folder/").read() == b""

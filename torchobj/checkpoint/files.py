@@ -15,7 +15,7 @@ from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.store import contiguous
-from torchobj.urls import Url, parse_url
+from torchobj.urls import Url, parse_object_url, parse_url
 
 __all__ = ["ObjectWriter", "open"]
 
@@ -118,7 +118,7 @@ class ObjectWriter(_BinaryFile):
         self._native: _torchobj.NativeWriter | None = None
         self._failed: BaseException | None = None
         self._end = _End()
-        parsed, store = _store_of(url, store_config(config, region, endpoint_url))
+        parsed, store = _target_of(url, store_config(config, region, endpoint_url))
         attributes = (content_type, None, None, None, None, storage_class, sorted((metadata or {}).items()))
         self._url = parsed
         self._position = 0
@@ -259,6 +259,12 @@ def _store_of(url: str, config: StoreConfig) -> tuple[Url, "_torchobj.NativeStor
     parsed = parse_url(url)
     if not parsed.key:
         raise ConfigError(f"url={url!r}: names no object, expected {parsed.base}/key")
+    return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, config)
+
+
+def _target_of(url: str, config: StoreConfig) -> tuple[Url, "_torchobj.NativeStore"]:
+    """As `_store_of`, for an object that is to be written."""
+    parsed = parse_object_url(url)
     return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, config)
 
 

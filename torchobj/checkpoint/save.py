@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.files import NO_ATTRIBUTES, ObjectWriter, _store_of
+from torchobj.checkpoint.files import NO_ATTRIBUTES, ObjectWriter, _target_of
 from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
 from torchobj.checkpoint.staging import STAGING_BYTES, bytes_of, is_reachable, taken
@@ -72,7 +72,7 @@ def save(
         'memory://example/saved.pt'
     """
     settings = store_config(config, region, endpoint_url)
-    parsed, store = _store_of(url, settings)
+    parsed, store = _target_of(url, settings)
     # torch computes the checksums of what it copies, unless it was told not to.
     copies = checksum and torch.serialization.get_crc32_options()
     try:
