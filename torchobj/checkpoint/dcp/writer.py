@@ -245,7 +245,10 @@ class StorageWriter(Placed, TorchStorageWriter):
             logger.info("%s is replaced", self._place.url_of(self._metadata_name()))
 
     def _exists(self) -> CheckpointError:
-        return CheckpointError(f"{self._place.url_of(self._metadata_name())} exists, and overwrite=False")
+        # The words of torch's own writer.
+        return CheckpointError(
+            f"Checkpoint already exists and overwrite=False: {self._place.url_of(self._metadata_name())}"
+        )
 
     def _names_of_previous(self) -> set[str]:
         """The files of the checkpoint that this save replaces; none of a save that is running."""
