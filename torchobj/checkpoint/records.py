@@ -15,6 +15,24 @@ __all__ = ["NotPlannableError", "Records", "Want", "check"]
 _LEGACY_MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")
 
 
+#: How files begin that are mistaken for those of torch.save, and what they are.
+_BEGINNINGS = (
+    (b"\x93NUMPY", "an array of numpy: read it by numpy.load"),
+    (b"\x89HDF\r\n", "an HDF5 file: read it by h5py"),
+    (b"GGUF", "a GGUF file of llama.cpp"),
+    (b"PAR1", "a Parquet file"),
+    (b"\x1f\x8b", "compressed by gzip: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed by zstd: decompress it first"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
+    (b"<?xml", "XML, as the error of a server: was it downloaded by a request that failed?"),
+    (b"<!DOCTYPE", "HTML: was it downloaded from a page in place of the file?"),
+    (b"<html", "HTML: was it downloaded from a page in place of the file?"),
+    (b"version https://git-lfs", "a pointer of Git LFS: fetch the file itself by git lfs pull"),
+)
+#: The largest header that safetensors reads.
+_SAFETENSORS_HEADER = 100_000_000
+
+
 class NotPlannableError(CheckpointError):
     """A file that `torch.load` may read, but nobody by ranges."""
 
@@ -47,7 +65,7 @@ class Records:
         if "constants.pkl" in self.by_name:
             raise NotPlannableError("it is a TorchScript archive")
         if "data.pkl" not in self.by_name:
-            raise CheckpointError("it is an archive, but not one of torch.save: it has no data.pkl")
+            raise CheckpointError(f"it is {_archive_of(self.by_name)}, but not one of torch.save: it has no data.pkl")
         if not all(record.stored for record in self.by_name.values()):
             raise NotPlannableError("its records are compressed")
 
@@ -142,7 +160,7 @@ def _directory_of(file: RangedObject) -> dict[str, Record]:
     if not head.startswith(b"PK\x03\x04"):
         if _LEGACY_MAGIC in head[:64]:
             raise NotPlannableError("it has the format of torch before 1.6")
-        raise CheckpointError("it is no file of torch.save")
+        raise CheckpointError(f"it is no file of torch.save{_appearance(head, file.size)}")
     directory = find_directory(tail, file.size)
     if directory is None:
         raise CheckpointError("it is an archive without an end: cut off, or damaged")
@@ -155,3 +173,30 @@ def _directory_of(file: RangedObject) -> dict[str, Record]:
         if not record.header + LOCAL_HEADER_BYTES <= record.payload <= end <= directory.start:
             raise CheckpointError("the archive's directory is damaged")
     return records
+
+
+def _archive_of(names: Iterable[str]) -> str:
+    """What a zip archive is, by the names of its records."""
+    found = sorted(names)
+    if found and all(name.endswith(".npy") for name in found):
+        return "a zip archive of numpy arrays, to be read by numpy.load"
+    return f"a zip archive of {len(found)} records ({', '.join(found[:3])})" if found else "an empty zip archive"
+
+
+def _appearance(head: bytes, size: int) -> str:
+    """What a file looks like that begins like this, for an error; nothing where that is not known."""
+    header_bytes = int.from_bytes(head[:8], "little")
+    if head[8:9] == b"{" and 2 <= header_bytes <= min(_SAFETENSORS_HEADER, size - 8):
+        return "; it looks like safetensors: read it by safetensors.torch.load(torchobj.open(url).read())"
+    # A pickle of protocol 2 or later begins with its number.
+    if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
+        hint = "pickle.load(torchobj.open(url)) reads it, and runs what it names: only for a file that you trust"
+        return f"; it looks like a plain pickle: {hint}"
+    if head[257:262] == b"ustar":
+        return "; it looks like a tar archive"
+    for beginning, what in _BEGINNINGS:
+        if head.startswith(beginning):
+            return f"; it looks like {what}"
+    if head.lstrip()[:1] in (b"{", b"["):
+        return "; it looks like JSON"
+    return ""
