@@ -65,6 +65,7 @@ LAYERS = [
     ["checkpoint.commit_format", "checkpoint.handle", "checkpoint.ranks", "checkpoint.retention", "checkpoint.rng"],
     ["checkpoint.commits"],
     ["checkpoint.admission", "checkpoint.leftovers", "checkpoint.snapshot"],
+    ["checkpoint.rank_states"],
     ["checkpoint.divided", "checkpoint.matching", "checkpoint.restoring"],
     ["checkpoint.sharded"],
     ["checkpoint.saving"],

@@ -6,6 +6,7 @@ goes; `sweep` finds what killed saves left. The manager is their face, and sees 
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
 
@@ -17,6 +18,7 @@ from torchobj.checkpoint.commits import Commit, Commits
 from torchobj.checkpoint.handle import SaveHandle
 from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.load import load
+from torchobj.checkpoint.rank_states import gathered, own
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file
 from torchobj.checkpoint.retention import KeepBest, Retention
@@ -199,21 +201,16 @@ class CheckpointManager:
         ranks.meet()
         beginning = self._of_first(lambda: saving.begun(self._commits, checked_step(step), overwrite=overwrite))
         folder = f"{self.url}/{beginning.attempt.folder}"
-        error: BaseException | None = None
-        try:
-            numbers = saving.checked_metrics(metrics)
-            saving.check_same(step, beginning)
-            if self._sharded:
-                data = saving.sharded_data(state, folder, self._config, ranks, self._snapshots, stage=stage)
-            elif self._ranks.is_first:
-                data = saving.whole_data(state, folder, self._config, self._snapshots, stage=stage)
-            else:
-                # Asked as well: to give a state may take all ranks.
-                state_of(state)
-                data = saving.OF_ANOTHER_RANK
-        except BaseException as caught:  # noqa: BLE001  all ranks raise it
-            error = caught
-        self._ranks.agree(error)
+        numbers = self._ranks.together(lambda: saving.checked_metrics(metrics))
+        self._ranks.together(lambda: saving.check_same(step, beginning))
+        if self._sharded:
+            make = partial(saving.sharded_data, state, folder, self._config, ranks, self._snapshots, stage=stage)
+        else:
+            # On all ranks: to give a state may take all of them.
+            taken = gathered(state, self._ranks.together(lambda: state_of(state)), self._ranks)
+            make = partial(saving.whole_data, taken, folder, self._config, self._snapshots, stage=stage)
+        is_written = self._sharded or self._ranks.is_first
+        data = self._ranks.together(lambda: make() if is_written else saving.OF_ANOTHER_RANK)
         return lambda: saving.run(self._commits, self._rules, beginning, data, metrics=numbers, ranks=ranks)
 
     def _of_first(self, ask: Callable[[], _Answer]) -> _Answer:
@@ -310,8 +307,8 @@ class CheckpointManager:
         url = folder + saving.STATE_FILE
         if into is None:
             loaded: dict[str, Any] = load(url, map_location, weights_only, config=self._config)
-            return loaded
-        restore_file(into, url, self._config, weights_only=weights_only, source=source)
+            return cast("dict[str, Any]", own(loaded, self._ranks, source))
+        restore_file(into, url, self._config, self._ranks, weights_only=weights_only, source=source)
         return into
 
     def _found(self, step: int | Literal["latest"]) -> Commit:

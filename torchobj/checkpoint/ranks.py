@@ -55,6 +55,16 @@ class Ranks:
         return not self.several or torch.distributed.get_rank(self._members) == 0
 
     @property
+    def number(self) -> int:
+        """Of this rank, among those that save."""
+        return torch.distributed.get_rank(self._members) if self.several else 0
+
+    @property
+    def count(self) -> int:
+        """How many ranks save."""
+        return torch.distributed.get_world_size(self._members) if self.several else 1
+
+    @property
     def group(self) -> "torch.distributed.ProcessGroup | None":
         """The own group, on the CPU; None where there is one rank."""
         if not self.several:
@@ -78,6 +88,14 @@ class Ranks:
         box = [value]
         torch.distributed.broadcast_object_list(box, group=self.group, group_src=0)
         return box[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank has as `value`, on every rank, by their numbers."""
+        if not self.several:
+            return [value]
+        values: list[Any] = [None] * self.count
+        torch.distributed.all_gather_object(values, value, group=self.group)
+        return values
 
     def agree(self, error: BaseException | None) -> None:
         """Waits for all ranks, and raises where one has an error: a rank's own, or that of the first rank with one.

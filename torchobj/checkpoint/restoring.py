@@ -9,6 +9,8 @@ import torch
 
 from torchobj.checkpoint.admission import check_whole
 from torchobj.checkpoint.load import load
+from torchobj.checkpoint.rank_states import own
+from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.snapshot import is_stateful, state_of
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError
@@ -22,7 +24,7 @@ _NAMED = 5
 
 
 def restore_file(
-    into: MutableMapping[str, Any], url: str, config: StoreConfig, *, weights_only: bool, source: str
+    into: MutableMapping[str, Any], url: str, config: StoreConfig, ranks: Ranks, *, weights_only: bool, source: str
 ) -> None:
     """Fills `into` from a file that `torchobj.save` wrote, as `fill` does. Reads no more than it is asked for.
 
@@ -35,13 +37,13 @@ def restore_file(
     """
     check_whole(state_of(into))
     if not all(isinstance(name, str) for name in into):
-        fill(into, load(url, "cpu", weights_only, config=config), source)
+        fill(into, own(load(url, "cpu", weights_only, config=config), ranks, source), source)
         return
     memory = {name: value for name, value in into.items() if _is_memory(value)}
     rest = into.keys() - memory.keys()
     work: list[Callable[[], object]] = []
     if rest:
-        loaded = _entries(url, config, rest, weights_only=weights_only, source=source)
+        loaded = own(_entries(url, config, rest, weights_only=weights_only, source=source), ranks, source)
         _plan(into, loaded, "", source, work, names=rest)
     if memory:
         taken: Any = state_of(memory)

@@ -22,7 +22,7 @@ from torchobj.checkpoint.commits import (
 from torchobj.checkpoint.ranks import RankGoneError, Ranks
 from torchobj.checkpoint.retention import Retention, doomed
 from torchobj.checkpoint.save import save
-from torchobj.checkpoint.snapshot import Snapshots, Watch, state_of
+from torchobj.checkpoint.snapshot import Snapshots, Watch
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -122,10 +122,10 @@ def checked_metrics(metrics: Any) -> dict[str, float]:
 
 
 def whole_data(
-    state: Mapping[str, Any], folder: str, config: StoreConfig, snapshots: Snapshots, *, stage: bool | None
+    taken: Mapping[str, Any], folder: str, config: StoreConfig, snapshots: Snapshots, *, stage: bool | None
 ) -> Data:
-    """The state as one file: as it is (`stage` None: the caller waits), copied, or watched."""
-    taken, check = state_of(state), None
+    """A state that was taken as one file: as it is (`stage` None: the caller waits), copied, or watched."""
+    check = None
     admission.check_whole(taken)
     admission.warn_of_refused(taken)
     if stage is True:
