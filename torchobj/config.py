@@ -104,9 +104,11 @@ class StoreConfig:
     """Whether a read that is answered later than most is asked for a second time, on another connection: at most one in
     twenty, and none for 10 s after the store asked for fewer requests."""
     max_attempts: int = 10
-    """Attempts of a request, the first included. Bytes that arrive start the count anew. 1..1000."""
+    """Attempts of a request, the first included. Bytes that arrive start the count anew. While the store throttles
+    (503, 429) or sends `Retry-After`, attempts are not counted, and `retry_timeout_s` alone ends them; 1 means no
+    retry at all. 1..1000."""
     retry_timeout_s: float = 180.0
-    """No attempt begins later than this after the first."""
+    """No attempt begins later than this after the first, those of throttled requests included."""
     connect_timeout_s: float = 5.0
     """For a TCP connect, and for a TLS handshake."""
     first_byte_timeout_s: float = 30.0

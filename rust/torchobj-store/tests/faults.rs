@@ -28,6 +28,8 @@ fn policy() -> Policy {
         whole_below_bytes: 6 * MIB,
         write_buffer_bytes: 10 * MIB,
         max_attempts: 5,
+        // Throttling counts as no attempt: the fifth begins after 15 s at the latest.
+        retry_timeout: Duration::from_secs(15),
         first_byte_timeout: Duration::from_millis(300),
         idle_timeout: Duration::from_millis(300),
         ..Policy::default()

@@ -1,4 +1,8 @@
 //! Whether and when a request that failed is tried again: by kind, with full jitter, within a count, a time and a quota.
+//!
+//! A store that throttles (503, 429), or says by `Retry-After` when to come again, has not failed: such an answer counts
+//! as no attempt and takes no quota. It is waited out for as long as retries may take. With a single attempt there are
+//! no retries at all.
 
 use std::time::Duration;
 
@@ -9,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result, Retry};
 
 /// Backoff before the second attempt is up to twice this; it doubles from there.
 const BASE: Duration = Duration::from_millis(50);
-/// The same after a 503 SlowDown or a 429.
+/// The same while the store throttles.
 const THROTTLED_BASE: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(20);
 /// How long a store that never answered may refuse connections: more likely it is not there at all.
@@ -30,6 +34,10 @@ pub struct Attempts<'a> {
     total: u32,
     counted: u32,
     free: u32,
+    /// Answers since the last progress that asked to come again later.
+    throttled: u32,
+    /// What the retries took from the quota.
+    taken: u32,
     progress_bytes: usize,
     outcome_unknown: bool,
 }
@@ -45,6 +53,8 @@ impl<'a> Attempts<'a> {
             total: 0,
             counted: 0,
             free: 0,
+            throttled: 0,
+            taken: 0,
             progress_bytes: 0,
             outcome_unknown: false,
         }
@@ -57,12 +67,12 @@ impl<'a> Attempts<'a> {
     }
 
     /// The last attempt succeeded.
-    pub fn succeeded(&self) {
+    pub fn succeeded(&mut self) {
         if !self.quota.has_answered() {
             self.quota.answered();
         }
-        if self.counted > 0 {
-            self.quota.succeeded();
+        if self.taken > 0 {
+            self.quota.put_back(std::mem::take(&mut self.taken));
         }
     }
 
@@ -72,6 +82,7 @@ impl<'a> Attempts<'a> {
         if self.progress_bytes >= PROGRESS_BYTES {
             self.progress_bytes = 0;
             self.counted = 0;
+            self.throttled = 0;
             self.started = Instant::now();
         }
     }
@@ -99,30 +110,39 @@ impl<'a> Attempts<'a> {
         if kind == Retry::Now && self.free >= FREE_RETRIES {
             kind = Retry::Later;
         }
-        let base = match kind {
+        match kind {
             Retry::Never => return Err(self.last(error)),
             Retry::Now => {
                 self.free += 1;
                 self.retried();
                 return Ok(());
             }
-            Retry::Later => BASE,
-            Retry::Throttled => THROTTLED_BASE,
+            Retry::Later | Retry::Throttled => {}
+        }
+        let throttled = kind == Retry::Throttled || error.retry_after().is_some();
+        let wait = if throttled {
+            self.throttled += 1;
+            after_throttle(error.retry_after(), self.throttled)
+        } else {
+            self.counted += 1;
+            backoff(BASE, self.counted, &mut fastrand::Rng::new())
         };
-        self.counted += 1;
-        let wait = error.retry_after().unwrap_or_else(|| backoff(base, self.counted, &mut fastrand::Rng::new()));
         let limit = if error.kind() == ErrorKind::Connect && !self.quota.has_answered() {
             NEVER_ANSWERED.min(self.policy.retry_timeout)
         } else {
             self.policy.retry_timeout
         };
-        if self.counted >= self.policy.max_attempts || self.started.elapsed() + wait > limit {
+        let attempts_left = self.counted < self.policy.max_attempts && self.policy.max_attempts > 1;
+        if !attempts_left || self.started.elapsed() + wait > limit {
             return Err(self.last(error));
         }
-        if !self.quota.take() {
-            return Err(self.last(error).with_hint("too many requests of this client fail: it stopped retrying"));
+        if !throttled {
+            if !self.quota.take() {
+                return Err(self.last(error).with_hint("too many requests of this client fail: it stopped retrying"));
+            }
+            self.taken += 1;
         }
-        if self.counted >= 3 && self.quota.may_say() {
+        if self.counted + self.throttled >= 3 && self.quota.may_say() {
             log::warn!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
         } else {
             log::debug!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
@@ -146,6 +166,17 @@ impl<'a> Attempts<'a> {
             ErrorKind::Connect if !self.quota.has_answered() => error.with_hint("is this the right endpoint?"),
             _ => error,
         }
+    }
+}
+
+/// The wait before the `retry`th retry of a request that was throttled: at least what the store asked for. The jitter
+/// on top of that keeps requests that were told the same from coming all at once, and grows, so that an answer of
+/// `Retry-After: 0` is no reason to ask in a loop.
+fn after_throttle(asked: Option<Duration>, retry: u32) -> Duration {
+    let rng = &mut fastrand::Rng::new();
+    match asked {
+        Some(asked) => asked + backoff(BASE, retry, rng),
+        None => backoff(THROTTLED_BASE, retry, rng),
     }
 }
 
@@ -182,6 +213,64 @@ mod tests {
         assert_eq!(attempts_until_error(&policy, ErrorKind::Server).await.0, 4);
         assert_eq!(attempts_until_error(&policy, ErrorKind::NotFound).await.0, 1);
         assert_eq!(attempts_until_error(&policy, ErrorKind::Stale).await.0, 4 + FREE_RETRIES);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn throttling_costs_no_attempt_and_no_quota_and_ends_with_the_timeout() {
+        let policy = Policy { max_attempts: 3, retry_timeout: Duration::from_secs(60), ..Policy::default() };
+        let quota = Quota::new(1);
+        while quota.take() {}
+        for asked in [None, Some(Duration::from_secs(1)), Some(Duration::ZERO)] {
+            let (mut attempts, started) = (Attempts::new(&policy, &quota), Instant::now());
+            let throttled = || error(ErrorKind::Throttled).with_retry_after(asked);
+            let last = loop {
+                if let Err(last) = attempts.failed(throttled()).await {
+                    break last;
+                }
+            };
+            assert!((6..80).contains(&last.attempts()), "{asked:?}: {}", last.attempts());
+            assert!(started.elapsed() <= Duration::from_secs(60), "{:?}", started.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_fails_beside_throttling_has_all_its_attempts() {
+        let (policy, quota) = (Policy { max_attempts: 3, ..Policy::default() }, Quota::new(100));
+        let mut attempts = Attempts::new(&policy, &quota);
+        for _ in 0..2 {
+            for _ in 0..3 {
+                attempts.failed(error(ErrorKind::Throttled)).await.unwrap();
+            }
+            attempts.failed(error(ErrorKind::Server)).await.unwrap();
+        }
+        assert!(attempts.failed(error(ErrorKind::Server)).await.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_single_attempt_is_a_single_one_under_throttling_too() {
+        let policy = Policy { max_attempts: 1, ..Policy::default() };
+        assert_eq!(attempts_until_error(&policy, ErrorKind::Throttled).await.0, 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_asks_for_more_time_than_there_is_is_given_up_at_once() {
+        let (policy, quota) = (Policy::default(), Quota::new(100));
+        let (mut attempts, started) = (Attempts::new(&policy, &quota), Instant::now());
+        let asked = error(ErrorKind::Throttled).with_retry_after(Some(Duration::from_secs(3600)));
+        assert!(attempts.failed(asked).await.is_err());
+        assert_eq!(started.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_that_fails_two_of_three_requests_never_empties_the_quota() {
+        let (policy, quota) = (Policy::default(), Quota::new(1));
+        for _ in 0..10_000 {
+            let mut attempts = Attempts::new(&policy, &quota);
+            for _ in 0..2 {
+                attempts.failed(error(ErrorKind::Server)).await.unwrap();
+            }
+            attempts.succeeded();
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -19,7 +19,7 @@ pub struct Policy {
     pub write_buffer_bytes: u64,
     /// How many bytes a second all uploads of an account may send; `None` where that is not limited.
     pub upload_bytes_per_s: Option<u64>,
-    /// Attempts of one request, the first included.
+    /// Attempts of one request, the first included; throttled ones are not counted.
     pub max_attempts: u32,
     /// No attempt begins later than this after the first.
     pub retry_timeout: Duration,

@@ -1,7 +1,8 @@
 //! What the requests of a client know of one another: a bucket of retries, so that an outage is not answered by a storm. Knows no store.
 //!
-//! A retry takes a token. A success puts back a fifth of one, and every second a hundredth of the bucket returns, so
-//! that steadily at most every fifth request is a retry, while a short outage of everything in flight is survived.
+//! A retry takes a token. A request that succeeds puts back those of its retries, and every second a hundredth of the
+//! bucket returns. So requests that fail now and then never empty it, however many there are, and a short outage of
+//! everything in flight is survived; only where requests fail for good is there an end to retrying.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,6 @@ use tokio::time::Instant;
 
 /// Tokens of a full bucket for each request that may be in flight: eight backoffs of all of them, with room to spare.
 const TOKENS_PER_PERMIT: f64 = 20.0;
-const RETURNED_BY_SUCCESS: f64 = 0.2;
 const RETURNED_PER_SECOND: f64 = 0.01;
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -73,10 +73,10 @@ impl Quota {
         silent
     }
 
-    /// Puts back what a request that succeeded after a retry returns.
-    pub fn succeeded(&self) {
+    /// Puts back the tokens that the retries of a request took.
+    pub fn put_back(&self, tokens: u32) {
         let mut state = self.state.lock().expect("no holder of this lock panics");
-        state.tokens = (state.tokens + RETURNED_BY_SUCCESS).min(self.capacity);
+        state.tokens = (state.tokens + f64::from(tokens)).min(self.capacity);
     }
 }
 
@@ -91,9 +91,7 @@ mod tests {
         assert!(!quota.take());
         tokio::time::advance(Duration::from_secs(3)).await;
         assert_eq!((0..200).filter(|_| quota.take()).count(), 3);
-        for _ in 0..5 {
-            quota.succeeded();
-        }
-        assert!(quota.take());
+        quota.put_back(2);
+        assert_eq!((0..200).filter(|_| quota.take()).count(), 2);
     }
 }
