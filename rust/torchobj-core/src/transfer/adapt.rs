@@ -2,9 +2,13 @@
 //!
 //! It climbs while throughput does: half as many again for a moment, kept if at least two fifths of that were gained,
 //! else taken back. Some seconds later it tries in the other direction, each time later than the last: a step down from
-//! above where it began stays, if it lost less than that share. It takes no step where nobody needed more. A second in
-//! which more than a tenth of the answers were refusals makes it fall by three tenths; for ten seconds from there it
-//! climbs carefully above the height to which it fell.
+//! above where it began stays, if it lost less than that share. It takes no step where nobody needed more.
+//!
+//! A second in which more than a tenth of the answers, and at least eight, were refusals decreases the limit by three
+//! tenths: one request that is refused again and again does not. As soon as few are refused the limit is restored, in
+//! steps that need not gain anything, small ones for the first ten seconds. Where decreases cost throughput and requests
+//! are still refused, the refusals do not depend on the load: the limit is restored at once, and kept for some seconds,
+//! each time longer. If most requests are refused it stays low.
 
 use std::time::Duration;
 
@@ -23,8 +27,14 @@ const GAIN: f64 = 0.4;
 /// How long a height is kept after a step that did not pay: first, and at most; it doubles between.
 const HOLD: Duration = Duration::from_secs(4);
 const LONGEST_HOLD: Duration = Duration::from_secs(32);
-/// More refusals than this share make it fall, at most once in [`FALL_EVERY`].
+/// A larger share of refusals decreases the limit, at most once in [`FALL_EVERY`].
 const REFUSED: f64 = 0.1;
+/// Fewer refusals in that time are too few to be a share of anything.
+const LEAST_REFUSALS: u64 = 8;
+/// With a larger share of refusals the limit is not increased.
+const CALM: f64 = REFUSED / 4.0;
+/// With a larger share the limit stays low whatever that costs.
+const MOST_REFUSED: f64 = 0.5;
 const FALL_EVERY: Duration = Duration::from_secs(1);
 const FALL: f64 = 0.7;
 const CAREFUL: Duration = Duration::from_secs(10);
@@ -36,7 +46,7 @@ pub struct Seen {
     pub answers: u64,
     /// Those that were throttled, or found no connection.
     pub refused: u64,
-    /// What they moved; any measure that adds up.
+    /// What those that succeeded moved; any measure that adds up.
     pub work: u64,
     /// Whether somebody needed more than there were.
     pub reached: bool,
@@ -48,6 +58,12 @@ impl Seen {
         self.refused += other.refused;
         self.work += other.work;
         self.reached |= other.reached;
+    }
+
+    /// Work per second.
+    #[expect(clippy::cast_precision_loss, reason = "a rate")]
+    fn rate(&self, took: Duration) -> f64 {
+        self.work as f64 / took.as_secs_f64()
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a share of a count")]
@@ -62,6 +78,15 @@ struct Step {
     from: usize,
     /// Work per second before.
     rate: f64,
+}
+
+impl Step {
+    /// Whether a rate at a limit is too low for this step to stay.
+    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
+    fn fails(&self, limit: usize, rate: f64) -> bool {
+        let stepped = limit as f64 / self.from as f64 - 1.0;
+        rate < self.rate * (1.0 + GAIN * stepped)
+    }
 }
 
 /// How many requests at a time.
@@ -83,6 +108,13 @@ pub struct Adapt {
     held_until: Duration,
     /// Until when, and above which height, it climbs carefully.
     careful: Option<(Duration, usize)>,
+    /// The decreases since few were refused: from where, and the rate there.
+    fallen: Option<Step>,
+    /// The limit before, while that is being restored.
+    restore_to: Option<usize>,
+    /// Until when refusals do not decrease it, since they did not depend on it; and for how long the next time.
+    keep_until: Duration,
+    keep: Duration,
 }
 
 impl Adapt {
@@ -103,6 +135,10 @@ impl Adapt {
             hold: HOLD,
             held_until: Duration::ZERO,
             careful: None,
+            fallen: None,
+            restore_to: None,
+            keep_until: Duration::ZERO,
+            keep: HOLD,
         }
     }
 
@@ -116,12 +152,12 @@ impl Adapt {
         }
         self.seen.add(seen);
         self.second.add(seen);
-        if now.saturating_sub(self.second_since) >= FALL_EVERY {
-            let refusals = self.second.refusals();
-            self.second = Seen::default();
+        let second = now.saturating_sub(self.second_since);
+        if second >= FALL_EVERY {
+            let seen = std::mem::take(&mut self.second);
             self.second_since = now;
-            if refusals > REFUSED {
-                self.fall(now);
+            if seen.refusals() > REFUSED && seen.refused >= LEAST_REFUSALS && now >= self.keep_until {
+                self.fall(now, seen, second);
                 return self.limit;
             }
         }
@@ -141,25 +177,38 @@ impl Adapt {
         }
     }
 
-    fn fall(&mut self, now: Duration) {
+    fn fall(&mut self, now: Duration, seen: Seen, took: Duration) {
         let from = self.step.take().map_or(self.limit, |step| step.from);
+        let rate = seen.rate(took);
+        self.seen = Seen::default();
+        self.since = now;
+        let in_vain = |fallen: &mut Step| seen.refusals() < MOST_REFUSED && fallen.fails(self.limit, rate);
+        if let Some(fallen) = self.fallen.take_if(in_vain) {
+            self.limit = fallen.from;
+            self.restore_to = None;
+            self.keep_until = now + self.keep;
+            self.keep = (2 * self.keep).min(LONGEST_HOLD);
+            return;
+        }
+        if self.fallen.is_none() {
+            self.fallen = Some(Step { from, rate });
+            self.restore_to = Some(from);
+            if now > self.keep_until + LONGEST_HOLD {
+                self.keep = HOLD;
+            }
+        }
         self.limit = scaled(from, FALL).max(LEAST.min(self.cap)).min(self.limit);
         self.careful = Some((now + CAREFUL, self.limit));
         self.held_until = now + FALL_EVERY;
-        self.seen = Seen::default();
-        self.since = now;
     }
 
     fn judge(&mut self, now: Duration, took: Duration) {
         let seen = std::mem::take(&mut self.seen);
         self.since = now;
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
-        let rate = seen.work as f64 / took.as_secs_f64();
-        if let Some(Step { from, rate: before }) = self.step.take() {
-            #[expect(clippy::cast_precision_loss, reason = "a ratio")]
-            let stepped = self.limit as f64 / from as f64 - 1.0;
-            if rate < before * (1.0 + GAIN * stepped) {
-                self.limit = from;
+        let rate = seen.rate(took);
+        if let Some(step) = self.step.take() {
+            if step.fails(self.limit, rate) {
+                self.limit = step.from;
                 self.down = !self.down;
                 self.held_until = now + self.hold;
                 self.hold = (2 * self.hold).min(LONGEST_HOLD);
@@ -167,11 +216,18 @@ impl Adapt {
             }
             self.hold = HOLD;
         }
-        if !seen.reached || seen.refused > 0 || now < self.held_until {
+        let calm = seen.refusals() <= CALM;
+        if !seen.reached || now < self.held_until || !(calm || now < self.keep_until) {
             return;
         }
         let careful = self.careful.is_some_and(|(until, above)| now < until && self.limit >= above);
         let step = if careful { CAREFUL_STEP } else { STEP };
+        if let Some(height) = self.restore_to {
+            self.fallen = None;
+            self.limit = scaled(self.limit, step).max(self.limit + 1).min(height);
+            self.restore_to = Some(height).filter(|height| self.limit < *height);
+            return;
+        }
         let to = if self.down && self.limit > self.start {
             scaled(self.limit, 1.0 / step).max(self.start)
         } else {
@@ -195,138 +251,4 @@ fn scaled(limit: usize, by: f64) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const TICK: Duration = Duration::from_millis(50);
-
-    /// A store that answers after `latency_s`, at most `most` a second, and refuses what is beyond `refuses_at`.
-    struct Model {
-        latency_s: f64,
-        most: f64,
-        refuses_at: f64,
-        adapt: Adapt,
-        now: Duration,
-    }
-
-    impl Model {
-        fn new(latency_s: f64, most: f64, start: usize, cap: usize) -> Self {
-            Self { latency_s, most, refuses_at: f64::INFINITY, adapt: Adapt::new(start, cap), now: Duration::ZERO }
-        }
-
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts of a model")]
-        fn run(&mut self, seconds: f64, reached: bool) -> Vec<usize> {
-            let ticks = (seconds / TICK.as_secs_f64()) as usize;
-            let limits = (0..ticks).map(|_| {
-                self.now += TICK;
-                let rate = (self.adapt.limit as f64 / self.latency_s).min(self.most);
-                let answers = (rate * TICK.as_secs_f64()) as u64;
-                let refused = ((rate - self.refuses_at).max(0.0) * TICK.as_secs_f64()) as u64;
-                self.adapt.tell(self.now, Seen { answers, refused, work: answers - refused, reached })
-            });
-            limits.collect()
-        }
-    }
-
-    #[test]
-    fn it_climbs_to_the_cap_within_two_seconds_where_that_pays() {
-        let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
-        assert_eq!(model.run(2.0, true).last(), Some(&256));
-    }
-
-    #[test]
-    fn it_stays_near_what_the_store_can_do_and_probes_seldom() {
-        let mut model = Model::new(0.02, 4000.0, 64, 256);
-        model.run(2.0, true);
-        let limits = model.run(60.0, true);
-        // 80 at a time are enough.
-        assert!(limits.iter().all(|limit| (64..=144).contains(limit)), "{limits:?}");
-        let probing = limits.windows(2).filter(|pair| pair[0] < pair[1]).count();
-        assert!((2..=6).contains(&probing), "{probing}");
-    }
-
-    #[test]
-    fn it_climbs_again_when_the_store_can_do_more() {
-        let mut model = Model::new(0.02, 3000.0, 64, 256);
-        model.run(10.0, true);
-        model.most = f64::INFINITY;
-        assert_eq!(model.run(35.0, true).last(), Some(&256));
-    }
-
-    #[test]
-    fn it_comes_down_again_where_fewer_are_as_good_and_stays_where_they_are_not() {
-        let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
-        model.run(2.0, true);
-        let limits = model.run(60.0, true);
-        let below = limits.iter().filter(|limit| **limit < 256).count();
-        assert!(below * 20 < limits.len(), "{below} of {}", limits.len());
-        model.most = 4000.0;
-        assert!(model.run(120.0, true).last() <= Some(&144));
-    }
-
-    #[test]
-    fn it_does_not_climb_where_nobody_needs_more() {
-        let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
-        assert!(model.run(20.0, false).iter().all(|limit| *limit == 64));
-    }
-
-    #[test]
-    fn a_tenth_of_refusals_makes_it_fall_once_a_second_and_no_further_than_eight() {
-        let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
-        model.refuses_at = 0.0;
-        let limits = model.run(10.0, true);
-        let falls: Vec<_> = limits.windows(2).filter(|pair| pair[1] < pair[0]).collect();
-        assert!(falls.len() <= 10 && falls.iter().all(|pair| pair[1] * 10 >= pair[0] * 6), "{limits:?}");
-        assert_eq!(limits.last(), Some(&LEAST));
-        model.refuses_at = f64::INFINITY;
-        assert!(model.run(20.0, true).last() > Some(&64));
-    }
-
-    #[test]
-    fn fewer_refusals_do_not_make_it_fall() {
-        let mut adapt = Adapt::new(64, 256);
-        for tick in 1..200 {
-            let seen = Seen { answers: 100, refused: 10, work: 90, reached: true };
-            assert_eq!(adapt.tell(TICK * tick, seen), 64);
-        }
-    }
-
-    #[test]
-    fn a_store_that_refuses_above_a_rate_is_used_near_it() {
-        let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
-        model.refuses_at = 2000.0;
-        model.run(20.0, true);
-        let limits = model.run(60.0, true);
-        // 40 at a time are what it takes.
-        assert!(limits.iter().all(|limit| (24..=60).contains(limit)), "{limits:?}");
-    }
-
-    #[test]
-    fn a_pause_is_no_reason_to_judge_a_step() {
-        let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
-        model.run(0.3, true);
-        assert_eq!(model.adapt.limit, 96);
-        model.now += Duration::from_secs(100);
-        assert_eq!(model.run(0.05, true), [64]);
-        assert_eq!(model.run(2.0, true).last(), Some(&256));
-    }
-
-    proptest! {
-        #[test]
-        fn it_keeps_its_bounds_whatever_it_sees(
-            start in 1usize..300,
-            cap in 1usize..300,
-            told in prop::collection::vec((0u64..5000, 0u64..1000, 0u64..1000, 0u64..1 << 40, any::<bool>()), 1..200),
-        ) {
-            let (mut adapt, mut now) = (Adapt::new(start, cap), Duration::ZERO);
-            let low = start.min(cap).min(LEAST);
-            for (ms, answers, refused, work, reached) in told {
-                now += Duration::from_millis(ms);
-                let limit = adapt.tell(now, Seen { answers, refused: refused.min(answers), work, reached });
-                prop_assert!(low <= limit && limit <= cap, "{} <= {} <= {}", low, limit, cap);
-            }
-        }
-    }
-}
+mod tests;

@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::adapt::{Adapt, Seen};
-use crate::error::ErrorKind;
+use crate::error::{ErrorKind, Retry};
 
 /// Work that a request is, beside its bytes: small objects are limited by their number.
 const REQUEST_BYTES: u64 = 64 << 10;
@@ -68,6 +68,7 @@ pub struct Permits {
     tell_at_us: AtomicU64,
     answers: AtomicU64,
     refused: AtomicU64,
+    failed: AtomicU64,
     work: AtomicU64,
     reached: AtomicBool,
     /// When the store last asked for fewer requests; 0 for never.
@@ -90,6 +91,7 @@ impl Permits {
             tell_at_us: AtomicU64::new(0),
             answers: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
             work: AtomicU64::new(0),
             reached: AtomicBool::new(false),
             throttled_us: AtomicU64::new(0),
@@ -146,8 +148,12 @@ impl Permits {
         }
     }
 
-    /// Says how a request failed.
+    /// Records how a request failed. Only throttling and failed connects are refusals: a server error, a reset or a
+    /// timeout says nothing of how many requests the store can take.
     pub(crate) fn failed(&self, kind: ErrorKind) {
+        if kind.retry() != Retry::Never {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
         if matches!(kind, ErrorKind::Throttled | ErrorKind::Connect) {
             self.refused.fetch_add(1, Ordering::Relaxed);
         }
@@ -182,10 +188,12 @@ impl Permits {
         // Whoever holds it tells.
         if let Ok(mut adapt) = adapt.try_lock() {
             self.tell_at_us.store(now_us + TELL_EVERY.as_micros() as u64, Ordering::Relaxed);
+            // A request that failed was counted as an answer when its permit came back, and is no work.
+            let failed = self.failed.swap(0, Ordering::Relaxed);
             let seen = Seen {
                 answers: self.answers.swap(0, Ordering::Relaxed),
                 refused: self.refused.swap(0, Ordering::Relaxed),
-                work: self.work.swap(0, Ordering::Relaxed),
+                work: self.work.swap(0, Ordering::Relaxed).saturating_sub(failed * REQUEST_BYTES),
                 reached: self.reached.swap(false, Ordering::Relaxed),
             };
             self.resize(adapt.tell(Duration::from_micros(now_us), seen));
