@@ -8,9 +8,9 @@
 The server is the strict one of the tests, under faults by script. Each cell is a process of its own with a deadline. In
 the first table a fault meets one request in five, drawn by --seed, in the second every request. A cell shows how the
 operation ended, and after how many seconds: `ok`; the class of torchobj's error, without `Error`; `WRONG BYTES` where
-what it read is wrong, or what a write left behind; `HANG` where the deadline passed; `UNTYPED` for another error than torchobj's;
-`DIED`. Then many objects are read while 5 % of all requests meet a fault, the kinds drawn uniformly: that must take at
-most 3x as long as without faults, plus two of the timeouts that end a stall for each kind of stall.
+what it read or what a write left behind is wrong; `HANG` after the deadline; `UNTYPED` for an error that is not one of
+torchobj's; `DIED`. Then many objects are read while 5 % of all requests meet a fault, the kinds drawn uniformly: that
+must take at most 3x as long as without faults, plus two of the timeouts that end a stall for each kind of stall.
 
 Ends with 1 where bytes are wrong, a cell hangs or fails in another way than by a typed error, or a bound is exceeded.
 """
