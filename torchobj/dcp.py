@@ -64,7 +64,14 @@ class S3FileSystem(FileSystemBase):
         self._config = store_config(s3client_config, region)
 
     def _object(self, path: str | os.PathLike[str]) -> tuple[Store, str]:
+        """Store and key of one object.
+
+        Raises:
+            ConfigError: The path is not the URL of an object, but of a bucket or folder.
+        """
         url = parse_url(os.fspath(path), ("s3",))
+        if not url.key or url.key.endswith("/"):
+            raise ConfigError(f"path={os.fspath(path)!r}: must be the URL of one object, as s3://bucket/folder/file")
         return Store(url.base, config=self._config), url.key
 
     @contextmanager
@@ -91,12 +98,17 @@ class S3FileSystem(FileSystemBase):
         """The path as it is."""
         return path
 
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Copies an object on the server, and deletes the old one."""
-        store, key = self._object(path)
+    def rename(self, old_path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Copies an object on the server, and deletes the old one. To its own name it stays as it is.
+
+        Raises:
+            ConfigError: A path is not the URL of one object.
+        """
+        store, key = self._object(old_path)
         target, new_key = self._object(new_path)
-        target.copy(f"{store.url}/{key}", new_key)
-        store.delete(key)
+        if (store.url, key) != (target.url, new_key):
+            target.copy(f"{store.url}/{key}", new_key)
+            store.delete(key)
 
     def mkdir(self, path: str | os.PathLike[str]) -> None:
         """Does nothing: S3 has no folders."""
@@ -110,8 +122,20 @@ class S3FileSystem(FileSystemBase):
             return False
         return True
 
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        """The URLs of the objects and folders directly in a folder; none where there is no such folder."""
+        url = parse_url(os.fspath(path), ("s3",))
+        folder = f"{url.key.rstrip('/')}/" if url.key else ""
+        pages = list(Store(url.base, config=self._config).list(folder, "/").pages())
+        names = [info.key for page in pages for info in page.objects if info.key != folder]
+        return [f"{url.base}/{name}" for name in sorted([*names, *(name for page in pages for name in page.prefixes)])]
+
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        """Deletes an object. One that does not exist is no error."""
+        """Deletes one object. One that does not exist is no error.
+
+        Raises:
+            ConfigError: The path is not the URL of one object: no folder and no bucket is deleted.
+        """
         store, key = self._object(path)
         store.delete(key)
 
@@ -123,6 +147,8 @@ class S3FileSystem(FileSystemBase):
 
 class S3StorageWriter(StorageWriter):
     """Saves distributed checkpoints to S3: `torchobj.checkpoint.StorageWriter` by the signature of s3torchconnector.
+
+    `fs` is the `S3FileSystem` of the same settings, and `path` the checkpoint's URL.
 
     Args:
         region: Region of the bucket; found out when None.
@@ -140,6 +166,11 @@ class S3StorageWriter(StorageWriter):
 
     _schemes = ("s3",)
 
+    @property
+    def path(self) -> str:
+        """The checkpoint's URL."""
+        return self.checkpoint_id
+
     def __init__(
         self,
         region: str | None,
@@ -149,6 +180,7 @@ class S3StorageWriter(StorageWriter):
         thread_count: int = 1,
         **kwargs: Any,
     ) -> None:
+        self.fs = S3FileSystem(region, s3client_config=s3client_config)
         parse_url(path, ("s3",))
         overwrite = kwargs.pop("overwrite", True)
         extensions, form = kwargs.pop("_extensions", None), kwargs.pop("serialization_format", None)
@@ -172,6 +204,8 @@ class S3StorageWriter(StorageWriter):
 class S3StorageReader(StorageReader):
     """Loads distributed checkpoints from S3: `torchobj.checkpoint.StorageReader` by the signature of s3torchconnector.
 
+    `fs` is the `S3FileSystem` of the same settings, and `path` the checkpoint's URL.
+
     Args:
         region: Region of the bucket; found out when None.
         path: The checkpoint's folder, `s3://bucket/folder`.
@@ -184,6 +218,11 @@ class S3StorageReader(StorageReader):
 
     _schemes = ("s3",)
 
+    @property
+    def path(self) -> str:
+        """The checkpoint's URL."""
+        return self.checkpoint_id
+
     def __init__(
         self,
         region: str | None,
@@ -191,6 +230,7 @@ class S3StorageReader(StorageReader):
         s3client_config: S3ClientConfig | StoreConfig | None = None,
         reader_constructor: Any = None,  # noqa: ARG002  part of the signature
     ) -> None:
+        self.fs = S3FileSystem(region, s3client_config=s3client_config)
         url = os.fspath(path)
         parse_url(url, ("s3",))
         super().__init__(url, config=s3client_config, region=region)

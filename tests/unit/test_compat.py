@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import pickle
 
 import pytest
 import s3torchconnector
@@ -127,3 +128,19 @@ def test_prefixes_are_theirs(name, arguments):
     ours = getattr(torchobj.dcp, name)(**arguments)
     theirs = getattr(s3torchconnector.dcp, name, RoundRobinPrefixStrategy)(**arguments)
     assert [ours(rank) for rank in range(20)] == [theirs(rank) for rank in range(20)]
+
+
+FILE_SYSTEM_METHODS = [name for name in vars(s3torchconnector.dcp.S3FileSystem) if not name.startswith("_")]
+
+
+@pytest.mark.parametrize("method", [*FILE_SYSTEM_METHODS, "create_stream", "rename", "rm_file"])
+def test_the_file_system_of_a_writer_and_a_reader_has_the_methods_of_theirs(method):
+    theirs = getattr(s3torchconnector.dcp.S3FileSystem, method)
+    for kind in (torchobj.dcp.S3StorageWriter, torchobj.dcp.S3StorageReader):
+        user = kind("us-east-1", "s3://bucket/step 1")
+        assert type(user.fs) is torchobj.dcp.S3FileSystem
+        assert user.path == "s3://bucket/step 1"
+        assert list(inspect.signature(getattr(user.fs, method)).parameters) == [
+            name for name in inspect.signature(theirs).parameters if name != "self"
+        ]
+        assert pickle.loads(pickle.dumps(user)).fs is not None
