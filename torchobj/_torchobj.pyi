@@ -28,6 +28,7 @@ __all__ = [
     "finish",
     "get_many",
     "offer",
+    "pickle_nesting",
     "prefetch_stats",
     "read_refs",
     "scatter",
@@ -50,6 +51,7 @@ def finish(limit_s: float) -> None: ...
 def get_many(
     jobs: Sequence[tuple[NativeStore, str]], into: Sequence[Any] | None = None, return_errors: bool = False
 ) -> list[Any]: ...
+def pickle_nesting(pickle: bytes) -> int: ...
 def scatter(
     jobs: Sequence[tuple[NativeStore, str, str | None, Sequence[tuple[int, Any]]]], checksum: bool
 ) -> list[tuple[str | None, int, list[int]]]: ...

@@ -36,6 +36,7 @@ LAYERS = [
     ["datasets.listing"],
     ["datasets.ahead", "datasets.base"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
+    ["checkpoint.dcp.limits"],
     [
         "checkpoint.dcp.asking",
         "checkpoint.dcp.foreign",

@@ -3,7 +3,8 @@
 //! The map, from below: [`error`] [`url`] [`types`] [`crc32`] are plain data · [`fork`] and [`runtime`] are about the process ·
 //! [`buffer`] is memory · [`store`] is the trait that a store implements, [`memory`] and [`wrap`] implement it here ·
 //! [`transfer`] holds the policies that stand over any store · [`client`] joins a store with them, and reads
-//! ([`read`]), writes ([`upload`]) and lists ([`manifest`]) · [`object_ref`] names what is not listed.
+//! ([`read`]), writes ([`upload`]) and lists ([`manifest`]) · [`object_ref`] names what is not listed · [`pickle`] measures
+//! pickles that anybody may have written.
 
 #[cfg(target_os = "linux")]
 pub mod arena;
@@ -18,6 +19,7 @@ pub mod list;
 pub mod manifest;
 pub mod memory;
 pub mod object_ref;
+pub mod pickle;
 #[cfg(target_os = "linux")]
 pub mod prefetch;
 pub mod read;

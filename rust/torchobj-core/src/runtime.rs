@@ -46,6 +46,12 @@ fn process() -> &'static Process {
     })
 }
 
+/// What was built in this process, if anything was.
+fn built() -> Option<&'static Process> {
+    let _inside = fork::enter();
+    CURRENT.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).copied()
+}
+
 /// Starts work that must be done although nobody waits for it: what a dropped upload leaves behind. It has time limits
 /// of its own; [`cleaned_up`] waits for it before the process ends.
 pub fn clean_up(work: impl Future<Output = ()> + Send + 'static) {
@@ -57,8 +63,9 @@ pub fn clean_up(work: impl Future<Output = ()> + Send + 'static) {
 }
 
 /// Waits, for at most `limit`, until everything that [`clean_up`] started is done. Not to be called on the runtime.
+/// A process without a runtime has started nothing, and gets none by this.
 pub fn cleaned_up(limit: Duration) {
-    let process = process();
+    let Some(process) = built() else { return };
     let cleaning = std::mem::take(&mut *process.cleaning.lock().expect("no holder of this lock panics"));
     if !cleaning.is_empty() {
         // A time-out leaves uploads in the bucket; each said so in the log, or will at the store's own sweep.

@@ -3,7 +3,7 @@
 //! The map: `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` are the classes · `scatter` reads into memory of
 //! Python's · `source` and `ref_source` read ahead,
 //! `reach` finds who reads for this process · `buffer` is memory that both sides see, and readers of it · `process` keeps
-//! one client per configuration and process · `wait` runs work while Python waits · `config`, `error` and `log` translate.
+//! one client per configuration and process · `pickle` measures pickles · `wait` runs work while Python waits · `config`, `error` and `log` translate.
 
 mod buffer;
 mod config;
@@ -13,6 +13,7 @@ mod log;
 mod manifest;
 mod object_ref;
 mod pages;
+mod pickle;
 mod process;
 #[cfg(target_os = "linux")]
 mod reach;
@@ -44,6 +45,8 @@ mod native {
     use crate::object_ref::{ObjectRef, read_refs};
     #[pymodule_export]
     use crate::pages::ManifestPages;
+    #[pymodule_export]
+    use crate::pickle::pickle_nesting;
     #[pymodule_export]
     use crate::process::finish;
     #[cfg(target_os = "linux")]

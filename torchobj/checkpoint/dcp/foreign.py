@@ -10,12 +10,16 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from torchobj.checkpoint.archive import LOCAL_HEADER_BYTES, Record, find_directory, payload_of, records_of
+from torchobj.checkpoint.dcp.limits import check_nesting
 from torchobj.exceptions import CheckpointError, IntegrityError
 
-__all__ = ["END_BYTES", "Payload", "check_archive", "is_transformed", "payload_in", "untransformed"]
+__all__ = ["END_BYTES", "Payload", "check_archive", "check_packed", "is_transformed", "payload_in", "untransformed"]
 
 #: So much of both ends of an archive is looked at: the records before a payload, and the directory.
 END_BYTES = 4096
+
+#: What is read of an extension's stream at once.
+_READ_BYTES = 1 << 20
 
 
 class Payload(NamedTuple):
@@ -87,6 +91,27 @@ def payload_in(head: bytes, tail: bytes, length: int, pickle: bytes, payload_byt
     return Payload(payload[0], data.crc32)
 
 
+def check_packed(content: bytes | bytearray, limit_bytes: int, name: str) -> None:
+    """Checks what torch would unpack of an archive, and how deep its pickle nests; what is no archive passes.
+
+    Raises:
+        CheckpointError: It is larger than the limit when it is unpacked, or nests too deep; the message has `name`.
+    """
+    if not content.startswith(b"PK"):
+        return
+    content = bytes(content)
+    ends = _Ends(content, b"", len(content))
+    records = ends.records()
+    unpacked = sum(record.size for record in records.values() if not record.stored)
+    if unpacked > limit_bytes or not records:
+        what = f"has {unpacked} bytes when it is unpacked, more than {limit_bytes}" if records else "has no directory"
+        raise CheckpointError(f"{name}: the archive {what}: refused")
+    pickled = records.get("data.pkl")
+    found = None if pickled is None or not pickled.stored else ends.content_of(pickled)
+    if found is not None and found[1] is not None:
+        check_nesting(found[1], name)
+
+
 def check_archive(content: bytes | bytearray, name: str) -> None:
     """Checks the sums of all records of an archive; what is no archive, and a sum that was not taken, passes.
 
@@ -113,11 +138,12 @@ def is_transformed(info: _StorageInfo) -> bool:
     return bool(_descriptors(info))
 
 
-def untransformed(content: bytearray, info: _StorageInfo, name: str) -> bytes | bytearray:
+def untransformed(content: bytearray, info: _StorageInfo, limit_bytes: int, name: str) -> bytes | bytearray:
     """The bytes that were saved.
 
     Raises:
-        CheckpointError: An extension is not known, or it fails; the message has `name`.
+        CheckpointError: An extension is not known, or it fails, or makes more bytes than the limit; the message has
+            `name`.
     """
     if not is_transformed(info):
         return content
@@ -131,9 +157,13 @@ def untransformed(content: bytearray, info: _StorageInfo, name: str) -> bytes | 
         for extension in ExtensionRegistry().from_descriptor_list(_descriptors(info)):
             if isinstance(extension, StreamTransformExtension):
                 stream = extension.transform_from(stream)
-        plain: bytes = stream.read(-1)
+        plain = bytearray()
+        while len(plain) <= limit_bytes and (piece := stream.read(_READ_BYTES)):
+            plain += piece
     except Exception as error:
         raise CheckpointError(
             f"{name}: was saved through {list(_descriptors(info))}, which fails: {error!r}"
         ) from error
+    if len(plain) > limit_bytes:
+        raise CheckpointError(f"{name}: has more than {limit_bytes} bytes when it is unpacked: refused")
     return plain

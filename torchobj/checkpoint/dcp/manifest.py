@@ -63,7 +63,7 @@ class Manifest:
             newer = int(document.pop("format")) > _FORMAT
             files = tuple(WrittenFile(**file) for file in document.pop("files"))
             manifest = cls(files=files, replaced=tuple(document.pop("replaced")), **document)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise CheckpointError(f"{url}: is no manifest of a checkpoint: {error}") from error
         words = (manifest.save_id, *(file.name for file in files), *manifest.replaced)
         if not manifest.save_id or not all(isinstance(word, str) for word in words):

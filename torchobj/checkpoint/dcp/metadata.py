@@ -6,6 +6,7 @@ What is read is unpickled with a list of the few classes that belong in it: a ch
 import collections
 import copyreg
 import dataclasses
+import functools
 import io
 import pathlib
 import pickle
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from torchobj.checkpoint.collector import paused_collector, settle
+from torchobj.checkpoint.dcp.limits import check_described, check_nesting
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["dump_metadata", "load_metadata"]
@@ -96,6 +98,19 @@ class _AnyTensorProperties(TensorProperties):
             self.strides = state[_PORTABLE_FIELDS]
 
 
+def _size(lengths: tuple[int, ...]) -> torch.Size:
+    if type(lengths) is not tuple:
+        raise TypeError("a size is made of what is no tuple")
+    return torch.Size(lengths)
+
+
+def _of_what_is_there(kind: Any, *arguments: Any) -> Any:
+    """A value made of what the pickle holds: from a number, or from a range, it could be of any size."""
+    if not all(type(argument) in (list, tuple, bytes, str) for argument in arguments):
+        raise TypeError(f"a {kind.__name__} is made of what is no list")
+    return kind(*arguments)
+
+
 def _allowed() -> dict[tuple[str, str], Any]:
     names = ("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "MetadataIndex")
     found: dict[tuple[str, str], Any] = {
@@ -105,11 +120,12 @@ def _allowed() -> dict[tuple[str, str], Any]:
     found[_METADATA_MODULE, "TensorProperties"] = _AnyTensorProperties
     found[_FILESYSTEM_MODULE, "_StorageInfo"] = _StorageInfo
     found[_FILESYSTEM_MODULE, "_StoragePrefix"] = filesystem._StoragePrefix
-    found["torch", "Size"] = torch.Size
+    found["torch", "Size"] = _size
     found["torch.serialization", "_get_layout"] = torch.serialization._get_layout
     found["collections", "OrderedDict"] = collections.OrderedDict
-    for kind in (set, frozenset, list, dict, tuple, int, float, complex, bool, str, bytes, bytearray, slice, range):
-        found["builtins", kind.__name__] = kind
+    found["builtins", "complex"], found["builtins", "slice"] = complex, slice
+    for kind in (set, frozenset, bytearray):
+        found["builtins", kind.__name__] = functools.partial(_of_what_is_there, kind)
     # torch keeps the checkpoint's path as it was given. Here it is a word, on whatever system it was written.
     for module in ("pathlib", "pathlib._local"):
         for name in ("Path", "PurePath", "PosixPath", "PurePosixPath"):
@@ -142,10 +158,13 @@ def load_metadata(data: bytes, url: str) -> Metadata:
     Raises:
         CheckpointError: They are no metadata, or name something that does not belong there; the message says what.
     """
+    check_nesting(data, url)
     try:
         with paused_collector():
             metadata = _Unpickler(io.BytesIO(data)).load()
             settle()
+        if isinstance(metadata, Metadata):
+            check_described(metadata)
     except CheckpointError as error:
         raise CheckpointError(f"{url}: {error}: refused") from None
     except Exception as error:

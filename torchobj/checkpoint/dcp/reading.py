@@ -2,21 +2,32 @@
 
 import bisect
 import io
+import math
+import pickle
 from collections.abc import Sequence
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
 
+from torchobj import _torchobj
 from torchobj.checkpoint.collector import paused_collector
 from torchobj.checkpoint.dcp.asking import destination
-from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
+from torchobj.checkpoint.dcp.foreign import (
+    END_BYTES,
+    check_archive,
+    check_packed,
+    is_transformed,
+    payload_in,
+    untransformed,
+)
 from torchobj.checkpoint.dcp.item import item_of, pickle_of
+from torchobj.checkpoint.dcp.limits import check_apart, unpacked_limit
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import Step, Transfer, narrowed
 from torchobj.checkpoint.dcp.wanted import Directory, Wanted
-from torchobj.checkpoint.dcp.wave import Wave, damaged
-from torchobj.exceptions import CheckpointError
+from torchobj.checkpoint.dcp.wave import ShortFileError, Wave, damaged
+from torchobj.exceptions import CheckpointError, TorchobjError
 
 __all__ = ["read_items"]
 
@@ -25,6 +36,12 @@ _SMALL_BYTES = 16 << 10
 
 #: Memory that is no target's: so much in a wave, before one more piece.
 _WAVE_BYTES = 48 << 20
+
+#: Items up to it are read without a look at the size of their file: a wave of them is not more than `_WAVE_BYTES`.
+_UNCHECKED_BYTES = 1 << 20
+
+#: What a planner meets in bytes that are no saved value.
+_DAMAGED = (pickle.UnpicklingError, EOFError, MemoryError, OverflowError, RecursionError, ValueError)
 
 #: So many items that others framed are looked at together: 32 MiB of their ends.
 _LOOKED_ITEMS = (16 << 20) // END_BYTES
@@ -38,8 +55,8 @@ class _Reading:
         self._planner = planner
         self._verify = verify
         # Writers that are not ours use the names of files again: another save may replace one between two waves.
-        self._versions: dict[str, str] = {}
-        self._wave = Wave(place, self._versions, verify=verify)
+        self._files: dict[str, tuple[str | None, int]] = {}
+        self._wave = Wave(place, self._files, verify=verify)
         #: What is framed otherwise than was expected.
         self._foreign: list[Wanted] = []
         self._done: list[Wanted] = []
@@ -63,25 +80,49 @@ class _Reading:
             self._read_wave()
 
     def _read_wave(self) -> None:
-        wave, self._wave = self._wave, Wave(self._place, self._versions, verify=self._verify)
+        wave, self._wave = self._wave, Wave(self._place, self._files, verify=self._verify)
         copied, others = wave.read()
         self._done += copied
         self._foreign += others
 
     def _add_other(self, request: ReadItem, info: _StorageInfo) -> None:
         """Adds an object that is no tensor."""
-        content = bytearray(info.length)
+        content = self._memory_for(info, request.storage_index.fqn)
 
         def finish(_sums: Sequence[int]) -> None:
-            self._planner.load_bytes(request, io.BytesIO(self._sound(request, info, content)))
+            plain = self._sound(request, info, content, 0)
+            try:
+                self._planner.load_bytes(request, io.BytesIO(plain))
+            except TorchobjError:
+                raise
+            except _DAMAGED as error:
+                where = f"{self._place.url_of(info.relative_path)} at {info.offset}"
+                message = f"{where}: {request.storage_index.fqn} cannot be loaded: {type(error).__name__}: {error}"
+                raise CheckpointError(message) from error
 
         self._wave.add(info.relative_path, [(info.offset, content)], len(content), finish)
         self._read_if_full()
 
-    def _sound(self, request: ReadItem, info: _StorageInfo, content: bytearray) -> bytes | bytearray:
-        """What was saved as `content`, its sums compared."""
+    def _memory_for(self, info: _StorageInfo, name: str) -> bytearray:
+        """Memory for an item; of a large one the length is compared with the size of its file first."""
+        if info.length > _UNCHECKED_BYTES:
+            if info.relative_path not in self._files:
+                key, nothing = self._place.key(info.relative_path), list[tuple[int, bytearray]]()
+                [(version, size, _)] = _torchobj.scatter([(self._place.native, key, None, nothing)], checksum=False)
+                self._files[info.relative_path] = (version, size)
+            size = self._files[info.relative_path][1]
+            if info.offset + info.length > size:
+                url = self._place.url_of(info.relative_path)
+                claim = f"the metadata says that {name} has {info.length} bytes at {info.offset}"
+                raise ShortFileError(f"{url}: has {size} bytes, and {claim}")
+        return bytearray(info.length)
+
+    def _sound(self, request: ReadItem, info: _StorageInfo, content: bytearray, known_bytes: int) -> bytes | bytearray:
+        """What was saved as `content`, which is to hold so many bytes of a tensor; its sums compared."""
         name = f"{self._place.url_of(info.relative_path)} at {info.offset}: {request.storage_index.fqn}"
-        plain = untransformed(content, info, name)
+        limit = unpacked_limit(known_bytes)
+        plain = untransformed(content, info, limit, name)
+        check_packed(plain, limit, name)
         if self._verify:
             check_archive(plain, name)
         return plain
@@ -150,17 +191,17 @@ class _Reading:
         self._read_wave()
 
     def _add_looked(self, wanted: Wanted, head: bytes, tail: bytes) -> None:
-        payload, pickle = None, pickle_of(wanted.dtype, wanted.shape)
-        if head and pickle is not None:
+        payload, expected = None, pickle_of(wanted.dtype, wanted.shape)
+        if head and expected is not None:
             frame = item_of(wanted.dtype, wanted.shape)
             size = 0 if frame is None else frame.payload_bytes
             payload = payload_in(
-                head, tail if len(head) < wanted.info.length else b"", wanted.info.length, pickle, size
+                head, tail if len(head) < wanted.info.length else b"", wanted.info.length, expected, size
             )
         if payload is not None:
             self._add_transfer(Transfer(wanted, payload, is_direct=self._is_alone(wanted)))
             return
-        content = bytearray(wanted.info.length)
+        content = self._memory_for(wanted.info, wanted.name)
 
         def finish(_sums: Sequence[int]) -> None:
             self._put_loaded(wanted, content)
@@ -170,7 +211,8 @@ class _Reading:
 
     def _put_loaded(self, wanted: Wanted, content: bytearray) -> None:
         """Puts a tensor that torch alone can load."""
-        plain, request = self._sound(wanted.request, wanted.info, content), wanted.request
+        request, known_bytes = wanted.request, math.prod(wanted.shape) * wanted.dtype.itemsize
+        plain = self._sound(request, wanted.info, content, known_bytes)
         try:
             tensor = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
             with torch.no_grad():
@@ -210,4 +252,6 @@ def read_items(
                 others.append((request, directory.info(request)))
             else:
                 tensors.append(directory.wanted(request, resolve))
+        infos = [info for _, info in others] + [wanted.info for wanted in tensors]
+        check_apart(infos, place.url)
     _Reading(place, planner, verify=verify).read(tensors, others)

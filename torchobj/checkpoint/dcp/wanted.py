@@ -9,6 +9,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import ReadItem
 
 from torchobj.checkpoint.dcp.item import Item, item_of, stand_in
+from torchobj.checkpoint.dcp.limits import checked_info
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["Directory", "Wanted"]
@@ -64,12 +65,12 @@ class Directory:
         """Where what is requested lies.
 
         Raises:
-            CheckpointError: The checkpoint does not say.
+            CheckpointError: The checkpoint does not say, or says what cannot be.
         """
-        try:
-            return self._infos[request.storage_index]
-        except KeyError:
-            raise CheckpointError(f"{self._url}: has no place for {request.storage_index}") from None
+        info = self._infos.get(request.storage_index)
+        if info is None:
+            raise CheckpointError(f"{self._url}: has no place for {request.storage_index}")
+        return checked_info(info, request.storage_index.fqn, self._url)
 
     def wanted(self, request: ReadItem, destination: Callable[[ReadItem], torch.Tensor]) -> Wanted:
         """The request of a tensor, with its destination.

@@ -13,9 +13,9 @@ from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, descriptor_bytes
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.transfer import narrowed
 from torchobj.checkpoint.dcp.wanted import Wanted
-from torchobj.exceptions import IntegrityError
+from torchobj.exceptions import CheckpointError, IntegrityError, RangeError
 
-__all__ = ["Wave", "damaged"]
+__all__ = ["ShortFileError", "Wave", "damaged"]
 
 #: Payloads begin at multiples of it in the buffer of small items, as a view of any dtype wants them.
 _ALIGNMENT = 16
@@ -26,18 +26,22 @@ _DESCRIPTOR = struct.Struct("<4sI")
 _Segments = list[tuple[int, Any]]
 
 
+class ShortFileError(CheckpointError, RangeError):
+    """The metadata names bytes behind the end of a file: one of the two is damaged."""
+
+
 class Wave:
     """Collects what is to be read, and reads it.
 
     Args:
         place: The checkpoint's.
-        versions: By the names of files the version that must answer; those that are read first are added.
+        files: By the names of files the version that must answer, and the size; those that are read first are added.
         verify: Whether checksums are compared.
     """
 
-    def __init__(self, place: Place, versions: dict[str, str], *, verify: bool) -> None:
+    def __init__(self, place: Place, files: dict[str, tuple[str | None, int]], *, verify: bool) -> None:
         self._place = place
-        self._versions = versions
+        self._files = files
         self._verify = verify
         self._segments: dict[str, _Segments] = {}
         self._small: list[Wanted] = []
@@ -82,21 +86,24 @@ class Wave:
 
         Raises:
             IntegrityError: A checksum is another; the message names tensor and file.
+            ShortFileError: A file ends before what is to be read of it.
             ObjectChangedError: A file is not of the version that was read before.
             StoreError: What could not be read.
         """
         buffer = self._add_small_segments()
         jobs = [
-            (self._place.native, self._place.key(name), self._versions.get(name), segments)
+            (self._place.native, self._place.key(name), self._files.get(name, (None, 0))[0], segments)
             for name, segments in self._segments.items()
         ]
         if jobs:
-            results = _torchobj.scatter(jobs, self._verify and bool(self._finishes))
+            try:
+                results = _torchobj.scatter(jobs, self._verify and bool(self._finishes))
+            except RangeError as error:
+                raise _short(self._place, error) from error
             sums = {}
-            for name, (version, _, sums_of_file) in zip(self._segments, results, strict=True):
+            for name, (version, size, sums_of_file) in zip(self._segments, results, strict=True):
                 sums[name] = sums_of_file
-                if version is not None:
-                    self._versions[name] = version
+                self._files[name] = (version, size)
             for name, first, count, finish in self._finishes:
                 finish(sums[name][first : first + count])
         return self._copy_small(buffer)
@@ -158,6 +165,12 @@ class _Buffer:
         saved = view.narrow(0, first, length // dtype.itemsize).view(wanted.shape)
         saved = narrowed(saved, wanted.request.storage_offsets, wanted.request.lengths)
         (wanted.target if memory is None else memory).copy_(saved)
+
+
+def _short(place: Place, error: RangeError) -> ShortFileError:
+    short = ShortFileError(f"{place.url}: the metadata names bytes that a file does not have: {error}")
+    vars(short).update(vars(error))
+    return short
 
 
 def damaged(place: Place, wanted: Wanted) -> IntegrityError:

@@ -1,0 +1,228 @@
+//! Measures how deep the objects of a pickle nest, before anything unpickles it. Makes no object, and knows no class.
+//!
+//! Python hashes tuples by recursion in C, without a limit: a megabyte of nested tuples as the key of a dict overflows the
+//! stack, and 40 nested pairs of one and the same tuple take hours. Both happen in the unpickler itself.
+
+use std::collections::HashMap;
+
+/// The result for a pickle whose tuples would take too long to hash, or that this module cannot follow.
+pub const UNBOUNDED: u32 = u32::MAX;
+
+/// Objects that hashing a tuple may visit, each as often as it is reached.
+const MOST_VISITED: u64 = 10_000_000;
+
+/// What is known of an object: enough for everything that comes later to be measured.
+#[derive(Clone, Copy, Debug, Default)]
+struct Object {
+    depth: u32,
+    /// How many objects hashing it visits; what is not a tuple counts as one.
+    visited: u64,
+}
+
+#[derive(Debug, Default)]
+struct Machine {
+    stack: Vec<Object>,
+    /// Heights of the stack at which marks lie.
+    marks: Vec<usize>,
+    memo: HashMap<u64, Object>,
+    deepest: u32,
+    most_visited: u64,
+}
+
+/// The depth to which the objects of a pickle nest, at most as the unpickler gets: it fails where this stops reading.
+/// [`UNBOUNDED`] where that is not known. A container counts by what it held when it was put into another.
+pub fn nesting(pickle: &[u8]) -> u32 {
+    let mut machine = Machine::default();
+    match machine.run(pickle) {
+        Some(()) if machine.most_visited <= MOST_VISITED => machine.deepest,
+        _ => UNBOUNDED,
+    }
+}
+
+impl Machine {
+    /// Runs until the end, or until what an unpickler refuses; `None` where it may go on and this cannot.
+    fn run(&mut self, pickle: &[u8]) -> Option<()> {
+        let mut rest = pickle;
+        while let Some((&opcode, after)) = rest.split_first() {
+            rest = after;
+            let Some(argument) = argument(opcode, &mut rest) else { return Some(()) };
+            match opcode {
+                b'.' => return Some(()),
+                b'(' => self.marks.push(self.stack.len()),
+                b'0' if self.marks.last() == Some(&self.stack.len()) => drop(self.marks.pop()),
+                b'0' => drop(self.stack.pop()),
+                b'1' => drop(self.above_mark()),
+                b'2' => self.stack.extend(self.stack.last().copied()),
+                b'a' | b'b' => self.put_into(1),
+                b's' => self.put_into(2),
+                b'e' | b'u' | 0x90 => {
+                    let added = self.above_mark();
+                    self.add(&added);
+                }
+                b't' | b'l' | b'd' | b'o' | b'i' | 0x91 => {
+                    let held = self.above_mark();
+                    self.push_holding(&held, opcode == b't');
+                }
+                0x85..=0x87 => self.replace(usize::from(opcode - 0x84), true),
+                b'Q' => self.replace(1, false),
+                b'R' | 0x81 | 0x93 => self.replace(2, false),
+                0x92 => self.replace(3, false),
+                b'g' | b'h' | b'j' => {
+                    let known = self.memo.get(&number(opcode, argument)?).copied();
+                    self.stack.push(known.unwrap_or_default());
+                }
+                b'p' | b'q' | b'r' => {
+                    let last = self.stack.last().copied().unwrap_or_default();
+                    self.memo.insert(number(opcode, argument)?, last);
+                }
+                0x94 => {
+                    let last = self.stack.last().copied().unwrap_or_default();
+                    self.memo.insert(self.memo.len() as u64, last);
+                }
+                0x80 | 0x95 | 0x98 => {}
+                _ => self.stack.push(Object { depth: 0, visited: 1 }),
+            }
+        }
+        Some(())
+    }
+
+    fn above_mark(&mut self) -> Vec<Object> {
+        let height = self.marks.pop().unwrap_or(0).min(self.stack.len());
+        self.stack.split_off(height)
+    }
+
+    /// The top `count` objects go into the one below.
+    fn put_into(&mut self, count: usize) {
+        let held = self.stack.split_off(self.stack.len().saturating_sub(count));
+        self.add(&held);
+    }
+
+    fn add(&mut self, held: &[Object]) {
+        let depth = depth_over(held);
+        if let Some(container) = self.stack.last_mut() {
+            container.depth = container.depth.max(depth);
+        }
+        self.deepest = self.deepest.max(depth);
+    }
+
+    /// The top `count` objects become one that holds them.
+    fn replace(&mut self, count: usize, is_tuple: bool) {
+        let held = self.stack.split_off(self.stack.len().saturating_sub(count));
+        self.push_holding(&held, is_tuple);
+    }
+
+    fn push_holding(&mut self, held: &[Object], is_tuple: bool) {
+        let depth = depth_over(held);
+        let inside = held.iter().fold(0, |sum: u64, object| sum.saturating_add(object.visited));
+        let visited = if is_tuple { inside.saturating_add(1) } else { 1 };
+        self.deepest = self.deepest.max(depth);
+        self.most_visited = self.most_visited.max(visited);
+        self.stack.push(Object { depth, visited });
+    }
+}
+
+fn depth_over(held: &[Object]) -> u32 {
+    held.iter().map(|object| object.depth + 1).max().unwrap_or(0)
+}
+
+/// Takes an opcode's argument; `None` where it is cut off.
+fn argument<'a>(opcode: u8, rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let mut take = |length: u64| {
+        let (taken, after) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+        *rest = after;
+        Some(taken)
+    };
+    match opcode {
+        b'K' | b'h' | b'q' | 0x80 | 0x82 => take(1),
+        b'M' | 0x83 => take(2),
+        b'J' | b'j' | b'r' | 0x84 => take(4),
+        b'G' | 0x95 => take(8),
+        b'U' | b'C' | 0x8a | 0x8c => counted(1, &mut take),
+        b'T' | b'X' | b'B' | 0x8b => counted(4, &mut take),
+        0x8d | 0x8e | 0x96 => counted(8, &mut take),
+        b'F' | b'I' | b'L' | b'S' | b'V' | b'P' | b'g' | b'p' => line(rest),
+        b'c' | b'i' => line(rest).and_then(|_| line(rest)),
+        _ => Some(&[]),
+    }
+}
+
+/// Bytes behind their own length, which has so many bytes.
+fn counted<'a>(width: u64, take: &mut impl FnMut(u64) -> Option<&'a [u8]>) -> Option<&'a [u8]> {
+    let length = little_endian(take(width)?);
+    take(length)
+}
+
+fn line<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let end = rest.iter().position(|&byte| byte == b'\n')?;
+    let (taken, after) = rest.split_at(end);
+    *rest = &after[1..];
+    Some(taken)
+}
+
+/// The index in the memo; `None` where it is text that no pickler writes.
+fn number(opcode: u8, argument: &[u8]) -> Option<u64> {
+    match opcode {
+        b'g' | b'p' => std::str::from_utf8(argument).ok()?.parse().ok(),
+        _ => Some(little_endian(argument)),
+    }
+}
+
+fn little_endian(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_containers_count_by_their_depth() {
+        assert_eq!(nesting(b"\x80\x04N."), 0);
+        assert_eq!(nesting(b"\x80\x04)."), 0);
+        assert_eq!(nesting(b"\x80\x04N\x85\x85\x85."), 3);
+        assert_eq!(nesting(b"\x80\x04]]]aa."), 2);
+        assert_eq!(nesting(b"(lp0\n(lp1\na."), 1);
+        assert_eq!(nesting(b"\x80\x04}X\x01\x00\x00\x00a]s."), 1);
+        assert_eq!(nesting(b"\x80\x04](NN)\x85e."), 2);
+    }
+
+    #[test]
+    fn depth_goes_on_through_the_memo() {
+        let mut pickle = b"\x80\x04)\x94".to_vec();
+        for index in 0..100 {
+            pickle.extend([b'h', index, 0x85, 0x94, b'0']);
+        }
+        pickle.extend(b"h\x64.");
+        assert_eq!(nesting(&pickle), 100);
+        let text = (0..50).fold("(tp0\n".to_owned(), |text, index| format!("{text}0(g{index}\ntp{}\n", index + 1));
+        assert_eq!(nesting(format!("{text}.").as_bytes()), 50);
+    }
+
+    #[test]
+    fn a_tuple_that_shares_its_parts_too_often_is_unbounded() {
+        let doubled = |times| [b"\x80\x04)".as_slice(), &b"2\x86".repeat(times), b"."].concat();
+        assert_eq!(nesting(&doubled(20)), 20);
+        assert_eq!(nesting(&doubled(40)), UNBOUNDED);
+        assert_eq!(nesting(&doubled(5000)), UNBOUNDED);
+    }
+
+    #[test]
+    fn arguments_are_no_opcodes() {
+        let payload = [0x85; 255];
+        let of = |head: &[u8]| [b"\x80\x04)", head, &payload, b"\x85."].concat();
+        for head in [&b"U\xff"[..], b"C\xff", b"\x8c\xff", b"X\xff\0\0\0", b"\x8e\xff\0\0\0\0\0\0\0"] {
+            assert_eq!(nesting(&of(head)), 1, "{head:?}");
+        }
+        assert_eq!(nesting(b"cmod\nname\n)\x85R."), 2);
+    }
+
+    #[test]
+    fn what_is_cut_or_unknown_ends_and_what_no_pickler_writes_is_unbounded() {
+        for pickle in
+            [&b""[..], b"X\xff\xff\xff\xff", b"\x8e\xff\xff\xff\xff\xff\xff\xff\xff", b"\x85\x86\x87e1asRb.", b"S'a"]
+        {
+            assert!(nesting(pickle) <= 4, "{pickle:?}");
+        }
+        assert_eq!(nesting(b")p 1_0 \n."), UNBOUNDED);
+    }
+}
