@@ -6,19 +6,15 @@ Nothing is registered before somebody asks. Never imports torch.
 """
 
 import importlib.util
-import io
 import itertools
-import logging
 import shutil
-import sys
 from datetime import datetime
-from types import TracebackType
 from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
 from fsspec.registry import known_implementations  # type: ignore[import-untyped]
 
-from torchobj.checkpoint.files import ObjectWriter, open_reader
+from torchobj.checkpoint.files import open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -29,11 +25,10 @@ from torchobj.exceptions import (
     StoreError,
     UnsupportedError,
 )
+from torchobj.fsspec_files import TextFile, TransactionFile
 from torchobj.store import ObjectInfo, Store
 
 __all__ = ["ObjectFileSystem", "register"]
-
-logger = logging.getLogger("torchobj")
 
 #: Folders that were made, by configuration. A store has none: until there is an object below, only this process knows.
 _made: dict[StoreConfig, dict[str, None]] = {}
@@ -181,6 +176,43 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         found.sort(key=lambda entry: str(entry["name"]))
         return found if detail else [entry["name"] for entry in found]
 
+    def find(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        withdirs: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        detail: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        *,
+        prefix: str = "",
+        **kwargs: Any,
+    ) -> Any:
+        """The objects below a folder, or the object of this name itself; by one listing of all that is below.
+
+        Args:
+            path: The folder.
+            maxdepth: Levels of folders that are listed, one by one; None for all.
+            withdirs: Also the folders.
+            detail: Returns a dict of what `info` returns, by name.
+            prefix: Only objects whose path behind the folder begins so, as s3fs and gcsfs have it.
+
+        Raises:
+            ConfigError: A `prefix` with `maxdepth` or `withdirs`.
+        """
+        if prefix and (maxdepth is not None or withdirs):
+            raise ConfigError(f"prefix={prefix!r}: cannot be combined with maxdepth or withdirs")
+        if not self._strip_protocol(path) or maxdepth is not None or withdirs:
+            return super().find(path, maxdepth, withdirs, detail, **kwargs)
+        store, key = self._place(path)
+        base, below = self._strip_protocol(path).partition("/")[0], f"{key}/" if key else ""
+        found = {}
+        for info in store.list(below + prefix):
+            # A component without a name has no path here, nor has the marker of a folder.
+            if all(info.key.removeprefix(below).split("/")):
+                found[f"{base}/{info.key}"] = _file(f"{base}/{info.key}", info)
+        if not found and not prefix and self.isfile(path):
+            found = {f"{base}/{key}": self.info(path)}
+        return found if detail else list(found)
+
     def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: FBT001, FBT002  fsspec's signature
         """Notes a folder and those above it as made. Nothing is written, and with `exist_ok` nothing asked.
 
@@ -218,7 +250,15 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         store.delete(key)
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:  # noqa: FBT001, FBT002
-        """Deletes objects, a thousand by a request; with `recursive` also all that is below."""
+        """Deletes objects, a thousand by a request; with `recursive` also all that is below.
+
+        Raises:
+            UnsupportedError: A path is a whole bucket, which is never deleted or emptied; nothing was deleted then.
+            BucketNotFoundError: There is no such bucket.
+            ObjectNotFoundError: With `recursive`: there is neither an object nor a folder of a name.
+        """
+        for each in [path] if isinstance(path, str) else path:
+            self._refuse_bucket(each)
         expanded = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
         for bucket, paths in itertools.groupby(expanded, key=lambda each: each.partition("/")[0]):
             keys = [key for each in paths if (key := each.partition("/")[2])]
@@ -226,6 +266,13 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
             self._place(bucket)[0].delete([*keys, *(f"{key}/" for key in keys)] if recursive else keys)
         for each in expanded:
             self._made.pop(each, None)
+
+    def _refuse_bucket(self, path: str) -> None:
+        store, key = self._place(path)
+        if not key:
+            # What is not there is the better word.
+            any(store.list())
+            raise UnsupportedError(f"rm {store.url}: is a whole bucket; name the folders and objects to delete")
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         """Copies an object on the server."""
@@ -262,7 +309,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         if "b" in mode:
             return super().open(path, mode, **kwargs)
         text = {name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs}
-        return _Text(super().open(path, f"{mode.replace('t', '')}b", **kwargs), **text)
+        return TextFile(super().open(path, f"{mode.replace('t', '')}b", **kwargs), **text)
 
     def _open(
         self,
@@ -280,67 +327,12 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
             raise ConfigError(f"mode={mode!r} of {url}: must be rb, wb, xb or ab")
         if mode == "xb" and self.exists(path):
             raise PreconditionFailedError(f"{url}: exists")
-        file = _File(url, config=self._config, if_none_match=mode == "xb", **kwargs)
+        file = TransactionFile(url, config=self._config, if_none_match=mode == "xb", **kwargs)
         file.is_deferred = not autocommit
         if mode == "ab" and self.isfile(path):
             with open_reader(url, self._config) as present:
                 shutil.copyfileobj(present, file, self._config.part_bytes)
         return file
-
-
-class _File(ObjectWriter):
-    """A writer for fsspec: it can be part of a transaction, where what is closed waits for `commit()`.
-
-    `fsspec.open` and others end a `with` block that raised by `close()` and nothing else. So a close while an exception
-    is on its way, or is handled, that was not yet when the file was opened, forgets what was written.
-    """
-
-    is_deferred = False
-    _is_waiting = False
-
-    def __init__(self, url: str, **arguments: Any) -> None:
-        #: The exception that is being handled around all of the file's use.
-        self._around = sys.exc_info()[1]
-        super().__init__(url, **arguments)
-
-    def close(self) -> None:
-        if self.closed or self._is_waiting:
-            return
-        error, around, self._around = sys.exc_info()[1], self._around, None
-        if error is not None and error is not around:
-            logger.warning("%s was closed because of %s: nothing was committed", self.url, type(error).__name__)
-            self.abort()
-        elif self.is_deferred:
-            self._is_waiting = True
-        else:
-            super().close()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            # The block ended well, whatever is handled around it.
-            self._around = sys.exc_info()[1]
-        super().__exit__(kind, error, traceback)
-
-    def commit(self) -> None:
-        """Makes the object, at the end of a transaction."""
-        super().close()
-
-    def discard(self) -> None:
-        """Forgets it, as its transaction failed."""
-        self.abort()
-
-
-class _Text(io.TextIOWrapper):
-    """A text file whose object does not appear where the `with` block raised."""
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is not None and isinstance(self.buffer, ObjectWriter):
-            self.buffer.abort()
-        super().__exit__(kind, error, traceback)
 
 
 def _file(name: str, info: ObjectInfo) -> dict[str, Any]:

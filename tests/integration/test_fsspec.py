@@ -89,3 +89,24 @@ def test_torchs_own_distributed_checkpoint_takes_a_url_once_it_is_registered(pla
     assert all(torch.equal(loaded[name], state[name]) for name in state)
     with fsspec.open(f"{place.url}/step 7/.metadata") as file:
         assert file.read() == place.body("step 7/.metadata")
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_removing_from_a_bucket_that_does_not_exist_is_an_error(any_place, recursive):
+    files = ObjectFileSystem(dataclasses.replace(any_place.config, max_attempts=1))
+    for path in ("s3://no-such-bucket-here", "s3://no-such-bucket-here/k"):
+        with pytest.raises(FileNotFoundError):
+            files.rm(path, recursive=recursive)
+    files.pipe(f"{any_place.bucket}/k", b"x")
+    with pytest.raises(exceptions.UnsupportedError, match="whole bucket"):
+        files.rm(any_place.bucket, recursive=recursive)
+    assert any_place.keys() == ["k"]
+
+
+def test_the_total_of_a_transfer_is_asked_for_with_its_first_bytes(place, files, control, tmp_path):
+    files.pipe(f"{place.url}/k", b"x" * 100)
+    control.forget_requests()
+    with files.open(f"{place.url}/k") as file:
+        assert file.size == 100
+        assert file.read() == b"x" * 100
+    assert len(control.requests()) <= 2

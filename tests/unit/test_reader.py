@@ -135,3 +135,16 @@ def test_an_object_that_is_not_there_is_said_at_the_first_use():
     reader = torchobj.open("memory://readers/missing")
     with pytest.raises(FileNotFoundError, match="memory://readers/missing"):
         reader.read(1)
+
+
+@KINDS
+def test_reading_into_what_cannot_be_written_is_the_type_error_of_io(reader_of):
+    reader = reader_of(b"0123456789")
+    for target in (b"xx", memoryview(b"xx"), "xx", 5, None):
+        for read in (reader.readinto, reader.readinto1):
+            with pytest.raises(TypeError):
+                read(target)
+    with pytest.raises(TypeError, match="readinto.. takes a writable buffer, not <class 'bytes'>"):
+        reader.readinto(b"xx")
+    # Nothing of it was read.
+    assert (reader.tell(), reader.size, reader.read()) == (0, 10, b"0123456789")

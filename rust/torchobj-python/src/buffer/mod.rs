@@ -20,7 +20,7 @@ use std::sync::{Mutex, OnceLock};
 
 use bytes::Bytes;
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
@@ -262,6 +262,14 @@ pub(crate) fn lend_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
         return Err(PyValueError::new_err("two of the buffers to read into share memory"));
     }
     Ok(memory)
+}
+
+/// Memory that the `readinto` of a file was given; what cannot be written is a `TypeError`, as for the files of `io`.
+fn lend_to_file(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    lend(object).map_err(|error| match error.is_instance_of::<PyValueError>(object.py()) {
+        true => PyTypeError::new_err(format!("readinto() takes a writable buffer, not {}", object.get_type())),
+        false => error,
+    })
 }
 
 /// Memory of Python's to read into.

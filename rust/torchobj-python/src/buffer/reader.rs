@@ -11,7 +11,7 @@ use torchobj_core::manifest::Object;
 use torchobj_core::read::{Landed, Window};
 
 use super::fetched::Fetched;
-use super::{Buffer, lend};
+use super::{Buffer, lend_to_file};
 use crate::error::OrRaise;
 use crate::store::NativeStore;
 use crate::wait::wait;
@@ -59,17 +59,6 @@ impl ObjectReader {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();
         let source = Source::Landed(Py::new(py, buffer)?);
         Py::new(py, Self { url: object.url(), bucket, key: object.key.to_owned(), source, position: 0 })
-    }
-
-    fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
-        match &mut self.source {
-            Source::Landed(buffer) => Ok(buffer.get().bytes().len() as u64),
-            Source::Ahead(fetched) => {
-                let ahead = fetched.ahead(py, &self.key)?;
-                wait(py, async move { ahead.lock().await.size().await })?.or_raise(py)
-            }
-            Source::Closed { .. } => Err(closed()),
-        }
     }
 
     /// Reads into `memory` from the position on, and moves on; says how many bytes those were.
@@ -159,6 +148,19 @@ impl ObjectReader {
         Ok(Self { url, bucket, key, source, position: 0 })
     }
 
+    /// Bytes of the object. A reader that fetches as it is read asks the store, unless it has read already.
+    #[getter]
+    fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
+        match &mut self.source {
+            Source::Landed(buffer) => Ok(buffer.get().bytes().len() as u64),
+            Source::Ahead(fetched) => {
+                let ahead = fetched.ahead(py, &self.key)?;
+                wait(py, async move { ahead.lock().await.size().await })?.or_raise(py)
+            }
+            Source::Closed { .. } => Err(closed()),
+        }
+    }
+
     /// `rb`
     #[getter]
     fn mode(&self) -> &'static str {
@@ -191,7 +193,7 @@ impl ObjectReader {
     /// Fills a writable buffer and returns the number of bytes, which is less than its length at the end only.
     #[pyo3(signature = (buffer, /))]
     fn readinto(&mut self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let (landing, count) = self.read_memory(py, lend(buffer)?)?;
+        let (landing, count) = self.read_memory(py, lend_to_file(buffer)?)?;
         drop(landing);
         super::release_lent(py);
         Ok(count)
