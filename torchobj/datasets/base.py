@@ -7,6 +7,8 @@ import operator
 from collections.abc import Callable, Sized
 from typing import Any, Protocol
 
+from typing_extensions import TypeVar
+
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import StoreConfig
 from torchobj.datasets import handover, ragged  # noqa: F401  teach multiprocessing and default_collate what to do with readers
@@ -16,6 +18,9 @@ from torchobj.datasets.readers import ReaderConstructor
 from torchobj.datasets.shared import Tally
 
 Transform = Callable[[ObjectReader], Any]
+
+#: What the samples of a dataset are, for type checkers.
+Sample_co = TypeVar("Sample_co", covariant=True, default=Any)
 
 
 def identity(reader: ObjectReader) -> ObjectReader:

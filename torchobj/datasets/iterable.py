@@ -1,15 +1,16 @@
 """Iterable datasets: objects one after the other, read ahead, split over ranks and workers on request."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import torch.utils.data
 
+from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import workers
 from torchobj.datasets.ahead import Reading, read_ahead, read_while_listing
-from torchobj.datasets.base import Named, OverObjects, Transform, identity
+from torchobj.datasets.base import Named, OverObjects, Sample_co, Transform, identity
 from torchobj.datasets.errors import OnErrorInARow, check_on_error_in_a_row, say_failed
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
@@ -33,7 +34,7 @@ class _Progress:
     shape: dict[str, Any]
 
 
-class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
+class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Sample_co]):
     """The objects under a prefix, one after the other: in key order, or shuffled.
 
     Objects are read ahead of their use, by one process for all its DataLoader workers; each worker announces what it
@@ -92,7 +93,7 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
         self,
         url: str,
         *,
-        transform: Transform | None = None,
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
         glob: str | None = None,
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
@@ -189,7 +190,7 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Any]):
         info = torch.utils.data.get_worker_info()
         return Share(*workers.rank(self._rank), *((0, 1) if info is None else (info.id, info.num_workers)))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample_co]:
         self._check()
         share, epoch, kind = self._share(), self._epoch.get(), self._reader_constructor
         pages = self._listing.pages() if share == Share() and not self.shuffle else None
@@ -254,7 +255,7 @@ class _Pass(Iterator[Any]):
         self._readings = iter(())
 
 
-class S3IterableDataset(ObjectIterableDataset):
+class S3IterableDataset(ObjectIterableDataset[Sample_co]):
     """An `ObjectIterableDataset` of `s3://` URLs, with the classmethods of s3torchconnector."""
 
     _schemes = ("s3",)

@@ -1,7 +1,7 @@
 """Map-style datasets: one object is one sample."""
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch.utils.data
@@ -9,7 +9,7 @@ import torch.utils.data
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import source, unannounced, workers
-from torchobj.datasets.base import OverObjects, Transform, identity, position_of
+from torchobj.datasets.base import OverObjects, Sample_co, Transform, identity, position_of
 from torchobj.datasets.errors import OnError, check_on_error, neighbours, say_failed
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.readers import ReaderConstructor
@@ -18,7 +18,7 @@ from torchobj.urls import SCHEMES
 __all__ = ["ObjectMapDataset", "S3MapDataset"]
 
 
-class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
+class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
     """A dataset of the objects under a prefix, in key order.
 
     The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all.
@@ -61,7 +61,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
         self,
         url: str,
         *,
-        transform: Transform | None = None,
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
         glob: str | None = None,
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
@@ -89,10 +89,10 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self.manifest)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample_co]:
         return (self[index] for index in range(len(self)))
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Sample_co:
         """Sample `index`; a negative one counts from the end.
 
         Raises:
@@ -103,7 +103,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
             self._note_batch()
         return self._samples([position_of(index, self)])[0]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch, read at once; what a DataLoader calls."""
         if type(self).__getitem__ is not ObjectMapDataset.__getitem__:
             # What a subclass makes of a sample is what a batch is made of.
@@ -122,7 +122,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
         if source.SUPPORTED and self._reader_constructor.whole:
             unannounced.note_batch(self)
 
-    def _samples(self, positions: list[int]) -> list[Any]:
+    def _samples(self, positions: list[int]) -> list[Sample_co]:
         raising = self._on_error == "raise"
         readers = self._listing.readers(positions, self._reader_constructor, return_errors=not raising)
         return [self._sample(position, reader) for position, reader in zip(positions, readers, strict=True)]
@@ -151,7 +151,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Any]):
         raise error
 
 
-class S3MapDataset(ObjectMapDataset):
+class S3MapDataset(ObjectMapDataset[Sample_co]):
     """An `ObjectMapDataset` of `s3://` URLs, with the classmethods of s3torchconnector."""
 
     _schemes = ("s3",)

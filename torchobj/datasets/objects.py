@@ -9,14 +9,14 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import handover, ragged, source, unannounced, workers  # noqa: F401  teach multiprocessing and default_collate what to do with readers
-from torchobj.datasets.base import position_of
+from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.errors import OnError, check_on_error, neighbours, note, say_failed
 from torchobj.datasets.shared import Tally
 
 __all__ = ["ObjectDataset"]
 
 
-class ObjectDataset(torch.utils.data.Dataset[Any]):
+class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
     r"""A dataset whose samples are made of objects, or of ranges of objects, that a subclass names.
 
     A subclass defines `__len__`, `objects_at` and `build`. The objects of a sample, or of a whole batch, are read at
@@ -90,7 +90,7 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
             f"{type(self).__name__} must define objects_at(index): the ObjectRefs of sample {index}"
         )
 
-    def build(self, index: int, readers: Sequence[ObjectReader]) -> Any:
+    def build(self, index: int, readers: Sequence[ObjectReader]) -> Sample_co:
         """Makes sample `index` of the readers of its objects, in the order of `objects_at`: a subclass says.
 
         The content of a reader is its object's, or the range's only. Its memory is the reader's alone, lives as long as
@@ -100,7 +100,7 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
             f"{type(self).__name__} must define build(index, readers): sample {index} of {len(readers)} readers"
         )
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Sample_co:
         """Sample `index`; a negative one counts from the end.
 
         Raises:
@@ -109,9 +109,10 @@ class ObjectDataset(torch.utils.data.Dataset[Any]):
         """
         if workers.in_worker():
             _note_batch(self)
-        return _samples(self, [position_of(index, self)])[0]
+        sample: Sample_co = _samples(self, [position_of(index, self)])[0]
+        return sample
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch, read at once; what a DataLoader calls."""
         if type(self).__getitem__ is not ObjectDataset.__getitem__:
             # What a subclass makes of a sample is what a batch is made of.

@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 import torch.utils.data
+from typing_extensions import TypeVar
 
 from torchobj.datasets import unannounced
 from torchobj.datasets.iterable import ObjectIterableDataset
@@ -12,12 +13,15 @@ from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.hints import Hints, hints_of
 from torchobj.loader.lookahead import Lookahead
 
-__all__ = ["LookaheadMixin"]
+__all__ = ["Batch_co", "LookaheadMixin"]
 
 logger = logging.getLogger("torchobj")
 
+#: What a loader is said to be of, for type checkers: as torch's, whose parameter is that of its dataset.
+Batch_co = TypeVar("Batch_co", covariant=True, default=Any)
 
-class LookaheadMixin(torch.utils.data.DataLoader[Any]):
+
+class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
     """To stand before another subclass of torch's DataLoader among the bases of a class.
 
     It is one itself: an object's class can become only one whose first base has the same layout.
