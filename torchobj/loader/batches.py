@@ -7,8 +7,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from torchobj.exceptions import ConfigError
+from torchobj.loader.iterables import IterablePass
 from torchobj.loader.state import Mark
 from torchobj.loader.stats import Meter
+from torchobj.loader.tracking import Stamped
 
 __all__ = ["Batches", "Progress"]
 
@@ -56,13 +59,22 @@ class Batches(Iterator[Any]):
         progress: What is kept up to date.
         meter: Counts what is handed out.
         batch_samples: Samples of a batch of which nobody knows how many there are.
-        passed_over: So many batches are read and dropped before the first: of a dataset without a sampler.
+        iterable: Told of the states that come with the batches of an iterable dataset.
+        replayed: Number of batches that are read and dropped before the first: of a dataset without a state.
     """
 
     def __init__(
-        self, inner: Any, progress: Progress, meter: Meter, *, batch_samples: int, passed_over: int = 0
+        self,
+        inner: Any,
+        progress: Progress,
+        meter: Meter,
+        *,
+        batch_samples: int,
+        iterable: IterablePass | None = None,
+        replayed: int = 0,
     ) -> None:
-        self._inner, self._progress, self._passed_over = inner, progress, passed_over
+        self._inner, self._progress, self._iterable = inner, progress, iterable
+        self._replayed, self._left = replayed, replayed
         self._meter, self._batch_samples = meter, batch_samples
         self._handed_at: float | None = None
 
@@ -71,10 +83,8 @@ class Batches(Iterator[Any]):
         progress.asked += 1
         asked, asked_at = progress.asked, time.perf_counter()
         try:
-            while self._passed_over:
-                self._passed_over -= 1
-                next(self._inner)
-            batch = next(self._inner)
+            self._replay()
+            batch = self._next()
         except StopIteration:
             progress.ended = True
             meter.ended(asked_at, self._handed_at, 0)
@@ -86,6 +96,25 @@ class Batches(Iterator[Any]):
             raise
         samples = progress.advance()
         self._handed_at = meter.ended(asked_at, self._handed_at, self._batch_samples if samples is None else samples)
+        return batch
+
+    def _replay(self) -> None:
+        while self._left:
+            try:
+                self._next()
+            except StopIteration:
+                raise ConfigError(
+                    f"batches={self._replayed}: of the state; the iterable dataset now ends after "
+                    f"{self._replayed - self._left}, and what follows cannot be found: resume with a dataset that "
+                    "yields the same samples again, or that has state_dict and load_state_dict"
+                ) from None
+            self._left -= 1
+
+    def _next(self) -> Any:
+        while isinstance(batch := next(self._inner), Stamped):
+            if batch.state is not None and self._iterable is not None:
+                self._iterable.hand_out(batch)
+                return batch.batch
         return batch
 
     def __len__(self) -> int:

@@ -8,13 +8,13 @@ import torch.utils.data
 
 from torchobj.loader.batches import Batches, Progress
 from torchobj.loader.hints import Hints, failed_samples, hints_of
-from torchobj.loader.iterables import goes_to_its_place, place_of, resume
+from torchobj.loader.iterables import IterablePass, place_of, replayed, resume
 from torchobj.loader.lookahead import Lookahead, check_lookahead
-from torchobj.loader.mixin import LookaheadMixin
+from torchobj.loader.mixin import Batch_co, LookaheadMixin
 from torchobj.loader.nested import in_batches
 from torchobj.loader.report import report
 from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.state import between, check, generator_of, state_of, undrawn
+from torchobj.loader.state import between, check, generator_of, state_of, undrawn, upgraded
 from torchobj.loader.stats import LoaderStats, Meter
 
 __all__ = ["DataLoader"]
@@ -30,7 +30,7 @@ _KNOWN = (
 )
 
 
-class DataLoader(LookaheadMixin):
+class DataLoader(LookaheadMixin[Batch_co]):
     """A `torch.utils.data.DataLoader` whose objects are read before a worker needs them.
 
     Samples and their order are those of torch's, seed for seed. The sampler is pulled ahead, as far as the budget of
@@ -54,6 +54,8 @@ class DataLoader(LookaheadMixin):
         self.lookahead = lookahead
         # Of the pass that was begun last.
         self._progress: Progress | None = None
+        # Of an iterable dataset.
+        self._iterable: IterablePass | None = None
         # What was loaded last.
         self._loaded: dict[str, Any] | None = None
         self._meter = Meter()
@@ -67,13 +69,14 @@ class DataLoader(LookaheadMixin):
     def __iter__(self) -> Batches:  # type: ignore[override]  # torch's iterator, within
         loaded = self._pending()
         within = loaded is not None and loaded["within_epoch"]
-        passed_over = loaded["batches"] if loaded is not None else 0
         sampler = self._index_sampler
         inner = sampler.sampler if isinstance(sampler, Lookahead) else None
         progress = Progress(between(inner) if loaded is None else loaded)
-        progress.batches = passed_over
+        progress.batches = loaded["batches"] if loaded is not None else 0
         if isinstance(sampler, Lookahead):
             sampler.progress = progress
+        else:
+            self._begin_iterable(loaded)
         self._meter.begin()
         # torch draws a number when it makes an iterator. For this pass it did so before the state was saved.
         apart = within and (self.generator is None or self.generator is not generator_of(inner))
@@ -85,8 +88,24 @@ class DataLoader(LookaheadMixin):
             progress,
             self._meter,
             batch_samples=self.batch_size or 1,
-            passed_over=passed_over if inner is None and not goes_to_its_place(self.dataset, self.num_workers) else 0,
+            iterable=self._iterable,
+            replayed=0 if inner is not None else replayed(self.dataset, loaded),
         )
+
+    def _begin_iterable(self, loaded: dict[str, Any] | None) -> None:
+        if isinstance(self.dataset, torch.utils.data.IterDataPipe):
+            # torch's iterator looks for it.
+            return
+        if loaded is not None:
+            # Workers that stay have their dataset already: what was loaded goes to new ones.
+            self._iterator = None
+        stays = self.persistent_workers and self._iterator is not None
+        self._iterable = IterablePass.begin(self, loaded, self._iterable if stays else None)
+
+    def _get_iterator(self) -> Any:
+        if self._iterable is None:
+            return super()._get_iterator()
+        return super(DataLoader, self._iterable.loader_of(self))._get_iterator()
 
     def stats(self) -> LoaderStats:
         """What was done since the first batch: rates, the share of time that the loop waited, what reading met."""
@@ -120,7 +139,7 @@ class DataLoader(LookaheadMixin):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has handed out nothing; what was loaded is still to come.
-        return super().__getstate__() | {"_progress": None, "_meter": Meter()}
+        return super().__getstate__() | {"_progress": None, "_iterable": None, "_meter": Meter()}
 
     def _pending(self) -> dict[str, Any] | None:
         """What was loaded, until a pass has begun with it: some loops make an iterator that they never use."""
@@ -135,7 +154,7 @@ class DataLoader(LookaheadMixin):
         if not isinstance(sampler, Lookahead):
             within = progress is not None and not progress.ended and progress.batches > 0
             place = between(None) | {"within_epoch": within, "batches": progress.batches if progress and within else 0}
-            return place | place_of(self.dataset, self.batch_size, self.num_workers, within_epoch=within)
+            return place | place_of(self, self._iterable, within_epoch=within)
         if progress is None or progress.ended:
             return between(sampler.sampler)
         return progress.initial if progress.mark is None else state_of(progress.mark, sampler.sampler)
@@ -147,19 +166,23 @@ class DataLoader(LookaheadMixin):
         numbers to draw from: torch's default ones are the training's to save. With an `ElasticDistributedSampler` the
         number of ranks and the batch size may be others: the state of any one rank is that of all. A sampler with
         `state_dict` and `load_state_dict` of its own is asked for its state. The order of any other is drawn again, and
-        what was handed out is passed over, unread. An iterable dataset of torchobj goes on by its own state where there
-        are no workers; with workers, and of any other, what was handed out is read again and dropped, with as many
-        workers and as large batches as then.
+        what was handed out is passed over, unread.
+
+        An iterable dataset with `state_dict` and `load_state_dict`, as torchobj's have, or whose iterator has them,
+        goes on by its own state: with workers each by that of the same worker, so their number and the batch size must
+        be those of then. Of any other dataset the batches that were handed out are read again and dropped.
 
         Raises:
-            ConfigError: The state is none, or of another sampler; names the field.
+            ConfigError: The state is none, or of another sampler; names the field. By the first batch: the dataset or
+                sampler ends before the place of the state.
         """
         check(state_dict)
-        state, sampler = dict(state_dict), self._index_sampler
+        sampler = self._index_sampler
         if isinstance(sampler, Lookahead):
+            state = upgraded(state_dict, sampler.sampler)
             sampler.resume(state)
         else:
-            resume(self.dataset, self.batch_size, self.num_workers, state)
+            state = resume(self, upgraded(state_dict, None))
         self._loaded, self._progress = state, None
 
 

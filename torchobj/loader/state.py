@@ -8,7 +8,7 @@ import contextlib
 import copy
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -16,13 +16,17 @@ import torch.utils.data
 
 from torchobj.exceptions import ConfigError
 from torchobj.loader.nested import in_batches, innermost
+from torchobj.loader.packing import is_stateful, packed, unpacked
 
-__all__ = ["Mark", "Order", "between", "check", "generator_of", "load", "state_of", "undrawn"]
+__all__ = ["Mark", "Order", "between", "check", "generator_of", "load", "state_of", "undrawn", "upgraded"]
 
 logger = logging.getLogger("torchobj")
 
-#: Of the layout of a state.
-VERSION = 1
+#: The layout of the states that are written. 1 had a list of tensors as `rng`, of 0 to 2 elements, and the state of a
+#: sampler's iterator as it was: a checkpoint of torch.distributed.checkpoint, which flattens lists and dicts, that was
+#: saved in mid-epoch did not fit a fresh loader.
+VERSION = 2
+_READABLE = (1, VERSION)
 
 _END = object()
 
@@ -44,14 +48,10 @@ class Mark(NamedTuple):
     origin: Origin
 
 
-def _is_stateful(thing: Any) -> bool:
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
-
-
 def _keeper(sampler: Any) -> Any:
     """The sampler that has a state; None if it has none."""
     inner = in_batches(sampler)
-    return inner if _is_stateful(inner) else None
+    return inner if is_stateful(inner) else None
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
@@ -120,7 +120,7 @@ class Order(Iterator[Any]):
         self._own = _keeper(self.sampler)
         rng = (_get_rng(self._generator),) if self._own is None else ()
         self._inner = iter(self.sampler)
-        if self._own is None and _is_stateful(self._inner):
+        if self._own is None and is_stateful(self._inner):
             self._own, rng = self._inner, ()
         self._at_iter = rng
 
@@ -155,7 +155,7 @@ class Order(Iterator[Any]):
         if state is None or state["epoch"] != _number(self.sampler, "epoch"):
             self._origin = self._made_from()
             return
-        self._origin = Origin(tuple(state["rng"]), state["epoch"])
+        self._origin = Origin(_rng_of(state), state["epoch"])
         self._batches = state["batches"]
         if state["sampler"] is None:
             self._replay()
@@ -167,8 +167,9 @@ class Order(Iterator[Any]):
         self._open()
         if keeper is None:
             if self._own is None:
-                raise ConfigError(f"sampler={state['sampler']!r}: of the state; {state['order']} takes none")
-            self._own.load_state_dict(copy.deepcopy(state["sampler"]))
+                own = unpacked(state["sampler"], "sampler")
+                raise ConfigError(f"sampler={own!r}: of the state; the iterator of {state['order']} takes none")
+            self._own.load_state_dict(unpacked(state["sampler"], "sampler"))
 
     def _replay(self) -> None:
         assert self._origin is not None  # noqa: S101  the caller set it
@@ -178,26 +179,34 @@ class Order(Iterator[Any]):
             _set_rng(self._generator, at_iter)
             inner = iter(self.sampler)
             _set_rng(self._generator, at_pull)
-            # One more than is passed over: the first is when most samplers draw.
-            first = next(itertools.islice(inner, self._batches, None), _END)
+            skipped = sum(1 for _ in itertools.islice(inner, self._batches))
+            # One more than is skipped: most samplers draw when their first item is asked for.
+            first = next(inner, _END)
+        if skipped < self._batches:
+            raise ConfigError(
+                f"batches={self._batches}: of the state; the order of {type(innermost(self.sampler)).__name__} now "
+                f"ends after {skipped}: resume with the sampler and dataset that the state was saved with"
+            )
         self._inner = itertools.chain([] if first is _END else [first], inner)
 
 
 def state_of(mark: Mark, sampler: Any) -> dict[str, Any]:
     """The state of a place within a pass over `sampler`."""
-    return _state(sampler, mark.batches, list(mark.origin.rng), mark.own, mark.origin.epoch, within_epoch=True)
+    # The state of an iterator is packed: a sampler that has not been iterated over cannot tell its keys.
+    own = mark.own if mark.own is None or _keeper(sampler) is not None else packed(mark.own)
+    return _state(sampler, mark.batches, mark.origin.rng, own, mark.origin.epoch, within_epoch=True)
 
 
 def between(sampler: Any) -> dict[str, Any]:
     """The state of `sampler` before its next pass begins."""
     keeper, generator = _keeper(sampler), generator_of(sampler)
     own = None if keeper is None else copy.deepcopy(keeper.state_dict())
-    rng = [generator.get_state()] if own is None and generator is not None else []
+    rng = (generator.get_state(),) if own is None and generator is not None else ()
     return _state(sampler, 0, rng, own, _number(sampler, "epoch"), within_epoch=False)
 
 
 def _state(
-    sampler: Any, batches: int, rng: list[torch.Tensor], own: Any, epoch: int | None, *, within_epoch: bool
+    sampler: Any, batches: int, rng: tuple[torch.Tensor, ...], own: Any, epoch: int | None, *, within_epoch: bool
 ) -> dict[str, Any]:
     return {
         "version": VERSION,
@@ -206,9 +215,40 @@ def _state(
         "order": type(innermost(sampler)).__name__,
         **{name: value_of(sampler) for name, value_of in _SHAPE.items()},
         "epoch": epoch,
-        "rng": rng,
+        # One value at every moment: the states of the generator when the iterator was made and when it was first asked,
+        # or before the epoch the one that it has; nothing where the sampler has a state of its own.
+        "rng": _joined(rng),
         "sampler": own,
     }
+
+
+def _joined(rng: Iterable[torch.Tensor]) -> bytes | None:
+    # Not empty: torch.load(weights_only=True) refuses that.
+    return b"".join(bytes(each.numpy()) for each in rng) or None
+
+
+def _rng_of(state: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The generator's states that a state holds."""
+    rng = state["rng"] or ()
+    if not isinstance(rng, bytes):
+        return tuple(rng)
+    size = max(1, len(rng) // 2) if state["within_epoch"] else len(rng)
+    parts = [rng[start : start + size] for start in range(0, len(rng), size)]
+    return tuple(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)
+
+
+def upgraded(state: Mapping[str, Any], sampler: Any) -> dict[str, Any]:
+    """A state that `check` has accepted, in the layout that is written now.
+
+    Args:
+        state: In any layout that can be read.
+        sampler: What makes the order; None for an iterable dataset.
+    """
+    rng = _joined(state["rng"]) if isinstance(state["rng"], list) else state["rng"]
+    own = state["sampler"]
+    if own is not None and sampler is not None and _keeper(sampler) is None and not isinstance(own, bytes):
+        own = packed(own)
+    return {**state, "version": VERSION, "rng": rng, "sampler": own}
 
 
 def check(state: Any) -> None:
@@ -219,13 +259,15 @@ def check(state: Any) -> None:
     """
     if not isinstance(state, Mapping):
         raise ConfigError(f"state={state!r}: is no loader's state; must be what state_dict() returned")
-    if state.get("version") != VERSION:
-        raise ConfigError(f"version={state.get('version')!r}: of the state; this torchobj reads {VERSION}")
-    within = state.get("within_epoch")
+    if state.get("version") not in _READABLE:
+        raise ConfigError(f"version={state.get('version')!r}: of the state; this torchobj reads 1 and {VERSION}")
+    within, rng = state.get("within_epoch"), state.get("rng")
     tests = {
         "within_epoch": isinstance(within, bool),
         "batches": isinstance(state.get("batches"), int) and state["batches"] >= 0,
-        "rng": isinstance(state.get("rng"), list) and all(isinstance(rng, torch.Tensor) for rng in state["rng"]),
+        "rng": ("rng" in state and rng is None)
+        or isinstance(rng, bytes)
+        or (isinstance(rng, list) and all(isinstance(each, torch.Tensor) for each in rng)),
     }
     tests |= {name: name in state for name in ("order", *_SHAPE, "epoch", "sampler")}
     for name, holds in tests.items():
@@ -262,8 +304,12 @@ def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
                     f"{name}={state[name]!r}: of the state; now {value!r}, and the order of "
                     f"{type(inner).__name__} cannot be resumed so; ElasticDistributedSampler's can"
                 )
-        if len(state["rng"]) != 2:
-            raise ConfigError(f"rng={state['rng']!r}: of the state; {type(inner).__name__} wants two")
+        sizes, size = [len(each) for each in _rng_of(state)] or None, len(_get_rng(generator_of(sampler)))
+        if sizes != [size, size]:
+            raise ConfigError(
+                f"rng={sizes}: bytes of the generator's states in the state; the order of {type(inner).__name__} takes "
+                f"two of {size}"
+            )
         if not type(inner).__module__.startswith("torch."):
             logger.warning(
                 "%s has no state_dict: %d batches of its order are passed over; that is exact if it draws from torch's "
@@ -271,7 +317,7 @@ def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
                 type(inner).__name__,
                 state["batches"],
             )
-    elif state["rng"] and (generator := generator_of(sampler)) is not None:
-        generator.set_state(state["rng"][0])
+    elif (rng := _rng_of(state)) and (generator := generator_of(sampler)) is not None:
+        generator.set_state(rng[0])
     if state["epoch"] is not None and callable(getattr(inner, "set_epoch", None)):
         inner.set_epoch(state["epoch"])

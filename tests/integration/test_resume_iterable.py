@@ -1,0 +1,323 @@
+"""Resume in mid-epoch of loaders over iterable datasets: those with a state go on by it, with and without workers."""
+
+import pickle
+
+import pytest
+import torch
+
+import torchobj
+from torchobj.exceptions import ConfigError
+
+COUNT = 40
+
+
+class Plain(torch.utils.data.IterableDataset):
+    """Numbers, every n-th of them in each worker."""
+
+    def __init__(self, count=COUNT):
+        self.count = count
+
+    def numbers(self):
+        info = torch.utils.data.get_worker_info()
+        return range(0 if info is None else info.id, self.count, 1 if info is None else info.num_workers)
+
+    def __iter__(self):
+        return iter(self.numbers())
+
+
+class Stateful(Plain):
+    """The same, with a state of its own. A pass that goes on begins where the state says."""
+
+    def __init__(self, count=COUNT):
+        super().__init__(count)
+        self.done, self.resumed = 0, None
+
+    def __iter__(self):
+        begin, self.resumed = self.resumed or 0, None
+        self.done = begin
+        for number in self.numbers()[begin:]:
+            self.done += 1
+            yield number
+
+    def state_dict(self):
+        return {"done": self.done}
+
+    def load_state_dict(self, state):
+        self.resumed = self.done = state["done"]
+
+
+class OnceOnly(Stateful):
+    """Samples that cannot be read again: a replay would find none."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.source = source
+
+    def numbers(self):
+        return self.source
+
+
+class Uneven(Stateful):
+    """Of three workers the first ends after one batch, and the second after two."""
+
+    def numbers(self):
+        worker = torch.utils.data.get_worker_info().id
+        return [worker * 100 + number for number in range([3, 6, 20][worker])]
+
+
+class Iterator:
+    def __init__(self, numbers):
+        self.numbers, self.done = numbers, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.done == len(self.numbers):
+            raise StopIteration
+        self.done += 1
+        return self.numbers[self.done - 1]
+
+    def state_dict(self):
+        return {"done": self.done, "seen": torch.tensor([self.done])}
+
+    def load_state_dict(self, state):
+        assert state["seen"].tolist() == [state["done"]]
+        self.done = state["done"]
+
+
+class OfIterators(Plain):
+    """A dataset whose iterators have the state."""
+
+    def __iter__(self):
+        return Iterator(self.numbers())
+
+
+class Itself(Stateful):
+    """A dataset that is its own iterator."""
+
+    def __iter__(self):
+        self.done, self.resumed = self.resumed or 0, None
+        return self
+
+    def __next__(self):
+        numbers = self.numbers()
+        if self.done == len(numbers):
+            raise StopIteration
+        self.done += 1
+        return numbers[self.done - 1]
+
+
+class Rounds(Stateful):
+    """Each pass yields other samples than the one before."""
+
+    def __init__(self):
+        super().__init__()
+        self.round = 0
+
+    def __iter__(self):
+        begin, self.resumed = self.resumed, None
+        if begin is None:
+            self.round, begin = self.round + 1, 0
+        self.done = begin
+        for number in self.numbers()[begin:]:
+            self.done += 1
+            yield number + 1000 * self.round
+
+    def state_dict(self):
+        return {"done": self.done, "round": self.round}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.round = state["round"]
+
+
+def listed(batch):
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def loader_of(dataset, workers, **settings):
+    settings = {"batch_size": 3, "persistent_workers": workers == "persistent"} | settings
+    return torchobj.DataLoader(dataset, num_workers=2 if workers == "persistent" else workers, **settings)
+
+
+def run(loader, stop):
+    """The batches of a pass, and the states behind batch number `stop` and behind the last."""
+    found, states = [], []
+    for number, batch in enumerate(loader, 1):
+        found.append(listed(batch))
+        if number == stop:
+            states.append(pickle.loads(pickle.dumps(loader.state_dict())))
+    return found, [*states, loader.state_dict()]
+
+
+@pytest.mark.parametrize("workers", [0, 2, "persistent"])
+@pytest.mark.parametrize("kind", [Plain, Stateful, OfIterators, Itself])
+def test_a_pass_goes_on_behind_the_batch_that_was_handed_out_last(kind, workers):
+    for stop in (1, 4, 7):
+        whole, (middle, end) = run(loader_of(kind(), workers), stop)
+        resumed = loader_of(kind(), workers)
+        resumed.load_state_dict(middle)
+        assert resumed.state_dict() == middle
+        assert run(resumed, 0)[0] == whole[stop:]
+        # The passes behind it are whole, and so is the one behind the end.
+        assert run(resumed, 0)[0] == whole
+        resumed = loader_of(kind(), workers)
+        resumed.load_state_dict(end)
+        assert run(resumed, 0)[0] == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataset_with_a_state_is_not_read_again(workers, caplog):
+    # Of what was handed out nothing is there any more.
+    gone, numbers = 6 if workers else 3, list(range(COUNT))
+    loader = loader_of(OnceOnly(numbers), workers, prefetch_factor=4 if workers else None)
+    iterator = iter(loader)
+    seen = [next(iterator) for _ in range(2 if workers else 1)]
+    state, rest = loader.state_dict(), [listed(batch) for batch in iterator]
+    assert sum(map(len, seen)) == gone
+    resumed = loader_of(OnceOnly([None] * 3 + numbers[3:]), workers)
+    resumed.load_state_dict(state)
+    assert [listed(batch) for batch in resumed] == rest
+    assert "read again" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
+@pytest.mark.parametrize("order", [{}, {"in_order": False}])
+@pytest.mark.parametrize("stop", [1, 2, 3, 5, 8])
+def test_workers_that_ended_early_do_not_change_the_order_of_what_is_left(stop, order):
+    whole, (state, _) = run(loader_of(Uneven(), 3), stop)
+    resumed = loader_of(Uneven(), 3, **order)
+    resumed.load_state_dict(state)
+    rest = run(resumed, 0)[0]
+    if order:
+        rest.sort()
+        assert rest == sorted(whole[stop:])
+    else:
+        assert rest == whole[stop:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [None, 1, 7])
+def test_samples_without_batches_and_odd_last_batches(size, workers):
+    for settings in [{}, {"drop_last": True}] if size else [{}]:
+        whole, (state, _) = run(loader_of(Stateful(), workers, batch_size=size, **settings), 3)
+        resumed = loader_of(Stateful(), workers, batch_size=size, **settings)
+        resumed.load_state_dict(state)
+        assert run(resumed, 0)[0] == whole[3:]
+
+
+@pytest.mark.parametrize("workers", [0, "persistent"])
+def test_what_a_dataset_carries_from_pass_to_pass_is_in_the_state(workers):
+    loader = loader_of(Rounds(), workers)
+    first, (_, end) = run(loader, 1)
+    second, (middle, _) = run(loader, 4)
+    third, _ = run(loader, 1)
+    assert len({str(each) for each in (first, second, third)}) == 3
+    for state, expected in [(end, [second, third]), (middle, [second[4:], third])]:
+        resumed = loader_of(Rounds(), workers)
+        resumed.load_state_dict(state)
+        assert [run(resumed, 0)[0] for _ in expected] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 2, "persistent"])
+def test_a_state_is_saved_and_resumed_again_and_again(workers):
+    whole, _ = run(loader_of(Stateful(), workers), 0)
+    found, state = [], None
+    while len(found) < len(whole):
+        loader = loader_of(Stateful(), workers)
+        if state is not None:
+            loader.load_state_dict(state)
+            # Some loops make an iterator that they never use.
+            iter(loader)
+        for _, batch in zip(range(3), loader, strict=False):
+            found.append(batch.tolist())
+            state = loader.state_dict()
+    assert found == whole
+
+
+def test_a_state_is_loaded_into_a_loader_whose_workers_stay():
+    loader = loader_of(Stateful(), "persistent")
+    whole, (state, _) = run(loader, 5)
+    for _ in range(2):
+        loader.load_state_dict(state)
+        assert run(loader, 0)[0] == whole[5:]
+    assert run(loader, 0)[0] == whole
+
+
+@pytest.mark.parametrize("count", [0, 5, 12, 13])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_replay_that_ends_before_its_place_is_an_error(count, workers):
+    loader = loader_of(Plain(), workers)
+    iterator = iter(loader)
+    for _ in range(4):
+        next(iterator)
+    state = loader.state_dict()
+    resumed = loader_of(Plain(count), workers)
+    resumed.load_state_dict(state)
+    if count < 12:
+        with pytest.raises(ConfigError, match="batches=4: of the state; the iterable dataset now ends after"):
+            next(iter(resumed))
+        # The next pass is one of its own.
+        assert len(list(resumed)) == -(-count // 3) if workers == 0 else True
+    else:
+        assert sum(len(batch) for batch in resumed) == count - 12
+
+
+def test_an_order_that_ends_before_its_place_is_an_error():
+    class Shrinking(torch.utils.data.Sampler):
+        def __init__(self, count):
+            self.count = count
+
+        def __iter__(self):
+            return iter(range(self.count))
+
+    loader = torchobj.DataLoader(range(COUNT), batch_size=3, sampler=Shrinking(COUNT), lookahead=0)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    resumed = torchobj.DataLoader(range(COUNT), batch_size=3, sampler=Shrinking(3), lookahead=0)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.raises(ConfigError, match="batches=2: of the state; the order of Shrinking now ends after 1"):
+        next(iter(resumed))
+
+
+def first_of_the_worker(worker):
+    # What users do to give each worker a part: it must be their dataset.
+    torch.utils.data.get_worker_info().dataset.count = 10 * (worker + 1)
+
+
+def test_a_workers_init_function_finds_the_dataset_itself():
+    loader = loader_of(Stateful(), 2, worker_init_fn=first_of_the_worker)
+    assert sum(map(len, loader)) == 15
+
+
+def test_bad_states_are_refused_by_the_name_of_their_field():
+    loader = loader_of(Stateful(), 2)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    for changed, dataset, named in [
+        ({}, Plain(), "a Plain has no state_dict"),
+        ({"num_workers": 3}, Stateful(), "num_workers=3"),
+        ({"batch_size": 4}, Stateful(), "batch_size=4"),
+        ({"sampler": b"no archive"}, Stateful(), "sampler: 10 bytes of the state cannot be read"),
+        ({"sampler": {"workers": 3}}, Stateful(), "sampler="),
+        ({"sampler": 5}, Stateful(), "sampler=5"),
+        (
+            {"sampler": {"workers": [None], "last_worker": 0, "dataset": None}},
+            Stateful(),
+            "sampler: has the states of 1",
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=named):
+            loader_of(dataset, 2).load_state_dict(state | changed)
+
+
+class Unpicklable(Stateful):
+    def state_dict(self):
+        return {"done": lambda: None}
+
+
+def test_a_state_that_cannot_travel_is_the_error_of_its_batch():
+    with pytest.raises(Exception, match="pickle"):
+        next(iter(loader_of(Unpicklable(), 1)))
