@@ -1,6 +1,7 @@
 """Iterable datasets: objects one after the other, read ahead, split over ranks and workers on request."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -20,6 +21,8 @@ from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES
 
 __all__ = ["ObjectIterableDataset", "S3IterableDataset"]
+
+logger = logging.getLogger("torchobj")
 
 
 @dataclasses.dataclass
@@ -107,7 +110,15 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Sample
         on_error: OnErrorInARow = "raise",
     ) -> None:
         chosen = store_config(config, region, endpoint_url)
-        listing = Listing(chosen, url=url, glob=glob, suffixes=suffixes, limit=limit, schemes=self._schemes)
+        listing = Listing(
+            chosen,
+            url=url,
+            glob=glob,
+            suffixes=suffixes,
+            limit=limit,
+            schemes=self._schemes,
+            any_scheme="ObjectIterableDataset",
+        )
         self._set_up(listing, chosen, transform, None, enable_sharding=enable_sharding)
         self.shuffle, self.seed, self.uneven, self.on_error = shuffle, seed, uneven, on_error
         self._check()
@@ -190,8 +201,24 @@ class ObjectIterableDataset(OverObjects, torch.utils.data.IterableDataset[Sample
         info = torch.utils.data.get_worker_info()
         return Share(*workers.rank(self._rank), *((0, 1) if info is None else (info.id, info.num_workers)))
 
+    def _warn_of_repeated_samples(self) -> None:
+        """Warns, once, where each DataLoader worker is to yield all objects: almost always a mistake."""
+        worker = torch.utils.data.get_worker_info()
+        # What wraps the dataset may give each worker its part.
+        if worker is None or worker.num_workers == 1 or self._enable_sharding or worker.dataset is not self:
+            return
+        if worker.id == 0 and self._epoch.is_first_warning():
+            logger.warning(
+                "%s: each of %d DataLoader workers yields all objects, so that every sample comes %d times; pass "
+                "enable_sharding=True to have each worker yield its part",
+                self._listing.name,
+                worker.num_workers,
+                worker.num_workers,
+            )
+
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
+        self._warn_of_repeated_samples()
         share, epoch, kind = self._share(), self._epoch.get(), self._reader_constructor
         pages = self._listing.pages() if share == Share() and not self.shuffle else None
         if pages is not None:
@@ -274,7 +301,7 @@ class S3IterableDataset(ObjectIterableDataset[Sample_co]):
     ) -> Self:
         """The objects under a prefix. Arguments as for `S3MapDataset.from_prefix`, and `enable_sharding`."""
         config = store_config(s3client_config, region, endpoint)
-        listing = Listing(config, url=s3_uri, schemes=cls._schemes)
+        listing = Listing(config, url=s3_uri, schemes=cls._schemes, any_scheme="ObjectIterableDataset")
         return cls._from_listing(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
 
     @classmethod
@@ -294,7 +321,7 @@ class S3IterableDataset(ObjectIterableDataset[Sample_co]):
         Under torch.distributed they stay each rank's own: with `enable_sharding` all ranks should name the same.
         """
         config = store_config(s3client_config, region, endpoint)
-        listing = Listing(config, objects=object_uris, schemes=cls._schemes)
+        listing = Listing(config, objects=object_uris, schemes=cls._schemes, any_scheme="ObjectIterableDataset")
         return cls._from_listing(listing, config, transform, reader_constructor, enable_sharding=enable_sharding)
 
     @classmethod

@@ -14,7 +14,7 @@ from torchobj.config import StoreConfig
 from torchobj.datasets import rendezvous, source, workers
 from torchobj.datasets.readers import ReaderConstructor
 from torchobj.exceptions import ConfigError
-from torchobj.urls import Url, parse_url
+from torchobj.urls import SCHEMES, Url, parse_url
 
 logger = logging.getLogger("torchobj")
 
@@ -23,6 +23,15 @@ _LISTED_BY_WORKERS = (
     "each DataLoader worker lists for itself, and again in each epoch without persistent_workers; len(dataset), or "
     "dataset.manifest of an iterable one, before the loop lists once for all"
 )
+
+
+def _parsed(url: str, schemes: tuple[str, ...], any_scheme: str) -> Url:
+    """A URL of one of the schemes; the error for another that torchobj has names the class that takes it."""
+    scheme = url.partition("://")[0] if isinstance(url, str) else ""
+    if scheme in SCHEMES and scheme not in schemes:
+        taken = " or ".join(f"{name}://" for name in schemes)
+        raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected {taken}; {any_scheme} takes {scheme}:// too")
+    return parse_url(url, schemes)
 
 
 class Listing:
@@ -44,16 +53,17 @@ class Listing:
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
         schemes: tuple[str, ...],
+        any_scheme: str,
     ) -> None:
         if limit is not None and limit < 1:
             raise ConfigError(f"limit={limit!r}: must be 1 or more")
         self._config = config
-        self._url = parse_url(url, schemes) if url is not None else None
+        self._url = _parsed(url, schemes, any_scheme) if url is not None else None
         self._filter = (glob, [suffixes] if isinstance(suffixes, str) else list(suffixes or []), limit)
         # An iterable is used up once, here, as s3torchconnector does.
         self._objects = [objects] if isinstance(objects, str) else None if objects is None else list(objects)
         for name in self._objects or []:
-            if not parse_url(name, schemes).key:
+            if not _parsed(name, schemes, any_scheme).key:
                 raise ConfigError(f"url={name!r}: names no object")
         self._manifest: Manifest | None = None
         self._agreed: rendezvous.Agreement | None = None
@@ -73,6 +83,16 @@ class Listing:
         self.source(manifest)
         return manifest
 
+    @property
+    def name(self) -> str:
+        """What is listed, for messages; the same on every rank."""
+        if self._url is None:
+            return f"{len(self._manifest or self._objects or [])} objects by name"
+        glob, suffixes, limit = self._filter
+        given = {"glob": glob, "suffixes": suffixes or None, "limit": limit}
+        chosen = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        return f"{self._url} with {chosen}" if chosen else str(self._url)
+
     def _listed(self) -> Manifest:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             url = self._url
@@ -80,8 +100,7 @@ class Listing:
                 if self._manifest is None:
                     self._manifest = Manifest.from_urls(self._objects or [])
                 return self._manifest
-            # What is listed, for people; the same on every rank.
-            name = f"{url} {self._filter}"
+            name = self.name
             if self._manifest is None:
                 if workers.in_worker():
                     logger.warning("%s: %s", name, _LISTED_BY_WORKERS)
@@ -110,7 +129,7 @@ class Listing:
         """Takes what was listed by pages for the listing: it is not made again."""
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             if self._manifest is None:
-                self._manifest = self._checked(pages.whole(), f"{self._url} {self._filter}")
+                self._manifest = self._checked(pages.whole(), self.name)
 
     def _list(self, url: Url, name: str) -> Manifest:
         store = _torchobj.NativeStore(url.scheme, url.bucket, self._config)
@@ -119,7 +138,7 @@ class Listing:
 
     def _checked(self, manifest: Manifest, name: str) -> Manifest:
         if len(manifest) == 0:
-            logger.warning("%s: no objects", name)
+            logger.warning("%s: no objects; check the prefix and the filters: keys are compared as they are", name)
         return manifest
 
     def stores(self, manifest: Manifest) -> "list[_torchobj.NativeStore]":

@@ -71,7 +71,15 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
         on_error: OnError = "raise",
     ) -> None:
         chosen = store_config(config, region, endpoint_url)
-        listing = Listing(chosen, url=url, glob=glob, suffixes=suffixes, limit=limit, schemes=self._schemes)
+        listing = Listing(
+            chosen,
+            url=url,
+            glob=glob,
+            suffixes=suffixes,
+            limit=limit,
+            schemes=self._schemes,
+            any_scheme="ObjectMapDataset",
+        )
         self._set_up(listing, chosen, transform, None, on_error)
 
     def _set_up(
@@ -178,7 +186,7 @@ class S3MapDataset(ObjectMapDataset[Sample_co]):
             reader_constructor: From `S3ReaderConstructor`.
         """
         config = store_config(s3client_config, region, endpoint)
-        listing = Listing(config, url=s3_uri, schemes=cls._schemes)
+        listing = Listing(config, url=s3_uri, schemes=cls._schemes, any_scheme="ObjectMapDataset")
         return cls._from_listing(listing, config, transform, reader_constructor)
 
     @classmethod
@@ -197,7 +205,7 @@ class S3MapDataset(ObjectMapDataset[Sample_co]):
         Nothing is listed, and under torch.distributed nothing is shared: `uris[rank::world_size]` stay each rank's own.
         """
         config = store_config(s3client_config, region, endpoint)
-        listing = Listing(config, objects=object_uris, schemes=cls._schemes)
+        listing = Listing(config, objects=object_uris, schemes=cls._schemes, any_scheme="ObjectMapDataset")
         return cls._from_listing(listing, config, transform, reader_constructor)
 
     @classmethod

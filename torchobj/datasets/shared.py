@@ -40,10 +40,10 @@ class _Shared:
 
 
 class Epoch(_Shared):
-    """The number of an epoch: set by one process, read there and by its workers."""
+    """The number of an epoch: set by one process, read there and by its workers. And whether one of them has warned."""
 
     def __init__(self) -> None:
-        super().__init__([0])
+        super().__init__([0, 0])
 
     def get(self) -> int:
         """The number, as of now."""
@@ -51,7 +51,14 @@ class Epoch(_Shared):
 
     def set(self, number: int) -> None:
         """Sets it, for this process and its workers."""
-        self._own().fill_(number)
+        self._own()[0] = number
+
+    def is_first_warning(self) -> bool:
+        """Whether no process has asked this before, in any epoch."""
+        numbers = self._own()
+        is_first = not numbers[1]
+        numbers[1] = 1
+        return bool(is_first)
 
 
 class Tally(_Shared):

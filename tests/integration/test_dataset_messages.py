@@ -1,0 +1,113 @@
+"""What datasets say where their arguments are not what was meant."""
+
+import logging
+
+import pytest
+import torch.utils.data
+
+import torchobj
+from torchobj.exceptions import ConfigError
+
+COUNT = 6
+
+
+def number_of(reader):
+    return bytes(reader)[0]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "objects").mkdir()
+    for number in range(COUNT):
+        (tmp_path / "objects" / f"{number}.bin").write_bytes(bytes([number]))
+    return f"file://{tmp_path}/objects/"
+
+
+@pytest.fixture
+def log_file(tmp_path):
+    """What this process and its workers log, also those that are spawned: they inherit standard error."""
+    handler = logging.FileHandler(tmp_path / "log")
+    logging.getLogger("torchobj").addHandler(handler)
+    yield tmp_path / "log"
+    logging.getLogger("torchobj").removeHandler(handler)
+    handler.close()
+
+
+@pytest.mark.parametrize(
+    ("filters", "named"),
+    [
+        ({}, ": no objects; check"),
+        ({"glob": "*.png"}, " with glob='*.png': no objects; check"),
+        ({"suffixes": ".jpg"}, " with suffixes=['.jpg']: no objects; check"),
+        ({"glob": "**", "suffixes": [".a", ".b"], "limit": 3}, "glob='**', suffixes=['.a', '.b'], limit=3: no objects"),
+    ],
+)
+@pytest.mark.parametrize("kind", [torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset])
+def test_a_dataset_without_objects_names_its_prefix_and_filters(folder, kind, filters, named, caplog):
+    url = folder if filters else f"{folder}nothing/"
+    assert list(kind(url, **filters)) == []
+    assert f"{url}{named}" in caplog.text or (url in caplog.text and named in caplog.text)
+    assert "None" not in caplog.text
+    assert "[]" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [(torchobj.S3MapDataset, "ObjectMapDataset"), (torchobj.S3IterableDataset, "ObjectIterableDataset")],
+)
+def test_a_dataset_of_s3_names_the_class_that_takes_other_urls(kind, other):
+    for make in (kind, kind.from_prefix, kind.from_objects):
+        for scheme in ("file:///folder/x", "memory://folder/x"):
+            with pytest.raises(ConfigError, match=f"expected s3://; {other} takes {scheme[:4]}"):
+                make(scheme)
+    for url in ("gs://bucket/x", "/folder/x"):
+        with pytest.raises(ConfigError, match="expected"):
+            kind(url)
+
+
+def run_of(dataset, workers, epochs=2, **settings):
+    loader = torchobj.DataLoader(dataset, batch_size=2, num_workers=workers, **settings)
+    return [[number for batch in loader for number in batch.tolist()] for _ in range(epochs)]
+
+
+@pytest.mark.parametrize("loader_class", [torchobj.DataLoader, torch.utils.data.DataLoader])
+def test_workers_that_each_yield_all_objects_are_warned_of_once(folder, log_file, loader_class):
+    data = torchobj.ObjectIterableDataset(folder, transform=number_of)
+    loader = loader_class(data, batch_size=2, num_workers=2)
+    len(data.manifest)
+    for _ in range(2):
+        assert sorted(number for batch in loader for number in batch.tolist()) == sorted([*range(COUNT)] * 2)
+    said = [line for line in log_file.read_text().splitlines() if "enable_sharding" in line]
+    assert len(said) == 1, said
+    assert said[0].startswith(f"{folder}: each of 2 DataLoader workers yields all objects")
+
+
+class Half(torch.utils.data.IterableDataset):
+    """A wrapper that gives each worker its part."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return (sample for number, sample in enumerate(self.dataset) if number % worker.num_workers == worker.id)
+
+
+def test_nothing_is_said_of_workers_that_yield_each_sample_once(folder, log_file):
+    sharded = torchobj.ObjectIterableDataset(folder, transform=number_of, enable_sharding=True)
+    plain = torchobj.ObjectIterableDataset(folder, transform=number_of)
+    len(plain.manifest)
+    for dataset, workers in ((sharded, 2), (plain, 0), (plain, 1), (Half(plain), 2)):
+        [found] = run_of(dataset, workers, 1)
+        assert sorted(found) == list(range(COUNT))
+    assert "enable_sharding" not in log_file.read_text()
+
+
+def test_the_epoch_is_heard_of_and_no_warning_is_taken_for_one(folder):
+    data = torchobj.ObjectIterableDataset(folder, transform=number_of, shuffle=True)
+    len(data.manifest)
+    run_of(data, 2, 1)
+    data.set_epoch(3)
+    assert data.state_dict()["epoch"] == 3
+    workers = run_of(data, 2, 1)[0]
+    assert workers[0:2] == list(data)[0:2]
