@@ -115,6 +115,10 @@ class StoreConfig:
     """From a request to the head of its answer."""
     idle_timeout_s: float = 20.0
     """How long a transfer may stand still. Nothing limits how long one may take that goes on."""
+    commit_timeout_s: float = 900.0
+    """For the commit of an upload in parts, retries included. S3 may send white space for minutes while it assembles the
+    parts; a store that sends nothing meanwhile for longer than `first_byte_timeout_s` and `idle_timeout_s` is asked
+    again. 0.01..86400 s."""
     keep_alive_s: float = 8.0
     """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
 
@@ -182,7 +186,8 @@ class StoreConfig:
             _check_number("max_in_flight", self.max_in_flight, 1, 4096)
         _check_number("max_in_flight_cap", self.max_in_flight_cap, 1, 4096)
         _check_number("max_attempts", self.max_attempts, 1, 1000)
-        for name in ("retry_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "keep_alive_s"):
+        waits = ("retry_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "commit_timeout_s")
+        for name in (*waits, "keep_alive_s"):
             _check_number(name, getattr(self, name), 0.01, 86_400, " s", whole=False)
 
     @property

@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::Read;
 use crate::store::ObjectStore;
 use crate::transfer::{Attempts, Lateness, Metrics, Pace, Permit, Permits, Policy, Quota, idle, within};
-use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
+use crate::types::{Condition, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions, Upload, Version};
 use crate::upload::of_changed_memory;
 use crate::url::ObjectUrl;
 
@@ -308,6 +308,17 @@ impl Client {
         loop {
             match self.ask(Operation::Abort, &upload.key, self.store.abort(upload)).await {
                 Ok(()) => return Ok(()),
+                Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
+    /// The version of the object that a commit of `upload` made, if it did: asked when the commit's answer was lost.
+    pub(crate) async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>> {
+        let mut attempts = self.attempts();
+        loop {
+            match self.ask(Operation::Head, &upload.key, self.store.committed(upload, parts)).await {
+                Ok(version) => return Ok(version),
                 Err(error) => attempts.failed(error).await?,
             }
         }

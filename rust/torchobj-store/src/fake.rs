@@ -16,7 +16,12 @@ pub(crate) struct Fake {
 impl Fake {
     /// A server whose answers are made by `answer`; to an empty one the connection is kept open in silence.
     pub(crate) async fn start(answer: impl FnMut(&str) -> String + Send + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        Self::start_at("127.0.0.1:0", answer).await
+    }
+
+    /// The same, at an address.
+    pub(crate) async fn start_at(address: &str, answer: impl FnMut(&str) -> String + Send + 'static) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let heads = Arc::new(Mutex::new(Vec::new()));
         let (kept, answer) = (heads.clone(), Arc::new(Mutex::new(answer)));

@@ -37,6 +37,7 @@ class FaultAction(TypedDict, total=False):
     cut_head: int
     replace_body: str
     gzip: bool
+    white_space_s: float
     corrupt_byte_at: int
     shorter_length: int
     cut_body: int | float

@@ -49,6 +49,8 @@ class Action:
     http_1_0: bool = False
     garbage_head: bool = False
     cut_head: int | None = None
+    # Chunked, with so many seconds of white space before the body, as S3 answers a CompleteMultipartUpload.
+    white_space_s: float = 0.0
     # To the answer's body.
     replace_body: str | None = None
     gzip: bool = False
@@ -113,6 +115,7 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
     "cut_head": _is_count,
     "replace_body": _is_text,
     "gzip": _is_bool,
+    "white_space_s": _is_amount,
     "corrupt_byte_at": _is_count,
     "shorter_length": _is_count,
     # A whole number counts bytes; a fraction is of the body.

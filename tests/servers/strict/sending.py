@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from .exchange import Response
@@ -143,6 +143,8 @@ async def send(
     if action.informational is not None:
         peer.write(informational(action.informational))
     await peer.pause(action.delay_first_byte_s)
+    if action.white_space_s:
+        action = replace(action, chunked=True)
     response = _damaged(response, action)
     record.status = response.status
     peer.write(_head_of(response, action, _framing_of(response, action, has_body=has_body, keep_open=keep_open)))
@@ -158,6 +160,8 @@ async def send(
 
 
 async def _send_body(peer: Peer, body: memoryview, action: Action, record: RequestRecord) -> None:
+    if action.white_space_s:
+        body = await _send_white_space(peer, body, action.white_space_s)
     sent_bytes = _bytes_to_send(action, len(body))
     for block in _blocks(body, action, sent_bytes):
         await peer.pause(block.pause_s)
@@ -169,3 +173,13 @@ async def _send_body(peer: Peer, body: memoryview, action: Action, record: Reque
         await peer.pause(action.stall_s)
     if action.cut_body is None:
         peer.write(b"0\r\n\r\n" if action.chunked else b"", b"\xee" * action.longer_body)
+
+
+async def _send_white_space(peer: Peer, body: memoryview, duration_s: float) -> memoryview:
+    """Sends the XML declaration and white space behind it, in chunks; returns what of the body is left."""
+    declaration = bytes(body[: bytes(body).find(b"?>") + 2]) if bytes(body[:5]) == b"<?xml" else b" "
+    peer.write(b"%x\r\n" % len(declaration), declaration, b"\r\n")
+    for _ in range(int(duration_s * _DRIPS_PER_S)):
+        await peer.pause(1 / _DRIPS_PER_S)
+        peer.write(b"1\r\n \r\n")
+    return body[len(declaration) :] if declaration != b" " else body

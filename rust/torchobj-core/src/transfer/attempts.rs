@@ -153,6 +153,13 @@ impl<'a> Attempts<'a> {
         Ok(())
     }
 
+    /// The last attempt failed and is the last one, because the time for all of them is over.
+    #[must_use]
+    pub fn given_up(&mut self, error: Error) -> Error {
+        self.total += 1;
+        self.last(error)
+    }
+
     fn retried(&self) {
         if let Some((_, metrics)) = self.told {
             metrics.retried();

@@ -27,6 +27,8 @@ pub struct Policy {
     pub first_byte_timeout: Duration,
     /// Between two arrivals of bytes, or two departures.
     pub idle_timeout: Duration,
+    /// For all attempts to commit one upload in parts, however often the store sends white space meanwhile.
+    pub commit_timeout: Duration,
 }
 
 impl Default for Policy {
@@ -47,6 +49,8 @@ impl Default for Policy {
             retry_timeout: Duration::from_secs(180),
             first_byte_timeout: Duration::from_secs(30),
             idle_timeout: Duration::from_secs(20),
+            // S3 assembles parts before it answers: "several minutes" (API reference, "CompleteMultipartUpload").
+            commit_timeout: Duration::from_secs(900),
         }
     }
 }

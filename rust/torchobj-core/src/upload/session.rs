@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::plan;
 use crate::client::Client;
@@ -13,9 +13,6 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::runtime::clean_up;
 use crate::transfer::{idle, within};
 use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
-
-/// S3 assembles parts before it answers: "several minutes" (API reference, "CompleteMultipartUpload").
-const COMMIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a failed upload may keep its caller waiting to be cleaned up.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -124,40 +121,46 @@ impl Session {
             self.part_done().await?;
         }
         self.receipts.sort_by_key(|receipt| receipt.number);
-        let (store, upload) = (self.client.store(), &*self.upload);
+        let (store, upload, policy) = (self.client.store(), &*self.upload, self.client.policy());
+        let silence = policy.first_byte_timeout.max(policy.idle_timeout);
+        let deadline = Instant::now() + policy.commit_timeout;
         let mut attempts = self.client.attempts();
         loop {
             let permit = self.client.permit().await;
-            let error = match within(COMMIT_TIMEOUT, store.commit(upload, &self.receipts, condition)).await {
-                Some(Ok(version)) => return Ok(version),
-                Some(Err(error)) => error,
-                None => self.client.silence(Operation::Commit, &upload.key, "no answer in time"),
+            // A store may send white space for minutes while it assembles the parts: only silence ends an attempt early.
+            let commit = idle(silence, store.commit(upload, &self.receipts, condition));
+            let error = match timeout_at(deadline, commit).await {
+                Ok(Some(Ok(version))) => return Ok(version),
+                Ok(Some(Err(error))) => error,
+                Ok(None) => {
+                    let message = format!("the store sent nothing for {} s", silence.as_secs_f64());
+                    log::warn!("commit {}: {message}", store.url(&upload.key));
+                    self.client.silence(Operation::Commit, &upload.key, &message)
+                }
+                Err(_) => {
+                    let message = format!("no result within commit_timeout_s={}", policy.commit_timeout.as_secs_f64());
+                    let error = self.client.silence(Operation::Commit, &upload.key, &message);
+                    return self.settle(attempts.given_up(error)).await;
+                }
             };
             drop(permit);
-            // An answer was lost, and now the upload is gone: perhaps it is the object already.
-            if attempts.outcome_unknown()
-                && matches!(error.kind(), ErrorKind::UploadGone | ErrorKind::Precondition)
-                && let Some(version) = store.committed(upload, &self.receipts).await?
-            {
-                return Ok(version);
-            }
-            if let Err(error) = attempts.failed(error).await {
-                return self.settle(error, attempts.outcome_unknown()).await;
+            match attempts.failed(error).await {
+                Ok(()) => {}
+                // An earlier answer was lost: where the upload is gone now, it may be the object already.
+                Err(error) if attempts.outcome_unknown() => return self.settle(error).await,
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// The last word on a commit that failed with `error`: where the store may have done it all the same, it is asked.
-    async fn settle(&self, error: Error, outcome_unknown: bool) -> Result<Version> {
-        if !outcome_unknown {
-            return Err(error);
-        }
+    /// Asks the store whether the commit that failed with `error` made the object all the same.
+    async fn settle(&self, error: Error) -> Result<Version> {
         let limit = self.client.policy().first_byte_timeout;
-        match within(limit, self.client.store().committed(&self.upload, &self.receipts)).await {
+        match within(limit, self.client.committed(&self.upload, &self.receipts)).await {
             Some(Ok(Some(version))) => Ok(version),
             Some(Ok(None)) => Err(error),
             Some(Err(_)) | None => {
-                Err(error.with_hint("whether the object was replaced is not known: look before you retry"))
+                Err(error.with_hint("it is not known whether the object was written: check before you retry"))
             }
         }
     }

@@ -4,13 +4,29 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::Duration;
 
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::ObjectStore;
+use torchobj_core::transfer::within;
 use torchobj_core::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
 
 use super::write::{Temporary, blocked_by_a_file};
 use super::{FileStore, TEMPORARY, modified_ms};
+
+/// Well below any limit on silence.
+const AWAKE_EVERY: Duration = Duration::from_millis(100);
+
+/// Wakes the caller again and again while a file system works: flushing a large file takes minutes, and is no silence.
+async fn kept_awake<T>(every: Duration, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    loop {
+        if let Some(done) = within(every, work.as_mut()).await {
+            return done;
+        }
+    }
+}
 
 /// The first line of the temporary file's companion: which key it becomes.
 fn note_path(temporary: &Path) -> PathBuf {
@@ -100,7 +116,7 @@ impl FileStore {
             fs::remove_file(note_path(&path))?;
             Ok(version)
         };
-        self.or_gone(operation, upload, self.blocking(operation, &upload.key, commit).await)
+        self.or_gone(operation, upload, kept_awake(AWAKE_EVERY, self.blocking(operation, &upload.key, commit)).await)
     }
 
     pub(super) async fn abort_upload(&self, upload: &Upload) -> Result<()> {
@@ -144,5 +160,23 @@ impl FileStore {
             }
         };
         self.blocking(Operation::ListUploads, prefix, list).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Poll;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_system_that_flushes_for_minutes_is_not_silent() {
+        let mut left = 3;
+        // It is never woken by what it waits for.
+        let flush = std::future::poll_fn(|_| {
+            left -= 1;
+            if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        kept_awake(Duration::from_millis(1), flush).await;
     }
 }

@@ -1,5 +1,6 @@
 //! What the buckets of one configuration share: connections, credentials, the SDK's configuration, and the clock.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -32,11 +33,17 @@ use crate::http::{Dialer, Pool};
 /// Where an endpoint knows no regions, signatures name this one: FlashBlade, SwiftStack, MinIO and Ceph take it.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
 
-/// A key of SSE-C, as its three headers want it.
-#[derive(Clone, Debug)]
+/// A key of SSE-C, as its three headers want it. It is in no `Debug`.
+#[derive(Clone)]
 pub(super) struct CustomerKey {
     pub(super) key: String,
     pub(super) md5: String,
+}
+
+impl fmt::Debug for CustomerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CustomerKey").finish_non_exhaustive()
+    }
 }
 
 /// One configuration, and everything that its buckets share.
@@ -52,8 +59,8 @@ pub struct Account {
     skew_s: AtomicI64,
 }
 
-/// What the environment says.
-#[derive(Debug)]
+/// What the environment says. The SDK's part is in no `Debug`: it shows the properties of profiles, secret keys among
+/// them.
 pub(super) struct Environment {
     pub(super) sdk: SdkConfig,
     /// `None` when requests are not signed.
@@ -61,6 +68,16 @@ pub(super) struct Environment {
     pub(super) endpoint_url: Option<String>,
     /// `None`: to be found out.
     pub(super) region: Option<String>,
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { endpoint_url, region, .. } = self;
+        f.debug_struct("Environment")
+            .field("endpoint_url", endpoint_url)
+            .field("region", region)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Account {
@@ -90,6 +107,28 @@ impl Account {
         let pool = Pool::new(dialer);
         let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));
         Self { config, pool, wire, environment, customer_key, skew_s }
+    }
+
+    /// An account with credentials of a test, in place of the environment's.
+    #[cfg(test)]
+    pub(super) fn of(config: S3Config, customer_key: Option<CustomerKey>, identity: super::sign::Identity) -> Self {
+        use aws_credential_types::provider::SharedCredentialsProvider;
+        let super::sign::Identity { access_key, secret_key, session_token } = identity;
+        let keys = aws_credential_types::Credentials::new(access_key, secret_key, session_token, None, "test");
+        let provider = SharedCredentialsProvider::new(keys);
+        let same = provider.clone();
+        let source =
+            move || -> Pin<Box<dyn Future<Output = _> + Send>> { Box::pin(std::future::ready(Some(same.clone()))) };
+        let environment = Environment {
+            sdk: SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build(),
+            credentials: Some(Arc::new(Credentials::new(provider, Box::new(source)))),
+            endpoint_url: config.endpoint_url.clone(),
+            region: Some(DEFAULT_REGION.to_owned()),
+        };
+        let dialer = Arc::new(Dialer::new(&config.http).expect("the environment of a test has no odd proxy"));
+        let account = Self::over(dialer, config, customer_key);
+        account.environment.set(environment).expect("it was made just above");
+        account
     }
 
     /// What the environment says, asked once.

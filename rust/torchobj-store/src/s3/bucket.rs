@@ -1,5 +1,6 @@
 //! One bucket: where it is, and what signs for it. What can be asked of it stands in the rooms beside.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock, RwLock};
 
 use tokio::sync::Mutex;
@@ -26,14 +27,21 @@ pub(super) struct Bucket {
     by_sdk: OnceLock<bool>,
 }
 
-/// What was found out.
-#[derive(Debug, Default)]
+/// What was found out. The SDK's client is in no `Debug`: it shows where credentials come from.
+#[derive(Default)]
 struct Known {
     /// The region that the store itself told.
     region: Option<String>,
     address: Option<Arc<Address>>,
     signing: Option<Signing>,
     sdk: Option<aws_sdk_s3::Client>,
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { region, address, .. } = self;
+        f.debug_struct("Known").field("region", region).field("address", address).finish_non_exhaustive()
+    }
 }
 
 impl Bucket {

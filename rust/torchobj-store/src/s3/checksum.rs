@@ -33,6 +33,15 @@ impl Algorithm {
         }
     }
 
+    /// The element that carries it in XML.
+    pub(super) fn element(self) -> &'static str {
+        match self {
+            Self::Crc64Nvme => "ChecksumCRC64NVME",
+            Self::Crc32C => "ChecksumCRC32C",
+            Self::Crc32 => "ChecksumCRC32",
+        }
+    }
+
     /// Of the bytes of `payload`.
     pub(super) fn of(self, payload: &Payload) -> u64 {
         if let (Self::Crc32, Some(known)) = (self, payload.crc32()) {

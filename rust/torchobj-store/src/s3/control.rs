@@ -1,4 +1,4 @@
-//! What is rare, through the SDK: uploads begun, committed, aborted and listed; objects deleted.
+//! What is rare, through the SDK: uploads begun, aborted and listed; objects deleted.
 
 use aws_sdk_s3::error::SdkError;
 use aws_sdk_s3::types::{
@@ -70,8 +70,8 @@ impl Bucket {
         Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, crc32: options.crc32 })
     }
 
-    /// CompleteMultipartUpload.
-    pub(super) async fn commit(
+    /// CompleteMultipartUpload, for what only the SDK signs.
+    pub(super) async fn sdk_commit(
         &self,
         upload: &Upload,
         parts: &[PartReceipt],

@@ -8,7 +8,7 @@ use aws_sdk_s3::types::{RequestPayer, StorageClass};
 use futures_util::StreamExt;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::runtime::clean_up;
-use torchobj_core::transfer::{Attempts, Policy, Quota, within};
+use torchobj_core::transfer::{Attempts, Policy, Quota, idle, within};
 use torchobj_core::types::{Condition, ObjectHead, PartReceipt, PutOptions, Upload, Version};
 use torchobj_core::url::ObjectUrl;
 
@@ -156,19 +156,24 @@ impl Bucket {
     /// Makes the parts the object. An answer that was lost may have been a success, which a second attempt cannot see.
     async fn commit_copy(&self, upload: &Upload, parts: &[PartReceipt], quota: &Quota) -> Result<Version> {
         let policy = policy();
+        let limit = policy.first_byte_timeout;
         let mut attempts = Attempts::new(&policy, quota);
         loop {
-            let error = match self.commit(upload, parts, &Condition::Always).await {
-                Ok(version) => return Ok(version),
-                Err(error) => error,
+            let error = match idle(limit, self.commit(upload, parts, &Condition::Always)).await {
+                Some(Ok(version)) => return Ok(version),
+                Some(Err(error)) => error,
+                None => {
+                    let message = format!("the store sent nothing for {} s", limit.as_secs_f64());
+                    self.error(ErrorKind::Timeout, Operation::Commit, Some(&upload.key), &message)
+                }
             };
+            let Err(error) = attempts.failed(error).await else { continue };
             if attempts.outcome_unknown()
-                && error.kind() == ErrorKind::UploadGone
-                && let Some(version) = self.committed(upload).await?
+                && let Some(Ok(Some(version))) = within(limit, self.committed(upload)).await
             {
                 return Ok(version);
             }
-            attempts.failed(error).await?;
+            return Err(error);
         }
     }
 

@@ -55,7 +55,8 @@ struct Loading {
 
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials").field("provider", &self.provider).finish_non_exhaustive()
+        // The SDK's providers show the files that they read.
+        f.debug_struct("Credentials").finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Percent-encoding as S3 signs it. Knows nothing of requests.
+//! Percent-encoding as S3 signs it, and text of servers as messages show it. Knows nothing of requests.
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
@@ -62,6 +62,19 @@ pub(crate) fn decode_listed(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
+/// Text of a server as a message or a log may show it: on one line, without control characters, and not for ever.
+pub(super) fn shown(text: &str) -> String {
+    const MOST_BYTES: usize = 300;
+    let mut shown = String::new();
+    for letter in text.chars() {
+        if shown.len() >= MOST_BYTES {
+            return shown + "...";
+        }
+        if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+    }
+    shown
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +92,14 @@ mod tests {
         assert_eq!(decode_listed("a%2"), None);
         assert_eq!(decode_listed("a%zz"), None);
         assert_eq!(decode_listed("%FF"), None);
+    }
+
+    #[test]
+    fn text_of_a_server_is_shown_on_one_line_and_cut() {
+        assert_eq!(shown("plain é \"x\""), "plain é \"x\"");
+        assert_eq!(shown("a\r\nWARNING forged\u{1b}[2J"), "a\\r\\nWARNING forged\\u{1b}[2J");
+        let long = shown(&"x".repeat(100_000));
+        assert!(long.len() == 303 && long.ends_with("..."), "{}", long.len());
     }
 
     proptest! {

@@ -8,17 +8,21 @@ use torchobj_core::error::Result;
 
 use super::account::{Account, Environment, misconfigured};
 use super::encode;
+use super::redirect::Redirect;
 use crate::config::Addressing;
 use crate::http::{Line, Target};
 
 /// Where requests for a bucket go, and what their signatures name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Address {
     pub(super) line: Arc<Line>,
     /// What the `Host` header says.
     pub(super) host: String,
     /// What paths begin with: `/`, `/bucket/`, or more.
     pub(super) path: Vec<u8>,
+    /// The host of the store, without the bucket.
+    pub(super) endpoint_host: String,
+    pub(super) bucket_in_host: bool,
     pub(super) region: String,
     pub(super) service: String,
     /// Signatures are such as we cannot make (S3 Express, SigV4A): the SDK makes these requests.
@@ -55,6 +59,12 @@ impl Account {
                 "addressing_style=\"virtual\": bucket {bucket:?} cannot be part of a host"
             )));
         }
+        let configured: Option<Uri> = environment.endpoint_url.as_deref().and_then(|url| url.parse().ok());
+        let endpoint_host = match configured.as_ref().and_then(Uri::host) {
+            Some(endpoint) => endpoint.to_owned(),
+            None => host.strip_prefix(&format!("{bucket}.")).unwrap_or(&host).to_owned(),
+        };
+        let bucket_in_host = host == format!("{bucket}.{endpoint_host}");
         let target = Target { host, port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }), tls };
         let mut path = uri.path().as_bytes().to_vec();
         if path.last() != Some(&b'/') {
@@ -68,6 +78,8 @@ impl Account {
             host: target.host_header(),
             line: self.pool.line(&target),
             path,
+            endpoint_host,
+            bucket_in_host,
             region: property("signingRegion").unwrap_or_else(|| region.to_owned()),
             service: property("signingName").unwrap_or_else(|| "s3".to_owned()),
             sdk_only,
@@ -76,6 +88,19 @@ impl Account {
 }
 
 impl Address {
+    /// The same bucket under another name of its store.
+    pub(super) fn redirected(&self, redirect: Redirect, bucket: &str, line: Arc<Line>) -> Self {
+        let mut path = self.path.clone();
+        let in_path = format!("{bucket}/");
+        match (self.bucket_in_host, redirect.bucket_in_host) {
+            (true, false) => path.extend_from_slice(in_path.as_bytes()),
+            (false, true) if path.ends_with(in_path.as_bytes()) => path.truncate(path.len() - in_path.len()),
+            _ => {}
+        }
+        let (host, bucket_in_host) = (redirect.target.host_header(), redirect.bucket_in_host);
+        Self { line, host, path, bucket_in_host, ..self.clone() }
+    }
+
     /// The path of `key`, or of the bucket.
     pub(super) fn path_of(&self, key: Option<&str>) -> Vec<u8> {
         let mut path = self.path.clone();

@@ -1,14 +1,15 @@
 //! S3, and what speaks like it.
 //!
 //! An [`Account`] is a configuration and what its buckets share; an [`S3Store`] is one bucket. The hot path is ours:
-//! `endpoint` says where the bucket is, `request` signs (`sign`, `encode`) and asks, `get`, `put` and `list` say what;
-//! `answer` and `xml` read what comes back. The control path is the SDK's: `control` for what is rare, `sdk` for
+//! `endpoint` says where the bucket is, `request` signs (`sign`, `encode`), asks and follows (`redirect`), `get`, `put`,
+//! `list` and `commit` say what; `answer` and `xml` read what comes back. The control path is the SDK's: `control` for what is rare, `sdk` for
 //! everything when we cannot sign or were told not to; both over our own connections (`wire`).
 
 mod account;
 mod answer;
 mod bucket;
 mod checksum;
+mod commit;
 mod control;
 mod copy;
 mod credentials;
@@ -17,6 +18,7 @@ mod endpoint;
 mod get;
 mod list;
 mod put;
+mod redirect;
 mod request;
 mod sdk;
 pub mod sign;

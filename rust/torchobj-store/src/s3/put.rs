@@ -135,7 +135,7 @@ impl Bucket {
     }
 }
 
-fn condition_header(condition: &Condition) -> Option<(&str, Cow<'_, str>)> {
+pub(super) fn condition_header(condition: &Condition) -> Option<(&str, Cow<'_, str>)> {
     match condition {
         Condition::Always => None,
         Condition::Absent => Some(("if-none-match", Cow::Borrowed("*"))),

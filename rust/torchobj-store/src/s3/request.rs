@@ -1,7 +1,6 @@
 //! One request to a bucket, signed, and its answer or its error. The hot path: every GET, HEAD, LIST, PUT and part.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::Payload;
@@ -9,8 +8,10 @@ use torchobj_core::types::Payload;
 use super::Bucket;
 use super::answer::{self, ServerError};
 use super::encode;
-use super::sign::{Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
-use crate::http::{Failure, Framing, Lease, Line, Proxy, Target};
+use super::endpoint::Address;
+use super::redirect;
+use super::sign::{self, Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
+use crate::http::{Failure, Framing, Lease, Line, Proxy};
 
 /// Errors of S3 are a few hundred bytes; a proxy's page of HTML is not read to its end.
 const LARGEST_ERROR_BYTES: usize = 64 << 10;
@@ -58,28 +59,28 @@ impl Bucket {
         let address = self.address(ask.operation).await?;
         let signer = self.signer(ask.operation, &address).await?;
         let skew_s = self.account.skew_s();
-        let path = address.path_of(ask.key);
-        let mut elsewhere: Option<(Arc<Line>, String)> = None;
+        let mut elsewhere: Option<Address> = None;
         for _ in 0..=MOST_REDIRECTS {
-            let (line, host) = match &elsewhere {
-                None => (&address.line, address.host.as_str()),
-                Some((line, host)) => (line, host.as_str()),
-            };
-            let head = self.head_of(ask, line, host, &path, signer.as_ref().map(|(signer, _)| &**signer))?;
+            let at = elsewhere.as_ref().unwrap_or(&address);
+            let head = self.head_of(ask, at, signer.as_ref().map(|(signer, _)| &**signer))?;
             let failed = |failure| self.failure(ask.operation, ask.key, failure);
-            let mut lease = line.lease().await.map_err(failed)?;
+            let mut lease = at.line.lease().await.map_err(failed)?;
             let bodiless = ask.method == "HEAD";
             let status = lease.connection().exchange(&head, ask.payload.pieces(), bodiless).await.map_err(failed)?;
             match status {
                 200..=299 => return Ok(Answer { lease, status }),
                 307 | 308 if lease.answer().header("location").is_some() => {
                     let location = lease.answer().header("location").unwrap_or_default();
-                    let target = redirected(location, line.target());
-                    let target = target.ok_or_else(|| {
-                        let message = format!("a redirect to {location:?}, which is no URL");
-                        self.error(ErrorKind::Protocol, ask.operation, ask.key, &message)
+                    let (target, endpoint) = (at.line.target(), &at.endpoint_host);
+                    let redirect = redirect::resolve(location, target, endpoint, &self.name, at.bucket_in_host);
+                    let redirect = redirect.map_err(|problem| {
+                        let error = self.error(ErrorKind::InvalidRequest, ask.operation, ask.key, &problem);
+                        error
+                            .with_status(status, None)
+                            .with_hint("where that is the store itself, set endpoint_url to it")
                     })?;
-                    elsewhere = Some((self.account.pool.line(&target), target.host_header()));
+                    let line = self.account.pool.line(&redirect.target);
+                    elsewhere = Some(at.redirected(redirect, &self.name, line));
                 }
                 _ => {
                     let used = Used { region: &address.region, skew_s, generation: signer.map(|(_, number)| number) };
@@ -91,7 +92,8 @@ impl Bucket {
     }
 
     /// The head of the request, as it is sent. A value that would end its line, and begin another header, is refused.
-    fn head_of(&self, ask: &Ask<'_>, line: &Line, host: &str, path: &[u8], signer: Option<&Signer>) -> Result<Vec<u8>> {
+    fn head_of(&self, ask: &Ask<'_>, address: &Address, signer: Option<&Signer>) -> Result<Vec<u8>> {
+        let (host, path) = (address.host.as_str(), &*address.path_of(ask.key));
         let refuse = |name: &str| self.refused_header(ask.operation, ask.key, name);
         let time = Timestamp::new(self.account.now());
         let mut query = Vec::new();
@@ -101,11 +103,13 @@ impl Bucket {
             query.push(b'=');
             encode::query_into(&mut query, value);
         }
+        // The document of a POST has no checksum of its own.
+        let payload_hash = (ask.method == "POST").then(|| sign::payload_hash(ask.payload.pieces()));
         let mut headers: Vec<(&str, &str)> = Vec::with_capacity(ask.headers.len() + 6);
         headers.push(("host", host));
         headers.extend(ask.headers.iter().map(|(name, value)| (*name, &**value)));
         if let Some(signer) = signer {
-            headers.push(("x-amz-content-sha256", UNSIGNED_PAYLOAD));
+            headers.push(("x-amz-content-sha256", payload_hash.as_deref().unwrap_or(UNSIGNED_PAYLOAD)));
             headers.push(("x-amz-date", time.as_str()));
             headers.extend(signer.session_token().map(|token| ("x-amz-security-token", token)));
         }
@@ -114,12 +118,12 @@ impl Bucket {
         }
         let signed = |(name, _): &&(&str, &str)| *name == "host" || name.starts_with("x-amz-");
         let mut out = Vec::with_capacity(640);
-        push_request_line(&mut out, line, ask.method, host, path, &query);
+        push_request_line(&mut out, &address.line, ask.method, host, path, &query);
         for (name, value) in &headers {
             push_header(&mut out, name, value).map_err(refuse)?;
         }
         push_header(&mut out, "user-agent", concat!("torchobj/", env!("CARGO_PKG_VERSION"))).map_err(refuse)?;
-        if ask.method == "PUT" {
+        if matches!(ask.method, "PUT" | "POST") {
             push_header(&mut out, "content-length", &ask.payload.len().to_string()).map_err(refuse)?;
         }
         if let Some(signer) = signer {
@@ -259,19 +263,6 @@ fn push_header<'a>(out: &mut Vec<u8>, name: &'a str, value: &str) -> Result<(), 
     Ok(())
 }
 
-/// Where a `Location` leads: its host, or the same one when it names none.
-fn redirected(location: &str, from: &Target) -> Option<Target> {
-    let uri: http::Uri = location.parse().ok()?;
-    let Some(host) = uri.host() else { return Some(from.clone()) };
-    let tls = match uri.scheme_str() {
-        Some("https") => true,
-        // Never from a secret channel to an open one.
-        Some("http") if !from.tls => false,
-        _ => return None,
-    };
-    Some(Target { host: host.to_owned(), port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }), tls })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,13 +277,5 @@ mod tests {
         let mut out = Vec::new();
         push_header(&mut out, "cache-control", "a\tb ü").unwrap();
         assert_eq!(out, "cache-control: a\tb ü\r\n".as_bytes());
-    }
-
-    #[test]
-    fn a_redirect_never_leaves_tls() {
-        let from = Target { host: "a".into(), port: 443, tls: true };
-        assert_eq!(redirected("https://b:9/x", &from), Some(Target { host: "b".into(), port: 9, tls: true }));
-        assert_eq!(redirected("/other/path", &from), Some(from.clone()));
-        assert_eq!(redirected("http://b/x", &from), None);
     }
 }

@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::RwLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
@@ -188,8 +189,20 @@ fn digest(request: &Canonical<'_>) -> [u8; 32] {
         hash.update(name.as_bytes());
     }
     hash.update(b"\n");
-    hash.update(UNSIGNED_PAYLOAD.as_bytes());
+    let payload = request.headers.iter().find(|(name, _)| *name == "x-amz-content-sha256");
+    hash.update(payload.map_or(UNSIGNED_PAYLOAD, |(_, hash)| hash).as_bytes());
     hash.finalize().into()
+}
+
+/// What `x-amz-content-sha256` says of a short body, so that it is signed too.
+pub(super) fn payload_hash(pieces: &[Bytes]) -> String {
+    let mut hash = Sha256::new();
+    for piece in pieces {
+        hash.update(piece);
+    }
+    let mut hex = [0; 64];
+    hex_into(&mut hex, &hash.finalize());
+    String::from_utf8_lossy(&hex).into_owned()
 }
 
 /// A header's value without outer spaces, and inner runs of spaces made one.

@@ -1,0 +1,159 @@
+//! Commits of uploads in parts whose answer is late, slow, an error in the end, or never there. These need Python:
+//! `make rust` runs them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+mod server;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use server::Server;
+use torchobj_core::client::Client;
+use torchobj_core::conformance::pattern;
+use torchobj_core::error::{Error, ErrorKind};
+use torchobj_core::read::Read;
+use torchobj_core::transfer::Policy;
+use torchobj_core::types::PutOptions;
+use torchobj_store::config::S3Config;
+
+const BODY_BYTES: usize = 6 << 20;
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// For what is to end at all, on a machine that is busy.
+const LONG: Duration = Duration::from_secs(60);
+
+fn policy(commit_timeout_s: u64) -> Policy {
+    Policy {
+        part_bytes: 5 << 20,
+        whole_below_bytes: 5 << 20,
+        max_attempts: 3,
+        first_byte_timeout: SILENCE,
+        idle_timeout: SILENCE,
+        commit_timeout: Duration::from_secs(commit_timeout_s),
+        ..Policy::default()
+    }
+}
+
+struct Bench {
+    server: Server,
+    /// One over our own connections, and one through the SDK.
+    clients: [Arc<Client>; 2],
+}
+
+impl Bench {
+    fn new(name: &str, commit_timeout_s: u64) -> Self {
+        let server = Server::start("strict", &[]);
+        let ours = server.bucket(name, server.config(), policy(commit_timeout_s));
+        let sdk = S3Config { force_sdk: true, ..server.config() };
+        let sdk = server.client(name, sdk, policy(commit_timeout_s));
+        Self { server, clients: [ours, sdk] }
+    }
+
+    fn faults(&self, rules: &Value) {
+        self.server.control("POST", "faults", rules);
+        self.server.control("DELETE", "requests", &Value::Null);
+    }
+
+    fn commits(&self) -> usize {
+        let requests = self.server.control("GET", "requests", &Value::Null);
+        let commit = |request: &&Value| request["operation"] == "CompleteMultipartUpload";
+        requests.as_array().unwrap().iter().filter(commit).count()
+    }
+
+    /// Writes an object in parts whose commits meet `action`, the first `times` of them, and reads it.
+    async fn written(&self, client: &Arc<Client>, action: &Value, times: u32) -> usize {
+        self.faults(&json!([{"operation": "CompleteMultipartUpload", "times": times, "action": action}]));
+        let body = pattern(BODY_BYTES, u64::from(times));
+        let options = PutOptions::default();
+        let put = client.put("k", body.clone().into(), &options);
+        let put = tokio::time::timeout(LONG, put).await.unwrap_or_else(|_| panic!("{action}: it waits"));
+        put.unwrap_or_else(|error| panic!("{action}: {error}"));
+        let commits = self.commits();
+        assert!(client.get(Read::whole("k")).await.unwrap().buffer.as_slice() == body, "{action}");
+        commits
+    }
+
+    /// The error of a write in parts.
+    async fn refused(&self, client: &Arc<Client>, rules: &Value) -> Error {
+        self.faults(rules);
+        let started = Instant::now();
+        let options = PutOptions::default();
+        let put = client.put("k", pattern(BODY_BYTES, 1).into(), &options);
+        let put = tokio::time::timeout(LONG, put).await.unwrap_or_else(|_| panic!("{rules}: it waits"));
+        let error = put.expect_err("the commit cannot have succeeded");
+        assert!(error.to_string().starts_with("commit s3://"), "{error} after {:?}", started.elapsed());
+        error
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_commit_that_is_never_answered_is_tried_again_after_a_silence() {
+    let bench = Bench::new("silent", 50);
+    for client in &bench.clients {
+        for action in [json!({"delay_first_byte_s": 3600, "status": 500}), json!({"delay_first_byte_s": 3600})] {
+            assert_eq!(bench.written(client, &action, 1).await, 2, "{action}");
+        }
+        let silent =
+            json!([{"operation": "CompleteMultipartUpload", "action": {"delay_first_byte_s": 3600, "status": 500}}]);
+        let error = bench.refused(client, &silent).await;
+        assert_eq!((error.kind(), error.attempts()), (ErrorKind::Timeout, 3), "{error}");
+        assert!(error.to_string().contains("sent nothing for 1 s"), "{error}");
+    }
+    assert!(bench.clients[0].uploads("").await.unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn white_space_keeps_a_commit_waiting_for_its_document() {
+    let bench = Bench::new("spaces", 50);
+    for client in &bench.clients {
+        assert_eq!(bench.written(client, &json!({"white_space_s": 3}), 1).await, 1);
+        let error = json!({"white_space_s": 2, "error_in_200": "InternalError"});
+        assert_eq!(bench.written(client, &error, 1).await, 2);
+        assert_eq!(bench.written(client, &json!({"white_space_s": 0.2, "cut_body": 0.5}), 1).await, 2);
+        // Silence within white space is silence.
+        assert_eq!(
+            bench.written(client, &json!({"white_space_s": 0.2, "stall_body_at": 1, "stall_s": 3600}), 1).await,
+            2
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_commit_has_an_end_however_often_white_space_comes() {
+    let bench = Bench::new("endless", 3);
+    for client in &bench.clients {
+        let endless =
+            json!([{"operation": "CompleteMultipartUpload", "action": {"white_space_s": 3600, "status": 500}}]);
+        let error = bench.refused(client, &endless).await;
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("no result within commit_timeout_s=3"), "{error}");
+        // The server did it, and goes on with white space: the object is there.
+        assert_eq!(bench.written(client, &json!({"white_space_s": 3600}), 3).await, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_question_after_a_lost_answer_has_a_limit_and_never_replaces_the_error() {
+    let bench = Bench::new("lost", 50);
+    for client in &bench.clients {
+        for head in [json!({"delay_first_byte_s": 3600}), json!({"status": 403}), json!({"status": 404})] {
+            // Of several lost answers the last error is a reset; after one, the upload is gone.
+            for (times, kind) in [(None, ErrorKind::Reset), (Some(1), ErrorKind::UploadGone)] {
+                let rules = json!([
+                    {"operation": "CompleteMultipartUpload", "times": times, "action": {"lose_response": true}},
+                    {"operation": "HeadObject", "action": head},
+                ]);
+                let error = bench.refused(client, &rules).await;
+                assert_eq!(error.kind(), kind, "{head}: {error}");
+                let unknown = error.to_string().contains("it is not known whether the object was written");
+                assert_eq!(unknown, head["status"] != 404, "{head}: {error}");
+            }
+        }
+    }
+}
