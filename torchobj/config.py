@@ -6,6 +6,7 @@ Credentials are never part of a configuration: they come from where the AWS SDKs
 import dataclasses
 import math
 import os
+import re
 from pathlib import Path
 from types import NoneType
 from typing import Literal
@@ -20,6 +21,14 @@ AddressingStyle = Literal["auto", "path", "virtual"]
 ChecksumAlgorithm = Literal["auto", "crc64nvme", "crc32c", "none"]
 Encryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
 KeyRules = Literal["any", "path"]
+
+
+#: 32 bytes in Base64 or in hexadecimal.
+_KEY = re.compile(r"\s*([A-Za-z0-9+/_-]{43}=|[0-9A-Fa-f]{64})\s*")
+
+
+def _is_region(region: str | None) -> bool:
+    return region is None or re.fullmatch(r"[A-Za-z0-9._-]{1,64}", region) is not None
 
 
 def _check(name: str, value: object, allowed: str, *, ok: bool) -> None:
@@ -74,9 +83,9 @@ class StoreConfig:
     """Encryption of what is written: SSE-S3, SSE-KMS, or KMS in two layers. None: as the bucket says."""
     kms_key_id: str | None = None
     """Key of SSE-KMS. None: the account's own."""
-    customer_key_file: str | Path | None = None
+    customer_key_file: str | Path | None = dataclasses.field(default=None, repr=False)
     """File with the 32 bytes, raw or in Base64, of the key of SSE-C. The file is read in each process; the key is in no
-    pickle and in no log."""
+    pickle and in no log. Not shown, lest a key that is given in place of its file be shown."""
     storage_class: str | None = None
     """Storage class of what is written, as `STANDARD_IA`."""
     checksum: ChecksumAlgorithm = "auto"
@@ -116,9 +125,9 @@ class StoreConfig:
     idle_timeout_s: float = 20.0
     """How long a transfer may stand still. Nothing limits how long one may take that goes on."""
     commit_timeout_s: float = 900.0
-    """For the commit of an upload in parts, retries included. S3 may send white space for minutes while it assembles the
-    parts; a store that sends nothing meanwhile for longer than `first_byte_timeout_s` and `idle_timeout_s` is asked
-    again. 0.01..86400 s."""
+    """For the commit of an upload in parts, retries included. S3 may send white space for minutes while it assembles
+    the parts; a store that sends nothing for longer than `first_byte_timeout_s` and `idle_timeout_s` is asked again.
+    0.01..86400 s."""
     keep_alive_s: float = 8.0
     """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
 
@@ -128,12 +137,17 @@ class StoreConfig:
         # What stands before an @ is a password, which is not to be in a log.
         if "@" in (self.endpoint_url or ""):
             raise ConfigError("endpoint_url: must have no user and password; the AWS SDKs' places are for credentials")
+        if any(mark in (self.endpoint_url or "") for mark in "?#"):
+            raise ConfigError("endpoint_url: must have no query and no fragment")
+        _check("region", self.region, "letters, digits, '-', '_' and '.'", ok=_is_region(self.region))
         switches = ("anonymous", "verify_tls", "requester_pays", "force_sdk", "hedge")
         _check_kinds(self, "True or False", (bool,), *switches)
         for name in ("ca_bundle", "customer_key_file"):
             value = getattr(self, name)
             # Its type only: a key that is given in place of its file is not to be in a log.
             _check(name, type(value), "a path, or None", ok=isinstance(value, (str, os.PathLike, NoneType)))
+        if self.customer_key_file is not None and _KEY.fullmatch(os.fspath(self.customer_key_file)):
+            raise ConfigError("customer_key_file: must be the path of a file that has the key, not the key itself")
         _check(
             "addressing_style",
             self.addressing_style,
@@ -159,12 +173,8 @@ class StoreConfig:
             "None unless encryption is aws:kms or aws:kms:dsse",
             ok=self.kms_key_id is None or self.encryption in ("aws:kms", "aws:kms:dsse"),
         )
-        _check(
-            "customer_key_file",
-            self.customer_key_file,
-            "None where encryption is set",
-            ok=self.customer_key_file is None or self.encryption is None,
-        )
+        if self.customer_key_file is not None and self.encryption is not None:
+            raise ConfigError("customer_key_file: must be None where encryption is set")
         _check(
             "endpoint_url",
             self.endpoint_url,

@@ -1,6 +1,7 @@
 """URLs of objects, taken apart. Keys are raw: nothing is decoded. Knows no store."""
 
 import os
+import re
 from typing import NamedTuple
 
 from torchobj.exceptions import ConfigError
@@ -24,6 +25,11 @@ class Url(NamedTuple):
         return f"{self.base}/{self.key}"
 
 
+def _shown(url: str) -> str:
+    """A URL as a message may show it: what signs or opens another kind of URL is left out."""
+    return re.sub(r"//[^/?#]*@", "//...@", re.sub(r"[?#].*", "?...", url, flags=re.DOTALL))
+
+
 def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
     """Takes a URL apart.
 
@@ -40,10 +46,15 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise ConfigError(f"url={url!r}: not a URL, expected one such as s3://bucket/key")
+        raise ConfigError(f"url={_shown(url)!r}: not a URL, expected one such as s3://bucket/key")
     if scheme not in schemes:
-        raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected {' or '.join(f'{name}://' for name in schemes)}")
+        expected = " or ".join(f"{name}://" for name in schemes)
+        raise ConfigError(f"url={_shown(url)!r}: scheme {_shown(scheme)!r}, expected {expected}")
     bucket, _, key = rest.partition("/")
+    if "@" in bucket:
+        raise ConfigError(
+            f"url={_shown(url)!r}: must have no user and password; the AWS SDKs' places are for credentials"
+        )
     if scheme == "file" and bucket:
         raise ConfigError(f"url={url!r}: a file URL has three slashes, as file:///folder/file")
     if scheme != "file" and not bucket:

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
 use tokio::time::Instant;
 
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -23,6 +24,13 @@ const PER_DELETE: Duration = Duration::from_millis(500);
 /// A server-side copy answers at its end. S3 copies 5 GiB, its largest, within minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// How many connections a client may have: a quarter of the limit on open files, so that other clients, what is open in the
+/// program, and its pipes have the rest.
+pub fn most_connections() -> usize {
+    let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
+    limit.map_or(usize::MAX, |limit| (limit / 4).max(1))
+}
+
 /// A store, and how it is used: cheap to share, safe to use from many tasks at once.
 #[derive(Debug)]
 pub struct Client {
@@ -38,7 +46,12 @@ pub struct Client {
 impl Client {
     /// A client with permits and a retry quota of its own.
     pub fn new(store: Arc<dyn ObjectStore>, policy: Policy) -> Self {
-        let permits = Permits::new(policy.max_in_flight, policy.max_in_flight_cap);
+        let most = most_connections();
+        if policy.max_in_flight > most {
+            log::warn!("at most {most} requests are in flight: a quarter of the limit on open files (ulimit -n)");
+        }
+        let cap = policy.max_in_flight_cap.map(|cap| cap.min(most));
+        let permits = Permits::new(policy.max_in_flight.min(most), cap);
         let quota = Arc::new(Quota::new(permits.most()));
         let pace = policy.upload_bytes_per_s.map(|rate| Arc::new(Pace::new(rate)));
         Self { store, policy, permits, quota, pace, lateness: Lateness::default(), metrics: Arc::default() }

@@ -1,5 +1,6 @@
 //! What a store is set up with. Plain data, no secrets: it is compared, hashed, and pickled above.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -53,8 +54,8 @@ pub enum Checksum {
     Off,
 }
 
-/// Encryption by the server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+/// Encryption by the server. `Debug` leaves out the name of a key's file, lest it be the key itself.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub enum Encryption {
     /// What the bucket says.
     #[default]
@@ -70,6 +71,19 @@ pub enum Encryption {
     },
     /// SSE-C: the 32 bytes of the key, raw or in Base64, are read from this file.
     CustomerKeyFile(PathBuf),
+}
+
+impl fmt::Debug for Encryption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bucket => f.write_str("Bucket"),
+            Self::Aes256 => f.write_str("Aes256"),
+            Self::Kms { key_id, dual_layer } => {
+                f.debug_struct("Kms").field("key_id", key_id).field("dual_layer", dual_layer).finish()
+            }
+            Self::CustomerKeyFile(_) => f.write_str("CustomerKeyFile(..)"),
+        }
+    }
 }
 
 /// How S3, or what speaks like it, is reached.

@@ -251,7 +251,7 @@ impl Connection {
 }
 
 fn stale(source: Option<std::io::Error>) -> Failure {
-    Failure { kind: ErrorKind::Stale, message: "the server had closed the kept connection", source }
+    Failure { kind: ErrorKind::Stale, message: "the server had closed the kept connection", source, hint: None }
 }
 
 /// What of a request is still to be sent.

@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::time::timeout;
@@ -17,6 +18,12 @@ use super::tls::TlsStream;
 use super::transport::Transport;
 use super::trust;
 use crate::config::HttpConfig;
+
+/// Whether this process, or the machine, has as many files open as it may.
+pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
+    let codes = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
 
 /// Makes the connections of one client.
 #[derive(Debug)]
@@ -96,6 +103,8 @@ impl Dialer {
         for address in addresses {
             let error = match timeout(limit, Socket::connect(address)).await {
                 Ok(Ok(socket)) => return Ok(socket),
+                // No address can be reached then; who reads the error reads its number.
+                Ok(Err(error)) if is_out_of_descriptors(&error) => return Err(error),
                 Ok(Err(error)) => io::Error::new(error.kind(), format!("cannot connect to {address}: {error}")),
                 Err(_) => self.late(&format!("connecting to {address}")),
             };

@@ -55,15 +55,17 @@ pub(crate) struct Failure {
     pub(crate) kind: ErrorKind,
     pub(crate) message: &'static str,
     pub(crate) source: Option<io::Error>,
+    /// What the user can do next.
+    pub(crate) hint: Option<&'static str>,
 }
 
 impl Failure {
     fn new(kind: ErrorKind, message: &'static str) -> Self {
-        Self { kind, message, source: None }
+        Self { kind, message, source: None, hint: None }
     }
 
     fn broken(message: &'static str, source: io::Error) -> Self {
-        Self { kind: ErrorKind::Reset, message, source: Some(source) }
+        Self { kind: ErrorKind::Reset, message, source: Some(source), hint: None }
     }
 }
 

@@ -45,7 +45,7 @@ pub(super) async fn collect(
 
 fn broken(error: hyper::Error) -> Failure {
     let kind = if error.is_incomplete_message() { ErrorKind::ShortBody } else { ErrorKind::Reset };
-    Failure { kind, message: "the connection broke in the body", source: Some(io::Error::other(error)) }
+    Failure { kind, message: "the connection broke in the body", source: Some(io::Error::other(error)), hint: None }
 }
 
 struct Replay {

@@ -2,12 +2,16 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use rustls::CertificateError;
 use tokio::time::Instant;
+use torchobj_core::client::most_connections;
 use torchobj_core::error::ErrorKind;
 
+use super::dial::is_out_of_descriptors;
 use super::proxy::Proxy;
 use super::{Connection, Dialer, Failure, Target};
 
@@ -16,18 +20,28 @@ use super::{Connection, Dialer, Failure, Target};
 pub(crate) struct Pool {
     dialer: Arc<Dialer>,
     lines: Mutex<HashMap<Target, Arc<Line>>>,
+    idle: Arc<IdleCount>,
+}
+
+/// How many connections of all lines are idle, and how many may be: a job that reads from many hosts keeps some of each.
+#[derive(Debug)]
+struct IdleCount {
+    now: AtomicUsize,
+    most: usize,
 }
 
 impl Pool {
     pub(crate) fn new(dialer: Arc<Dialer>) -> Self {
-        Self { dialer, lines: Mutex::default() }
+        let idle = Arc::new(IdleCount { now: AtomicUsize::new(0), most: most_connections() });
+        Self { dialer, lines: Mutex::default(), idle }
     }
 
     /// The connections to `target`.
     pub(crate) fn line(&self, target: &Target) -> Arc<Line> {
         let mut lines = self.lines.lock().expect("no holder of this lock panics");
         let line = lines.entry(target.clone()).or_insert_with(|| {
-            Arc::new(Line { target: target.clone(), dialer: self.dialer.clone(), idle: Mutex::default() })
+            let (dialer, of_all) = (self.dialer.clone(), self.idle.clone());
+            Arc::new(Line { target: target.clone(), dialer, idle: Mutex::default(), of_all })
         });
         line.clone()
     }
@@ -38,6 +52,8 @@ pub(crate) struct Line {
     target: Target,
     dialer: Arc<Dialer>,
     idle: Mutex<Idle>,
+    /// Those of the other lines of the pool included.
+    of_all: Arc<IdleCount>,
 }
 
 #[derive(Default)]
@@ -74,7 +90,7 @@ impl Line {
         }
         match self.dialer.dial(&self.target).await {
             Ok(transport) => Ok(Lease { line: self.clone(), connection: Some(Connection::new(transport)) }),
-            Err(error) => Err(refused(error)),
+            Err(error) => Err(refused(&error)),
         }
     }
 
@@ -82,16 +98,22 @@ impl Line {
         let mut idle = self.idle.lock().expect("no holder of this lock panics");
         let (connection, since) = idle.connections.pop()?;
         if since.elapsed() < self.dialer.keep_alive() {
+            self.of_all.now.fetch_sub(1, Ordering::Relaxed);
             return Some(connection);
         }
         // The newest is too old, so all are. They are closed without the lock.
         let old = std::mem::take(&mut idle.connections);
+        self.of_all.now.fetch_sub(old.len() + 1, Ordering::Relaxed);
         drop(idle);
         drop(old);
         None
     }
 
     fn push(self: &Arc<Self>, connection: Connection) {
+        if self.of_all.now.fetch_add(1, Ordering::Relaxed) >= self.of_all.most {
+            self.of_all.now.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
         let mut idle = self.idle.lock().expect("no holder of this lock panics");
         idle.connections.push((connection, Instant::now()));
         if !idle.swept {
@@ -105,6 +127,7 @@ impl Line {
         let mut idle = self.idle.lock().expect("no holder of this lock panics");
         let old = idle.connections.partition_point(|(_, since)| since.elapsed() >= keep_alive);
         let old: Vec<_> = idle.connections.drain(..old).collect();
+        self.of_all.now.fetch_sub(old.len(), Ordering::Relaxed);
         let next = idle.connections.first().map(|(_, since)| keep_alive.saturating_sub(since.elapsed()));
         idle.swept = next.is_some();
         drop(idle);
@@ -126,8 +149,8 @@ async fn sweep(line: Weak<Line>, keep_alive: Duration) {
     }
 }
 
-/// What kind of failure it is that no connection could be made.
-pub(crate) fn refused(error: io::Error) -> Failure {
+/// What kind of failure it is that no connection could be made. The source is a copy: the SDK keeps its errors.
+pub(crate) fn refused(error: &io::Error) -> Failure {
     let (kind, message) = match error.kind() {
         io::ErrorKind::TimedOut => (ErrorKind::Timeout, "no connection"),
         // A certificate that is not trusted today is not trusted in a second.
@@ -135,7 +158,26 @@ pub(crate) fn refused(error: io::Error) -> Failure {
         io::ErrorKind::InvalidInput => (ErrorKind::Config, "no connection"),
         _ => (ErrorKind::Connect, "no connection"),
     };
-    Failure { kind, message, source: Some(error) }
+    let source = Some(io::Error::new(error.kind(), error.to_string()));
+    Failure { kind, message, source, hint: hint(error) }
+}
+
+/// What to do about a TLS handshake that failed, or about a limit of this process.
+fn hint(error: &io::Error) -> Option<&'static str> {
+    if is_out_of_descriptors(error) {
+        return Some("raise the limit on open files: ulimit -n");
+    }
+    match error.get_ref()?.downcast_ref()? {
+        rustls::Error::InvalidMessage(_) => Some("where the server speaks no TLS, begin endpoint_url with http://"),
+        rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            Some("set ca_bundle to the PEM file of the CA that signed the certificate of the server")
+        }
+        rustls::Error::InvalidCertificate(CertificateError::Other(_)) => Some(
+            "where ca_bundle is the server's own self-signed certificate: it must not be one of a CA; make it with \
+             basicConstraints=CA:FALSE, or sign it by a CA and set ca_bundle to that CA's",
+        ),
+        _ => None,
+    }
 }
 
 /// A connection that is in use. Dropped before its answer was taken whole it is closed, and the request with it.

@@ -1,7 +1,7 @@
 //! Which proxy a request takes, and the tunnel through it. Does not connect.
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -55,14 +55,18 @@ impl Proxies {
         proxy.filter(|_| !self.is_direct(&target.host, target.port))
     }
 
-    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, or by `*`. Addresses of
-    /// the link itself, where machines and containers get credentials from, are never a proxy's.
+    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, by a range of addresses
+    /// (`10.0.0.0/8`), or by `*`. Addresses of the link itself, where machines and containers get credentials from, are never a proxy's.
     fn is_direct(&self, host: &str, port: u16) -> bool {
         let host = host.to_ascii_lowercase();
         if host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_link_local()) || host.contains("fd00:ec2::") {
             return true;
         }
+        let address = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         self.direct.iter().any(|rule| {
+            if let (Some(address), Some(range)) = (address, Range::parse(rule)) {
+                return range.contains(address);
+            }
             let (rule, of_port) = match rule.rsplit_once(':') {
                 Some((name, of_port)) if !name.contains(':') => (name, of_port.parse::<u16>().ok()),
                 _ => (rule.as_str(), None),
@@ -73,6 +77,31 @@ impl Proxies {
                     || host == domain
                     || host.strip_suffix(domain).is_some_and(|rest| !domain.is_empty() && rest.ends_with('.')))
         })
+    }
+}
+
+/// Addresses that share the first bits of one; a single address shares them all.
+struct Range {
+    address: IpAddr,
+    bits: u32,
+}
+
+impl Range {
+    fn parse(rule: &str) -> Option<Self> {
+        let (address, bits) = rule.split_once('/').map_or((rule, None), |(address, bits)| (address, Some(bits)));
+        let address: IpAddr = address.trim_matches(['[', ']']).parse().ok()?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.map_or(Some(most), |bits| bits.parse().ok().filter(|bits| *bits <= most))?;
+        Some(Self { address, bits })
+    }
+
+    fn contains(&self, address: IpAddr) -> bool {
+        let differing = match (self.address, address) {
+            (IpAddr::V4(ours), IpAddr::V4(other)) => (ours.to_bits() ^ other.to_bits()).leading_zeros(),
+            (IpAddr::V6(ours), IpAddr::V6(other)) => (ours.to_bits() ^ other.to_bits()).leading_zeros(),
+            _ => return false,
+        };
+        differing >= self.bits
     }
 }
 
@@ -89,6 +118,12 @@ fn parse(name: &str, url: &str) -> io::Result<Proxy> {
         return Err(refuse(&format!("begins with {scheme}://, which is not spoken")));
     }
     let authority = uri.authority().ok_or_else(|| refuse("names no host"))?;
+    // A password with a `/` ends the authority: what is in front of it is no host.
+    if uri.path_and_query().is_some_and(|path| path.as_str() != "/")
+        || authority.port().is_none() && authority.as_str().ends_with(':')
+    {
+        return Err(refuse("has a path or a query (in a password, / ? # and @ are written %2F %3F %23 and %40)"));
+    }
     let authorization = authority.as_str().rsplit_once('@').map(|(user, _)| {
         let user = percent_decode(user);
         format!("Basic {}", BASE64_STANDARD.encode(user))
@@ -162,6 +197,19 @@ mod tests {
     }
 
     #[test]
+    fn no_proxy_names_ranges_of_addresses() {
+        let rules = direct("10.0.0.0/8,192.168.1.77/24,fd00:1::/32,::1,172.16.0.1,0.0.0.0/33,10.1.0.0/x");
+        for host in ["10.255.0.1", "192.168.1.1", "[fd00:1:2::3]", "[::1]", "172.16.0.1"] {
+            assert!(rules.is_direct(host, 443), "{host}");
+        }
+        for host in ["11.0.0.1", "192.168.2.1", "[fd00:2::1]", "[::2]", "172.16.0.2", "10.example", "s3.amazonaws.com"]
+        {
+            assert!(!rules.is_direct(host, 443), "{host}");
+        }
+        assert!(direct("0.0.0.0/0").is_direct("8.8.8.8", 1) && !direct("0.0.0.0/0").is_direct("[::1]", 1));
+    }
+
+    #[test]
     fn the_password_of_a_proxy_is_sent_and_not_shown() {
         let proxy = parse("https_proxy", "http://user:p%40ss+word@proxy.local:3128").unwrap();
         assert_eq!((proxy.host.as_str(), proxy.port), ("proxy.local", 3128));
@@ -178,6 +226,8 @@ mod tests {
             ("socks5://user:secret@proxy:1080", "begins with socks5://"),
             ("http://", "is no URL"),
             ("http://user:secret@a b", "is no URL"),
+            ("http://user:12/secret@proxy:3128", "has a path"),
+            ("http://user:12?secret@proxy:3128", "has a path"),
         ] {
             let error = parse("https_proxy", url).unwrap_err().to_string();
             assert!(error.starts_with(&format!("https_proxy {problem}")) && !error.contains("secret"), "{error}");

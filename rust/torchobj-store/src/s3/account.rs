@@ -16,6 +16,7 @@ use aws_sdk_s3::config::{
     Builder, IdentityCache, Region, RequestChecksumCalculation, ResponseChecksumValidation,
     StalledStreamProtectionConfig,
 };
+use aws_types::os_shim_internal::{Env, Fs};
 use aws_types::service_config::ServiceConfigKey;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -25,6 +26,7 @@ use torchobj_core::fork;
 
 use super::answer::skew_s;
 use super::credentials::{Credentials, ForSdk};
+use super::encode::shown;
 use super::wire::Wire;
 use crate::config::{Addressing, Encryption, S3Config};
 use crate::env;
@@ -93,8 +95,10 @@ impl Account {
         let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse("a proxy of the environment".to_owned()))?);
         let customer_key = match &config.encryption {
             Encryption::CustomerKeyFile(path) => {
-                let what = format!("customer_key_file={}", path.display());
-                Some(CustomerKey::read(path).map_err(refuse(what))?)
+                // Not the path: it may be the key itself, given in place of its file.
+                let hint = "it must be the path of a file with the 32 bytes of the key, raw or in Base64";
+                let key = CustomerKey::read(path).map_err(refuse("customer_key_file".to_owned()));
+                Some(key.map_err(|error| error.with_hint(hint))?)
             }
             _ => None,
         };
@@ -149,9 +153,26 @@ impl Account {
         let endpoint_url = config.endpoint_url.clone().or_else(|| configured_endpoint(&sdk));
         // Behind a path without a slash at its end the SDK's rules put the bucket's name into its last component.
         let endpoint_url = endpoint_url.map(|url| if url.ends_with('/') { url } else { url + "/" });
+        let path = endpoint_url.as_ref().and_then(|url| url.parse::<http::Uri>().ok().map(|url| url.path().to_owned()));
+        if let Some(path) = path.filter(|path| path != "/" && !path.contains('@')) {
+            let path = shown(&path, 200);
+            log::warn!(
+                "the endpoint has the path {path}: buckets are looked for below it. A bucket belongs in the URL, as s3://bucket"
+            );
+        }
         let region = sdk.region().map(ToString::to_string);
         let region = region.or_else(|| endpoint_url.as_ref().map(|_| DEFAULT_REGION.to_owned()));
         Environment { sdk, credentials, endpoint_url, region }
+    }
+
+    /// The name of the profile that was chosen, where it is in neither of the shared files.
+    pub(super) async fn missing_profile(&self) -> Option<String> {
+        let chosen = self.config.profile.clone().map(Into::into);
+        #[expect(deprecated, reason = "its new name is in a crate of the SDK's insides")]
+        let files = aws_config::profile::profile_file::ProfileFiles::default();
+        let profiles = aws_config::profile::load(&Fs::real(), &Env::real(), &files, chosen).await.ok()?;
+        let name = profiles.selected_profile();
+        (name != "default" && profiles.get_profile(name).is_none()).then(|| name.to_owned())
     }
 
     /// An SDK client for `region`.
@@ -265,10 +286,10 @@ impl CustomerKey {
         let text = std::fs::read(path)?;
         let key = match <[u8; 32]>::try_from(text.as_slice()) {
             Ok(key) => key.to_vec(),
-            Err(_) => BASE64_STANDARD.decode(text.trim_ascii()).map_err(std::io::Error::other)?,
+            Err(_) => BASE64_STANDARD.decode(text.trim_ascii()).unwrap_or_default(),
         };
         if key.len() != 32 {
-            return Err(std::io::Error::other("expected 32 bytes, raw or in Base64"));
+            return Err(std::io::Error::other("the file has no such key"));
         }
         let md5 = BASE64_STANDARD.encode(super::checksum::md5(&key));
         Ok(Self { key: BASE64_STANDARD.encode(key), md5 })

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use aws_smithy_types::date_time::{DateTime, Format};
 use torchobj_core::error::{Error, ErrorKind, Operation};
 
+use super::encode::shown;
 use super::xml;
 
 /// What S3 says in the XML of an error.
@@ -122,10 +123,10 @@ pub(super) fn error(
     let hint = hint(operation, kind, said.code.as_deref());
     let request_id = header("x-amz-request-id").or(said.request_id);
     let retry_after = header("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-    let message = said.message.unwrap_or_else(|| reason(status).to_owned());
+    let message = said.message.map_or_else(|| reason(status).to_owned(), |message| shown(&message, 500));
     let error = Error::new(kind, operation, url, message)
-        .with_status(status, said.code)
-        .with_request_id(request_id)
+        .with_status(status, said.code.map(|code| shown(&code, 100)))
+        .with_request_id(request_id.map(|id| shown(&id, 200)))
         .with_retry_after(retry_after.map(|wait| wait.min(Duration::from_secs(60))));
     match hint {
         Some(hint) => error.with_hint(hint),
@@ -190,5 +191,14 @@ mod tests {
         assert_eq!(kind_of(Operation::Put, 412, None), ErrorKind::Precondition);
         assert_eq!(kind_of(Operation::Commit, 404, Some("NoSuchUpload")), ErrorKind::UploadGone);
         assert_eq!(kind_of(Operation::Commit, 200, Some("SomethingNew")), ErrorKind::Server);
+    }
+
+    #[test]
+    fn what_a_server_says_is_cut_and_stays_on_one_line() {
+        let long = "x".repeat(50_000);
+        let text = format!("<Error><Code>{long}</Code><Message>a\r\nERROR forged {long}</Message></Error>");
+        let error = error(Operation::Get, "u".into(), 400, ServerError::parse(text.as_bytes()), |_| Some(long.clone()));
+        let line = error.to_string();
+        assert!(line.len() < 1500 && !line.contains(['\r', '\n']) && line.contains("ERROR forged"), "{line}");
     }
 }

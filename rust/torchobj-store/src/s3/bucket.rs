@@ -9,7 +9,8 @@ use torchobj_core::types::Payload;
 
 use super::account::{Account, DEFAULT_REGION};
 use super::answer::ServerError;
-use super::endpoint::Address;
+use super::encode::shown;
+use super::endpoint::{Address, is_region};
 use super::request::push_request_line;
 use super::sign::Signer;
 
@@ -99,9 +100,13 @@ impl Bucket {
         let connection = lease.connection();
         let status = connection.exchange(&head, Payload::default().pieces(), true).await.map_err(failed)?;
         match (connection.header("x-amz-bucket-region"), status) {
-            (Some(region), _) => {
+            (Some(region), _) if is_region(region) => {
                 log::info!("{} is in region {region}", self.url_of(None));
                 Ok(region.to_owned())
+            }
+            (Some(region), _) => {
+                let message = format!("the store names a region that is none: {}", shown(region, 64));
+                Err(self.error(ErrorKind::Protocol, operation, None, &message).with_status(status, None))
             }
             (None, 404) => {
                 let message = "no such bucket";
@@ -117,7 +122,7 @@ impl Bucket {
     /// The store said in which region the bucket is.
     pub(super) fn learn_region(&self, region: &str) {
         let mut known = self.known.write().expect("no holder of this lock panics");
-        if known.region.as_deref() != Some(region) {
+        if known.region.as_deref() != Some(region) && is_region(region) {
             log::warn!("{} is in region {region}: set region to save the detour", self.url_of(None));
             *known = Known { region: Some(region.to_owned()), ..Known::default() };
         }
@@ -127,12 +132,19 @@ impl Bucket {
     pub(super) async fn signer(&self, operation: Operation, address: &Arc<Address>) -> Result<Option<Signing>> {
         let environment = self.account.environment().await;
         let Some(credentials) = &environment.credentials else { return Ok(None) };
-        let loaded = credentials.current().await.map_err(|error| {
-            let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or anonymous=True for a \
-                public bucket";
-            let message = "no credentials";
-            self.error(ErrorKind::Credentials, operation, None, message).with_source(Chain(error)).with_hint(hint)
-        })?;
+        let loaded = match credentials.current().await {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or anonymous=True \
+                    for a public bucket";
+                let message = match self.account.missing_profile().await {
+                    Some(profile) => format!("the profile {profile:?} does not exist; no credentials"),
+                    None => "no credentials".to_owned(),
+                };
+                let error = self.error(ErrorKind::Credentials, operation, None, &message).with_source(Chain(error));
+                return Err(error.with_hint(hint));
+            }
+        };
         {
             let known = self.known.read().expect("no holder of this lock panics");
             let current = known.address.as_ref().is_some_and(|known| Arc::ptr_eq(known, address));

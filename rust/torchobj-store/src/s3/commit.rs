@@ -11,7 +11,6 @@ use torchobj_core::types::{Condition, PartReceipt, Payload, Upload, Version};
 use super::answer::{ServerError, error};
 use super::bucket::Bucket;
 use super::checksum::Algorithm;
-use super::encode::shown;
 use super::put::condition_header;
 use super::request::Ask;
 use super::xml;
@@ -69,7 +68,7 @@ fn result(document: &[u8]) -> std::result::Result<Version, String> {
             etag = Some(xml::quoted(&text));
         }
     });
-    read.map_err(|problem| shown(&problem.to_string()))?;
+    read.map_err(|problem| problem.to_string())?;
     etag.ok_or_else(|| "an answer without an ETag".to_owned())
 }
 

@@ -62,12 +62,11 @@ pub(crate) fn decode_listed(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// Text of a server as a message or a log may show it: on one line, without control characters, and not for ever.
-pub(super) fn shown(text: &str) -> String {
-    const MOST_BYTES: usize = 300;
+/// Text of a server as a message or a log may show it: on one line, without control characters, about `most_bytes` long.
+pub(super) fn shown(text: &str, most_bytes: usize) -> String {
     let mut shown = String::new();
     for letter in text.chars() {
-        if shown.len() >= MOST_BYTES {
+        if shown.len() >= most_bytes {
             return shown + "...";
         }
         if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
@@ -96,9 +95,9 @@ mod tests {
 
     #[test]
     fn text_of_a_server_is_shown_on_one_line_and_cut() {
-        assert_eq!(shown("plain é \"x\""), "plain é \"x\"");
-        assert_eq!(shown("a\r\nWARNING forged\u{1b}[2J"), "a\\r\\nWARNING forged\\u{1b}[2J");
-        let long = shown(&"x".repeat(100_000));
+        assert_eq!(shown("plain é \"x\"", 20), "plain é \"x\"");
+        assert_eq!(shown("a\r\nWARNING forged\u{1b}[2J", 300), "a\\r\\nWARNING forged\\u{1b}[2J");
+        let long = shown(&"x".repeat(100_000), 300);
         assert!(long.len() == 303 && long.ends_with("..."), "{}", long.len());
     }
 

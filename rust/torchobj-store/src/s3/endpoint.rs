@@ -33,6 +33,15 @@ impl Account {
     /// The address of `bucket` in `region`.
     pub(super) async fn resolve(&self, environment: &Environment, bucket: &str, region: &str) -> Result<Address> {
         let refuse = |error: &dyn std::fmt::Display| misconfigured(&format!("bucket {bucket:?}: {error}"));
+        if !is_region(region) {
+            let region = encode::shown(region, 64);
+            return Err(misconfigured(&format!("region={region:?}: must be letters, digits, '-', '_' and '.'")));
+        }
+        // What a user, a password or a query say is not to be in a message.
+        if environment.endpoint_url.as_ref().is_some_and(|url| url.contains(['@', '?', '#'])) {
+            let message = "endpoint_url, or its environment variable: must have no user, password, query or fragment";
+            return Err(misconfigured(message));
+        }
         let mut params = Params::builder().bucket(bucket).region(region);
         params = params
             .set_use_fips(environment.sdk.use_fips())
@@ -87,7 +96,19 @@ impl Account {
     }
 }
 
+/// Whether a region can be part of a host and of a signature: letters, digits, `-`, `_` and `.`, at most 64 of them.
+pub(super) fn is_region(region: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=64).contains(&region.len()) && region.bytes().all(plain)
+}
+
 impl Address {
+    /// Where it is, for people.
+    pub(super) fn url(&self) -> String {
+        let scheme = if self.line.target().tls { "https" } else { "http" };
+        format!("{scheme}://{}", self.host)
+    }
+
     /// The same bucket under another name of its store.
     pub(super) fn redirected(&self, redirect: Redirect, bucket: &str, line: Arc<Line>) -> Self {
         let mut path = self.path.clone();
@@ -118,6 +139,7 @@ impl Address {
 #[cfg(test)]
 mod tests {
     use aws_config::{BehaviorVersion, SdkConfig};
+    use torchobj_core::error::ErrorKind;
 
     use super::*;
     use crate::config::S3Config;
@@ -176,5 +198,19 @@ mod tests {
     async fn an_endpoint_without_http_is_refused() {
         let error = address(custom("ftp://x", Addressing::Auto), "b", "us-east-1").await.unwrap_err();
         assert!(error.to_string().contains("ftp://x"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_region_or_an_endpoint_that_could_carry_more_is_a_wrong_setting() {
+        for region in ["eu-west-1\r\nx-amz-acl: public-read", "", "a b", "a/b", &"x".repeat(65)] {
+            let error = address(custom("http://h:1", Addressing::Auto), "b", region).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(error.to_string().contains("region=") && !error.to_string().contains('\n'), "{error}");
+        }
+        for url in ["http://user:CANARY@h:1", "http://h:1/?token=CANARY", "http://h:1/#CANARY", "CANARY@h"] {
+            let error = address(custom(url, Addressing::Auto), "b", "us-east-1").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+            assert!(!error.to_string().contains("CANARY"), "{error}");
+        }
     }
 }

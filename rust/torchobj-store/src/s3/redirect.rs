@@ -41,7 +41,7 @@ pub(super) fn resolve(
     let Some((scheme, authority)) = split(location, from) else {
         return Ok(Redirect { target: from.clone(), bucket_in_host });
     };
-    let place = || format!("{}://{}", shown(&scheme), shown(authority.rsplit('@').next().unwrap_or_default()));
+    let place = || format!("{}://{}", shown(&scheme, 20), shown(authority.rsplit('@').next().unwrap_or_default(), 200));
     let tls = match scheme.as_str() {
         "https" => true,
         "http" => false,

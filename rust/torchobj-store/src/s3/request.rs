@@ -174,7 +174,13 @@ impl Bucket {
         let said = ServerError::parse(text);
         let mut region = header("x-amz-bucket-region").or_else(|| said.region.clone());
         let silent = said.code.is_none();
+        let code = said.code.clone();
         let mut error = answer::error(operation, self.url_of(key), status, said, &header);
+        if matches!(status, 401 | 403 | 404) {
+            let endpoint = self.address(operation).await.map_or_else(|_| String::new(), |address| address.url());
+            let next = answer::hint(operation, error.kind(), code.as_deref()).map(|hint| format!("; {hint}"));
+            error = error.with_hint(format!("the endpoint is {endpoint}{}", next.unwrap_or_default()));
+        }
         if silent && status == 403 && self.account.is_skewed(header("date").as_deref(), used.skew_s) {
             error = error.with_kind(ErrorKind::ClockSkew);
         }
@@ -213,12 +219,16 @@ impl Bucket {
 
     /// An error about a key, or about the bucket.
     pub(super) fn error(&self, kind: ErrorKind, operation: Operation, key: Option<&str>, message: &str) -> Error {
-        Error::new(kind, operation, self.url_of(key), message)
+        Error::new(kind, operation, self.url_of(key), encode::shown(message, 1000))
     }
 
     /// The error that a failure of a connection is.
     pub(super) fn failure(&self, operation: Operation, key: Option<&str>, failure: Failure) -> Error {
         let error = self.error(failure.kind, operation, key, failure.message);
+        let error = match failure.hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        };
         match failure.source {
             Some(source) => error.with_source(source),
             None => error,

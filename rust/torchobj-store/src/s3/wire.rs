@@ -73,11 +73,10 @@ impl HttpConnector for Wire {
 }
 
 /// Why our dialer made no connection, if that is what an error of the SDK comes from.
-pub(super) fn undialed(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+pub(super) fn undialed<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     causes.find(|cause| cause.downcast_ref().is_some_and(ClientError::is_connect))?;
-    let refusal: &io::Error = causes.find_map(|cause| cause.downcast_ref())?;
-    Some(io::Error::new(refusal.kind(), refusal.to_string()))
+    causes.find_map(|cause| cause.downcast_ref())
 }
 
 fn target_of(uri: &Uri) -> Target {

@@ -1,0 +1,16 @@
+"""Reads objects in a process that may open few files, while other files of it are open. Says how many it had open."""
+
+import os
+import resource
+import sys
+
+import torchobj
+
+endpoint, bucket, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+config = torchobj.StoreConfig(endpoint_url=endpoint, profile="strict", max_in_flight=64, max_attempts=1)
+others = [open(os.devnull) for _ in range(20)]  # noqa: SIM115  held open meanwhile
+store = torchobj.Store(f"s3://{bucket}", config=config)
+bodies = store.get_many([f"k{index:03}" for index in range(count)])
+assert all(bytes(body) == f"body {index}".encode() for index, body in enumerate(bodies))
+print(len(os.listdir("/proc/self/fd")) - len(others))

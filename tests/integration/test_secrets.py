@@ -1,0 +1,159 @@
+"""Secrets are in no repr, message, log or pickle, whatever field they are put into."""
+
+import base64
+import copy
+import logging
+import pickle
+
+import pytest
+
+import torchobj
+
+CANARY = "canary8SECRET"
+KEY = base64.b64encode(b"canary-SECRET-key-of-32-bytes!!!").decode()
+
+
+def texts_of(error):
+    """All that a report of an exception shows."""
+    seen = []
+    while error is not None:
+        seen += [str(error), repr(error), repr(vars(error)), pickle.dumps(error).decode("latin-1")]
+        error = error.__cause__ or error.__context__
+    return seen
+
+
+def attempts(url, config, caplog):
+    """What every kind of call shows, to a store that refuses it."""
+    caplog.set_level(1)
+    caplog.set_level(1, logger="torchobj")
+    store = torchobj.Store(url, config=config)
+    data = torchobj.ObjectMapDataset(f"{url}/", config=config)
+    seen = [repr(store), str(store), repr(config), str(config), repr(data), repr(copy.deepcopy(store))]
+    seen += [pickle.dumps(thing).decode("latin-1") for thing in (store, config, data)]
+    calls = [
+        lambda: store.get("k"),
+        lambda: store.head("k"),
+        lambda: store.put("k", b"x"),
+        lambda: list(store.list()),
+        lambda: store.delete("k"),
+        lambda: store.get_many(["a", "b"]),
+        lambda: data[0],
+        lambda: torchobj.save({"a": 1}, f"{url}/checkpoint", config=config),
+    ]
+    for call in calls:
+        with pytest.raises(Exception) as caught:
+            call()
+        seen += texts_of(caught.value)
+    return [*seen, caplog.text]
+
+
+def shows_nothing(seen, *secrets):
+    for secret in secrets:
+        for text in seen:
+            assert secret not in text
+
+
+@pytest.mark.parametrize("force_sdk", [False, True])
+def test_keys_and_tokens_of_the_environment_are_shown_nowhere(strict_server, monkeypatch, caplog, force_sdk):
+    secrets = {
+        "AWS_SECRET_ACCESS_KEY": f"{CANARY}-secret-key",
+        "AWS_SESSION_TOKEN": f"{CANARY}-session-token",
+    }
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN")
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, force_sdk=force_sdk, max_attempts=2)
+    shows_nothing(attempts("s3://any", config, caplog), CANARY)
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [
+        f"aws_access_key_id=AKIAUNKNOWN\naws_secret_access_key={CANARY}\naws_session_token={CANARY}",
+        f"aws_access_key_id=AKIAUNKNOWN\naws_secret_access_key {CANARY}",
+        f"aws_access_key_id=AKIAUNKNOWN\n  {CANARY}",
+        f"aws_secret_access_key={CANARY}",
+        f"credential_process=echo {CANARY}",
+        f'credential_process=echo \'{{"Version": 1, "SecretAccessKey": "{CANARY}"}}\'',
+        f"{CANARY}",
+    ],
+)
+def test_profiles_right_and_broken_are_shown_nowhere(strict_server, monkeypatch, tmp_path, caplog, profile):
+    file = tmp_path / "credentials"
+    file.write_text(f"[canary]\n{profile}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="canary", max_attempts=2)
+    shows_nothing(attempts("s3://any", config, caplog), CANARY)
+
+
+def test_the_password_of_a_proxy_is_shown_nowhere(monkeypatch, caplog):
+    for url in (
+        f"http://user:{CANARY}@127.0.0.1:9",
+        f"http://user:{CANARY}@no-such-host.invalid:9",
+        f"https://user:{CANARY}@127.0.0.1:9",
+        f"http://user:12/{CANARY}@127.0.0.1:9",
+        f"http://user:{CANARY}@a b",
+    ):
+        monkeypatch.setenv("http_proxy", url)
+        config = torchobj.StoreConfig(endpoint_url="http://10.9.8.7:9", anonymous=True, max_attempts=1)
+        shows_nothing(attempts("s3://any", config, caplog), CANARY)
+
+
+def test_what_an_endpoint_of_the_environment_carries_is_shown_nowhere(monkeypatch, caplog):
+    for url in (f"http://user:{CANARY}@127.0.0.1:9", f"http://127.0.0.1:9/?token={CANARY}", f"{CANARY}@127.0.0.1"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
+        for force_sdk in (False, True):
+            config = torchobj.StoreConfig(anonymous=True, max_attempts=1, force_sdk=force_sdk)
+            shows_nothing(attempts("s3://any", config, caplog), CANARY)
+
+
+def test_a_setting_that_carries_a_secret_is_refused_without_it():
+    for settings in (
+        {"endpoint_url": f"http://user:{CANARY}@host"},
+        {"endpoint_url": f"http://host/?X-Amz-Signature={CANARY}"},
+        {"endpoint_url": f"ftp://host/#{CANARY}"},
+        {"customer_key_file": KEY},
+        {"customer_key_file": base64.b64decode(KEY).hex()},
+        {"customer_key_file": KEY, "encryption": "AES256"},
+        {"customer_key_file": f"{CANARY}-as-a-path", "encryption": "AES256"},
+    ):
+        with pytest.raises(torchobj.exceptions.ConfigError) as caught:
+            torchobj.StoreConfig(**settings)
+        shows_nothing(texts_of(caught.value), CANARY, KEY, base64.b64decode(KEY).hex())
+
+
+def test_a_key_in_place_of_its_file_is_not_shown_and_a_key_of_a_file_is_nowhere(strict_server, tmp_path, caplog):
+    # 32 raw bytes look like any path.
+    raw = base64.b64decode(KEY).decode()
+    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=raw)
+    shown = [repr(config), str(config)]
+    with pytest.raises(torchobj.exceptions.ConfigError, match="must be the path of a file") as caught:
+        torchobj.Store("s3://any", config=config).get("k")
+    shows_nothing([*shown, *texts_of(caught.value), caplog.text], raw)
+    for content in (raw, KEY, KEY[:-4], f"{KEY}!"):
+        file = tmp_path / "key"
+        file.write_text(content)
+        config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=file)
+        shows_nothing(attempts("s3://any", config, caplog), raw, KEY, KEY[:-4])
+
+
+def test_a_url_that_signs_itself_or_names_a_password_is_refused_without_it():
+    for url in (
+        f"https://bucket.s3.amazonaws.com/k?X-Amz-Signature={CANARY}&X-Amz-Security-Token={CANARY}",
+        f"s3://AKIA:{CANARY}@bucket/k",
+        f"s3://{CANARY}@bucket",
+        f"bucket.s3.amazonaws.com/k?X-Amz-Signature={CANARY}",
+    ):
+        for kind in (torchobj.Store, torchobj.ObjectMapDataset, torchobj.open, torchobj.load):
+            with pytest.raises(torchobj.exceptions.ConfigError) as caught:
+                kind(url)
+            shows_nothing(texts_of(caught.value), CANARY)
+
+
+def test_a_dataset_in_a_pickle_has_what_the_user_passed_and_no_key(place, monkeypatch):
+    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"x")
+    data = torchobj.ObjectMapDataset(f"{place.url}/", config=place.config)
+    assert len(data) == 1
+    logging.getLogger("torchobj").debug("the dataset was used")
+    secret = place.server.secret_key
+    shows_nothing([pickle.dumps(data).decode("latin-1"), repr(data), repr(vars(data))], secret)
