@@ -1,6 +1,7 @@
 """Python's garbage collector beside a save or a load."""
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -36,6 +37,31 @@ def test_a_collector_that_is_disabled_stays_so():
     with paused_collector():
         pass
     assert not gc.isenabled()
+
+
+def test_another_thread_changes_no_switch_of_the_trainer():
+    inside, left = threading.Event(), threading.Event()
+    seen = []
+
+    def save_in_the_background():
+        with paused_collector():
+            seen.append(gc.isenabled())
+            inside.set()
+            left.wait(60)
+            young = [[] for _ in range(30_000)]
+            settle()
+        del young
+
+    background = threading.Thread(target=save_in_the_background)
+    background.start()
+    inside.wait(60)
+    gc.disable()
+    frozen = gc.get_freeze_count()
+    left.set()
+    background.join()
+    assert seen == [True]
+    assert not gc.isenabled()
+    assert gc.get_freeze_count() == frozen
 
 
 class Watching:
