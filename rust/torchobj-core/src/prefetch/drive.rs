@@ -54,19 +54,34 @@ impl Prefetcher {
     }
 
     /// A job for one more driver. What somebody waits for is begun at once, whatever is read ahead.
+    ///
+    /// A thread counts as a driver while it looks for a job, so another thread may be refused for nothing, with a job that
+    /// the first one did not see. It says so in `refused`, and whichever of the two comes last looks again.
     fn admit(&self) -> Result<Job, Halt> {
-        let limit = self.limit();
-        let within = |now| (now < limit).then_some(now + 1);
-        if self.in_flight.fetch_update(Ordering::AcqRel, Ordering::Acquire, within).is_err() {
-            let job = self.next_wished();
-            self.in_flight.fetch_add(usize::from(job.is_ok()), Ordering::AcqRel);
-            return job;
+        loop {
+            let limit = self.limit();
+            let within = |now| (now < limit).then_some(now + 1);
+            if self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, within).is_ok() {
+                let job = self.next_job();
+                if job.is_ok() {
+                    return job;
+                }
+                self.in_flight.fetch_sub(1, Ordering::SeqCst);
+                if !self.refused.swap(false, Ordering::SeqCst) {
+                    return job;
+                }
+            } else {
+                let job = self.next_wished();
+                if job.is_ok() {
+                    self.in_flight.fetch_add(1, Ordering::SeqCst);
+                    return job;
+                }
+                self.refused.store(true, Ordering::SeqCst);
+                if self.in_flight.load(Ordering::SeqCst) >= limit {
+                    return job;
+                }
+            }
         }
-        let job = self.next_job();
-        if job.is_err() {
-            self.in_flight.fetch_sub(1, Ordering::AcqRel);
-        }
-        job
     }
 
     fn next_job(&self) -> Result<Job, Halt> {

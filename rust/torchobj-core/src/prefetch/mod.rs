@@ -15,7 +15,7 @@ mod window;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -92,6 +92,8 @@ pub struct Prefetcher {
     announcing: Mutex<HashMap<(u32, u32), u64>>,
     next: AtomicU64,
     in_flight: AtomicUsize,
+    /// Whether a thread found as many drivers as may be since a driver was last given up.
+    refused: AtomicBool,
     /// Of the sources that there are, each once.
     permits: Mutex<Vec<Arc<Permits>>>,
     /// Of the clients of all sources that there ever were, each once: clients live as long as the process.
@@ -111,24 +113,10 @@ impl Prefetcher {
     /// # Errors
     /// The system refuses the arena, or to wait for who asks.
     pub fn start(budget: u64) -> io::Result<Arc<Self>> {
-        let arena = Arena::create(budget)?;
-        let prefetcher = Arc::new(Self {
-            arena: arena.clone(),
-            window: Mutex::default(),
-            sources: Mutex::default(),
-            announcing: Mutex::default(),
-            next: AtomicU64::new(1),
-            in_flight: AtomicUsize::new(0),
-            permits: Mutex::default(),
-            metrics: Mutex::default(),
-            mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
-            stats: stats::Counters::default(),
-            shortage: Mutex::default(),
-            idle: Mutex::default(),
-        });
+        let prefetcher = Self::unserved(budget)?;
         let service = {
             let _context = runtime().enter();
-            crate::arena::serve(arena, prefetcher.clone())?
+            crate::arena::serve(prefetcher.arena.clone(), prefetcher.clone())?
         };
         runtime().spawn(async move {
             if let Err(error) = service.await {
@@ -136,6 +124,25 @@ impl Prefetcher {
             }
         });
         Ok(prefetcher)
+    }
+
+    /// The same, for this process alone.
+    fn unserved(budget: u64) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            arena: Arena::create(budget)?,
+            window: Mutex::default(),
+            sources: Mutex::default(),
+            announcing: Mutex::default(),
+            next: AtomicU64::new(1),
+            in_flight: AtomicUsize::new(0),
+            refused: AtomicBool::new(false),
+            permits: Mutex::default(),
+            metrics: Mutex::default(),
+            mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
+            stats: stats::Counters::default(),
+            shortage: Mutex::default(),
+            idle: Mutex::default(),
+        }))
     }
 
     /// Where bodies land.

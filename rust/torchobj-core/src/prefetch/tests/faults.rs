@@ -42,6 +42,38 @@ fn a_size_that_no_object_has_stops_nothing() {
 }
 
 #[test]
+fn what_is_announced_while_another_thread_looks_for_work_is_read_at_once() {
+    // Nothing looks for work from time to time here: a read that is not begun at once never is.
+    let (_, _, store) = prefetcher(MIB, 20, 1000);
+    let prefetcher = Prefetcher::unserved(MIB).unwrap();
+    let policy = Policy { max_in_flight: 1, max_in_flight_cap: None, ..Policy::default() };
+    let (_, source) = faulty(&prefetcher, store, 1000, policy);
+    let round = Arc::new(std::sync::Barrier::new(2));
+    let other = {
+        let (prefetcher, round) = (prefetcher.clone(), round.clone());
+        std::thread::spawn(move || {
+            for _ in 0..5000 {
+                round.wait();
+                for _ in 0..3 {
+                    prefetcher.pump();
+                }
+                round.wait();
+            }
+        })
+    };
+    for number in 0..5000 {
+        let iterator = prefetcher.new_iterator();
+        let read = prefetcher.stats().objects;
+        round.wait();
+        prefetcher.announce(iterator, &objects(source, [number % 20]));
+        round.wait();
+        eventually("it is read", || prefetcher.stats().objects > read);
+        prefetcher.cancel(iterator);
+    }
+    other.join().unwrap();
+}
+
+#[test]
 fn wishes_that_nobody_waits_for_any_more_are_not_read() {
     let (prefetcher, source, _store) = prefetcher(MIB, 20, 1000);
     for index in 0..10 {
