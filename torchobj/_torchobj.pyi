@@ -37,7 +37,7 @@ __all__ = [
 __version__: str
 
 # Key, size, version, modified (milliseconds since 1970), storage class.
-_Entry: TypeAlias = tuple[str, int, str | None, int | None, str | None]
+_Entry: TypeAlias = tuple[str, int | None, str | None, int | None, str | None]
 # Content type, encoding, disposition, language, cache control, storage class, metadata.
 _Attributes: TypeAlias = tuple[
     str | None, str | None, str | None, str | None, str | None, str | None, Sequence[tuple[str, str]]

@@ -290,7 +290,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         if start is None and end is None:
             return bytes(memoryview(store.get(key)))  # type: ignore[arg-type]
         if (end is not None and start is not None and start < 0) or (end is not None and end < 0):
-            start, end, _step = slice(start, end).indices(store.head(key).size)
+            start, end, _step = slice(start, end).indices(store.head(key).size or 0)
         start = start or 0
         if end is not None and end <= start:
             return b""

@@ -26,8 +26,8 @@ class ObjectInfo:
 
     key: str
     """The whole key."""
-    size: int
-    """Size in bytes."""
+    size: int | None
+    """Size in bytes; None where a listing does not say it."""
     version: str | None = None
     """What the store calls its version: on S3 the ETag, in its quotes."""
     last_modified: datetime | None = None
@@ -48,7 +48,7 @@ class ListPage(NamedTuple):
     """One page of a listing."""
 
     objects: list[ObjectInfo]
-    """Objects in key order."""
+    """Objects in key order, or as S3 Express lists them."""
     prefixes: list[str]
     """Common prefixes, where the listing has a delimiter."""
 
@@ -286,12 +286,16 @@ class Store:
         return ObjectInfo(key, size, version, _time(modified_ms), *headers, dict(metadata))
 
     def list(self, prefix: str = "", delimiter: str | None = None, *, start_after: str | None = None) -> Listing:
-        """Lists objects whose keys begin with `prefix`, in key order.
+        """Lists objects whose keys begin with `prefix`, in key order; in no order where S3 Express lists them.
 
         Args:
             prefix: Raw: `train` also selects `training/x`.
             delimiter: Keys with it behind the prefix are folded into the common prefixes of `Listing.pages()`.
             start_after: Only keys that sort behind this.
+
+        Raises:
+            StoreError: The listing names a key twice or out of order, or repeats a page; or what persists after the
+                retries.
         """
         return Listing(self._native, prefix, delimiter, start_after)
 

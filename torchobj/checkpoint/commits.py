@@ -108,7 +108,8 @@ class Commits:
         return [(step, info) for step, info in self._commit_objects() if info.size == 0]
 
     def _commit_objects(self) -> list[tuple[int, ObjectInfo]]:
-        found = ((_COMMIT_KEY.fullmatch(info.key), info) for info in self.objects("commits/"))
+        objects = sorted(self.objects("commits/"), key=lambda info: info.key)
+        found = ((_COMMIT_KEY.fullmatch(info.key), info) for info in objects)
         return [(int(match[1]), info) for match, info in found if match is not None]
 
     def version(self, step: int) -> str | None:

@@ -235,7 +235,14 @@ def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObje
     if gone:
         message = f"step {attempt.step}: {', '.join(gone)} is gone; did another process sweep?"
         raise CheckpointError(f"{commits.url}: {message}")
-    return tuple(StoredObject(info.key, info.size, info.version, crc32s.get(name)) for name, info in found.items())
+    # A listing may not say a size.
+    sizes = {
+        name: commits.store.head(commits.key(info.key)).size if info.size is None else info.size
+        for name, info in found.items()
+    }
+    return tuple(
+        StoredObject(info.key, sizes[name] or 0, info.version, crc32s.get(name)) for name, info in found.items()
+    )
 
 
 def _discard(commits: Commits, attempt: Attempt) -> None:

@@ -157,6 +157,7 @@ impl ObjectStore for MemoryStore {
             max_parts: 10_000,
             max_put_bytes: u64::MAX,
             checksums: false,
+            ordered_listing: true,
         }
     }
 
@@ -208,7 +209,7 @@ impl ObjectStore for MemoryStore {
             last = Some(key.clone());
             page.entries.push(ListEntry {
                 key: key.clone(),
-                size: object.body.len() as u64,
+                size: Some(object.body.len() as u64),
                 version: Some(object.version.clone()),
                 modified_ms: Some(object.modified_ms),
                 storage_class: object.attributes.storage_class.clone(),

@@ -60,6 +60,8 @@ pub struct GetRequest<'a> {
     pub key: &'a str,
     /// `None`: the whole object.
     pub range: Option<ByteRange>,
+    /// Size of the whole object in bytes, where it is known: what a response must have that does not announce it.
+    pub size: Option<u64>,
     /// Read this version or fail as `Changed`.
     pub version: Option<&'a Version>,
 }
@@ -190,8 +192,8 @@ pub struct ListRequest<'a> {
 pub struct ListEntry {
     /// The whole key.
     pub key: String,
-    /// Size in bytes.
-    pub size: u64,
+    /// Size in bytes, where the listing has one.
+    pub size: Option<u64>,
     /// Its version, where the listing tells.
     pub version: Option<Version>,
     /// When it was last written, in milliseconds since 1970.
@@ -203,7 +205,7 @@ pub struct ListEntry {
 /// A page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct ListPage {
-    /// Objects, sorted by the bytes of their keys.
+    /// Objects, sorted by the bytes of their keys where the store lists in order.
     pub entries: Vec<ListEntry>,
     /// Common prefixes, sorted.
     pub prefixes: Vec<String>,
@@ -294,4 +296,6 @@ pub struct Capabilities {
     pub max_put_bytes: u64,
     /// Whether a wrong checksum of a body is refused.
     pub checksums: bool,
+    /// Whether listings are sorted by the bytes of their keys.
+    pub ordered_listing: bool,
 }

@@ -21,7 +21,6 @@ use crate::wait::wait;
 struct Prefix {
     client: Arc<Client>,
     base: String,
-    prefix: String,
     filter: Filter,
 }
 
@@ -29,8 +28,8 @@ impl Prefix {
     /// The next page, how far the listing is then, and whether there are more.
     async fn page(self: Arc<Self>, mut listed: Listed) -> Listing<(Packed, Listed, bool)> {
         let mut page = Packed::default();
-        let Self { client, base, prefix, filter } = &*self;
-        let more = client.list_page_into(&mut page, base, prefix, filter, &mut listed).await?;
+        let Self { client, base, filter } = &*self;
+        let more = client.list_page_into(&mut page, base, filter, &mut listed).await?;
         Ok((page, listed, more))
     }
 }
@@ -61,8 +60,9 @@ impl ManifestPages {
         limit: Option<usize>,
     ) -> PyResult<Self> {
         let filter = Filter::new(glob, suffixes, limit).or_raise(py)?;
-        let prefix = Arc::new(Prefix { client: store.client(py)?, base, prefix, filter });
-        let first = prefix.clone().page(Listed::default());
+        let listed = Listed::new(&prefix);
+        let prefix = Arc::new(Prefix { client: store.client(py)?, base, filter });
+        let first = prefix.clone().page(listed);
         let next = py.detach(|| {
             let _runtime = runtime().enter();
             Task::spawn(first)

@@ -9,11 +9,10 @@ use pyo3::types::PyList;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation};
 use torchobj_core::fork::Local;
+use torchobj_core::list::Pages;
 use torchobj_core::read::{Job, Landed, Read, Target, get_many as read_many};
 use torchobj_core::runtime::{Task, runtime};
-use torchobj_core::types::{
-    Attributes, ByteRange, Condition, ListPage, ListRequest, ObjectHead, PutOptions, Upload, Version,
-};
+use torchobj_core::types::{Attributes, ByteRange, Condition, ListPage, ObjectHead, PutOptions, Upload, Version};
 use torchobj_core::url::ObjectUrl;
 
 use crate::buffer::{self, Buffer};
@@ -23,7 +22,7 @@ use crate::process::{self, Place};
 use crate::wait::wait;
 
 /// Key, size, version, modified (milliseconds since 1970), storage class.
-type Entry = (String, u64, Option<String>, Option<i64>, Option<String>);
+type Entry = (String, Option<u64>, Option<String>, Option<i64>, Option<String>);
 
 /// Content type, encoding, disposition, language, cache control, storage class, metadata.
 pub(crate) type AttributeFields = (
@@ -161,13 +160,13 @@ impl NativeStore {
         start_after: Option<String>,
     ) -> PyResult<ListPages> {
         let client = self.client(py)?;
-        let listing = Listing { client, prefix, delimiter, start_after };
-        let first = listing.clone().page(None);
+        let pages = Pages::new(&prefix, delimiter.as_deref(), start_after.as_deref());
+        let first = next_page(client.clone(), pages);
         let next = py.detach(|| {
             let _runtime = runtime().enter();
             Task::spawn(first)
         });
-        Ok(ListPages { pages: Local::new(Pages { listing, next: Some(next) }) })
+        Ok(ListPages { coming: Local::new(Coming { client, next: Some(next) }) })
     }
 
     /// Copies an object of the same kind of store.
@@ -304,37 +303,23 @@ pub(crate) fn put_options(fields: AttributeFields, if_none_match: bool, if_match
     PutOptions { attributes, condition, crc32: false }
 }
 
-/// What is listed.
-#[derive(Clone)]
-struct Listing {
-    client: Arc<Client>,
-    prefix: String,
-    delimiter: Option<String>,
-    start_after: Option<String>,
-}
-
-impl Listing {
-    async fn page(self, continuation: Option<String>) -> Result<ListPage, Error> {
-        let request = ListRequest {
-            prefix: &self.prefix,
-            delimiter: self.delimiter.as_deref(),
-            start_after: self.start_after.as_deref().filter(|_| continuation.is_none()),
-            continuation: continuation.as_deref(),
-            max_entries: None,
-        };
-        self.client.list(request).await
-    }
-}
-
 /// Pages of a listing; the next is fetched while one is used.
 #[pyclass(module = "torchobj._torchobj")]
 pub(crate) struct ListPages {
-    pages: Local<Pages>,
+    coming: Local<Coming>,
 }
 
-struct Pages {
-    listing: Listing,
-    next: Option<Task<Result<ListPage, Error>>>,
+struct Coming {
+    client: Arc<Client>,
+    next: Option<Task<Page>>,
+}
+
+/// How far a listing is, and the page that was asked for.
+type Page = (Pages, Result<Option<ListPage>, Error>);
+
+async fn next_page(client: Arc<Client>, mut pages: Pages) -> Page {
+    let page = pages.next(&client).await;
+    (pages, page)
 }
 
 #[pymethods]
@@ -345,20 +330,19 @@ impl ListPages {
 
     fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(Vec<Entry>, Vec<String>)>> {
         let inherited = || PyRuntimeError::new_err("this listing is the parent's: a forked process begins its own");
-        let pages = self.pages.get_mut().ok_or_else(inherited)?;
-        let Some(next) = pages.next.take() else { return Ok(None) };
-        let listing = pages.listing.clone();
+        let coming = self.coming.get_mut().ok_or_else(inherited)?;
+        let Some(next) = coming.next.take() else { return Ok(None) };
+        let client = coming.client.clone();
         let (page, next) = wait(py, async move {
-            let page = match next.await {
+            let (pages, page) = match next.await {
                 Ok(page) => page,
                 Err(lost) => std::panic::resume_unwind(lost.into_panic()),
             };
-            let continuation = page.as_ref().ok().and_then(|page| page.continuation.clone());
-            let next = continuation.map(|continuation| Task::spawn(listing.page(Some(continuation))));
-            (page, next)
+            let more = page.is_ok() && !pages.ended();
+            (page, more.then(|| Task::spawn(next_page(client, pages))))
         })?;
-        let page = page.or_raise(py)?;
-        pages.next = next;
+        coming.next = next;
+        let Some(page) = page.or_raise(py)? else { return Ok(None) };
         let entries = page.entries.into_iter().map(|entry| {
             let version = entry.version.map(|version| version.as_str().to_owned());
             (entry.key, entry.size, version, entry.modified_ms, entry.storage_class)

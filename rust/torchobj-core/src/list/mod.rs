@@ -1,4 +1,6 @@
-//! Lists a prefix into a manifest, keeping what a filter lets pass.
+//! Lists a prefix into a manifest, keeping what a filter lets pass. What a page must be `pages` says.
+
+mod pages;
 
 use std::time::Duration;
 
@@ -8,7 +10,9 @@ use tokio::time::Instant;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::Manifest;
-use crate::types::{ListEntry, ListRequest};
+use crate::types::ListEntry;
+
+pub use self::pages::Pages;
 
 /// A listing that takes longer than this says in the log how far it is, as often.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
@@ -39,17 +43,18 @@ impl Filter {
     }
 
     fn passes(&self, prefix: &str, entry: &ListEntry) -> bool {
-        let marker = entry.size == 0 && entry.key.ends_with('/');
+        let marker = entry.size == Some(0) && entry.key.ends_with('/');
         let suffix = self.suffixes.is_empty() || self.suffixes.iter().any(|suffix| entry.key.ends_with(suffix));
         let relative = entry.key.strip_prefix(prefix).unwrap_or(&entry.key);
         !marker && suffix && self.glob.as_ref().is_none_or(|glob| glob.is_match(relative))
     }
 }
 
-/// How far a listing is.
+/// How far a listing into a manifest is.
 #[derive(Debug)]
 pub struct Listed {
-    continuation: Option<String>,
+    pages: Pages,
+    prefix: String,
     /// Objects that the filter let pass.
     taken: usize,
     seen: usize,
@@ -57,10 +62,25 @@ pub struct Listed {
     reported: Instant,
 }
 
-impl Default for Listed {
-    fn default() -> Self {
+impl Listed {
+    /// Before the first page of what is under `prefix`.
+    pub fn new(prefix: &str) -> Self {
         let now = Instant::now();
-        Self { continuation: None, taken: 0, seen: 0, started: now, reported: now }
+        let pages = Pages::new(prefix, None, None);
+        Self { pages, prefix: prefix.to_owned(), taken: 0, seen: 0, started: now, reported: now }
+    }
+
+    /// The entries of the next page that `filter` lets pass.
+    async fn page(&mut self, client: &Client, filter: &Filter) -> Result<Vec<ListEntry>> {
+        let Some(mut page) = self.pages.next(client).await? else { return Ok(Vec::new()) };
+        self.seen += page.entries.len();
+        if self.reported.elapsed() >= REPORT_EVERY {
+            self.reported = Instant::now();
+            let seconds = self.started.elapsed().as_secs_f64();
+            log::info!("listing {}: {} keys after {seconds:.1} s", client.store().url(&self.prefix), self.seen);
+        }
+        page.entries.retain(|entry| filter.passes(&self.prefix, entry));
+        Ok(page.entries)
     }
 }
 
@@ -69,15 +89,16 @@ impl Client {
     /// bucket.
     ///
     /// # Errors
-    /// `NoBucket`, `AccessDenied`, and what persists after the retries.
+    /// Those of [`Pages::next`].
     pub async fn list_into(&self, manifest: &mut Manifest, base: &str, prefix: &str, filter: &Filter) -> Result<()> {
-        let mut listed = Listed::default();
-        while self.list_page_into(manifest, base, prefix, filter, &mut listed).await? {}
+        let mut listed = Listed::new(prefix);
+        while self.list_page_into(manifest, base, filter, &mut listed).await? {}
         manifest.shrink();
         Ok(())
     }
 
-    /// The next page of a listing as `list_into` makes; returns whether there are more.
+    /// The next page of a listing as `list_into` makes; returns whether there are more. A store that lists in no order
+    /// gives one page, of everything: its order is that of the keys on every rank and in every epoch.
     ///
     /// # Errors
     /// As `list_into`.
@@ -85,27 +106,24 @@ impl Client {
         &self,
         manifest: &mut Manifest,
         base: &str,
-        prefix: &str,
         filter: &Filter,
         listed: &mut Listed,
     ) -> Result<bool> {
-        let request = ListRequest { prefix, continuation: listed.continuation.as_deref(), ..ListRequest::default() };
-        let page = self.list(request).await?;
-        listed.seen += page.entries.len();
-        for entry in page.entries.iter().filter(|entry| filter.passes(prefix, entry)) {
+        let mut entries = listed.page(self, filter).await?;
+        if !self.store().capabilities().ordered_listing {
+            while !listed.pages.ended() {
+                entries.extend(listed.page(self, filter).await?);
+            }
+            pages::sort(self, &listed.prefix, &mut entries)?;
+        }
+        for entry in entries {
             if filter.limit.is_some_and(|limit| listed.taken >= limit) {
                 return Ok(false);
             }
             listed.taken += 1;
-            manifest.push(base, &entry.key, Some(entry.size), entry.version.as_ref());
+            manifest.push(base, &entry.key, entry.size, entry.version.as_ref());
         }
-        if listed.reported.elapsed() >= REPORT_EVERY {
-            listed.reported = Instant::now();
-            let seconds = listed.started.elapsed().as_secs_f64();
-            log::info!("listing {}: {} keys after {seconds:.1} s", self.store().url(prefix), listed.seen);
-        }
-        listed.continuation = page.continuation;
-        Ok(listed.continuation.is_some())
+        Ok(!listed.pages.ended())
     }
 }
 
@@ -114,7 +132,7 @@ mod tests {
     use super::*;
 
     fn entry(key: &str, size: u64) -> ListEntry {
-        ListEntry { key: key.to_owned(), size, version: None, modified_ms: None, storage_class: None }
+        ListEntry { key: key.to_owned(), size: Some(size), version: None, modified_ms: None, storage_class: None }
     }
 
     #[test]

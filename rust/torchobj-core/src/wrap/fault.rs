@@ -29,6 +29,8 @@ pub enum Fault {
     CutBody(usize),
     /// Stands still in the body after so many bytes.
     StallBody(usize),
+    /// Brings so many bytes of the body each second.
+    DripBody(usize),
     /// Panics before anything is done: a bug of a store's.
     Panic,
     /// Answers with the bytes before those that were asked for.
@@ -37,23 +39,46 @@ pub enum Fault {
 
 type Script = Arc<Mutex<Vec<(Operation, VecDeque<Fault>)>>>;
 
+/// Makes the pages of listings, of a number from 0 and the request.
+type MakePage = Box<dyn FnMut(usize, &ListRequest<'_>) -> ListPage + Send>;
+
+/// Listings in place of the inner store's.
+struct Listings {
+    ordered: bool,
+    asked: usize,
+    make: MakePage,
+}
+
+impl std::fmt::Debug for Listings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Listings({} asked)", self.asked)
+    }
+}
+
 /// A store over another that fails by script.
 #[derive(Debug)]
 pub struct FaultyStore {
     inner: Arc<dyn ObjectStore>,
     script: Script,
+    listings: Mutex<Option<Listings>>,
 }
 
 impl FaultyStore {
     /// `inner`, with nothing failing yet.
     pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
-        Self { inner, script: Script::default() }
+        Self { inner, script: Script::default(), listings: Mutex::default() }
     }
 
     /// The next calls of `operation` meet these faults, one each.
     pub fn script(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
         let mut script = self.script.lock().expect("no holder of this lock panics");
         script.push((operation, faults.into_iter().collect()));
+    }
+
+    /// Listings are made by `make` from now on, and are said to be `ordered` or not.
+    pub fn list_by(&self, ordered: bool, make: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) {
+        let listings = Listings { ordered, asked: 0, make: Box::new(make) };
+        *self.listings.lock().expect("no holder of this lock panics") = Some(listings);
     }
 
     /// Faults that no call has met yet.
@@ -80,7 +105,7 @@ impl FaultyStore {
                 tokio::time::sleep(by).await;
                 call.await
             }
-            Some(body @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::WrongRange)) => {
+            Some(body @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::DripBody(_) | Fault::WrongRange)) => {
                 panic!("{body:?} is for reads, not for {operation}")
             }
         }
@@ -109,6 +134,16 @@ impl Opened for FaultyBody {
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
+        if let Fault::DripBody(bytes_per_s) = self.fault {
+            while dest.remaining() > 0 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                let length = bytes_per_s.min(dest.remaining());
+                let (_landing, mut piece) = Landing::new(Memory::allocate(length).expect("a test has memory"));
+                self.inner.read_into(&mut piece).await?;
+                dest.fill(piece.written());
+            }
+            return Ok(());
+        }
         let (Fault::CutBody(left) | Fault::StallBody(left)) = &mut self.fault else {
             return self.inner.read_into(dest).await;
         };
@@ -135,14 +170,18 @@ impl ObjectStore for FaultyStore {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
+        let capabilities = self.inner.capabilities();
+        match &*self.listings.lock().expect("no holder of this lock panics") {
+            Some(listings) => Capabilities { ordered_listing: listings.ordered, ..capabilities },
+            None => capabilities,
+        }
     }
 
     async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
         let key = request.key;
         let fault = self.next(Operation::Get);
         match fault {
-            Some(fault @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::WrongRange)) => {
+            Some(fault @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::DripBody(_) | Fault::WrongRange)) => {
                 let inner = self.inner.open(request).await?;
                 let error = self.inner.error(ErrorKind::Reset, Operation::Get, key, "the body was cut by script");
                 Ok(Box::new(FaultyBody { inner, fault, error: Some(error) }))
@@ -163,6 +202,10 @@ impl ObjectStore for FaultyStore {
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
+        if let Some(listings) = &mut *self.listings.lock().expect("no holder of this lock panics") {
+            listings.asked += 1;
+            return Ok((listings.make)(listings.asked - 1, &request));
+        }
         self.meet(Operation::List, request.prefix, self.inner.list(request.clone())).await
     }
 

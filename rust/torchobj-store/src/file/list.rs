@@ -237,7 +237,7 @@ impl Walk {
         self.last = Some(key.clone());
         page.entries.push(ListEntry {
             key,
-            size: metadata.len(),
+            size: Some(metadata.len()),
             version: Some(version(&metadata)),
             modified_ms: Some(modified_ms(&metadata)),
             storage_class: None,

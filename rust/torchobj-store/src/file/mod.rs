@@ -108,6 +108,7 @@ impl ObjectStore for FileStore {
             max_parts: 10_000,
             max_put_bytes: u64::MAX,
             checksums: false,
+            ordered_listing: true,
         }
     }
 

@@ -51,6 +51,11 @@ impl Bucket {
         Self { account, name: name.to_owned(), known, resolving, by_sdk }
     }
 
+    /// Whether it is one of S3 Express, or an access point to one: they list in no order (user guide, "Directory buckets").
+    pub(super) fn is_directory_bucket(&self) -> bool {
+        self.name.ends_with("--x-s3") || self.name.ends_with("-xa-s3")
+    }
+
     /// The URL of a key, or of the bucket.
     pub(super) fn url_of(&self, key: Option<&str>) -> String {
         format!("s3://{}/{}", self.name, key.unwrap_or_default())

@@ -1,9 +1,9 @@
-//! What is rare, through the SDK: uploads begun, aborted and listed; objects deleted.
+//! What is rare, through the SDK: uploads begun and aborted; objects deleted.
 
 use aws_sdk_s3::error::SdkError;
 use aws_sdk_s3::types::{
-    ChecksumAlgorithm, ChecksumType, CompletedMultipartUpload, CompletedPart, Delete, EncodingType, ObjectIdentifier,
-    RequestPayer, ServerSideEncryption, StorageClass,
+    ChecksumAlgorithm, ChecksumType, CompletedMultipartUpload, CompletedPart, Delete, ObjectIdentifier, RequestPayer,
+    ServerSideEncryption, StorageClass,
 };
 use aws_smithy_runtime_api::client::orchestrator::HttpResponse;
 use aws_smithy_runtime_api::client::result::ConnectorError;
@@ -12,7 +12,6 @@ use torchobj_core::types::{Condition, PartReceipt, PutOptions, Upload, Version};
 
 use super::bucket::{Bucket, Chain};
 use super::checksum::Algorithm;
-use super::encode::decode_listed;
 use super::get::NONCE_HEADER;
 use super::request::Used;
 use super::wire::undialed;
@@ -147,37 +146,6 @@ impl Bucket {
         match self.sdk_answer(operation, Some(&upload.key), request.send()).await {
             Err(error) if error.kind() != ErrorKind::UploadGone => Err(error),
             _ => Ok(()),
-        }
-    }
-
-    /// ListMultipartUploads, all pages.
-    pub(super) async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
-        let operation = Operation::ListUploads;
-        let mut uploads = Vec::new();
-        let (mut key_marker, mut id_marker) = (None, None);
-        loop {
-            let request = self.sdk(operation).await?.list_multipart_uploads();
-            let request = request.bucket(&self.name).prefix(prefix).encoding_type(EncodingType::Url);
-            let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
-            let request = request.set_request_payer(self.request_payer());
-            let page = self.sdk_answer(operation, Some(prefix), request.send()).await?;
-            let encoded = page.encoding_type.is_some();
-            let decode = |key: String| if encoded { decode_listed(&key).unwrap_or(key) } else { key };
-            for upload in page.uploads.unwrap_or_default() {
-                let (Some(key), Some(id)) = (upload.key, upload.upload_id) else { continue };
-                let begun_ms = upload.initiated.and_then(|time| time.to_millis().ok());
-                let key = decode(key);
-                // Some stores list more than they were asked for.
-                if key.starts_with(prefix) {
-                    uploads.push(Upload { key, id, nonce: String::new(), begun_ms, crc32: false });
-                }
-            }
-            let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker);
-            let next = next.map_err(|problem| self.error(ErrorKind::Protocol, operation, Some(prefix), problem))?;
-            (key_marker, id_marker) = (next.map(decode), page.next_upload_id_marker);
-            if key_marker.is_none() {
-                return Ok(uploads);
-            }
         }
     }
 

@@ -17,11 +17,15 @@ pub(crate) mod encode;
 mod endpoint;
 mod get;
 mod list;
+mod odd;
 mod put;
 mod redirect;
 mod request;
 mod sdk;
 pub mod sign;
+#[cfg(test)]
+mod untrusted;
+mod uploads;
 mod wire;
 mod xml;
 
@@ -67,6 +71,7 @@ impl ObjectStore for S3Store {
             max_parts: 10_000,
             max_put_bytes: 5 << 30,
             checksums: true,
+            ordered_listing: !self.0.is_directory_bucket(),
         }
     }
 

@@ -1,0 +1,268 @@
+//! The pages of one listing. Refuses pages that do not go on: keys or tokens that come again, and pages without an end.
+//! Keeps no entries.
+
+use std::collections::HashSet;
+
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::types::{ListEntry, ListPage, ListRequest};
+
+/// Pages in a row without a key. A page is empty where S3 passes over the delete markers of a versioned bucket: so many
+/// pages are 10 million of them.
+const MOST_EMPTY_PAGES: usize = 10_000;
+
+/// A listing, and how far it has come.
+#[derive(Clone, Debug, Default)]
+pub struct Pages {
+    prefix: String,
+    delimiter: Option<String>,
+    start_after: Option<String>,
+    continuation: Option<String>,
+    ended: bool,
+    /// Every token so far.
+    tokens: HashSet<String>,
+    last_key: Option<String>,
+    last_prefix: Option<String>,
+    empty_pages: usize,
+}
+
+impl Pages {
+    /// A listing of what begins with `prefix` and sorts behind `start_after`. Keys with `delimiter` behind the prefix are
+    /// folded into common prefixes.
+    pub fn new(prefix: &str, delimiter: Option<&str>, start_after: Option<&str>) -> Self {
+        let own = |text: Option<&str>| text.map(str::to_owned);
+        let (delimiter, start_after) = (own(delimiter), own(start_after));
+        Self { prefix: prefix.to_owned(), delimiter, start_after, ..Self::default() }
+    }
+
+    /// Whether the last page was given.
+    pub fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The next page; `None` behind the last.
+    ///
+    /// # Errors
+    /// `NoBucket`, `AccessDenied`, and what persists after the retries; `Protocol` where the listing does not go on: a
+    /// key comes twice, comes out of order from a store that lists in order, or lies outside of the prefix, or a token
+    /// comes again.
+    pub async fn next(&mut self, client: &Client) -> Result<Option<ListPage>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let request = ListRequest {
+            prefix: &self.prefix,
+            delimiter: self.delimiter.as_deref(),
+            start_after: self.start_after.as_deref().filter(|_| self.continuation.is_none()),
+            continuation: self.continuation.as_deref(),
+            max_entries: None,
+        };
+        let mut page = client.list(request).await?;
+        // A start key may be part of the listing, as with GCS.
+        page.entries.retain(|entry| self.start_after.as_deref() != Some(&entry.key));
+        let ordered = client.store().capabilities().ordered_listing;
+        self.check(&page, ordered).map_err(|problem| refused(client, &self.prefix, &problem))?;
+        self.ended = page.continuation.is_none();
+        self.continuation.clone_from(&page.continuation);
+        Ok(Some(page))
+    }
+
+    fn check(&mut self, page: &ListPage, ordered: bool) -> Result<(), String> {
+        let Self { prefix, last_key, last_prefix, .. } = self;
+        let keys = page.entries.iter().map(|entry| &entry.key);
+        ascend(prefix, last_key, keys, ordered)?;
+        ascend(prefix, last_prefix, page.prefixes.iter(), ordered)?;
+        if page.entries.is_empty() && page.prefixes.is_empty() {
+            self.empty_pages += 1;
+        } else {
+            self.empty_pages = 0;
+        }
+        let Some(token) = &page.continuation else { return Ok(()) };
+        if !self.tokens.insert(token.clone()) {
+            return Err("the listing repeats a continuation token: it would never end".to_owned());
+        }
+        if self.empty_pages >= MOST_EMPTY_PAGES {
+            return Err(format!("{MOST_EMPTY_PAGES} pages in a row without a key, and the listing goes on"));
+        }
+        Ok(())
+    }
+}
+
+/// Checks that `keys` come behind `last`, which becomes the last of them.
+fn ascend<'a>(
+    prefix: &str,
+    last: &mut Option<String>,
+    keys: impl Iterator<Item = &'a String>,
+    ordered: bool,
+) -> Result<(), String> {
+    let mut before = last.as_deref();
+    let mut end = None;
+    for key in keys {
+        if !key.starts_with(prefix) {
+            return Err(format!("the listing of {prefix:?} has {key:?}, which does not begin with it"));
+        }
+        if let Some(before) = before.filter(|before| key == before || ordered && key.as_str() < *before) {
+            return Err(follows(key, before));
+        }
+        before = Some(key);
+        end = Some(key);
+    }
+    if let Some(end) = end {
+        *last = Some(end.clone());
+    }
+    Ok(())
+}
+
+fn follows(key: &str, before: &str) -> String {
+    format!("the listing has {key:?} behind {before:?}: each key must come once, and in order")
+}
+
+fn refused(client: &Client, prefix: &str, problem: &str) -> Error {
+    let error = client.store().error(ErrorKind::Protocol, Operation::List, prefix, problem);
+    error.with_hint("does a cache or a proxy between here and the store repeat pages?")
+}
+
+/// Sorts what a store lists in no order.
+///
+/// # Errors
+/// `Protocol` when a key comes twice.
+pub(super) fn sort(client: &Client, prefix: &str, entries: &mut [ListEntry]) -> Result<()> {
+    entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+    match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
+        Some(pair) => Err(refused(client, prefix, &follows(&pair[1].key, &pair[0].key))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::list::{Filter, Listed};
+    use crate::manifest::Manifest;
+    use crate::memory::MemoryStore;
+    use crate::transfer::Policy;
+    use crate::wrap::FaultyStore;
+
+    /// A client whose listings are made by `page`, of a number from 0 and the request.
+    fn client(ordered: bool, page: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) -> Client {
+        let faulty = FaultyStore::new(Arc::new(MemoryStore::new("m")));
+        faulty.list_by(ordered, page);
+        Client::new(Arc::new(faulty), Policy::default())
+    }
+
+    fn page(keys: &[&str], continuation: Option<&str>) -> ListPage {
+        let entry = |key: &&str| ListEntry {
+            key: (*key).to_owned(),
+            size: Some(1),
+            version: None,
+            modified_ms: None,
+            storage_class: None,
+        };
+        let continuation = continuation.map(str::to_owned);
+        ListPage { entries: keys.iter().map(entry).collect(), prefixes: Vec::new(), continuation }
+    }
+
+    /// A listing of two pages.
+    fn two_pages(ordered: bool, first: &'static [&str], second: &'static [&str]) -> Client {
+        client(ordered, move |number, _| if number == 0 { page(first, Some("t")) } else { page(second, None) })
+    }
+
+    async fn listed(client: &Client, limit: Option<usize>) -> Result<Vec<String>> {
+        let mut manifest = Manifest::default();
+        let filter = Filter::new(None, Vec::new(), limit).unwrap();
+        client.list_into(&mut manifest, "m://m", "", &filter).await?;
+        Ok((0..manifest.len()).map(|index| manifest.get(index).unwrap().key.to_owned()).collect())
+    }
+
+    #[tokio::test]
+    async fn keys_that_come_again_or_out_of_order_are_an_error_that_names_both() {
+        for (first, second, names) in [
+            (&["a", "b"][..], &["b", "c"][..], ["\"b\"", "\"b\""]),
+            (&["a", "a"], &["b"], ["\"a\"", "\"a\""]),
+            (&["b", "d"], &["c"], ["\"c\"", "\"d\""]),
+            (&["b", "a"], &[], ["\"a\"", "\"b\""]),
+        ] {
+            let error = listed(&two_pages(true, first, second), None).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol);
+            let text = error.to_string();
+            assert!(text.contains(&format!("{} behind {}", names[0], names[1])), "{text}");
+        }
+        let keys = listed(&two_pages(true, &["a", "b"], &["c", "ä"]), None).await.unwrap();
+        assert_eq!(keys, ["a", "b", "c", "ä"]);
+    }
+
+    #[tokio::test]
+    async fn a_listing_without_order_is_sorted_as_a_whole_and_has_each_key_once() {
+        let client = || two_pages(false, &["d", "b"], &["c", "a"]);
+        assert_eq!(listed(&client(), None).await.unwrap(), ["a", "b", "c", "d"]);
+        assert_eq!(listed(&client(), Some(2)).await.unwrap(), ["a", "b"]);
+        let error = listed(&two_pages(false, &["d", "b"], &["a", "d"]), None).await.unwrap_err();
+        assert!(error.to_string().contains("\"d\" behind \"d\""), "{error}");
+        // Page by page it is the same.
+        let (client, mut listed, mut manifest) = (client(), Listed::new(""), Manifest::default());
+        let filter = Filter::default();
+        while client.list_page_into(&mut manifest, "m://m", &filter, &mut listed).await.unwrap() {}
+        assert_eq!((0..4).map(|index| manifest.get(index).unwrap().key).collect::<String>(), "abcd");
+    }
+
+    #[tokio::test]
+    async fn a_start_key_that_is_listed_too_is_dropped() {
+        let client = client(true, |_, request| {
+            assert_eq!(request.start_after, Some("b"));
+            page(&["b", "c"], None)
+        });
+        let listed = Pages::new("", None, Some("b")).next(&client).await.unwrap().unwrap();
+        assert_eq!(listed.entries.iter().map(|entry| entry.key.as_str()).collect::<Vec<_>>(), ["c"]);
+    }
+
+    #[tokio::test]
+    async fn a_key_outside_of_the_prefix_is_an_error() {
+        let client = client(true, |_, _| page(&["other/a"], None));
+        let error = Pages::new("mine/", None, None).next(&client).await.unwrap_err();
+        assert!(error.to_string().contains("\"mine/\"") && error.to_string().contains("\"other/a\""), "{error}");
+    }
+
+    /// How many pages are asked for before the listing ends in an error.
+    async fn pages_until_refused(client: &Client, delimiter: Option<&str>) -> usize {
+        let (mut pages, mut count) = (Pages::new("", delimiter, None), 0);
+        loop {
+            match pages.next(client).await {
+                Ok(Some(_)) => count += 1,
+                Ok(None) => panic!("it ended after {count} pages"),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+                    return count;
+                }
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_listing_that_does_not_go_on_is_an_error_soon() {
+        for ordered in [true, false] {
+            let same = client(ordered, |_, _| page(&["a"], Some("t")));
+            assert_eq!(pages_until_refused(&same, None).await, 1);
+            let tokens = ["t", "u", "v"];
+            let circle = client(ordered, move |number, _| page(&[], Some(tokens[number % 3])));
+            assert_eq!(pages_until_refused(&circle, None).await, 3);
+            let folders = client(ordered, |number, _| ListPage {
+                prefixes: vec!["a/".to_owned()],
+                ..page(&[], Some(&number.to_string()))
+            });
+            assert_eq!(pages_until_refused(&folders, Some("/")).await, 1);
+            let empty = client(ordered, |number, _| page(&[], Some(&number.to_string())));
+            assert_eq!(pages_until_refused(&empty, None).await, MOST_EMPTY_PAGES - 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn empty_pages_before_a_key_are_passed_over() {
+        let client = client(true, |number, _| match number {
+            0..1000 => page(&[], Some(&number.to_string())),
+            _ => page(&["a"], None),
+        });
+        assert_eq!(listed(&client, None).await.unwrap(), ["a"]);
+    }
+}
