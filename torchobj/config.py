@@ -128,6 +128,10 @@ class StoreConfig:
     """For the commit of an upload in parts, retries included. S3 may send white space for minutes while it assembles
     the parts; a store that sends nothing for longer than `first_byte_timeout_s` and `idle_timeout_s` is asked again.
     0.01..86400 s."""
+    min_bytes_per_s: int = 16 * KIB
+    """Bytes a second that the body of a read must bring, on average over `idle_timeout_s`: a slower one is continued on
+    another connection. On a network where `max_in_flight` requests cannot have as much each, lower either. 0: no such
+    limit. 0..1 GiB."""
     keep_alive_s: float = 8.0
     """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
 
@@ -196,6 +200,7 @@ class StoreConfig:
             _check_number("max_in_flight", self.max_in_flight, 1, 4096)
         _check_number("max_in_flight_cap", self.max_in_flight_cap, 1, 4096)
         _check_number("max_attempts", self.max_attempts, 1, 1000)
+        _check_number("min_bytes_per_s", self.min_bytes_per_s, 0, GIB)
         waits = ("retry_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "commit_timeout_s")
         for name in (*waits, "keep_alive_s"):
             _check_number(name, getattr(self, name), 0.01, 86_400, " s", whole=False)

@@ -28,6 +28,8 @@ def test_defaults_are_those_of_rust():
         ({"max_attempts": -1}, "max_attempts=-1"),
         ({"idle_timeout_s": 0}, "idle_timeout_s=0: must be 0.01..86400 s"),
         ({"idle_timeout_s": float("nan")}, "idle_timeout_s=nan"),
+        ({"min_bytes_per_s": -1}, "min_bytes_per_s=-1: must be 0..1073741824"),
+        ({"min_bytes_per_s": 0.5}, "min_bytes_per_s=0.5"),
         ({"checksum": "md5"}, "checksum='md5': must be auto, crc64nvme, crc32c or none"),
         ({"addressing_style": "dns"}, "addressing_style='dns'"),
         ({"encryption": "rot13"}, "encryption='rot13'"),

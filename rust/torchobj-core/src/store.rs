@@ -97,6 +97,12 @@ pub trait Opened: Send {
     /// Which bytes of the object the body holds.
     fn range(&self) -> Range<u64>;
 
+    /// Whether the response itself announced how long its body is. Where it did not, `size` and `range` are what was
+    /// expected, and no byte of the body counts before the body has ended there.
+    fn announced(&self) -> bool {
+        true
+    }
+
     /// Receives the body into `dest`, from where it is filled to, and returns when the body ended or `dest` is full:
     /// another `dest` then takes what follows.
     /// After an error `dest` says how far it came.

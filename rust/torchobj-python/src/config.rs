@@ -42,6 +42,7 @@ pub(crate) struct StoreConfig {
     first_byte_timeout_s: f64,
     idle_timeout_s: f64,
     commit_timeout_s: f64,
+    min_bytes_per_s: u64,
     keep_alive_s: f64,
 }
 
@@ -100,6 +101,7 @@ impl StoreConfig {
             first_byte_timeout: Duration::from_secs_f64(self.first_byte_timeout_s),
             idle_timeout: Duration::from_secs_f64(self.idle_timeout_s),
             commit_timeout: Duration::from_secs_f64(self.commit_timeout_s),
+            min_bytes_per_s: self.min_bytes_per_s,
         }
     }
 }
@@ -121,6 +123,7 @@ pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     defaults.set_item("first_byte_timeout_s", policy.first_byte_timeout.as_secs_f64())?;
     defaults.set_item("idle_timeout_s", policy.idle_timeout.as_secs_f64())?;
     defaults.set_item("commit_timeout_s", policy.commit_timeout.as_secs_f64())?;
+    defaults.set_item("min_bytes_per_s", policy.min_bytes_per_s)?;
     defaults.set_item("connect_timeout_s", http.connect_timeout.as_secs_f64())?;
     defaults.set_item("keep_alive_s", http.keep_alive.as_secs_f64())?;
     defaults.set_item("verify_tls", http.verify_tls)?;

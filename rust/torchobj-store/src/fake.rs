@@ -74,5 +74,8 @@ async fn serve(mut socket: TcpStream, mut answer: impl FnMut(&str) -> String) ->
             std::future::pending::<()>().await;
         }
         socket.write_all(said.as_bytes()).await?;
+        if said.starts_with("HTTP/1.0") {
+            return socket.shutdown().await;
+        }
     }
 }

@@ -65,7 +65,7 @@ async fn a_file_that_becomes_shorter_while_it_is_read_has_changed_and_fills_no_m
     let folder = Folder::new("shorter");
     let store = FileStore::new(&folder.0);
     store.put("k", &bytes::Bytes::from(vec![7; 6 << 20]).into(), &Default::default()).await.unwrap();
-    let mut opened = store.open(GetRequest { key: "k", range: None, version: None }).await.unwrap();
+    let mut opened = store.open(GetRequest { key: "k", range: None, size: None, version: None }).await.unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(folder.0.join("k")).unwrap();
     file.set_len(1_000_000).unwrap();
     let (_landing, mut dest) = Landing::new(Memory::allocate(6 << 20).unwrap());

@@ -133,8 +133,9 @@ def sweep_expired(
 
 def _marked(place: Place, info: ObjectInfo) -> Record | None:
     """The record, marked as swept; None where it cannot be read, was renewed meanwhile, or is of a running save."""
-    # What is too large is not read: it is refused as an empty record is.
-    data = b"" if info.size > _LARGEST_RECORD_BYTES else place.find(info.key)
+    # What is too large, or of an unknown size, is not read: it is refused as an empty record is.
+    is_read = info.size is not None and info.size <= _LARGEST_RECORD_BYTES
+    data = place.find(info.key) if is_read else b""
     if data is None or is_running(info.key):
         return None
     try:

@@ -3,8 +3,24 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Memory;
+
+/// Counts the bytes that writers receive, for a task that watches how fast they come.
+#[derive(Clone, Debug, Default)]
+pub struct Progress(Arc<AtomicU64>);
+
+impl Progress {
+    /// Bytes received so far.
+    pub fn bytes(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn add(&self, bytes: usize) {
+        self.0.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
 
 /// A piece of memory with one writer, filled from its start.
 ///
@@ -16,6 +32,8 @@ pub struct Dest {
     filled: usize,
     /// How much of what counts as filled lies before the end of the last piece that was handed on.
     carved: usize,
+    /// Where received bytes are counted, if they are watched.
+    progress: Option<Progress>,
 }
 
 impl Dest {
@@ -55,6 +73,23 @@ impl Dest {
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.remaining(), "advanced by {bytes} with {} left", self.remaining());
         self.filled += bytes;
+        if let Some(progress) = &self.progress {
+            progress.add(bytes);
+        }
+    }
+
+    /// Counts what is received here from now on.
+    pub fn count_in(&mut self, progress: &Progress) {
+        self.progress = Some(progress.clone());
+    }
+
+    /// Drops what was written behind the first `filled` bytes, to be written again.
+    ///
+    /// # Panics
+    /// When less was written, or part of it was handed on.
+    pub fn rewind(&mut self, filled: usize) {
+        assert!((self.carved..=self.filled).contains(&filled), "rewound to {filled} of {}", self.filled);
+        self.filled = filled;
     }
 
     /// Copies as much of `bytes` as there is room for, and says how much that was.
@@ -84,7 +119,7 @@ impl Dest {
     #[must_use]
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len() && self.filled <= at, "cut at {at} of {} with {} filled", self.len(), self.filled);
-        let rest = Self { memory: self.memory.clone(), start: self.start + at, end: self.end, filled: 0, carved: 0 };
+        let rest = self.piece(self.start + at, self.end);
         self.end = self.start + at;
         rest
     }
@@ -107,9 +142,15 @@ impl Dest {
     #[must_use]
     pub fn carve(&mut self, length: usize) -> Self {
         let start = self.start + self.filled;
-        self.advance(length);
+        assert!(length <= self.remaining(), "carved {length} with {} left", self.remaining());
+        self.filled += length;
         self.carved = self.filled;
-        Self { memory: self.memory.clone(), start, end: start + length, filled: 0, carved: 0 }
+        self.piece(start, start + length)
+    }
+
+    fn piece(&self, start: usize, end: usize) -> Self {
+        let (memory, progress) = (self.memory.clone(), self.progress.clone());
+        Self { memory, start, end, filled: 0, carved: 0, progress }
     }
 }
 
@@ -127,7 +168,7 @@ impl Landing {
     /// Opens a region for writing: the landing to wait with, and the one piece that covers it all.
     pub fn new(memory: Memory) -> (Self, Dest) {
         let memory = Arc::new(memory);
-        let dest = Dest { memory: memory.clone(), start: 0, end: memory.len(), filled: 0, carved: 0 };
+        let dest = Dest { memory: memory.clone(), start: 0, end: memory.len(), filled: 0, carved: 0, progress: None };
         (Self(memory), dest)
     }
 
@@ -220,6 +261,31 @@ mod tests {
         drop(pieces);
         let buffer = landing.finish(usize::MAX).unwrap();
         assert!(buffer.as_slice().iter().enumerate().all(|(at, byte)| usize::from(*byte) == at / 7_000));
+    }
+
+    #[test]
+    fn received_bytes_are_counted_once_in_every_piece() {
+        let (_landing, mut dest) = Landing::new(Memory::allocate(10).unwrap());
+        let progress = Progress::default();
+        dest.count_in(&progress);
+        let mut tail = dest.split_off(6);
+        dest.fill(b"ab");
+        let mut carved = dest.carve(3);
+        assert_eq!(progress.bytes(), 2);
+        carved.fill(b"cde");
+        tail.fill(b"gh");
+        assert_eq!(progress.bytes(), 7);
+    }
+
+    #[test]
+    fn bytes_that_were_dropped_are_written_again() {
+        let (landing, mut dest) = Landing::new(Memory::allocate(6).unwrap());
+        dest.fill(b"wrong");
+        dest.rewind(1);
+        assert_eq!((dest.filled(), dest.remaining()), (1, 5));
+        dest.fill(b"right");
+        drop(dest);
+        assert_eq!(landing.finish(6).unwrap().as_slice(), b"wright");
     }
 
     #[test]

@@ -14,5 +14,5 @@ mod dest;
 mod memory;
 mod pool;
 
-pub use dest::{Buffer, Dest, Landing};
+pub use dest::{Buffer, Dest, Landing, Progress};
 pub use memory::Memory;

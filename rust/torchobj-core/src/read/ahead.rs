@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::buffer::{Buffer, Dest};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::read::response::Expected;
 use crate::read::{Landed, Read};
 use crate::runtime::Task;
 use crate::types::{ByteRange, Version};
@@ -156,7 +157,8 @@ impl ReadAhead {
     async fn read_direct(&self, range: Range<u64>, dest: &mut Dest) -> Result<u64> {
         let length = range.end - range.start;
         let dest = dest.carve(usize::try_from(length).expect("it fits dest"));
-        self.client.receive_parts(self.key.as_str().into(), range, self.version.clone(), dest).await?;
+        let expected = Expected { size: self.size, version: self.version.clone() };
+        self.client.receive_parts(self.key.as_str().into(), range, expected, dest).await?;
         Ok(length)
     }
 

@@ -10,11 +10,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::plan;
-use crate::buffer::{Buffer, Dest, Landing, Memory};
+use super::response::{Expected, First};
+use crate::buffer::{Buffer, Dest, Landing, Memory, Progress};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::store::Opened;
-use crate::transfer::{Permit, idle};
+use crate::transfer::{Stall, moving};
 use crate::types::{ByteRange, GetRequest, Version};
 
 /// Where the bytes are to land.
@@ -80,6 +81,15 @@ pub(super) trait Sink: Send {
     /// How many are still to come.
     fn remaining(&self) -> usize;
 
+    /// Counts the bytes that it takes from now on.
+    fn progress(&mut self) -> Progress;
+
+    /// Whether it can drop what it took.
+    const REWINDS: bool;
+
+    /// Drops what it took behind the first `filled` bytes.
+    fn rewind(&mut self, filled: usize);
+
     /// Takes the body of an answer, until that ends or nothing is missing.
     fn take(&mut self, opened: &mut dyn Opened) -> impl Future<Output = Result<()>> + Send;
 }
@@ -91,6 +101,18 @@ impl Sink for Dest {
 
     fn remaining(&self) -> usize {
         self.remaining()
+    }
+
+    fn progress(&mut self) -> Progress {
+        let progress = Progress::default();
+        self.count_in(&progress);
+        progress
+    }
+
+    const REWINDS: bool = true;
+
+    fn rewind(&mut self, filled: usize) {
+        self.rewind(filled);
     }
 
     async fn take(&mut self, opened: &mut dyn Opened) -> Result<()> {
@@ -123,19 +145,22 @@ impl Client {
             return self.empty(&key, into, version);
         }
         let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
-        let first = match self.open_first(&key, ask, size, version.as_ref()).await {
-            // Every range of an empty object is refused; so is this the way to see that it is empty.
-            Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
-                return self.empty(&key, into, version);
-            }
-            first => first?,
-        };
+        let bytes = plan::asked_bytes(ask.as_ref(), size);
+        let first =
+            match self.open_first(GetRequest { key: &key, range: ask, size, version: version.as_ref() }, bytes).await {
+                // Every range of an empty object is refused; so is this the way to see that it is empty.
+                Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
+                    return self.empty(&key, into, version);
+                }
+                first => first?,
+            };
         let size = first.opened.size();
         let version = first.opened.version().cloned().or(version);
         let answered = first.opened.range();
         let want = if suffix { answered.start..size } else { want.start..want.end.min(size) };
+        let expected = Expected { size: Some(size), version: version.clone() };
         let (landing, dest, length) = self.landing(&key, &want, into)?;
-        self.land(key, first, want.end.min(answered.end)..want.end, version.clone(), dest).await?;
+        self.land(key, first, want.end.min(answered.end)..want.end, expected, dest).await?;
         let buffer = landing.finish(length).map_err(|_| self.bug(&answered))?;
         Ok(Landed { buffer, size, version })
     }
@@ -172,91 +197,23 @@ impl Client {
         Ok((landing, dest, length))
     }
 
-    pub(super) async fn open_first(
-        &self,
-        key: &str,
-        range: Option<ByteRange>,
-        size: Option<u64>,
-        version: Option<&Version>,
-    ) -> Result<First> {
-        let bytes = plan::asked_bytes(range.as_ref(), size);
-        let mut attempts = self.attempts();
-        loop {
-            let permit = self.permit().await;
-            let opened = match self.open(GetRequest { key, range: range.clone(), version }, bytes).await {
-                Ok((opened, answered)) => {
-                    self.check(key, range.as_ref(), version, opened).map(|opened| (opened, answered))
-                }
-                Err(error) => Err(error),
-            };
-            match opened {
-                Ok((opened, answered)) => {
-                    attempts.succeeded();
-                    return Ok(First { opened, answered, permit });
-                }
-                Err(error) => {
-                    drop(permit);
-                    attempts.failed(error).await?;
-                }
-            }
-        }
-    }
-
-    /// Whether an answer is to what was asked. A store that ignores ranges may answer with the whole object, if that
-    /// begins where the range does.
-    fn check(
-        &self,
-        key: &str,
-        range: Option<&ByteRange>,
-        version: Option<&Version>,
-        opened: Box<dyn Opened>,
-    ) -> Result<Box<dyn Opened>> {
-        let (size, answered) = (opened.size(), opened.range());
-        let expected = match range {
-            None => 0..size,
-            Some(ByteRange::Bounded(range)) => range.start..range.end.min(size),
-            Some(ByteRange::From(start)) => *start..size,
-            Some(ByteRange::Suffix(length)) => size.saturating_sub(*length)..size,
-        };
-        if answered != expected && !(answered == (0..size) && expected.start == 0) {
-            let message = format!("asked for bytes {expected:?} of {size}, the answer has {answered:?}");
-            return Err(self.store().error(ErrorKind::Protocol, Operation::Get, key, &message));
-        }
-        match (version, opened.version()) {
-            (Some(asked), Some(got)) if asked != got => {
-                let message = format!("the object changed: it was {asked:?}, now it is {got:?}");
-                Err(self.store().error(ErrorKind::Changed, Operation::Get, key, &message))
-            }
-            (Some(_), None) => {
-                let message = "the answer does not say which version it is of";
-                Err(self.store().error(ErrorKind::Protocol, Operation::Get, key, message))
-            }
-            _ => Ok(opened),
-        }
-    }
-
-    /// Receives the first answer and, beside it, `rest` in parts, into `dest`.
+    /// Receives the first response, and what it does not cover in parts beside it, into `dest`.
     async fn land(
         self: &Arc<Self>,
         key: String,
         first: First,
         rest: Range<u64>,
-        version: Option<Version>,
+        expected: Expected,
         mut dest: Dest,
     ) -> Result<()> {
-        let first_length = dest.len() - usize::try_from(rest.end - rest.start).expect("a part of dest");
+        let first_length = dest.len() - length_of(&rest);
         let first_range = rest.start - first_length as u64..rest.start;
         if rest.is_empty() {
-            return self.receive(&key, first_range, version.as_ref(), &mut dest, Some(first)).await;
+            return self.receive(&key, first_range, &expected, &mut dest, Some(first)).await;
         }
-        let key: Arc<str> = key.into();
         let tail = dest.split_off(first_length);
-        let rest = self.receive_parts(key.clone(), rest, version.clone(), tail);
-        let first = async {
-            let mut dest = dest;
-            self.receive(&key, first_range, version.as_ref(), &mut dest, Some(first)).await
-        };
-        tokio::try_join!(first, rest)?;
+        let parts = std::iter::once((first_range, dest)).chain(self.parts(rest, tail));
+        self.receive_all(key.into(), expected, parts, Some(first)).await?;
         Ok(())
     }
 
@@ -265,16 +222,20 @@ impl Client {
         self: &Arc<Self>,
         key: Arc<str>,
         range: Range<u64>,
-        version: Option<Version>,
-        mut dest: Dest,
+        expected: Expected,
+        dest: Dest,
     ) -> Result<()> {
-        let part_bytes = plan::part_bytes(self.policy(), range.end - range.start);
-        let parts = plan::parts(range, part_bytes).map(|range| {
-            let length = usize::try_from(range.end - range.start).expect("a part of dest");
-            (range, dest.split_to(length))
-        });
-        self.receive_all(key, version, parts, None).await?;
+        self.receive_all(key, expected, self.parts(range, dest), None).await?;
         Ok(())
+    }
+
+    /// `range` in parts, each with its share of `dest`.
+    fn parts(&self, range: Range<u64>, mut dest: Dest) -> impl Iterator<Item = (Range<u64>, Dest)> + use<> {
+        let part_bytes = plan::part_bytes(self.policy(), range.end - range.start);
+        plan::parts(range, part_bytes).map(move |range| {
+            let part = dest.split_to(length_of(&range));
+            (range, part)
+        })
     }
 
     /// Receives each of `parts` into its sink, all in parallel, the first of them from `first` if its answer is there
@@ -282,15 +243,15 @@ impl Client {
     pub(super) async fn receive_all<S: Sink + 'static>(
         self: &Arc<Self>,
         key: Arc<str>,
-        version: Option<Version>,
+        expected: Expected,
         parts: impl Iterator<Item = (Range<u64>, S)>,
         mut first: Option<First>,
     ) -> Result<Vec<S>> {
         let mut tasks = JoinSet::new();
         for (index, (range, mut sink)) in parts.enumerate() {
-            let (client, key, version, first) = (self.clone(), key.clone(), version.clone(), first.take());
+            let (client, key, expected, first) = (self.clone(), key.clone(), expected.clone(), first.take());
             tasks.spawn(async move {
-                client.receive(&key, range, version.as_ref(), &mut sink, first).await?;
+                client.receive(&key, range, &expected, &mut sink, first).await?;
                 Ok::<_, Error>((index, sink))
             });
         }
@@ -304,81 +265,89 @@ impl Client {
         Ok(full.into_iter().map(|(_, sink)| sink).collect())
     }
 
-    /// Receives `range` into `sink`, going on after what breaks, from `first` if the answer is there already.
-    pub(super) async fn receive(
+    /// Receives `range` into `sink`, going on after what breaks, from `first` if the response is there already.
+    pub(super) async fn receive<S: Sink>(
         &self,
         key: &str,
         range: Range<u64>,
-        version: Option<&Version>,
-        sink: &mut impl Sink,
+        expected: &Expected,
+        sink: &mut S,
         mut first: Option<First>,
     ) -> Result<()> {
         let mut attempts = self.attempts();
-        while sink.remaining() > 0 || first.is_some() {
+        // An empty object is read too: its body must end where it begins.
+        while sink.remaining() > 0 || first.is_some() || range.is_empty() {
             let before = sink.filled();
-            match self.receive_once(key, &range, version, sink, first.take()).await {
+            let error = match self.receive_once(key, &range, expected, sink, first.take()).await {
                 Ok(()) if sink.remaining() == 0 => break,
                 Ok(()) => {
-                    attempts.progressed(sink.filled() - before);
                     let message = format!("the body ended {} bytes early", sink.remaining());
-                    let error = self.store().error(ErrorKind::ShortBody, Operation::Get, key, &message);
-                    attempts.failed(error).await?;
+                    self.store().error(ErrorKind::ShortBody, Operation::Get, key, &message)
                 }
-                Err(error) => {
-                    attempts.progressed(sink.filled() - before);
-                    attempts.failed(error).await?;
-                }
-            }
+                Err(error) => error,
+            };
+            attempts.progressed(sink.filled() - before);
+            attempts.failed(error).await?;
         }
         attempts.succeeded();
         Ok(())
     }
 
-    async fn receive_once(
+    async fn receive_once<S: Sink>(
         &self,
         key: &str,
         range: &Range<u64>,
-        version: Option<&Version>,
-        sink: &mut impl Sink,
+        expected: &Expected,
+        sink: &mut S,
         first: Option<First>,
     ) -> Result<()> {
         let First { mut opened, answered, mut permit } = match first {
             Some(first) => first,
             None => {
-                let permit = self.permit().await;
-                let ask = Some(ByteRange::Bounded(range.start + sink.filled() as u64..range.end));
-                let request = GetRequest { key, range: ask.clone(), version };
-                let (opened, answered) = self.open(request, sink.remaining() as u64).await?;
-                let opened = self.check(key, ask.as_ref(), version, opened)?;
-                First { opened, answered, permit }
+                let ask = ByteRange::Bounded(range.start + sink.filled() as u64..range.end);
+                let ask = Some(ask).filter(|_| !range.is_empty());
+                self.open_once(expected.request(key, ask), sink.remaining() as u64).await?
             }
         };
+        let refuse = |kind, message: &str| Err(self.store().error(kind, Operation::Get, key, message));
         if opened.size() < range.end {
             let message = format!("asked for bytes {range:?}, the object has {}", opened.size());
-            return Err(self.store().error(ErrorKind::Range, Operation::Get, key, &message));
+            return refuse(ErrorKind::Range, &message);
         }
-        let (limit, before) = (self.policy().idle_timeout, sink.filled());
-        let result = idle(limit, sink.take(&mut *opened)).await;
+        if !opened.announced() && !S::REWINDS {
+            return refuse(ErrorKind::Protocol, "the response does not say how long it is");
+        }
+        let (policy, progress, before) = (self.policy(), sink.progress(), sink.filled());
+        let body = sink.take(&mut *opened);
+        let result = moving(policy.idle_timeout, policy.min_bytes_per_s, &progress, body).await;
         let ended = Instant::now();
         permit.moved((sink.filled() - before) as u64, ended);
-        match result {
-            Some(result) => {
-                if result.is_ok() {
-                    self.metrics().body.add(ended - answered);
-                }
-                result
-            }
-            None => {
-                let message = format!("the body stood still for {} s at byte {}", limit.as_secs_f64(), sink.filled());
-                Err(self.silence(Operation::Get, key, &message))
+        let result = match result {
+            Ok(result) => result,
+            Err(stall) => Err(self.stalled(key, stall, sink.filled())),
+        };
+        match &result {
+            Ok(()) => self.metrics().body.add(ended - answered),
+            // It may be of anything: an error page, or half of the object.
+            Err(_) if !opened.announced() => sink.rewind(before),
+            Err(_) => {}
+        }
+        result
+    }
+
+    fn stalled(&self, key: &str, stall: Stall, at: usize) -> Error {
+        let error = self.silence(Operation::Get, key, &format!("the body {stall} at byte {at}"));
+        match stall {
+            Stall::Silent(_) => error,
+            Stall::Slow(..) => {
+                let rate = self.policy().min_bytes_per_s;
+                error.with_hint(format!("min_bytes_per_s={rate}: a slow network needs a lower one, or max_in_flight"))
             }
         }
     }
 }
 
-/// An answer whose body waits, and the permit that it holds meanwhile.
-pub(super) struct First {
-    pub(super) opened: Box<dyn Opened>,
-    answered: Instant,
-    permit: Permit,
+/// Length of a range that lies in memory.
+fn length_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).expect("it lies in memory")
 }

@@ -10,7 +10,10 @@ mod fetch;
 mod hedge;
 mod many;
 mod plan;
+mod response;
 mod scatter;
+#[cfg(test)]
+mod slow_bodies;
 mod strips;
 
 pub use ahead::{ReadAhead, Window};

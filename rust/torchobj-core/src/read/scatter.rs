@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 
 use super::coalesce::{self, Part};
 use super::plan;
+use super::response::Expected;
 use super::strips::{Room, Strips};
 use crate::buffer::{Dest, Landing, Memory};
 use crate::client::Client;
@@ -117,20 +118,23 @@ impl Scatter {
     }
 
     async fn receive(self, parts: Vec<Part>, checksum: bool) -> Result<Scattered> {
-        let Self { client, key, mut version, segments } = self;
+        let Self { client, key, version, segments } = self;
+        let mut expected = Expected { size: None, version };
         let mut first = None;
-        if version.is_none() {
+        if expected.version.is_none() {
             // All ask for one version, which the first answer tells.
             let range = parts.first().map(|part| ByteRange::Bounded(part.range()));
-            let opened = client.open_first(&key, range, None, None).await?;
-            version = opened.opened.version().cloned();
-            first = Some(opened);
+            let bytes = plan::asked_bytes(range.as_ref(), None);
+            let response = client.open_first(expected.request(&key, range), bytes).await?;
+            let opened = &response.opened;
+            expected = Expected { size: Some(opened.size()), version: opened.version().cloned() };
+            first = Some(response);
         }
         let mut sums = vec![Crc32::default(); if checksum { segments.len() } else { 0 }];
         let url = client.store().url(&key).into();
         let parts = deal(parts, segments, checksum, url);
-        let (mut size, key) = (0, key.into());
-        for strips in client.receive_all(key, version.clone(), parts, first).await? {
+        let (mut size, version) = (0, expected.version.clone());
+        for strips in client.receive_all(key.into(), expected, parts, first).await? {
             size = strips.size();
             strips.into_sums().into_iter().for_each(|(segment, sum)| sums[segment] = sums[segment].then(sum));
         }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::fetch::Sink;
-use crate::buffer::{Dest, Landing, Memory};
+use crate::buffer::{Dest, Landing, Memory, Progress};
 use crate::crc32::Crc32;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::store::Opened;
@@ -72,6 +72,7 @@ pub(super) struct Strips {
     sums: Option<Vec<(usize, Crc32)>>,
     /// Of the whole object, once it answered.
     size: u64,
+    progress: Progress,
     url: Arc<str>,
 }
 
@@ -79,7 +80,16 @@ impl Strips {
     /// For the bytes of `rooms`, with the gaps before them, of the object at `url`.
     pub(super) fn new(rooms: VecDeque<Room>, checksum: bool, url: Arc<str>) -> Self {
         let length = rooms.iter().map(|room| room.gap_bytes + room.dest.len()).sum();
-        Self { rooms, strip: None, taken: 0, length, sums: checksum.then(Vec::new), size: 0, url }
+        Self {
+            rooms,
+            strip: None,
+            taken: 0,
+            length,
+            sums: checksum.then(Vec::new),
+            size: 0,
+            progress: Progress::default(),
+            url,
+        }
     }
 
     /// Size of the whole object, by its last answer.
@@ -168,11 +178,25 @@ impl Sink for Strips {
         self.length - self.filled()
     }
 
+    fn progress(&mut self) -> Progress {
+        self.progress = Progress::default();
+        if let Some(strip) = &mut self.strip {
+            strip.dest.count_in(&self.progress);
+        }
+        self.progress.clone()
+    }
+
+    /// What was copied to its place stays there.
+    const REWINDS: bool = false;
+
+    fn rewind(&mut self, _filled: usize) {}
+
     async fn take(&mut self, opened: &mut dyn Opened) -> Result<()> {
         self.size = opened.size();
         loop {
             if self.strip.is_none() {
                 self.strip = self.next()?;
+                self.strip.iter_mut().for_each(|strip| strip.dest.count_in(&self.progress));
             }
             let Some(strip) = &mut self.strip else { return Ok(()) };
             opened.read_into(&mut strip.dest).await?;

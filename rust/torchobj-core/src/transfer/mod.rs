@@ -21,4 +21,5 @@ pub use pace::Pace;
 pub use permits::{Permit, Permits};
 pub use policy::Policy;
 pub use quota::Quota;
+pub(crate) use watch::{Stall, moving};
 pub use watch::{idle, within};

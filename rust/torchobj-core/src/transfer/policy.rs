@@ -29,6 +29,9 @@ pub struct Policy {
     pub idle_timeout: Duration,
     /// For all attempts to commit one upload in parts, however often the store sends white space meanwhile.
     pub commit_timeout: Duration,
+    /// A body that brings fewer bytes a second, on average over `idle_timeout`, is read on over another connection; 0 for
+    /// no such limit.
+    pub min_bytes_per_s: u64,
 }
 
 impl Default for Policy {
@@ -51,6 +54,8 @@ impl Default for Policy {
             idle_timeout: Duration::from_secs(20),
             // S3 assembles parts before it answers: "several minutes" (API reference, "CompleteMultipartUpload").
             commit_timeout: Duration::from_secs(900),
+            // 64 requests at once on a line of 10 Mbit/s have 19 KiB/s each.
+            min_bytes_per_s: 16 << 10,
         }
     }
 }

@@ -1,11 +1,14 @@
-//! Time limits. Both end a wait on a silent store; neither limits how long a healthy transfer takes.
+//! Time limits. They end a wait on a silent or a very slow store; none limits how long a healthy transfer takes.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
+
+use crate::buffer::Progress;
 
 /// Runs `future` for at most `limit`; `None` when it was not done by then.
 pub async fn within<T>(limit: Duration, future: impl Future<Output = T>) -> Option<T> {
@@ -43,9 +46,69 @@ pub async fn idle<T>(limit: Duration, future: impl Future<Output = T>) -> Option
     .await
 }
 
+/// Why a transfer was ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stall {
+    /// No byte arrived for this long.
+    Silent(Duration),
+    /// So few bytes arrived in this time.
+    Slow(u64, Duration),
+}
+
+impl fmt::Display for Stall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent(limit) => write!(f, "stood still for {} s", limit.as_secs_f64()),
+            Self::Slow(bytes, limit) => write!(f, "brought {bytes} bytes in {} s", limit.as_secs_f64()),
+        }
+    }
+}
+
+/// Runs a transfer for as long as it moves: `progress` grows at least once in `limit`, and by `min_bytes_per_s` or more
+/// on average over each `limit`. Bytes are counted, not wakeups: a transfer that shares its task with others is woken by
+/// theirs too.
+pub(crate) async fn moving<T>(
+    limit: Duration,
+    min_bytes_per_s: u64,
+    progress: &Progress,
+    transfer: impl Future<Output = T>,
+) -> Result<T, Stall> {
+    let least = min_bytes_per_s as f64 * limit.as_secs_f64();
+    let mut transfer = pin!(transfer);
+    let began = Instant::now();
+    let mut alarm = pin!(sleep_until(began + limit));
+    let (mut seen, mut grew_at) = (progress.bytes(), began);
+    let (mut window, mut window_began) = (seen, began);
+    std::future::poll_fn(move |context| {
+        if let Poll::Ready(output) = transfer.as_mut().poll(context) {
+            return Poll::Ready(Ok(output));
+        }
+        let bytes = progress.bytes();
+        if bytes != seen {
+            (seen, grew_at) = (bytes, Instant::now());
+        }
+        while alarm.as_mut().poll(context).is_ready() {
+            let now = Instant::now();
+            if now >= grew_at + limit {
+                return Poll::Ready(Err(Stall::Silent(limit)));
+            }
+            if now >= window_began + limit {
+                if ((bytes - window) as f64) < least {
+                    return Poll::Ready(Err(Stall::Slow(bytes - window, now - window_began)));
+                }
+                (window, window_began) = (bytes, now);
+            }
+            alarm.as_mut().reset((grew_at + limit).min(window_began + limit));
+        }
+        Poll::Pending
+    })
+    .await
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::{Dest, Landing, Memory};
 
     const LIMIT: Duration = Duration::from_secs(10);
 
@@ -71,6 +134,72 @@ mod tests {
         assert_eq!(idle(LIMIT, transfer).await, None);
         let waited = started.elapsed();
         assert!(waited >= Duration::from_secs(31) && waited < Duration::from_secs(42), "{waited:?}");
+    }
+
+    /// Memory for a transfer, and what counts the bytes that arrive there.
+    fn watched(len: usize) -> (Dest, Progress) {
+        let (_, mut dest) = Landing::new(Memory::allocate(len).unwrap());
+        let progress = Progress::default();
+        dest.count_in(&progress);
+        (dest, progress)
+    }
+
+    async fn drip(dest: &mut Dest, bytes: usize, every: Duration) {
+        while dest.remaining() > 0 {
+            tokio::time::sleep(every).await;
+            dest.fill(&vec![7; bytes]);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transfer_is_ended_by_its_own_silence_and_not_kept_alive_by_another() {
+        let (mut dest, progress) = watched(1 << 20);
+        let started = Instant::now();
+        let transfer = async {
+            dest.fill(b"first");
+            std::future::pending::<()>().await;
+        };
+        // Both are polled by one task: each wakeup of the other polls the first.
+        let (stalled, _) = tokio::join!(moving(LIMIT, 0, &progress, transfer), ticks(100, Duration::from_secs(1)));
+        assert_eq!(stalled, Err(Stall::Silent(LIMIT)));
+        let (mut dest, progress) = watched(1 << 20);
+        let transfer = async {
+            dest.fill(b"first");
+            std::future::pending::<()>().await;
+        };
+        let busy = ticks(1000, Duration::from_secs(1));
+        tokio::select! {
+            stalled = moving(LIMIT, 0, &progress, transfer) => assert_eq!(stalled, Err(Stall::Silent(LIMIT))),
+            _ = busy => panic!("still waiting after {:?}", started.elapsed()),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transfer_below_the_minimum_rate_is_ended_within_two_limits_and_one_above_it_goes_on() {
+        for (bytes, min_bytes_per_s, ended) in [(1, 0, false), (1, 2, true), (999, 1000, true), (1000, 1000, false)] {
+            let (mut dest, progress) = watched(100 * bytes);
+            let started = Instant::now();
+            let result =
+                moving(LIMIT, min_bytes_per_s, &progress, drip(&mut dest, bytes, Duration::from_secs(1))).await;
+            assert_eq!(result.is_err(), ended, "{bytes} of {min_bytes_per_s}: {result:?}");
+            assert!(!ended || started.elapsed() <= 2 * LIMIT, "{:?}", started.elapsed());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_transfer_that_becomes_slow_is_ended_soon_after() {
+        let (mut dest, progress) = watched(1 << 20);
+        let started = Instant::now();
+        let transfer = async {
+            for _ in 0..50 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                dest.fill(&[7; 4096]);
+            }
+            drip(&mut dest, 1, Duration::from_secs(1)).await;
+        };
+        let stall = moving(LIMIT, 1024, &progress, transfer).await.unwrap_err();
+        assert!(matches!(stall, Stall::Slow(..)), "{stall:?}");
+        assert!(started.elapsed() <= Duration::from_secs(50) + 2 * LIMIT, "{:?}", started.elapsed());
     }
 
     #[tokio::test(start_paused = true)]

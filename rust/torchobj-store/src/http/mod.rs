@@ -24,6 +24,7 @@ use torchobj_core::error::ErrorKind;
 pub(crate) use connection::Connection;
 pub(crate) use dial::Dialer;
 pub(crate) use head::Framing;
+pub(crate) use odd::OddBody;
 pub(crate) use pool::{Lease, Line, Pool, refused};
 pub(crate) use proxy::Proxy;
 pub(crate) use transport::Transport;

@@ -1,13 +1,15 @@
 //! Bodies that are chunked, or that end with the connection: hyper reads them. The head of the answer was received
 //! already, so hyper is given a transport that swallows its request and replays what came.
 
+use std::future::poll_fn;
 use std::io;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::Request;
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::Empty;
+use hyper::body::{Body, Frame, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -15,32 +17,80 @@ use torchobj_core::error::ErrorKind;
 
 use super::{Connection, Failure, Transport};
 
-/// Takes the body of the answer to a `method` request, and gives the connection back.
-pub(super) async fn collect(
-    connection: Connection,
-    method: &'static str,
-    limit: usize,
-) -> Result<(Vec<u8>, Connection), Failure> {
-    let keep_alive = connection.keeps_alive();
-    let (transport, received) = connection.into_parts();
-    let replay = Replay { transport, received, replayed: 0, asked: false, reader: None };
-    let (mut sender, driver) = http1::handshake(TokioIo::new(replay)).await.map_err(broken)?;
-    let request =
-        Request::builder().method(method).uri("/").body(Empty::<Bytes>::new()).expect("method and path are ours");
-    let body = async move {
-        let answer = sender.send_request(request).await.map_err(broken)?;
-        let body = Limited::new(answer.into_body(), limit).collect().await;
-        let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
-            Ok(error) => broken(*error),
-            Err(_) => Failure::new(ErrorKind::Protocol, "the answer is too long"),
-        })?;
-        Ok(body.to_bytes().to_vec())
-    };
-    let (body, driver) = tokio::join!(body, driver.without_shutdown());
-    let (text, parts) = (body?, driver.map_err(broken)?);
-    let Replay { transport, received, replayed, .. } = parts.io.into_inner();
-    let rest = parts.read_buf.len() + received.len() - replayed;
-    Ok((text, Connection::answered(transport, keep_alive && rest == 0)))
+/// The body of a response to a request, frame by frame.
+pub(crate) struct OddBody {
+    driver: http1::Connection<TokioIo<Replay>, Empty<Bytes>>,
+    /// Until the body has ended: without it hyper takes the connection for one that is not used any more.
+    sender: Option<http1::SendRequest<Empty<Bytes>>>,
+    body: Incoming,
+    driven: bool,
+    keep_alive: bool,
+}
+
+impl OddBody {
+    /// The body of the response that `connection` has received the head of, to a `method` request.
+    pub(super) async fn open(connection: Connection, method: &'static str) -> Result<Self, Failure> {
+        let keep_alive = connection.keeps_alive();
+        let (transport, received) = connection.into_parts();
+        let replay = Replay { transport, received, replayed: 0, asked: false, reader: None };
+        let (mut sender, mut driver) = http1::handshake(TokioIo::new(replay)).await.map_err(broken)?;
+        let request =
+            Request::builder().method(method).uri("/").body(Empty::<Bytes>::new()).expect("method and path are ours");
+        let mut driven = false;
+        let response = {
+            let mut response = pin!(sender.send_request(request));
+            poll_fn(|context| {
+                drive(&mut driver, &mut driven, context)?;
+                response.as_mut().poll(context).map_err(broken)
+            })
+            .await?
+        };
+        Ok(Self { driver, sender: Some(sender), body: response.into_body(), driven, keep_alive })
+    }
+
+    /// The next bytes; `None` where the body ends as its framing says that it does.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        loop {
+            let frame = poll_fn(|context| {
+                drive(&mut self.driver, &mut self.driven, context)?;
+                Pin::new(&mut self.body).poll_frame(context).map(|frame| frame.transpose().map_err(broken))
+            });
+            match frame.await?.map(Frame::into_data) {
+                Some(Ok(bytes)) => return Ok(Some(bytes)),
+                // Trailers.
+                Some(Err(_)) => {}
+                None => break,
+            }
+        }
+        self.sender = None;
+        poll_fn(|context| {
+            drive(&mut self.driver, &mut self.driven, context)?;
+            if self.driven { Poll::Ready(Ok(())) } else { Poll::Pending }
+        })
+        .await?;
+        Ok(None)
+    }
+
+    /// The connection, once the body has ended.
+    pub(super) fn into_connection(self) -> Connection {
+        let parts = self.driver.into_parts();
+        let Replay { transport, received, replayed, .. } = parts.io.into_inner();
+        let rest = parts.read_buf.len() + received.len() - replayed;
+        Connection::answered(transport, self.keep_alive && rest == 0)
+    }
+}
+
+/// Moves bytes between the connection and the body.
+fn drive(
+    driver: &mut http1::Connection<TokioIo<Replay>, Empty<Bytes>>,
+    driven: &mut bool,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
+    if !*driven && let Poll::Ready(ended) = driver.poll_without_shutdown(context) {
+        *driven = true;
+        ended.map_err(broken)?;
+    }
+    Ok(())
 }
 
 fn broken(error: hyper::Error) -> Failure {

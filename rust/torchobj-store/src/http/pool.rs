@@ -12,6 +12,7 @@ use torchobj_core::client::most_connections;
 use torchobj_core::error::ErrorKind;
 
 use super::dial::is_out_of_descriptors;
+use super::odd::OddBody;
 use super::proxy::Proxy;
 use super::{Connection, Dialer, Failure, Target};
 
@@ -203,10 +204,28 @@ impl Lease {
         if self.answer().framing() != super::Framing::Odd {
             return self.connection().read_text(limit).await;
         }
-        let connection = self.connection.take().expect("only the end of the lease takes the connection");
-        let (text, kept) = super::odd::collect(connection, method, limit).await?;
-        self.connection = Some(kept);
+        let mut body = self.stream(method).await?;
+        let mut text = Vec::new();
+        while let Some(bytes) = body.next().await? {
+            if text.len() + bytes.len() > limit {
+                return Err(Failure::new(ErrorKind::Protocol, "the answer is too long"));
+            }
+            text.extend_from_slice(&bytes);
+        }
+        self.give_back(body);
         Ok(text)
+    }
+
+    /// The body of the response to a `method` request, of odd framing. The lease has no connection until it is given
+    /// back.
+    pub(crate) async fn stream(&mut self, method: &'static str) -> Result<OddBody, Failure> {
+        let connection = self.connection.take().expect("only the end of the lease takes the connection");
+        OddBody::open(connection, method).await
+    }
+
+    /// Keeps the connection of a body that has ended.
+    pub(crate) fn give_back(&mut self, body: OddBody) {
+        self.connection = Some(body.into_connection());
     }
 
     /// Receives a short body of known length and leaves it to be taken.

@@ -12,11 +12,9 @@ use torchobj_core::types::{Attributes, ByteRange, GetRequest, ObjectHead, Payloa
 
 use super::Bucket;
 use super::answer::{ServerError, error, http_date_ms, number};
+use super::odd::Odd;
 use super::request::{Answer, Ask};
 use crate::http::{Framing, Lease};
-
-/// A body without a length is collected before it is landed; larger ones are refused.
-const LARGEST_ODD_BYTES: usize = 1 << 30;
 
 /// Metadata under which an upload notes its nonce: never shown.
 pub(super) const NONCE_HEADER: &str = "x-amz-meta-torchobj-upload";
@@ -32,15 +30,26 @@ impl Bucket {
         if let Some(version) = request.version.filter(|version| !version.as_str().starts_with("W/")) {
             headers.push(("if-match", Cow::Borrowed(version.as_str())));
         }
+        // A server that compresses on the way says nothing of the object's own length.
+        headers.push(("accept-encoding", Cow::Borrowed("identity")));
         let payload = Payload::default();
         let operation = Operation::Get;
         let ask = Ask { operation, method: "GET", key: Some(request.key), query: &[], headers, payload: &payload };
         let mut answer = self.ask(&ask).await?;
         let version = answer.header("etag").map(Version::new);
-        if version.is_none() && answer.header("content-type").is_some_and(|kind| kind.contains("xml")) {
+        let length = match answer.lease.answer().framing() {
+            Framing::Length(length) => Some(length),
+            Framing::Empty | Framing::Odd => None,
+        };
+        let expected = length.is_none() || request.size.is_none_or(|size| length == Some(size));
+        let is_xml = answer.header("content-type").is_some_and(|kind| kind.contains("xml"));
+        if is_xml && (version.is_none() || answer.status == 200 && !expected) {
             answer = self.unless_error(&ask, answer).await?;
         }
         let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(request.key), message);
+        let known = length.is_some() || request.size.is_some();
+        check_encoding(answer.header("content-encoding"), version.as_ref(), known)
+            .map_err(|message| wrong(&message))?;
         let announced = match answer.status {
             206 => {
                 let header = answer.header("content-range").unwrap_or_default();
@@ -48,24 +57,46 @@ impl Bucket {
             }
             _ => None,
         };
-        let (range, size, body) = match (answer.lease.answer().framing(), announced) {
+        let (range, size) = match (answer.lease.answer().framing(), &announced) {
             (Framing::Length(length), Some((range, size))) if length == range.end - range.start => {
-                (range, size, Body::Coming(answer.lease))
+                (range.clone(), *size)
             }
-            (Framing::Length(length), None) => (0..length, length, Body::Coming(answer.lease)),
+            (Framing::Length(length), None) => (0..length, length),
             (Framing::Length(length), Some((range, _))) => {
                 return Err(wrong(&format!("the body has {length} bytes, its Content-Range {range:?}")));
             }
             (Framing::Empty, _) => return Err(wrong("an answer without a body")),
-            (Framing::Odd, announced) => {
-                let text = answer.lease.read_text("GET", LARGEST_ODD_BYTES).await;
-                let text = text.map_err(|failure| self.failure(operation, Some(request.key), failure))?;
-                let length = text.len() as u64;
-                let (range, size) = announced.unwrap_or((0..length, length));
-                (range, size, Body::Here(text, 0))
+            (Framing::Odd, Some((range, size))) => (range.clone(), *size),
+            (Framing::Odd, None) => {
+                let size = self.expected_size(&request, version.as_ref()).await?;
+                (0..size, size)
             }
         };
-        Ok(Box::new(OpenedObject { bucket: self.clone(), key: request.key.to_owned(), size, range, version, body }))
+        let known = announced.is_some() || length.is_some();
+        let mut lease = answer.lease;
+        let body = match length {
+            Some(_) => Body::Coming(lease),
+            None => {
+                let body = lease.stream("GET").await;
+                let body = body.map_err(|failure| self.failure(operation, Some(request.key), failure))?;
+                Body::Odd(Box::new(Odd::new(lease, body, range.end - range.start, known)))
+            }
+        };
+        let (bucket, key) = (self.clone(), request.key.to_owned());
+        Ok(Box::new(OpenedObject { bucket, key, size, range, version, announced: known, body }))
+    }
+
+    /// Size of an object whose response does not announce it: as it was listed, or by HEAD.
+    async fn expected_size(&self, request: &GetRequest<'_>, version: Option<&Version>) -> Result<u64> {
+        if let Some(size) = request.size {
+            return Ok(size);
+        }
+        let head = self.head(request.key).await?;
+        if head.version.as_ref() != version {
+            let message = format!("GET answers with version {version:?}, HEAD with {:?}", head.version);
+            return Err(self.error(ErrorKind::Protocol, Operation::Get, Some(request.key), &message));
+        }
+        Ok(head.size)
     }
 
     /// A 200 whose body is an error, as proxies of S3 make them: objects have an ETag, errors have none.
@@ -148,10 +179,28 @@ pub(super) fn content_range(header: &str) -> Option<(Range<u64>, u64)> {
     (first <= last && last < size).then_some((first..last + 1, size))
 }
 
-/// A body that is on its way, or was collected.
+/// Refuses a body that something between the store and here may have encoded. Objects that were stored with a
+/// Content-Encoding come as they are, with a strong ETag (RFC 9110, section 8.8.1) and with the length of the object,
+/// which is announced, or `known` and compared.
+pub(super) fn check_encoding(encoding: Option<&str>, version: Option<&Version>, known: bool) -> Result<(), String> {
+    let encodings = encoding.unwrap_or_default().split(',').map(str::trim);
+    // S3 strips `aws-chunked`, which is an encoding of uploads; others keep it.
+    let Some(encoding) = encodings.into_iter().find(|name| !matches!(*name, "" | "identity" | "aws-chunked")) else {
+        return Ok(());
+    };
+    let strong = version.is_some_and(|version| !version.as_str().starts_with("W/"));
+    if strong && known {
+        return Ok(());
+    }
+    let missing = if strong { "Content-Length" } else { "strong ETag" };
+    Err(format!("Content-Encoding {encoding} without a {missing}: a proxy may have compressed the object"))
+}
+
+/// A body that is on its way.
 enum Body {
+    /// Of a length that was announced.
     Coming(Lease),
-    Here(Vec<u8>, usize),
+    Odd(Box<Odd>),
 }
 
 struct OpenedObject {
@@ -160,6 +209,7 @@ struct OpenedObject {
     size: u64,
     range: Range<u64>,
     version: Option<Version>,
+    announced: bool,
     body: Body,
 }
 
@@ -177,16 +227,18 @@ impl Opened for OpenedObject {
         self.range.clone()
     }
 
+    fn announced(&self) -> bool {
+        self.announced
+    }
+
     async fn read_into(&mut self, dest: &mut Dest) -> Result<(), Error> {
+        let fail = |failure| self.bucket.failure(Operation::Get, Some(&self.key), failure);
         match &mut self.body {
-            Body::Coming(lease) => {
-                let read = lease.connection().read_body(dest).await;
-                read.map_err(|failure| self.bucket.failure(Operation::Get, Some(&self.key), failure))
-            }
-            Body::Here(text, taken) => {
-                *taken += dest.fill(&text[*taken..]);
-                Ok(())
-            }
+            Body::Coming(lease) => lease.connection().read_body(dest).await.map_err(fail),
+            Body::Odd(odd) => match odd.read_into(dest).await.map_err(fail)? {
+                None => Ok(()),
+                Some(message) => Err(self.bucket.error(ErrorKind::Protocol, Operation::Get, Some(&self.key), &message)),
+            },
         }
     }
 }

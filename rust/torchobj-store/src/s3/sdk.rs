@@ -19,7 +19,7 @@ use torchobj_core::types::{
 use super::bucket::{Bucket, Chain};
 use super::checksum::Algorithm;
 use super::encode::decode_listed;
-use super::get::{NONCE_HEADER, content_range, range_header};
+use super::get::{NONCE_HEADER, check_encoding, content_range, range_header};
 use super::xml;
 
 impl Bucket {
@@ -44,6 +44,10 @@ impl Bucket {
         }
         let answer = self.sdk_answer(operation, Some(key), call.send()).await?;
         let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(key), message);
+        let version = answer.e_tag.map(Version::new);
+        let known = answer.content_length.is_some();
+        check_encoding(answer.content_encoding.as_deref(), version.as_ref(), known)
+            .map_err(|message| wrong(&message))?;
         let length = answer.content_length.and_then(|length| u64::try_from(length).ok());
         let length = length.ok_or_else(|| wrong("an answer without a length"))?;
         let (range, size) = match answer.content_range.as_deref() {
@@ -53,7 +57,6 @@ impl Bucket {
         if range.end - range.start != length {
             return Err(wrong(&format!("the body has {length} bytes, its Content-Range {range:?}")));
         }
-        let version = answer.e_tag.map(Version::new);
         let (body, left) = (answer.body, Bytes::new());
         Ok(Box::new(OpenedObject { bucket: self.clone(), key: key.to_owned(), size, range, version, body, left }))
     }
@@ -112,8 +115,8 @@ impl Bucket {
         let entries = answer.contents.unwrap_or_default().into_iter().filter_map(|object| {
             Some(ListEntry {
                 key: decode(object.key?),
-                size: object.size.and_then(|size| u64::try_from(size).ok()).unwrap_or(0),
-                version: object.e_tag.map(|etag| xml::quoted(&etag)),
+                size: object.size.and_then(|size| u64::try_from(size).ok()),
+                version: object.e_tag.and_then(|etag| xml::listed_version(&etag)),
                 modified_ms: object.last_modified.and_then(|time| time.to_millis().ok()),
                 storage_class: object.storage_class.map(|class| class.as_str().to_owned()),
             })

@@ -163,7 +163,8 @@ mod tests {
             let account = Account::over(Arc::new(Dialer::through(&url)), config, None);
             let store = S3Store::new(Arc::new(account), "b");
             store.delete(&["k".to_owned()]).await.unwrap();
-            let error = store.open(GetRequest { key: "k", range: None, version: None }).await.err().unwrap();
+            let error =
+                store.open(GetRequest { key: "k", range: None, size: None, version: None }).await.err().unwrap();
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
             store.0.find_region(Operation::Get).await.unwrap();
         }

@@ -86,14 +86,15 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
     let mut next = None;
     let mut entry = Entry::default();
     let mut root = None;
+    let mut nameless = false;
     each(document, |event| match event {
         Seen::Text(path, text) => match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [_, "EncodingType"] => encoded = text == "url",
             [_, "IsTruncated"] => truncated = text == "true",
             [_, "NextContinuationToken"] => next = Some(text),
             [_, "CommonPrefixes", "Prefix"] => page.prefixes.push(text),
-            [_, "Contents", "Key"] => entry.key = text,
-            [_, "Contents", "Size"] => entry.size = text.parse().unwrap_or(0),
+            [_, "Contents", "Key"] => entry.key = Some(text),
+            [_, "Contents", "Size"] => entry.size = text.trim().parse().ok(),
             [_, "Contents", "ETag"] => entry.etag = Some(text),
             [_, "Contents", "LastModified"] => entry.modified_ms = xml_date_ms(&text),
             [_, "Contents", "StorageClass"] => entry.storage_class = Some(text),
@@ -101,7 +102,10 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
         },
         Seen::End(path) => {
             if matches!(path, [_, contents] if contents == "Contents") {
-                page.entries.push(std::mem::take(&mut entry).into());
+                match std::mem::take(&mut entry).listed() {
+                    Some(entry) => page.entries.push(entry),
+                    None => nameless = true,
+                }
             } else if let [name] = path {
                 root = Some(name.clone());
             }
@@ -109,6 +113,9 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
     })?;
     if root.as_deref() != Some("ListBucketResult") {
         return Err(Malformed(format!("<{}> is no listing", root.unwrap_or_default())));
+    }
+    if nameless {
+        return Err(Malformed("an object without a key".to_owned()));
     }
     if encoded {
         // The element may stand behind the keys that it speaks of.
@@ -134,18 +141,24 @@ pub(super) fn continuation(truncated: bool, next: Option<String>) -> Result<Opti
 
 #[derive(Default)]
 struct Entry {
-    key: String,
-    size: u64,
+    key: Option<String>,
+    size: Option<u64>,
     etag: Option<String>,
     modified_ms: Option<i64>,
     storage_class: Option<String>,
 }
 
-impl From<Entry> for ListEntry {
-    fn from(entry: Entry) -> Self {
-        let Entry { key, size, etag, modified_ms, storage_class } = entry;
-        Self { key, size, version: etag.map(|etag| quoted(&etag)), modified_ms, storage_class }
+impl Entry {
+    fn listed(self) -> Option<ListEntry> {
+        let Self { key, size, etag, modified_ms, storage_class } = self;
+        let version = etag.and_then(|etag| listed_version(&etag));
+        Some(ListEntry { key: key?, size, version, modified_ms, storage_class })
     }
+}
+
+/// The version that a listing gives: none where its ETag is empty.
+pub(super) fn listed_version(etag: &str) -> Option<Version> {
+    (!matches!(etag, "" | "\"\"")).then(|| quoted(etag))
 }
 
 /// An ETag as headers have it. Some stores leave the quotes out in a listing.
@@ -179,7 +192,7 @@ mod tests {
     fn all_of_an_entry_is_read() {
         let page = list_page(PAGE.replace("ENCODING", "").as_bytes()).unwrap();
         let first = &page.entries[0];
-        assert_eq!((first.size, first.version.clone()), (7, Some(Version::new("\"abc\""))));
+        assert_eq!((first.size, first.version.clone()), (Some(7), Some(Version::new("\"abc\""))));
         assert_eq!((first.modified_ms, first.storage_class.as_deref()), (Some(1_767_323_045_000), Some("STANDARD")));
         assert_eq!(page.entries[1].version, Some(Version::new("\"def\"")));
         assert_eq!(page.continuation.as_deref(), Some("t&1="));
@@ -194,6 +207,24 @@ mod tests {
             let last = PAGE.replace(token, without).replace("true", "false");
             assert_eq!(list_page(last.as_bytes()).unwrap().continuation, None);
         }
+    }
+
+    #[test]
+    fn a_size_or_an_etag_that_is_missing_or_no_value_is_unknown() {
+        for size in ["", "<Size/>", "<Size>many</Size>", "<Size>-1</Size>", "<Size>99999999999999999999</Size>"] {
+            for etag in ["", "<ETag/>", "<ETag>&quot;&quot;</ETag>"] {
+                let page =
+                    format!("<ListBucketResult><Contents><Key>k</Key>{size}{etag}</Contents></ListBucketResult>");
+                let entry = &list_page(page.as_bytes()).unwrap().entries[0];
+                assert_eq!((entry.size, &entry.version), (None, &None), "{page}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_without_a_key_is_malformed() {
+        let page = b"<ListBucketResult><Contents><Size>1</Size></Contents></ListBucketResult>";
+        assert!(list_page(page).unwrap_err().to_string().contains("without a key"));
     }
 
     #[test]

@@ -1,0 +1,215 @@
+//! Responses that are not what was listed, from a server that says what no server should.
+
+use std::sync::Arc;
+
+use torchobj_core::client::Client;
+use torchobj_core::error::{ErrorKind, Result};
+use torchobj_core::list::Filter;
+use torchobj_core::manifest::Manifest;
+use torchobj_core::read::{Job, Read, get_many};
+use torchobj_core::transfer::{Policy, within};
+
+use super::{Account, S3Store};
+use crate::config::S3Config;
+use crate::fake::{Fake, answer};
+
+const ETAG: &str = "ETag: \"0123\"\r\n";
+
+fn client(fake: &Fake, bucket: &str, force_sdk: bool) -> Arc<Client> {
+    let endpoint_url = Some(fake.url.clone());
+    let config = S3Config { endpoint_url, anonymous: true, force_sdk, ..S3Config::default() };
+    let policy = Policy { max_attempts: 2, ..Policy::default() };
+    Arc::new(Client::new(Arc::new(S3Store::new(Arc::new(Account::new(config).unwrap()), bucket)), policy))
+}
+
+/// A listing of one object of this size, and responses to its reads.
+async fn listed_with(size: &'static str, response: impl Fn(&str) -> String + Send + 'static) -> Fake {
+    Fake::start(move |head| match head.contains("list-type=2") {
+        true => answer(
+            200,
+            "",
+            &format!(
+                "<ListBucketResult><Contents><Key>k</Key>{size}<ETag>&quot;0123&quot;</ETag></Contents>\
+                 </ListBucketResult>"
+            ),
+        ),
+        false => response(head),
+    })
+    .await
+}
+
+/// Reads what is listed.
+async fn read_listed(client: &Arc<Client>) -> Result<Vec<u8>> {
+    let mut manifest = Manifest::default();
+    client.list_into(&mut manifest, "s3://b", "", &Filter::default()).await.unwrap();
+    let object = manifest.get(0).unwrap();
+    let read = Read { size: object.size, version: object.version, ..Read::whole(object.key) };
+    let landed = get_many(vec![Job { client: client.clone(), read }], true).await.remove(0)?;
+    Ok(landed.buffer.as_slice().to_vec())
+}
+
+/// A response whose body ends where the connection does.
+fn until_closed(headers: &str, body: &str) -> String {
+    format!("HTTP/1.0 200 OK\r\n{headers}\r\n{body}")
+}
+
+fn chunked(headers: &str, body: &str) -> String {
+    let chunk = if body.is_empty() { String::new() } else { format!("{:x}\r\n{body}\r\n", body.len()) };
+    format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n{headers}\r\n{chunk}0\r\n\r\n")
+}
+
+#[tokio::test]
+async fn a_response_of_another_length_than_listed_is_an_error_with_both_lengths() {
+    for length in [0, 100, 99_999] {
+        for force_sdk in [false, true] {
+            let fake = listed_with("<Size>10000</Size>", move |_| answer(200, ETAG, &"x".repeat(length))).await;
+            let error = read_listed(&client(&fake, "b", force_sdk)).await.unwrap_err();
+            assert_eq!((error.kind(), error.attempts()), (ErrorKind::Protocol, 2), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("10000 bytes") && text.contains(&format!("{length} bytes")), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_without_a_length_is_the_object_only_where_it_ends_as_listed() {
+    let body = "x".repeat(10_000);
+    for make in [until_closed, chunked] {
+        let right = body.clone();
+        let fake = listed_with("<Size>10000</Size>", move |_| make(ETAG, &right)).await;
+        assert_eq!(read_listed(&client(&fake, "b", false)).await.unwrap(), body.as_bytes());
+        for length in [0, 1, 9_999, 10_001, 50_000] {
+            let fake = listed_with("<Size>10000</Size>", move |_| make(ETAG, &"x".repeat(length))).await;
+            let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{length}: {error}");
+            assert!(error.to_string().contains("10000 bytes"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn bytes_of_a_body_that_ended_elsewhere_are_in_no_sample() {
+    let mut count = 0;
+    let fake = Fake::start(move |_| {
+        count += 1;
+        match count {
+            1 => chunked(ETAG, &"w".repeat(400)),
+            _ => answer(200, ETAG, &"x".repeat(1000)),
+        }
+    })
+    .await;
+    let landed = client(&fake, "b", false).get(Read { size: Some(1000), ..Read::whole("k") }).await.unwrap();
+    assert_eq!(landed.buffer.as_slice(), "x".repeat(1000).as_bytes());
+}
+
+#[tokio::test]
+async fn the_size_of_a_body_without_a_length_comes_from_head_where_it_was_not_listed() {
+    for (etag, right) in [("\"0123\"", true), ("\"4567\"", false)] {
+        let fake = Fake::start(move |head| match head.starts_with("HEAD") {
+            true => format!("HTTP/1.1 200 OK\r\nContent-Length: 10000\r\nETag: {etag}\r\n\r\n"),
+            false => chunked(ETAG, &"x".repeat(10_000)),
+        })
+        .await;
+        let landed = client(&fake, "b", false).get(Read::whole("k")).await;
+        assert_eq!(
+            landed.map(|landed| landed.buffer.len()).map_err(|error| error.kind()).ok(),
+            right.then_some(10_000)
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_changed_is_changed_whatever_its_size() {
+    let fake = listed_with("<Size>10</Size>", |_| answer(200, "ETag: \"4567\"\r\n", "other")).await;
+    let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
+    assert_eq!((error.kind(), error.attempts()), (ErrorKind::Changed, 1), "{error}");
+}
+
+#[tokio::test]
+async fn an_error_in_xml_is_an_error_although_it_has_an_etag() {
+    let text = "<?xml version=\"1.0\"?><Error><Code>InternalError</Code><Message>try again</Message></Error>";
+    let headers = format!("{ETAG}Content-Type: application/xml\r\n");
+    let fake = listed_with("<Size>10000</Size>", move |_| answer(200, &headers, text)).await;
+    let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
+    assert_eq!((error.kind(), error.code()), (ErrorKind::Server, Some("InternalError")), "{error}");
+}
+
+#[tokio::test]
+async fn a_range_that_is_refused_within_the_listed_size_is_no_empty_object() {
+    let fake = listed_with("<Size>99999999</Size>", |_| answer(416, "", "")).await;
+    let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+    assert!(error.to_string().contains("99999999 bytes"), "{error}");
+}
+
+#[tokio::test]
+async fn a_size_that_is_not_listed_is_unknown_and_the_object_is_read_all_the_same() {
+    for size in ["", "<Size>many</Size>"] {
+        let fake = listed_with(size, |_| answer(200, ETAG, "four")).await;
+        assert_eq!(read_listed(&client(&fake, "b", false)).await.unwrap(), b"four", "{size}");
+        // The SDK refuses the page for what is no number.
+        if size.is_empty() {
+            assert_eq!(read_listed(&client(&fake, "b", true)).await.unwrap(), b"four");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_was_encoded_on_the_way_is_no_data_and_one_that_was_stored_so_is() {
+    let gzip = "Content-Encoding: gzip\r\n";
+    let weak = "ETag: W/\"0123\"\r\n";
+    // What is answered, whether it is data where four bytes were listed, and where nothing was.
+    let cases = [
+        (answer(200, &format!("{gzip}{ETAG}"), "four"), true, true),
+        (answer(200, &format!("{gzip}{ETAG}"), "other"), false, true),
+        (answer(200, &format!("{gzip}{weak}"), "four"), false, false),
+        (answer(200, gzip, "four"), false, false),
+        (chunked(&format!("{gzip}{ETAG}"), "four"), true, false),
+        (chunked(&format!("{gzip}{ETAG}"), "fou"), false, false),
+        (chunked(&format!("{gzip}{weak}"), "four"), false, false),
+        (answer(200, &format!("Content-Encoding: identity\r\n{ETAG}"), "four"), true, true),
+    ];
+    for (response, listed, unlisted) in cases {
+        let said = response.clone();
+        let fake = listed_with("<Size>4</Size>", move |_| said.clone()).await;
+        let client = client(&fake, "b", false);
+        assert_eq!(read_listed(&client).await.is_ok(), listed, "{response}");
+        assert_eq!(client.get(Read::whole("k")).await.is_ok(), unlisted, "{response}");
+        assert!(fake.heads().iter().filter(|head| head.contains("/k ")).all(|head| {
+            head.starts_with("HEAD") || head.to_ascii_lowercase().contains("accept-encoding: identity")
+        }));
+    }
+}
+
+#[tokio::test]
+async fn an_upload_marker_that_comes_again_ends_the_listing_in_an_error() {
+    let upload = "<Upload><Key>k</Key><UploadId>u</UploadId></Upload>";
+    for (upload, markers) in [(upload, 1), (upload, 3), ("", 1), ("", 1 << 40)] {
+        let mut count: u64 = 0;
+        let fake = Fake::start(move |_| {
+            count += 1;
+            let next = count % markers;
+            answer(
+                200,
+                "",
+                &format!(
+                    "<ListMultipartUploadsResult>{upload}<IsTruncated>true</IsTruncated><NextKeyMarker>k{next}\
+                     </NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker></ListMultipartUploadsResult>"
+                ),
+            )
+        })
+        .await;
+        let listed = within(std::time::Duration::from_secs(20), client(&fake, "b", false).uploads("")).await;
+        let error = listed.expect("it ends").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+        assert!(fake.heads().len() <= 250, "{}", fake.heads().len());
+    }
+}
+
+#[tokio::test]
+async fn listings_are_in_order_except_those_of_directory_buckets() {
+    let fake = Fake::start(|_| String::new()).await;
+    for (bucket, ordered) in [("b", true), ("b--use1-az5--x-s3", false), ("a--use1-az5--xa-s3", false)] {
+        assert_eq!(client(&fake, bucket, false).store().capabilities().ordered_listing, ordered, "{bucket}");
+    }
+}
