@@ -13,7 +13,7 @@ use torchobj_core::error::ErrorKind;
 use torchobj_core::read::Read;
 use torchobj_core::transfer::Policy;
 use torchobj_core::types::{Attributes, Condition, ListRequest, PutOptions, Version};
-use torchobj_store::config::S3Config;
+use torchobj_store::config::{Encryption, S3Config};
 use torchobj_store::s3::sign::Identity;
 
 /// Parts of the least size that S3 takes.
@@ -93,4 +93,24 @@ async fn credentials_that_the_store_refuses_are_one_quick_error_until_they_are_r
             }
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn no_secret_is_in_the_debug_of_a_client_that_was_used() {
+    let server = Server::start("strict", &[]);
+    let key = "Y2FuYXJ5LVNFQ1JFVC1rZXktb2YtMzItYnl0ZXMhISE=";
+    let file = std::env::temp_dir().join(format!("torchobj-customer-key-{}", std::process::id()));
+    std::fs::write(&file, key).unwrap();
+    for force_sdk in [false, true] {
+        let encryption = Encryption::CustomerKeyFile(file.clone());
+        let config = S3Config { force_sdk, encryption, ..server.config() };
+        let client = server.bucket(&format!("debug-{force_sdk}"), config, policy());
+        client.put("k", pattern(7 << 20, 1).into(), &PutOptions::default()).await.unwrap();
+        let shown = format!("{client:?} {:#?}", client.store());
+        assert!(shown.contains("CustomerKey") && !shown.contains(key), "the SSE-C key is shown");
+        assert!(!shown.contains(&server.identity().secret_key), "the secret key of a profile is shown");
+        assert!(!shown.contains(&*file.to_string_lossy()), "the file of a key is shown");
+    }
+    std::fs::remove_file(file).unwrap();
 }
