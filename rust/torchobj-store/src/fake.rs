@@ -74,7 +74,7 @@ async fn serve(mut socket: TcpStream, mut answer: impl FnMut(&str) -> String) ->
             std::future::pending::<()>().await;
         }
         socket.write_all(said.as_bytes()).await?;
-        if said.starts_with("HTTP/1.0") {
+        if said.starts_with("HTTP/1.0") || said.contains("Connection: close") {
             return socket.shutdown().await;
         }
     }

@@ -165,9 +165,9 @@ impl Connection {
         self.head.framing
     }
 
-    /// A header of the current answer.
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    /// The head of the current answer, and its bytes.
+    pub(super) fn head(&self) -> (&Head, &[u8]) {
+        (&self.head, &self.buffer[..self.head.end])
     }
 
     /// All headers of the current answer.

@@ -22,7 +22,7 @@ pub(crate) enum Framing {
 }
 
 /// Where everything is in the bytes of a head. Used again for the next one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Head {
     pub(super) status: u16,
     pub(super) framing: Framing,

@@ -12,6 +12,7 @@ use torchobj_core::client::most_connections;
 use torchobj_core::error::ErrorKind;
 
 use super::dial::is_out_of_descriptors;
+use super::head::Head;
 use super::odd::OddBody;
 use super::proxy::Proxy;
 use super::{Connection, Dialer, Failure, Target};
@@ -86,11 +87,11 @@ impl Line {
     pub(crate) async fn lease(self: &Arc<Self>) -> Result<Lease, Failure> {
         while let Some(connection) = self.pop() {
             if connection.is_quiet() {
-                return Ok(Lease { line: self.clone(), connection: Some(connection) });
+                return Ok(Lease::new(self, connection));
             }
         }
         match self.dialer.dial(&self.target).await {
-            Ok(transport) => Ok(Lease { line: self.clone(), connection: Some(Connection::new(transport)) }),
+            Ok(transport) => Ok(Lease::new(self, Connection::new(transport))),
             Err(error) => Err(refused(&error)),
         }
     }
@@ -184,11 +185,26 @@ fn hint(error: &io::Error) -> Option<&'static str> {
 /// A connection that is in use. Dropped before its answer was taken whole it is closed, and the request with it.
 pub(crate) struct Lease {
     line: Arc<Line>,
-    /// Taken when the lease ends.
+    /// Taken when the lease ends, and while a body of odd framing is streamed.
     connection: Option<Connection>,
+    /// The head of the current answer and its bytes, from when its connection was taken to stream the body.
+    kept: Option<(Head, Vec<u8>)>,
 }
 
 impl Lease {
+    fn new(line: &Arc<Line>, connection: Connection) -> Self {
+        Self { line: line.clone(), connection: Some(connection), kept: None }
+    }
+
+    /// A header of the current answer, also after its body was read or broke.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let (head, bytes) = match &self.kept {
+            Some((head, bytes)) => (head, bytes.as_slice()),
+            None => self.answer().head(),
+        };
+        head.headers(bytes).find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+    }
+
     /// The connection.
     pub(crate) fn connection(&mut self) -> &mut Connection {
         self.connection.as_mut().expect("only the end of the lease takes the connection")
@@ -220,6 +236,8 @@ impl Lease {
     /// back.
     pub(crate) async fn stream(&mut self, method: &'static str) -> Result<OddBody, Failure> {
         let connection = self.connection.take().expect("only the end of the lease takes the connection");
+        let (head, bytes) = connection.head();
+        self.kept = Some((head.clone(), bytes.to_vec()));
         OddBody::open(connection, method).await
     }
 

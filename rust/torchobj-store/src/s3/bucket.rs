@@ -102,9 +102,8 @@ impl Bucket {
         head.extend_from_slice(format!("host: {}\r\nuser-agent: torchobj\r\n\r\n", address.host).as_bytes());
         let failed = |failure| self.failure(operation, None, failure);
         let mut lease = address.line.lease().await.map_err(failed)?;
-        let connection = lease.connection();
-        let status = connection.exchange(&head, Payload::default().pieces(), true).await.map_err(failed)?;
-        match (connection.header("x-amz-bucket-region"), status) {
+        let status = lease.connection().exchange(&head, Payload::default().pieces(), true).await.map_err(failed)?;
+        match (lease.header("x-amz-bucket-region"), status) {
             (Some(region), _) if is_region(region) => {
                 log::info!("{} is in region {region}", self.url_of(None));
                 Ok(region.to_owned())

@@ -49,7 +49,7 @@ pub(super) struct Answer {
 impl Answer {
     /// A header.
     pub(super) fn header(&self, name: &str) -> Option<&str> {
-        self.lease.answer().header(name)
+        self.lease.header(name)
     }
 }
 
@@ -69,8 +69,8 @@ impl Bucket {
             let status = lease.connection().exchange(&head, ask.payload.pieces(), bodiless).await.map_err(failed)?;
             match status {
                 200..=299 => return Ok(Answer { lease, status }),
-                307 | 308 if lease.answer().header("location").is_some() => {
-                    let location = lease.answer().header("location").unwrap_or_default();
+                307 | 308 if lease.header("location").is_some() => {
+                    let location = lease.header("location").unwrap_or_default();
                     let (target, endpoint) = (at.line.target(), &at.endpoint_host);
                     let redirect = redirect::resolve(location, target, endpoint, &self.name, at.bucket_in_host);
                     let redirect = redirect.map_err(|problem| {
@@ -156,7 +156,7 @@ impl Bucket {
             // An answer whose body is lost is known by its status.
             lease.read_text(ask.method, LARGEST_ERROR_BYTES).await.unwrap_or_default()
         };
-        let header = |name: &str| lease.answer().header(name).map(str::to_owned);
+        let header = |name: &str| lease.header(name).map(str::to_owned);
         self.refusal(ask.operation, ask.key, status, &text, header, used).await
     }
 

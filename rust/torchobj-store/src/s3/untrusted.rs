@@ -135,6 +135,23 @@ async fn an_error_in_xml_is_an_error_although_it_has_an_etag() {
 }
 
 #[tokio::test]
+async fn an_error_whose_body_is_chunked_or_breaks_keeps_what_its_headers_say() {
+    let text = "<Error><Code>InternalError</Code></Error>";
+    let head = "HTTP/1.1 500 Oops\r\nx-amz-request-id: R1\r\nTransfer-Encoding: chunked\r\n";
+    let bodies = [format!("{:x}\r\n{text}\r\n0\r\n\r\n", text.len()), format!("{:x}\r\n{text}", 9 * text.len())];
+    for body in bodies {
+        let fake = Fake::start(move |_| format!("{head}Connection: close\r\n\r\n{body}")).await;
+        let client = client(&fake, "b", false);
+        for error in [
+            client.get(Read::whole("k")).await.unwrap_err(),
+            client.list_into(&mut Manifest::default(), "s3://b", "", &Filter::default()).await.unwrap_err(),
+        ] {
+            assert_eq!((error.kind(), error.request_id()), (ErrorKind::Server, Some("R1")), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_range_that_is_refused_within_the_listed_size_is_no_empty_object() {
     let fake = listed_with("<Size>99999999</Size>", |_| answer(416, "", "")).await;
     let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
