@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, cast
 
+from torchobj.checkpoint.keys import is_canonical
 from torchobj.exceptions import ConfigError
 
 __all__ = ["DIGITS", "Attempt", "Commit", "Kind", "StoredObject", "checked_step"]
@@ -71,7 +72,7 @@ class Attempt(NamedTuple):
     def of_key(cls, key: str) -> "Attempt | None":
         """The attempt that owns this key; None where it is not a canonical path below the folder of an attempt."""
         found = _DATA_KEY.fullmatch(key)
-        return cls(int(found[1]), found[2]) if found is not None and _is_canonical(found[3]) else None
+        return cls(int(found[1]), found[2]) if found is not None and is_canonical(found[3]) else None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -143,16 +144,6 @@ class Commit:
             return cls(attempt, cast("Kind", fields["kind"]), objects, metrics, time)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
             raise ValueError(f"a field is missing, or of another type or size: {reprlib.repr(str(error))}") from None
-
-
-def _is_canonical(path: str) -> bool:
-    """Whether every reader of a path agrees that it leads to a file below where it begins."""
-    try:
-        # A lone surrogate, which JSON can carry, is no text.
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return not {"", ".", ".."} & set(path.split("/")) and "\\" not in path and "\0" not in path
 
 
 def _wrong(name: str, value: Any) -> ValueError:

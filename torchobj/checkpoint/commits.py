@@ -16,11 +16,12 @@ import logging
 import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, cast
 
 from torchobj._torchobj import Buffer
 from torchobj.checkpoint.commit_format import DIGITS, Attempt, Commit, Kind, StoredObject
+from torchobj.checkpoint.keys import remove_empty_folders, without_links
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
     BucketNotFoundError,
@@ -327,23 +328,16 @@ class Commits:
             logger.warning("%s", message)
 
     def delete_objects(self, keys: Iterable[str]) -> None:
-        """Deletes objects of attempts by their keys below the URL. Other keys are passed over."""
-        owned = [key for key in keys if Attempt.of_key(key) is not None]
+        """Deletes objects of attempts by their keys below the URL. Other keys are ignored."""
+        owned = self.owned(keys)
         if owned:
             self.store.delete([self.key(key) for key in owned])
-            self._remove_folders(owned)
+            remove_empty_folders(self._root, owned)
 
-    def _remove_folders(self, keys: Iterable[str]) -> None:
-        """Removes the folders of files that were deleted, where they are empty: up to that of the attempt, its own."""
-        if self._root is None:
-            return
-        for key in keys:
-            # The last two are `steps` and the root.
-            for folder in list(PurePosixPath(key).parents)[:-2]:
-                try:
-                    (self._root / folder).rmdir()
-                except OSError:
-                    break
+    def owned(self, keys: Iterable[str]) -> list[str]:
+        """The keys that belong to attempts. A file that a symbolic link leads to from an attempt's folder does not."""
+        names = (key.removeprefix("steps/") for key in keys if Attempt.of_key(key) is not None)
+        return [f"steps/{name}" for name in without_links(self._root and self._root / "steps", names)]
 
     def point(self) -> None:
         """Moves `latest.json` to the newest committed step, for tools that read it."""

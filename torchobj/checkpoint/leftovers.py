@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from torchobj.checkpoint.clock import time_of_store
 from torchobj.checkpoint.commits import Attempt, Commits
-from torchobj.exceptions import StoreError
 from torchobj.store import UnfinishedUpload
 
 __all__ = ["Leftover", "leftovers", "sweep", "under_way"]
@@ -73,9 +73,10 @@ def leftovers(commits: Commits) -> list[Leftover]:
     versions = commits.versions()
     readable = {commit.step: commit.attempt for commit in commits.readable()}
     left = []
+    owned = set(commits.owned(item.key for item in found))
     for item in found:
         attempt = Attempt.of_key(item.key)
-        if attempt is None or attempt in spared:
+        if attempt is None or attempt in spared or item.key not in owned:
             continue
         step = attempt.step
         if readable.get(step) == attempt or (step in versions and step not in readable):
@@ -97,7 +98,12 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
     left = leftovers(commits)
     if not left:
         return []
-    limit = _time_of_store(commits) - datetime.timedelta(seconds=older_than_s)
+    probe = Attempt.new(0)
+    with under_way(probe):
+        time = time_of_store(commits, probe.folder + "time", b"", commits.delete_objects)
+    if time is None:
+        return []
+    limit = time - datetime.timedelta(seconds=older_than_s)
     young = {_owner(item) for item in left if item.modified is None or item.modified > limit}
     old = [item for item in left if _owner(item) not in young]
     for item in old:
@@ -112,18 +118,3 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
 
 def _owner(item: Leftover) -> Attempt | str:
     return Attempt.of_key(item.key) or item.key
-
-
-def _time_of_store(commits: Commits) -> datetime.datetime:
-    """What time it is where objects get theirs: hosts disagree, and a fast clock here would make young data old."""
-    probe = Attempt.new(0)
-    key = commits.key(probe.folder + "time")
-    with under_way(probe):
-        commits.store.put(key, b"")
-        try:
-            # By a listing, as the others' times: the answer to a HEAD may leave out what is less than a second.
-            [told] = commits.objects(probe.folder)
-        finally:
-            with contextlib.suppress(StoreError):
-                commits.delete_objects([probe.folder + "time"])
-    return told.last_modified or datetime.datetime.now(tz=datetime.UTC)

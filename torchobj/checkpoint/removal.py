@@ -68,7 +68,7 @@ def _remove_of(place: Place, rank: int | None) -> bool:
     batches = [[metadata], files, [manifest]] if listed is not None else [files, [metadata]]
     for batch in batches:
         if batch:
-            place.store.delete([place.key(name) for name in batch])
+            place.delete(batch)
     return True
 
 

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
-from torchobj.checkpoint.dcp.place import Place, is_canonical
+from torchobj.checkpoint.dcp.place import Place
+from torchobj.checkpoint.keys import is_canonical
 from torchobj.exceptions import CheckpointError, StoreError
 
 __all__ = ["RECORDS", "Record", "discard", "is_running", "record_of_file", "records_of_files", "running"]

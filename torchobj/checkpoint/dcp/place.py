@@ -4,17 +4,19 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
 from torchobj import _torchobj
+from torchobj.checkpoint.keys import is_canonical, without_links
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import SCHEMES, parse_url
 
-__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "is_canonical", "is_item_file", "ranked"]
+__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "is_item_file", "ranked"]
 
 #: The object that makes a checkpoint: torch's own name for it.
 METADATA = ".metadata"
@@ -25,11 +27,6 @@ MANIFEST = "_torchobj_manifest.json"
 def ranked(name: str, rank: int | None) -> str:
     """The name of an object, as each rank writes its own without collectives; as torch has it for `.metadata`."""
     return name if rank is None else f"__{rank}{name}"
-
-
-def is_canonical(name: str) -> bool:
-    """Whether a name is a path that stays below its folder, whatever store interprets it."""
-    return "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
 
 
 def is_item_file(name: Any) -> bool:
@@ -116,10 +113,14 @@ class Place:
         self.store.put(self.key(name), data)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects. One that does not exist is no error."""
-        keys = [self.key(name) for name in names]
+        """Deletes objects. One that does not exist is no error; files behind a symbolic link stay."""
+        keys = [self.key(name) for name in self.owned(names)]
         if keys:
             self.store.delete(keys)
+
+    def owned(self, names: Iterable[str]) -> list[str]:
+        """The names without those of files that a symbolic link leads to from the folder."""
+        return without_links(Path("/", self._folder) if self._parsed.scheme == "file" else None, names)
 
     def abort_uploads(self, beginning: str, owns: Callable[[str], bool]) -> None:
         """Aborts unfinished uploads of objects whose names begin like this, of those names that are owned."""
@@ -127,7 +128,8 @@ class Place:
         is_file = self._parsed.scheme == "file"
         store, folder = (Store(self.url, config=self._config), "") if is_file else (self.store, self.key(""))
         for upload in store.unfinished_uploads(folder + beginning):
-            if owns(upload.key.removeprefix(folder)):
+            name = upload.key.removeprefix(folder)
+            if owns(name) and self.owned([name]):
                 store.abort_upload(upload)
 
     def objects(self, beginning: str, delimiter: str | None = None) -> list[ObjectInfo]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from torchobj.checkpoint.clock import time_of_store
 from torchobj.checkpoint.dcp.attempt import RECORDS, Record, is_running, record_of_file
 from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
@@ -77,7 +78,10 @@ def sweep(
     records = [info for info in folder.objects("") if info.key.rpartition("/")[2].startswith(RECORDS)]
     if not records:
         return []
-    now = _time_of_store(folder)
+    owned = set(folder.owned(info.key for info in records))
+    records = [info for info in records if info.key in owned]
+    probe = Record.new("")
+    now = time_of_store(folder, probe.name, probe.dump(), folder.delete)
     by_folder: dict[str, list[ObjectInfo]] = {}
     for info in records:
         parent = _parent(info.key)
@@ -87,17 +91,6 @@ def sweep(
         place = folder.below(parent)
         deleted += map(place.url_of, sweep_expired(place, own, now, older_than_s))
     return sorted(deleted)
-
-
-def _time_of_store(folder: Place) -> datetime.datetime | None:
-    """What time it is by the store's clock: hosts disagree, and a fast clock here would make young records expire."""
-    probe = Record.new("")
-    folder.put(probe.name, probe.dump())
-    try:
-        # By a listing, as the times of the records.
-        return next((info.last_modified for info in folder.objects(probe.name)), None)
-    finally:
-        folder.delete([probe.name])
 
 
 def sweep_expired(
@@ -165,6 +158,7 @@ def _remove(place: Place, swept: list[Record]) -> list[str]:
     tokens = {record.token for record in swept}
     for name in [name for name in folder.names("") if _MANIFEST.fullmatch(name)]:
         leftovers |= _left_by_manifest(folder, name, tokens)
+    leftovers = set(place.owned(sorted(leftovers)))
     place.delete(sorted(leftovers))
     # Last: a sweep that is killed before is done again.
     records = [record.name for record in swept]
