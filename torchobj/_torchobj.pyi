@@ -32,6 +32,7 @@ __all__ = [
     "prefetch_stats",
     "read_refs",
     "scatter",
+    "start_prefetcher",
 ]
 
 __version__: str
@@ -277,6 +278,7 @@ class Announcer:
 
 def offer(buffer: Buffer) -> tuple[int, int, int] | None: ...
 def adopt(owner: int, segment: int, generation: int) -> Buffer: ...
+def start_prefetcher(budget: int) -> None: ...
 def prefetch_stats() -> dict[str, Any]: ...
 
 @final

@@ -1,5 +1,6 @@
 """Objects as a source of the prefetcher: in the process that made it, and in its DataLoader workers."""
 
+import logging
 import multiprocessing.context
 import multiprocessing.reduction
 import os
@@ -10,9 +11,15 @@ from typing import Any, ClassVar, Generic, TypeVar, Union
 
 from torchobj import _torchobj
 from torchobj.datasets import unannounced, workers
+from torchobj.exceptions import StoreError
 from torchobj.memory import budget_bytes
 
+logger = logging.getLogger("torchobj")
+
 SUPPORTED = sys.platform == "linux"
+
+#: Processes whose system refused the memory for objects that are read ahead. A forked worker has its parent's number.
+_refused: set[int] = set()
 
 Native = TypeVar("Native", bound=Union["_torchobj.NativeSource", "_torchobj.RefSource"])
 
@@ -62,6 +69,32 @@ class Attachment:
         return attach(*self._of, file, bell)
 
 
+def is_refused() -> bool:
+    """Whether the system refused this process the memory for objects that are read ahead."""
+    return os.getpid() in _refused
+
+
+def _refuse(error: OSError) -> None:
+    if not _refused:
+        logger.warning("%s; until then nothing is read ahead, and each DataLoader worker reads for itself", error)
+    _refused.add(os.getpid())
+
+
+def _is_started() -> bool:
+    """Whether this process has a prefetcher, made now if it had none."""
+    if is_refused():
+        return False
+    try:
+        _torchobj.start_prefetcher(budget_bytes())
+    except StoreError:
+        # What any read needs is refused too.
+        raise
+    except OSError as error:
+        _refuse(error)
+        return False
+    return True
+
+
 class Source(Generic[Native]):
     """Where a dataset's objects are read from: the prefetcher of the process that the dataset was made in.
 
@@ -76,7 +109,9 @@ class Source(Generic[Native]):
         self._attachment: Attachment | None = None
 
     def native(self, make: Callable[[int], Native], attach: Callable[[int, int, int, int], Native]) -> Native | None:
-        """The source, made at its first use. None in a worker that was started before there was one.
+        """The source, made at its first use.
+
+        None in a worker that was started before there was one, and where the system refuses the shared memory for it.
 
         Args:
             make: Makes it, of a budget in bytes.
@@ -86,10 +121,16 @@ class Source(Generic[Native]):
         if here in self._made:
             return self._made[here]
         if not workers.in_worker():
-            return self._made.setdefault(here, make(budget_bytes()))
+            return self._made.setdefault(here, make(budget_bytes())) if _is_started() else None
         if self._attachment is not None:
             workers.end_with_the_trainer()
-            self._made[here], self._attachment = self._attachment.attach(attach), None
+            attachment, self._attachment = self._attachment, None
+            try:
+                self._made[here] = attachment.attach(attach)
+            except OSError as error:
+                # A limit of the address space, of which a spawned worker maps its own.
+                _refuse(error)
+                return None
             return self._made[here]
         return next(iter(self._made.values()), None)
 

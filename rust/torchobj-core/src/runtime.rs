@@ -2,6 +2,7 @@
 //! be done although nobody waits: cleaning up.
 
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::sync::Mutex;
 use std::task::{Context, Poll};
@@ -10,6 +11,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 
+use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork::{self, Local};
 
 /// More threads than this do not make one process's network faster; tasks of a rank share a machine with others.
@@ -25,25 +27,46 @@ static CURRENT: Mutex<Option<Local<&'static Process>>> = Mutex::new(None);
 /// The runtime of this process. A forked child gets its own; its parent's is leaked there, threads and all.
 ///
 /// # Panics
-/// When the system gives no threads.
+/// When the system gives no threads, or no event loop: entry points call [`start`] first.
 pub fn runtime() -> &'static Runtime {
     &process().runtime
 }
 
+/// Starts the runtime of this process, if it has none yet.
+///
+/// # Errors
+/// The system refuses it. The message says what to do about it.
+pub fn start() -> Result<()> {
+    let refused = |error: io::Error| {
+        let message = format!(
+            "torchobj cannot start its threads and its event loop, which need clone, epoll and eventfd: {error}: allow \
+             them in the seccomp profile of the container, and more threads and open files (ulimit -u, ulimit -n)"
+        );
+        Error::new(ErrorKind::Io, Operation::Connect, "", message)
+    };
+    started().map(drop).map_err(refused)
+}
+
 fn process() -> &'static Process {
+    started().expect("the system gives a process its threads and an event loop")
+}
+
+fn started() -> io::Result<&'static Process> {
     let _inside = fork::enter();
     let mut current = CURRENT.lock().expect("no holder of this lock panics");
-    Local::in_slot(&mut current, || {
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST_THREADS);
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(threads)
-            .thread_name("torchobj")
-            .enable_io()
-            .enable_time()
-            .build()
-            .expect("the system gives a process its threads");
-        Box::leak(Box::new(Process { runtime, cleaning: Mutex::new(JoinSet::new()) }))
-    })
+    if let Some(process) = current.as_ref().and_then(Local::get) {
+        return Ok(process);
+    }
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST_THREADS);
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(threads)
+        .thread_name("torchobj")
+        .enable_io()
+        .enable_time()
+        .build()?;
+    let process: &'static Process = Box::leak(Box::new(Process { runtime, cleaning: Mutex::new(JoinSet::new()) }));
+    *current = Some(Local::new(process));
+    Ok(process)
 }
 
 /// What was built in this process, if anything was.
@@ -85,7 +108,7 @@ impl<T: Send + 'static> Task<T> {
 }
 
 impl<T> Future for Task<T> {
-    type Output = Result<T, JoinError>;
+    type Output = std::result::Result<T, JoinError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(context)

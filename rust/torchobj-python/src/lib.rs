@@ -56,7 +56,7 @@ mod native {
     use crate::scatter::scatter;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, offer};
+    use crate::source::{Announcer, NativeIteration, NativeSource, adopt, offer, start_prefetcher};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::stats::prefetch_stats;

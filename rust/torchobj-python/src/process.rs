@@ -11,7 +11,7 @@ use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::fork::{self, Local};
 use torchobj_core::memory::MemoryStore;
-use torchobj_core::runtime::cleaned_up;
+use torchobj_core::runtime::{cleaned_up, start};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::S3Config;
@@ -43,6 +43,8 @@ static CLIENTS: Mutex<Option<Local<Clients>>> = Mutex::new(None);
 
 /// The client of this process for a place.
 pub(crate) fn client(place: &Place, config: S3Config, policy: Policy) -> Result<Arc<Client>> {
+    // Whatever is asked of a client runs on it.
+    start()?;
     let _inside = fork::enter();
     let mut clients = CLIENTS.lock().expect("no holder of this lock panics");
     let clients = Local::in_slot(&mut clients, Clients::default);

@@ -11,8 +11,10 @@ use torchobj_core::arena::{Reply, Unanswered, Worker};
 use torchobj_core::error::Error;
 use torchobj_core::fork::{self, Local};
 use torchobj_core::prefetch::Prefetcher;
+use torchobj_core::runtime::start;
 
 use crate::buffer::Buffer;
+use crate::error::OrRaise;
 
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
@@ -22,7 +24,10 @@ static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
 
 type Workers = HashMap<u32, Arc<Worker>>;
 
+/// The prefetcher of this process, made with `budget` if it has none yet.
 pub(crate) fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
+    // Not under the lock below.
+    Python::attach(|py| start().or_raise(py))?;
     let _inside = fork::enter();
     let mut own = OWN.lock().expect("no holder of this lock panics");
     if let Some(prefetcher) = own.as_ref().and_then(Local::get) {

@@ -271,6 +271,14 @@ impl Drop for Announcer {
     }
 }
 
+/// Makes the prefetcher of this process, if it has none yet; its memory takes `budget` bytes at most.
+///
+/// Raises `OSError` where the system refuses the memory; `StoreError` where it refuses what any read needs.
+#[pyfunction]
+pub(crate) fn start_prefetcher(py: Python<'_>, budget: u64) -> PyResult<()> {
+    py.detach(|| own(budget)).map(drop)
+}
+
 /// Offers the memory of a buffer to the owner of its arena: owner, id, generation. `None` for memory that is to be copied.
 #[pyfunction]
 pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u32, u32, u32)> {

@@ -27,15 +27,23 @@ unsafe impl Send for Map {}
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// A new file of `len` bytes, none of which has a page.
+    /// A new file without a name and without bytes.
     ///
     /// # Errors
-    /// The system refuses the file, or so much of the address space.
-    pub(super) fn create(len: u64) -> io::Result<Self> {
-        let file = memfd_create("torchobj-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    /// The system refuses it.
+    pub(super) fn file_in_memory() -> io::Result<OwnedFd> {
+        Ok(memfd_create("torchobj-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?)
+    }
+
+    /// A new file, made `len` bytes long, none of which has a page.
+    ///
+    /// # Errors
+    /// The system refuses so long a file, or so much of the address space. The file may be tried with another length.
+    pub(super) fn create(file: OwnedFd, len: u64) -> io::Result<Self> {
         ftruncate(&file, len)?;
-        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Self::attach(file)
+        let map = Self::of(file)?;
+        fcntl_add_seals(&map.file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(map)
     }
 
     /// The file of another process.
@@ -47,6 +55,10 @@ impl Map {
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no file of an arena"));
         }
+        Self::of(file)
+    }
+
+    fn of(file: OwnedFd) -> io::Result<Self> {
         let len = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.

@@ -32,6 +32,7 @@ mod owner;
 mod request;
 mod segment;
 mod serve;
+mod size;
 mod space;
 mod words;
 mod worker;

@@ -15,13 +15,10 @@ use super::layout::{self, Answer, DATA, Header, LANES};
 use super::map::Map;
 use super::request::{Asked, Request, split_names};
 use super::segment::Segment;
+use super::size::{self, Limits, Size};
 use super::space::{Extent, Space, capacity_of};
 use super::words;
 use crate::fork;
-
-/// How much larger than its budget an arena's file is: room for extents of every class, and for what is overdrawn.
-const SPARSE: u64 = 128;
-const LEAST_SPACE: u64 = 64 << 30;
 
 /// An arena, in the process that owns it.
 pub struct Arena {
@@ -56,27 +53,40 @@ pub struct Usage {
 }
 
 impl Arena {
-    /// A new arena whose segments take `budget` bytes, and more only when somebody waits.
+    /// A new arena whose segments take `budget` bytes, and more only when somebody waits. The budget is smaller where the
+    /// limits of the process leave less; that is logged.
     ///
     /// # Errors
-    /// The system refuses a file in memory, or its address space.
+    /// The system refuses a file in memory, or its address space. The message says what to do about it.
     pub fn create(budget: u64) -> io::Result<Arc<Self>> {
-        let budget = budget.max(1 << 20);
-        let mut size = budget.saturating_mul(SPARSE).max(LEAST_SPACE);
-        let map = loop {
-            match Map::create(DATA + size) {
-                Ok(map) => break map,
-                // A limit of the address space (ulimit -v).
-                Err(_) if size / 2 >= 4 * budget => size /= 2,
-                Err(error) => return Err(error),
+        Self::create_within(budget, Limits::of_process())
+    }
+
+    pub(super) fn create_within(wanted: u64, limits: Limits) -> io::Result<Arc<Self>> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let bell = bell.map_err(|error| size::refused("eventfd", error.into()))?;
+        let file = Map::file_in_memory().map_err(|error| size::refused("memfd_create", error))?;
+        let mut fits = Size::within(wanted, limits);
+        let (map, Size { budget, space }) = loop {
+            let Some(size) = fits else { return Err(size::too_little(limits)) };
+            match Map::create(file.try_clone()?, DATA + size.space) {
+                Ok(map) => break (map, size),
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EFBIG)) => fits = size.halved(),
+                Err(error) => return Err(size::refused("its file", error)),
             }
         };
+        if budget < wanted {
+            log::warn!(
+                "objects that are read ahead may take {} MiB instead of {} MiB of memory: {limits}",
+                budget >> 20,
+                wanted >> 20
+            );
+        }
         let header = Header(&map);
         header.owner().store(std::process::id(), Relaxed);
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let books = Books { space: Space::new(size, budget), grants: Grants::default(), overdrawn: 0 };
+        let books = Books { space: Space::new(space, budget), grants: Grants::default(), overdrawn: 0 };
         Ok(Arc::new(Self { map: Arc::new(map), bell, owner: std::process::id(), budget, books: Mutex::new(books) }))
     }
 
@@ -145,17 +155,37 @@ impl Arena {
     /// A segment of `len` bytes, whether or not the budget has room.
     ///
     /// # Errors
-    /// The file is full, which at 128 times the budget is a bug or one object larger than that.
+    /// The file is full: of what is in use, or for this one.
     pub fn segment(self: &Arc<Self>, len: u64) -> io::Result<Arc<Segment>> {
         let _inside = fork::enter();
         let mut books = self.books();
-        let full = || io::Error::new(io::ErrorKind::OutOfMemory, format!("the arena has no room for {len} bytes"));
-        let extent = books.space.take(len).ok_or_else(full)?;
+        let extent = match books.space.take(len) {
+            Some(extent) => extent,
+            None => self.take_of_what_is_free(&mut books, len)?,
+        };
         if books.space.used() > books.space.budget() {
             books.overdrawn += 1;
         }
         self.cool(&mut books);
         Ok(Segment::new(self.clone(), extent, len))
+    }
+
+    /// An extent of what is free in pieces of other sizes.
+    fn take_of_what_is_free(&self, books: &mut Books, len: u64) -> io::Result<Extent> {
+        for extent in books.space.cool(0) {
+            let _ = self.map.punch(DATA + extent.offset, extent.capacity);
+        }
+        books.space.merge();
+        let (size, used) = (books.space.size(), books.space.used());
+        books.space.take(len).ok_or_else(|| {
+            let message = format!(
+                "the arena, which has {} MiB for objects that are read ahead, has no room for {len} bytes beside the {} \
+                 MiB in use: let go of batches, or allow this process more address space (ulimit -v)",
+                size >> 20,
+                used >> 20
+            );
+            io::Error::new(io::ErrorKind::OutOfMemory, message)
+        })
     }
 
     /// Gives back the pages of what is free beyond the budget.

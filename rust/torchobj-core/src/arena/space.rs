@@ -38,6 +38,8 @@ pub(super) struct Space {
     used: u64,
     warm: u64,
     classes: BTreeMap<u64, Class>,
+    /// What is free and of no class, by where it begins: its length. Without pages.
+    gaps: BTreeMap<u64, u64>,
 }
 
 /// More than any file of an arena has. What is longer counts as this: no space has room for it, and sums do not overflow.
@@ -57,12 +59,17 @@ pub(super) fn capacity_of(len: u64) -> u64 {
 impl Space {
     /// `size` bytes, of which `budget` may have pages.
     pub(super) fn new(size: u64, budget: u64) -> Self {
-        Self { size, budget, end: 0, used: 0, warm: 0, classes: BTreeMap::new() }
+        Self { size, budget, end: 0, used: 0, warm: 0, classes: BTreeMap::new(), gaps: BTreeMap::new() }
     }
 
     /// Bytes that are handed out.
     pub(super) fn used(&self) -> u64 {
         self.used
+    }
+
+    /// Bytes that there are.
+    pub(super) fn size(&self) -> u64 {
+        self.size
     }
 
     /// Bytes that may have pages.
@@ -79,12 +86,17 @@ impl Space {
             offset
         } else if let Some(offset) = class.cold.pop() {
             offset
-        } else {
-            if self.size - self.end < capacity {
-                return None;
-            }
+        } else if self.size - self.end >= capacity {
             let offset = self.end;
             self.end += capacity;
+            offset
+        } else {
+            let (offset, length) =
+                self.gaps.iter().map(|(at, of)| (*at, *of)).find(|(_, length)| *length >= capacity)?;
+            self.gaps.remove(&offset);
+            if length > capacity {
+                self.gaps.insert(offset + capacity, length - capacity);
+            }
             offset
         };
         self.used += capacity;
@@ -96,6 +108,25 @@ impl Space {
         self.used -= extent.capacity;
         self.warm += extent.capacity;
         self.classes.entry(extent.capacity).or_default().warm.push_back(extent.offset);
+    }
+
+    /// Makes gaps of everything that is cold, joined with those beside: extents of any class can be cut from them.
+    pub(super) fn merge(&mut self) {
+        for (capacity, class) in &mut self.classes {
+            self.gaps.extend(class.cold.drain(..).map(|offset| (offset, *capacity)));
+        }
+        let mut merged: Vec<(u64, u64)> = Vec::new();
+        for (offset, length) in std::mem::take(&mut self.gaps) {
+            match merged.last_mut() {
+                Some((begin, before)) if *begin + *before == offset => *before += length,
+                _ => merged.push((offset, length)),
+            }
+        }
+        // What ends where nothing was handed out yet is not handed out any more.
+        if let Some((offset, _)) = merged.pop_if(|(offset, length)| *offset + *length == self.end) {
+            self.end = offset;
+        }
+        self.gaps = merged.into_iter().collect();
     }
 
     /// Extents to be punched out so that used and warm bytes are within `limit`, or nothing is warm any more. Each is
@@ -125,6 +156,37 @@ mod tests {
     use super::*;
 
     proptest! {
+        /// As the arena does: what does not fit is tried again after a merge.
+        #[test]
+        fn extents_of_a_space_that_is_used_up_never_overlap(steps in prop::collection::vec((any::<bool>(), 1_u64..100_000, any::<prop::sample::Index>()), 1..200)) {
+            let mut space = Space::new(1 << 19, 1 << 18);
+            let mut out: BTreeMap<u64, Extent> = BTreeMap::new();
+            for (take, len, which) in steps {
+                if take || out.is_empty() {
+                    let taken = space.take(len).or_else(|| {
+                        space.cool(0);
+                        space.merge();
+                        space.take(len)
+                    });
+                    let Some(extent) = taken else { continue };
+                    prop_assert!(extent.offset + extent.capacity <= 1 << 19);
+                    let before = out.range(..=extent.offset).next_back();
+                    prop_assert!(before.is_none_or(|(_, other)| other.offset + other.capacity <= extent.offset));
+                    let after = out.range(extent.offset..).next();
+                    prop_assert!(after.is_none_or(|(_, other)| extent.offset + extent.capacity <= other.offset));
+                    out.insert(extent.offset, extent);
+                } else {
+                    let offset = *which.get(&out.keys().copied().collect::<Vec<_>>());
+                    space.give(out.remove(&offset).unwrap());
+                }
+            }
+            // Once all is free, all of it can be had at once.
+            out.values().for_each(|extent| space.give(*extent));
+            space.cool(0);
+            space.merge();
+            prop_assert_eq!(space.take(1 << 19).map(|extent| extent.offset), Some(0));
+        }
+
         #[test]
         fn a_class_holds_what_it_is_for_and_wastes_little(len in 1_u64..1 << 40) {
             let capacity = capacity_of(len);
@@ -176,6 +238,23 @@ mod tests {
     fn a_length_that_nothing_has_is_refused_and_overflows_nothing() {
         assert_eq!(capacity_of(u64::MAX), LARGEST);
         assert!(Space::new(1 << 47, 4096).take(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn what_is_free_in_pieces_of_another_class_is_used_once_nothing_else_is_left() {
+        let mut space = Space::new(64 << 10, 64 << 10);
+        let small: Vec<Extent> = (0..16).map(|_| space.take(4096).unwrap()).collect();
+        assert!(space.take(4096).is_none());
+        // All but one in the middle.
+        small.iter().filter(|extent| extent.offset != 20 << 10).for_each(|extent| space.give(*extent));
+        assert!(space.take(32 << 10).is_none());
+        assert_eq!(space.cool(0).len(), 15);
+        space.merge();
+        let large = space.take(32 << 10).unwrap();
+        assert_eq!(large.offset, 24 << 10);
+        assert_eq!(space.take(20 << 10).map(|extent| extent.offset), Some(0));
+        assert_eq!(space.take(8 << 10).map(|extent| extent.offset), Some(56 << 10));
+        assert!(space.take(1).is_none());
     }
 
     #[test]

@@ -115,7 +115,7 @@ fn a_service_that_ended_is_seen_by_who_waits_and_by_who_asks_then() {
 
 #[test]
 fn a_file_that_is_too_short_for_an_arena_is_refused() {
-    let short = super::map::Map::create(4096).unwrap();
+    let short = super::map::Map::create(super::map::Map::file_in_memory().unwrap(), 4096).unwrap();
     let copy = || short.file().try_clone_to_owned().unwrap();
     let refused = Worker::attach(copy(), copy()).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
@@ -200,6 +200,19 @@ fn what_a_worker_offered_before_it_died_is_the_trainers_without_a_copy() {
     assert!(arena.adopt(offer.id, offer.generation).unwrap().is_some());
     assert_eq!((arena.usage().copied, arena.usage().transferred), (0, 1));
     assert_eq!(arena.usage().used, Arena::charge(100), "the other one may be taken yet");
+}
+
+#[test]
+fn an_arena_that_is_nearly_full_uses_what_is_free_again_for_other_sizes() {
+    let limits = super::size::Limits { address_space: None, file: Some(60 * MIB) };
+    let arena = Arena::create_within(64 * MIB, limits).unwrap();
+    assert_eq!(arena.budget(), 5 * MIB);
+    for len in [100, 5000, 70_000, 900_000, 4 * MIB, 100] {
+        let segments: Vec<_> = std::iter::from_fn(|| arena.segment(len).ok()).collect();
+        assert!(segments.len() as u64 * Arena::charge(len) > 15 * MIB);
+        let full = arena.segment(len).unwrap_err().to_string();
+        assert!(full.contains("the arena, which has 20 MiB") && full.contains("ulimit -v"), "{full}");
+    }
 }
 
 #[test]
