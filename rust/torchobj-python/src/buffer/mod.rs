@@ -8,6 +8,7 @@
 #![expect(unsafe_code, reason = "the buffer protocol is pointers; each use says which invariant it keeps")]
 
 mod fetched;
+mod lines;
 mod reader;
 
 use std::ffi::c_int;

@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
-use torchobj_core::buffer::{Landing, Memory};
+use torchobj_core::buffer::{Buffer as Bytes, Landing, Memory};
 use torchobj_core::manifest::Object;
 use torchobj_core::read::{Landed, Window};
 
@@ -16,10 +16,7 @@ use crate::error::OrRaise;
 use crate::store::NativeStore;
 use crate::wait::wait;
 
-/// Bytes that `readline` looks at a time.
-const LINE_BYTES: usize = 8 << 10;
-
-enum Source {
+pub(super) enum Source {
     /// All bytes are here.
     Landed(Py<Buffer>),
     /// Bytes are fetched as they are read.
@@ -44,8 +41,10 @@ pub(crate) struct ObjectReader {
     /// The key, raw.
     #[pyo3(get)]
     key: String,
-    source: Source,
-    position: u64,
+    pub(super) source: Source,
+    pub(super) position: u64,
+    /// What `readline` fetched last, and from which position on.
+    pub(super) lines: Option<(u64, Bytes)>,
 }
 
 impl ObjectReader {
@@ -58,11 +57,11 @@ impl ObjectReader {
     pub(crate) fn of(py: Python<'_>, object: Object<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();
         let source = Source::Landed(Py::new(py, buffer)?);
-        Py::new(py, Self { url: object.url(), bucket, key: object.key.to_owned(), source, position: 0 })
+        Py::new(py, Self { url: object.url(), bucket, key: object.key.to_owned(), source, position: 0, lines: None })
     }
 
     /// Reads into `memory` from the position on, and moves on; says how many bytes those were.
-    fn read_memory(&mut self, py: Python<'_>, memory: Memory) -> PyResult<(Landing, usize)> {
+    pub(super) fn read_memory(&mut self, py: Python<'_>, memory: Memory) -> PyResult<(Landing, usize)> {
         let (landing, mut dest) = Landing::new(memory);
         let position = self.position;
         let count = match &mut self.source {
@@ -123,7 +122,7 @@ impl ObjectReader {
     #[new]
     #[pyo3(signature = (url, bucket, key, buffer, position=0))]
     fn new(url: String, bucket: String, key: String, buffer: Py<Buffer>, position: u64) -> Self {
-        Self { url, bucket, key, source: Source::Landed(buffer), position }
+        Self { url, bucket, key, source: Source::Landed(buffer), position, lines: None }
     }
 
     /// A reader that fetches as it is read: after a jump `jump_bytes`, and up to `ahead_bytes` ahead of a position that
@@ -145,7 +144,7 @@ impl ObjectReader {
             ahead_bytes: ahead_bytes.unwrap_or(usual.ahead_bytes),
         };
         let source = Source::Ahead(Fetched::new(py, store, &key, window)?);
-        Ok(Self { url, bucket, key, source, position: 0 })
+        Ok(Self { url, bucket, key, source, position: 0, lines: None })
     }
 
     /// Bytes of the object. A reader that fetches as it is read asks the store, unless it has read already.
@@ -208,19 +207,7 @@ impl ObjectReader {
     /// Reads up to and with the next newline, at most `size` bytes.
     #[pyo3(signature = (size=None, /))]
     fn readline<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
-        let most = size.and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX);
-        let start = self.position;
-        let mut line = Vec::new();
-        loop {
-            let piece = self.read_bytes(py, Some(LINE_BYTES.min(most - line.len()) as i64))?;
-            let piece = piece.as_bytes();
-            let end = piece.iter().position(|byte| *byte == b'\n').map(|at| at + 1);
-            line.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
-            if end.is_some() || piece.is_empty() || line.len() >= most {
-                self.position = start + line.len() as u64;
-                return Ok(PyBytes::new(py, &line));
-            }
-        }
+        self.line(py, size)
     }
 
     /// All lines that are left, or as many as hold `hint` bytes.
@@ -330,7 +317,7 @@ impl ObjectReader {
             Source::Closed { _used: used } => used.as_ref().map(|used| used.clone_ref(py)),
             _ => None,
         };
-        self.source = Source::Closed { _used: used };
+        (self.source, self.lines) = (Source::Closed { _used: used }, None);
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
