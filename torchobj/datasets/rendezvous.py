@@ -8,6 +8,7 @@ import collections
 import datetime
 import hashlib
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,8 +28,9 @@ _LONGEST_PAUSE_S = 0.5
 #: Values in a TCPStore travel whole; so much of a manifest is sent at a time.
 _PIECE_BYTES = 16 << 20
 
-#: How many datasets of one name were listed by this process, by process group: the n-th of one rank is the n-th of all.
-_counts: collections.Counter[tuple[int, str]] = collections.Counter()
+#: How many datasets of one name were listed by this process, by the store of the process group: the n-th of one rank is
+#: the n-th of all. A group that is initialised after another one was destroyed begins anew.
+_counts: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
 
 
 class Agreement(NamedTuple):
@@ -56,10 +58,10 @@ def in_job() -> bool:
 
 
 def _key(group: _Group, name: str) -> str:
-    counted = (id(group.store), name)
-    _counts[counted] += 1
+    counts = _counts.setdefault(group.store, collections.Counter())
+    counts[name] += 1
     digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return f"torchobj/manifest/{digest}/{_counts[counted]}"
+    return f"torchobj/manifest/{digest}/{counts[name]}"
 
 
 def share(name: str, make: Callable[[], Manifest]) -> tuple[Manifest, Agreement | None]:
