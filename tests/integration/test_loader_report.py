@@ -11,6 +11,8 @@ import torch
 import torchobj
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
+from torchobj.loader.batches import samples_in
+from torchobj.loader.hints import max_in_flight_of
 
 COUNT, SIZE = 96, 20_000
 
@@ -119,3 +121,74 @@ def test_a_copy_has_handed_out_nothing(folder):
     next(iter(loader))
     copied = pickle.loads(pickle.dumps(loader))
     assert (copied.stats().batches, copied.state_dict()["batches"]) == (0, 0)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", [None, list])
+def test_samples_of_an_iterable_dataset_are_counted_and_not_its_batches(folder, workers, collate):
+    data = ObjectIterableDataset(f"file://{folder}/", transform=key_of, enable_sharding=True)
+    loader = torchobj.DataLoader(data, batch_size=36, num_workers=workers, collate_fn=collate)
+    batches = list(loader)
+    # The last batch, of each worker, is a part of one.
+    assert len(batches) == (4 if workers else 3)
+    assert (loader.stats().batches, loader.stats().samples) == (len(batches), COUNT)
+
+
+@pytest.mark.parametrize(
+    ("batch", "batch_size", "by_default", "count"),
+    [
+        (torch.zeros(5, 3), 8, True, 5),
+        ([torch.zeros(5, 3), torch.zeros(5)], 8, True, 5),
+        ({"image": (torch.zeros(5, 3),), "label": torch.zeros(5)}, 8, True, 5),
+        ([("a", "b", "c"), torch.zeros(3)], 8, True, 3),
+        ([torch.zeros(3, 3)] * 6, 8, False, 6),
+        ((torch.zeros(5, 3), [1, 2]), 8, False, 5),
+        (torch.tensor(3), 8, False, 8),
+        (torch.zeros(5), None, True, 1),
+        (object(), 8, False, 8),
+    ],
+)
+def test_samples_in_a_batch_are_counted_by_what_it_holds(batch, batch_size, by_default, count):
+    assert samples_in(batch, batch_size, collated_by_default=by_default) == count
+
+
+def test_starting_workers_is_a_part_of_its_own(folder):
+    data = ObjectMapDataset(f"file://{folder}/", transform=key_of)
+    loader = torchobj.DataLoader(data, batch_size=24, num_workers=1, multiprocessing_context="spawn")
+    began = time.perf_counter()
+    assert len(list(loader)) == 4
+    lasted = time.perf_counter() - began
+    stats = loader.stats()
+    # A spawned worker imports torch.
+    assert 0.1 * lasted < stats.startup_s <= stats.elapsed_s <= lasted
+    assert stats.waited_s + stats.startup_s <= stats.elapsed_s
+    assert "Starting and ending workers took another" in loader.report()
+
+
+class Wrapping(torch.utils.data.IterableDataset):
+    """A dataset of the user's that yields what ours does."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __iter__(self):
+        return iter(self.inner)
+
+
+def test_reading_that_only_workers_see_is_not_called_decoding(folder):
+    data = Wrapping(ObjectIterableDataset(f"file://{folder}/", transform=slow, enable_sharding=True))
+    loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        assert len(list(loader)) == COUNT // 8
+    said = loader.report()
+    assert "MB/s" not in said
+    assert "Decoding" not in said
+    assert "cannot tell reading from decoding" in said
+
+
+@pytest.mark.parametrize("most", ["auto", 8])
+def test_max_in_flight_is_advised_only_where_it_was_set(folder, most):
+    config = torchobj.StoreConfig(max_in_flight=most)
+    inner = ObjectMapDataset(f"file://{folder}/", config=config)
+    for data in (inner, torch.utils.data.Subset(inner, range(4)), torch.utils.data.ConcatDataset([inner, [1, 2]])):
+        assert max_in_flight_of(data) == (None if most == "auto" else 8)

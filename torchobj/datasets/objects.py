@@ -71,12 +71,12 @@ class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
         check_on_error(on_error)
         self.__dict__["_torchobj"] = _Reads(store_config(config, region, endpoint_url), on_error)
         # Before workers are forked: they inherit it.
-        _reads(self).source()
+        reads_of(self).source()
 
     @property
     def failed_samples(self) -> int:
         """How many samples could not be read or built so far, in this process and its DataLoader workers."""
-        return _reads(self).failed.total()
+        return reads_of(self).failed.total()
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__(): the number of samples")
@@ -146,7 +146,8 @@ class _Reads:
 # Functions, and one attribute with a name of ours: names of a subclass are the user's.
 
 
-def _reads(dataset: ObjectDataset) -> _Reads:
+def reads_of(dataset: ObjectDataset) -> _Reads:
+    """How the objects of a dataset are read."""
     made: _Reads | None = dataset.__dict__.get("_torchobj")
     if made is None:
         made = dataset.__dict__.setdefault("_torchobj", _Reads(StoreConfig(), "raise"))
@@ -155,7 +156,7 @@ def _reads(dataset: ObjectDataset) -> _Reads:
 
 def announceable(dataset: ObjectDataset, indices: Sequence[int]) -> list[tuple[int, int]]:
     """The objects that samples are made of, as the prefetcher knows them: what a loader announces."""
-    ahead = _reads(dataset).source()
+    ahead = reads_of(dataset).source()
     if ahead is None:
         return []
     refs: list[ObjectRef] = []
@@ -184,7 +185,7 @@ def _refs_at(dataset: ObjectDataset, position: int) -> list[ObjectRef]:
 
 def _samples(dataset: ObjectDataset, positions: list[int]) -> list[Any]:
     named = [_refs_at(dataset, position) for position in positions]
-    readers = iter(_reads(dataset).read([ref for refs in named for ref in refs]))
+    readers = iter(reads_of(dataset).read([ref for refs in named for ref in refs]))
     parts = [[next(readers) for _ in refs] for refs in named]
     return [
         _sample(dataset, position, refs, read) for position, refs, read in zip(positions, named, parts, strict=True)
@@ -195,10 +196,10 @@ def _sample(dataset: ObjectDataset, position: int, refs: list[ObjectRef], read: 
     built = _built(dataset, position, refs, read)
     if not isinstance(built, _Failure):
         return built
-    on_error = _reads(dataset).on_error
+    on_error = reads_of(dataset).on_error
     if on_error == "raise":
         raise built.error
-    _reads(dataset).failed.add()
+    reads_of(dataset).failed.add()
     sample = on_error(position, *built) if callable(on_error) else _replacement(dataset, position, built.error)
     say_failed(position, *built)
     return sample
@@ -231,7 +232,7 @@ def _built(
 def _replacement(dataset: ObjectDataset, position: int, error: Exception) -> Any:
     for neighbour in neighbours(position, len(dataset)):
         refs = _refs_at(dataset, neighbour)
-        built = _built(dataset, neighbour, refs, _reads(dataset).read(refs))
+        built = _built(dataset, neighbour, refs, reads_of(dataset).read(refs))
         if not isinstance(built, _Failure):
             return built
     raise error

@@ -4,7 +4,7 @@ batches there are is torch's affair.
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torchobj.exceptions import ConfigError
@@ -13,7 +13,28 @@ from torchobj.loader.state import Mark
 from torchobj.loader.stats import Meter
 from torchobj.loader.tracking import Stamped
 
-__all__ = ["Batches", "Progress"]
+__all__ = ["Batches", "Progress", "samples_in"]
+
+
+def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool) -> int:
+    """How many samples a batch has; `batch_size` where that cannot be told.
+
+    Torch's default collation makes lists, tuples and mappings of tensors that have one row for each sample. A list of
+    any other collation, as of `collate_fn=list`, has one item for each sample.
+    """
+    if batch_size is None:
+        return 1
+    found = batch
+    while isinstance(found, (Mapping, tuple, list)) and found:
+        first = next(iter(found.values())) if isinstance(found, Mapping) else found[0]
+        if isinstance(first, (str, bytes)) or (isinstance(found, list) and not collated_by_default):
+            break
+        found = first
+    try:
+        count = len(found)
+    except TypeError:
+        return batch_size
+    return min(count, batch_size)
 
 
 class Progress:
@@ -58,7 +79,8 @@ class Batches(Iterator[Any]):
         inner: torch's iterator.
         progress: What is kept up to date.
         meter: Counts what is handed out.
-        batch_samples: Samples of a batch of which nobody knows how many there are.
+        samples_in: How many samples a batch of a dataset without a sampler has.
+        started: When workers began to be started for this pass; None where none were.
         iterable: Told of the states that come with the batches of an iterable dataset.
         replayed: Number of batches that are read and dropped before the first: of a dataset without a state.
     """
@@ -69,17 +91,19 @@ class Batches(Iterator[Any]):
         progress: Progress,
         meter: Meter,
         *,
-        batch_samples: int,
+        samples_in: Callable[[Any], int],
+        started: float | None = None,
         iterable: IterablePass | None = None,
         replayed: int = 0,
     ) -> None:
         self._inner, self._progress, self._iterable = inner, progress, iterable
         self._replayed, self._left = replayed, replayed
-        self._meter, self._batch_samples = meter, batch_samples
+        self._meter, self._samples_in, self._started = meter, samples_in, started
+        self._ends_workers = started is not None and not getattr(inner, "_persistent_workers", False)
         self._handed_at: float | None = None
 
     def __next__(self) -> Any:
-        progress, meter = self._progress, self._meter
+        progress = self._progress
         progress.asked += 1
         asked, asked_at = progress.asked, time.perf_counter()
         try:
@@ -87,7 +111,9 @@ class Batches(Iterator[Any]):
             batch = self._next()
         except StopIteration:
             progress.ended = True
-            meter.ended(asked_at, self._handed_at, 0)
+            if self._ends_workers and self._started is None:
+                self._started = asked_at
+            self._handed_at = self._ended(asked_at, 0)
             raise
         except BaseException:
             # torch asks for another batch when one has come, and only then: this one's turn is over.
@@ -95,7 +121,7 @@ class Batches(Iterator[Any]):
                 progress.advance()
             raise
         samples = progress.advance()
-        self._handed_at = meter.ended(asked_at, self._handed_at, self._batch_samples if samples is None else samples)
+        self._handed_at = self._ended(asked_at, self._samples_in(batch) if samples is None else samples)
         return batch
 
     def _replay(self) -> None:
@@ -116,6 +142,10 @@ class Batches(Iterator[Any]):
                 self._iterable.hand_out(batch)
                 return batch.batch
         return batch
+
+    def _ended(self, asked_at: float, samples: int) -> float:
+        started, self._started = self._started, None
+        return self._meter.ended(asked_at, self._handed_at, samples, started=started)
 
     def __len__(self) -> int:
         return len(self._inner)

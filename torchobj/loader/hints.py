@@ -10,8 +10,9 @@ from typing import Any
 
 import torch.utils.data
 
+from torchobj.config import StoreConfig
 from torchobj.datasets.map import ObjectMapDataset
-from torchobj.datasets.objects import ObjectDataset, announceable
+from torchobj.datasets.objects import ObjectDataset, announceable, reads_of
 
 #: Source and index, as the prefetcher knows objects.
 Objects = list[tuple[int, int]]
@@ -37,13 +38,28 @@ def hints_of(dataset: Any) -> Hints | None:
 
 def failed_samples(dataset: Any) -> int:
     """How many samples failed of a dataset, or of those within it."""
+    return sum(int(getattr(inner, "failed_samples", 0)) for inner in _innermost(dataset))
+
+
+def max_in_flight_of(dataset: Any) -> int | None:
+    """The smallest `max_in_flight` that was set for a dataset, or for those within it; None where it is "auto"."""
+    configs = [
+        reads_of(inner).config if isinstance(inner, ObjectDataset) else getattr(inner, "_config", None)
+        for inner in _innermost(dataset)
+    ]
+    limits = [config.max_in_flight for config in configs if isinstance(config, StoreConfig)]
+    return min((limit for limit in limits if isinstance(limit, int)), default=None)
+
+
+def _innermost(dataset: Any) -> list[Any]:
+    """The datasets that torch's own wrappers hold; one that is no wrapper is itself."""
     if isinstance(dataset, torch.utils.data.Subset):
-        return failed_samples(dataset.dataset)
+        return _innermost(dataset.dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
-        return sum(map(failed_samples, dataset.datasets))
+        return [inner for part in dataset.datasets for inner in _innermost(part)]
     if isinstance(dataset, torch.utils.data.StackDataset):
-        return sum(map(failed_samples, _members(dataset)))
-    return int(getattr(dataset, "failed_samples", 0))
+        return [inner for member in _members(dataset) for inner in _innermost(member)]
+    return [dataset]
 
 
 def _members(dataset: "torch.utils.data.StackDataset[Any]") -> Iterable[Any]:

@@ -1,13 +1,17 @@
 """torch's DataLoader, with objects read ahead in the order of its sampler."""
 
 import contextlib
+import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch.utils.data
+from torch.utils.data import default_collate
 
-from torchobj.loader.batches import Batches, Progress
-from torchobj.loader.hints import Hints, failed_samples, hints_of
+from torchobj.datasets import source
+from torchobj.loader.batches import Batches, Progress, samples_in
+from torchobj.loader.hints import Hints, failed_samples, hints_of, max_in_flight_of
 from torchobj.loader.iterables import IterablePass, place_of, replayed, resume
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.mixin import Batch_co, LookaheadMixin
@@ -78,6 +82,8 @@ class DataLoader(LookaheadMixin[Batch_co]):
         else:
             self._begin_iterable(loaded)
         self._meter.begin()
+        # Workers that stay from the pass before are there already.
+        started = time.perf_counter() if self.num_workers and self._iterator is None else None
         # torch draws a number when it makes an iterator. For this pass it did so before the state was saved.
         apart = within and (self.generator is None or self.generator is not generator_of(inner))
         with undrawn(self.generator) if apart else contextlib.nullcontext():
@@ -87,7 +93,10 @@ class DataLoader(LookaheadMixin[Batch_co]):
             found,
             progress,
             self._meter,
-            batch_samples=self.batch_size or 1,
+            samples_in=partial(
+                samples_in, batch_size=self.batch_size, collated_by_default=self.collate_fn is default_collate
+            ),
+            started=started,
             iterable=self._iterable,
             replayed=0 if inner is not None else replayed(self.dataset, loaded),
         )
@@ -114,8 +123,12 @@ class DataLoader(LookaheadMixin[Batch_co]):
     def report(self) -> str:
         """One paragraph: what was done, what held it back, and what to change."""
         sampler = self._index_sampler
-        unread = isinstance(sampler, Lookahead) and sampler.hints is None
-        return report(self.stats(), self._why_unread(sampler.sampler) if unread else None)
+        unread = None
+        if source.is_refused():
+            unread = "the system refused the shared memory for it (see the log)"
+        elif isinstance(sampler, Lookahead) and sampler.hints is None:
+            unread = self._why_unread(sampler.sampler)
+        return report(self.stats(), unread, max_in_flight_of(self.dataset))
 
     def _why_unread(self, sampler: Any) -> str:
         """Why nothing of what `sampler` yields is read ahead."""

@@ -20,7 +20,8 @@ class LoaderStats:
         batches: Batches that were handed out.
         samples: Samples in them.
         elapsed_s: Time within epochs.
-        waited_s: Of that, time in which the loop waited for its next batch.
+        startup_s: Of that, time for starting workers, from `iter` to the first batch, and for ending them.
+        waited_s: Of the rest, time in which the loop waited for its next batch.
         samples_per_s: Samples by time.
         bytes_per_s: Bytes that were read from the store, by time.
         waited_share: What the loop waited, of all time.
@@ -56,6 +57,7 @@ class LoaderStats:
     batches: int
     samples: int
     elapsed_s: float
+    startup_s: float
     waited_s: float
     samples_per_s: float
     bytes_per_s: float
@@ -107,7 +109,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._batches = self._samples = 0
-        self._elapsed_s = self._waited_s = 0.0
+        self._elapsed_s = self._startup_s = self._waited_s = 0.0
         self._before: dict[str, Any] | None = None
 
     def begin(self) -> None:
@@ -115,14 +117,23 @@ class Meter:
         if self._before is None:
             self._before = _torchobj.prefetch_stats()
 
-    def ended(self, asked: float, last: float | None, samples: int) -> float:
+    def ended(self, asked: float, last: float | None, samples: int, *, started: float | None = None) -> float:
         """The loop has its batch, of `samples`; 0 is the end of an epoch.
 
-        `asked` is when it was asked for, `last` what this returned for the batch before, in this epoch: the time.
+        Args:
+            asked: When it was asked for.
+            last: What this returned for the batch before, in this epoch: the time.
+            samples: As said.
+            started: When starting workers for this epoch, or ending them, began; for its first batch, or its end.
         """
         now = time.perf_counter()
-        self._waited_s += now - asked
-        self._elapsed_s += now - (asked if last is None else last)
+        since = asked if last is None else last
+        if started is None:
+            self._waited_s += now - asked
+            self._elapsed_s += now - since
+        else:
+            self._startup_s += now - started
+            self._elapsed_s += now - min(since, started)
         self._batches += samples > 0
         self._samples += samples
         return now
@@ -139,6 +150,7 @@ class Meter:
             batches=self._batches,
             samples=self._samples,
             elapsed_s=self._elapsed_s,
+            startup_s=self._startup_s,
             waited_s=self._waited_s,
             samples_per_s=self._samples / elapsed_s,
             bytes_per_s=(now.get("bytes", 0) - before.get("bytes", 0)) / elapsed_s,
