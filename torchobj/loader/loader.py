@@ -86,7 +86,12 @@ class DataLoader(LookaheadMixin[Batch_co]):
         started = time.perf_counter() if self.num_workers and self._iterator is None else None
         # torch draws a number when it makes an iterator. For this pass it did so before the state was saved.
         apart = within and (self.generator is None or self.generator is not generator_of(inner))
-        with undrawn(self.generator) if apart else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if apart:
+                stack.enter_context(undrawn(self.generator))
+                if self._iterable is not None and not self.num_workers:
+                    # A state of the dataset may set the generator, and torch has drawn when the dataset begins.
+                    self._iterable.tracked.before_begin = stack.close
             found = super().__iter__()
         self._progress = progress
         return Batches(

@@ -60,10 +60,15 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
         self.dataset = dataset
         self._states, self._skipped, self._batch_samples = states, skipped, batch_samples
         self._iterator: Any = None
+        #: Called once, in the process of the loop, before the dataset is given its state.
+        self.before_begin: Callable[[], None] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
         number = 0 if info is None else info.id
+        if self.before_begin is not None:
+            self.before_begin()
+            self.before_begin = None
         state, skips = self._states[number], number < self._skipped
         # The next pass of a worker that stays begins at its start.
         self._states, self._skipped = [None] * len(self._states), 0
