@@ -55,7 +55,7 @@ LAYERS = [
         "checkpoint.dcp.slices",
     ],
     ["checkpoint.dcp.attempt", "checkpoint.dcp.file", "checkpoint.dcp.wanted"],
-    ["checkpoint.dcp.sweeping", "checkpoint.dcp.transfer", "checkpoint.dcp.writing"],
+    ["checkpoint.dcp.contents", "checkpoint.dcp.sweeping", "checkpoint.dcp.transfer", "checkpoint.dcp.writing"],
     ["checkpoint.dcp.wave", "checkpoint.dcp.writer"],
     ["checkpoint.dcp.reading", "checkpoint.removal"],
     ["checkpoint.dcp.reader"],

@@ -6,11 +6,10 @@ Nothing is deleted because it lies below a prefix: a folder may hold what others
 import itertools
 import logging
 
-from torchobj.checkpoint.dcp.manifest import Manifest
-from torchobj.checkpoint.dcp.metadata import load_metadata
-from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place, is_item_file, ranked
+from torchobj.checkpoint.dcp.contents import files_of
+from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place, ranked
 from torchobj.config import StoreConfig
-from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.urls import Url
 
 __all__ = ["remove"]
@@ -55,25 +54,12 @@ def remove(url: Url, config: StoreConfig) -> None:
 def _remove_of(place: Place, rank: int | None) -> bool:
     """Deletes what one metadata names, and it; returns whether there is such a checkpoint."""
     metadata, manifest = ranked(METADATA, rank), ranked(MANIFEST, rank)
-    described, listed = place.find(metadata), place.find(manifest)
-    if described is None and listed is None:
+    found = files_of(place, rank)
+    if not found.has_metadata and not found.has_manifest:
         return False
-    names = set() if listed is None else Manifest.load(listed, place.url_of(manifest)).names()
-    if listed is None and described is not None:
-        names = _named_by(described, place.url_of(metadata))
-    files = sorted(name for name in names if is_item_file(name))
-    if len(files) < len(names):
-        logger.warning("%s names what is no file of a checkpoint, which stays", place.url)
-    # The checkpoint ends with its metadata. What names the files goes last: an interrupted call can be repeated.
-    batches = [[metadata], files, [manifest]] if listed is not None else [files, [metadata]]
-    for batch in batches:
-        if batch:
-            place.delete(batch)
+    files = sorted(found.files)
+    # What names the files goes last: an interrupted call can be repeated.
+    batches = [[metadata], files] if found.is_listed else [files, [metadata]]
+    for batch in [*batches, [manifest] if found.has_manifest else []]:
+        place.delete(batch)
     return True
-
-
-def _named_by(data: bytes, url: str) -> set[str]:
-    try:
-        return {info.relative_path for info in load_metadata(data, url).storage_data.values()}
-    except (AttributeError, TypeError) as error:
-        raise CheckpointError(f"{url}: cannot be read, and nothing was deleted: {error!r}") from error

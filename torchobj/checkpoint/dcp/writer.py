@@ -15,9 +15,10 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchobj.checkpoint.dcp.attempt import RECORDS, discard, records_of_files
+from torchobj.checkpoint.dcp.contents import files_of
 from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
-from torchobj.checkpoint.dcp.metadata import dump_metadata, load_metadata
-from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, is_item_file, ranked
+from torchobj.checkpoint.dcp.metadata import dump_metadata
+from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, ranked
 from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
 from torchobj.checkpoint.dcp.sweeping import sweep_expired
 from torchobj.checkpoint.dcp.writing import FailedWrite, InfoOfLast, write_items
@@ -252,35 +253,14 @@ class StorageWriter(Placed, TorchStorageWriter):
 
     def _names_of_previous(self) -> set[str]:
         """The files of the checkpoint that this save replaces; none of a save that is running."""
-        previous = self._place.find(self._metadata_name()) if self._overwrite else None
-        if previous is None:
+        if not self._overwrite:
             return set()
-        # Where the manifest is of the same save, it is quicker to read than the metadata.
-        manifest = self._previous_manifest()
-        is_of_previous = manifest is not None and manifest.save_id.encode() in previous
-        names = manifest.names() if manifest is not None and is_of_previous else self._names_in(previous)
-        ours = {name for name in names if is_item_file(name)}
-        if ours != names:
-            kept = sorted(map(repr, names - ours))
-            logger.warning("%s: are no files of a checkpoint, and kept: %s", self.checkpoint_id, ", ".join(kept))
-        return ours
-
-    def _previous_manifest(self) -> Manifest | None:
-        name = ranked(MANIFEST, self._rank)
-        data = self._place.find(name)
         try:
-            return None if data is None else Manifest.load(data, self._place.url_of(name))
+            previous = files_of(self._place, self._rank)
         except CheckpointError as error:
-            logger.warning("%s; the metadata is read instead", error)
-            return None
-
-    def _names_in(self, metadata: bytes) -> set[str]:
-        url = self._place.url_of(self._metadata_name())
-        try:
-            return {info.relative_path for info in load_metadata(metadata, url).storage_data.values()}
-        except (CheckpointError, AttributeError, TypeError) as error:
-            logger.warning("%s is replaced, but its files are kept, for it cannot be read: %s", url, error)
+            logger.warning("%s is replaced, but its files are kept: %s", self.checkpoint_id, error)
             return set()
+        return previous.files if previous.has_metadata else set()
 
     def _put_metadata(self, data: bytes) -> None:
         key = self._place.key(self._metadata_name())
