@@ -278,14 +278,18 @@ class Commits:
     def _deletes_by_version(self) -> bool:
         """Whether a DELETE with another version deletes nothing. Some servers ignore the condition.
 
-        Asked once, by such a DELETE of `latest.json`: each delete of a step writes that anew in the end.
+        Asked once, by such a DELETE of an object that is written for it, in the folder of an attempt of its own.
         """
         if self._is_delete_conditional is None:
+            name = Attempt.new(0).folder + "probe"
+            self.store.put(self.key(name), b"probe")
             try:
-                self.store.delete(self.key(_POINTER), if_match=_NO_VERSION)
+                self.store.delete(self.key(name), if_match=_NO_VERSION)
                 self._is_delete_conditional = False
             except PreconditionFailedError:
                 self._is_delete_conditional = True
+            finally:
+                self.delete_objects([name])
         return self._is_delete_conditional
 
     def _empty(self, step: int, version: str | None) -> str | None:

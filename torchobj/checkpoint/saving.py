@@ -13,6 +13,7 @@ from torchobj.checkpoint.commits import (
     Attempt,
     Commit,
     Commits,
+    CommittedByAnotherError,
     Kind,
     StoredObject,
     UnreadableCommitError,
@@ -32,6 +33,7 @@ from torchobj.exceptions import (
     ObjectNotFoundError,
     TorchobjError,
 )
+from torchobj.store import ObjectInfo
 
 __all__ = [
     "OF_ANOTHER_RANK",
@@ -196,6 +198,7 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
         try:
             _write(data)
             commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, now())
+            _check_readable(commits, commit)
         except Exception as error:
             if getattr(error, "code", None) == "NoSuchUpload":
                 error.add_note("the upload was aborted by somebody: did another process sweep with too low an age?")
@@ -207,6 +210,18 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
             if surely_refused(error):
                 _discard(commits, attempt)
             raise
+
+
+def _check_readable(commits: Commits, commit: Commit) -> None:
+    """Raises where the commit object could not be read again: its step could never be restored.
+
+    Raises:
+        CheckpointError: It could not.
+    """
+    try:
+        Commit.from_json(commit.to_json(), commit.step)
+    except ValueError as error:
+        raise CheckpointError(f"{commits.url}: step {commit.step} cannot be committed: {error}") from error
 
 
 def _write(data: Data) -> None:
@@ -222,7 +237,7 @@ def _write(data: Data) -> None:
 
 
 def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObject, ...]:
-    """The attempt's objects: all that is there, as no other writes below its nonce.
+    """The attempt's objects: all that a commit may name, as no other writes below its nonce.
 
     Raises:
         CheckpointError: One of them is not there.
@@ -230,7 +245,7 @@ def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObje
     crc32s: dict[str, int | None] = {STATE_FILE: None}
     if kind == "dcp":
         crc32s = sharded.checksums(f"{commits.url}/{attempt.folder}", commits.store.config)
-    found = {info.key.removeprefix(attempt.folder): info for info in commits.objects(attempt.folder)}
+    found = {info.key.removeprefix(attempt.folder): info for info in _objects(commits, attempt)}
     gone = sorted(crc32s.keys() - found.keys())
     if gone:
         message = f"step {attempt.step}: {', '.join(gone)} is gone; did another process sweep?"
@@ -243,6 +258,11 @@ def _written(commits: Commits, attempt: Attempt, kind: Kind) -> tuple[StoredObje
     return tuple(
         StoredObject(info.key, sizes[name] or 0, info.version, crc32s.get(name)) for name, info in found.items()
     )
+
+
+def _objects(commits: Commits, attempt: Attempt) -> list[ObjectInfo]:
+    """What is in the attempt's folder, without markers of folders and other keys that a commit cannot name."""
+    return [info for info in commits.objects(attempt.folder) if Attempt.of_key(info.key) == attempt]
 
 
 def _discard(commits: Commits, attempt: Attempt) -> None:
@@ -263,8 +283,7 @@ def _tidy(commits: Commits, rules: Retention, beginning: Beginning) -> None:
         going = set(doomed(committed, rules, {saved, *leftovers.steps_under_way()}))
         for commit in committed:
             if commit.step in going:
-                commits.delete(commit, commits.known_version(commit.step))
-                logger.info("%s: deleted step %d: no rule keeps it", commits.url, commit.step)
+                _clear(commits, commit)
         commits.point()
     except TorchobjError as error:
         logger.warning("%s: step %d is saved, but older ones were not cleared: %s", commits.url, saved, error)
@@ -272,6 +291,16 @@ def _tidy(commits: Commits, rules: Retention, beginning: Beginning) -> None:
             commits.warn_once(
                 f"{commits.url}: to clear old steps, grant s3:DeleteObject; or keep all by keep_last=None"
             )
+
+
+def _clear(commits: Commits, commit: Commit) -> None:
+    """Deletes a step that no rule keeps. One that another process has saved anew or deleted is left to it."""
+    try:
+        commits.delete(commit, commits.known_version(commit.step))
+    except CommittedByAnotherError as error:
+        logger.warning("%s", error)
+    else:
+        logger.info("%s: deleted step %d: no rule keeps it", commits.url, commit.step)
 
 
 def _warn(commits: Commits, rules: Retention, committed: list[Commit], saved: int) -> None:

@@ -1,0 +1,41 @@
+"""A manager whose folder has keys, and commit objects, that other tools put there: what is saved can be restored."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from torchobj import exceptions
+from torchobj.checkpoint import CheckpointManager, saving
+from torchobj.checkpoint.commits import Commits
+
+STATE = {"x": torch.ones(4)}
+
+
+@pytest.mark.parametrize("name", ["", "/f", "a//f", "a/../f", "a\\f"])
+def test_a_key_that_no_commit_can_name_is_not_committed(place, monkeypatch, name):
+    manager = CheckpointManager(f"{place.url}/run", config=place.config)
+    listed = Commits.objects
+
+    def with_another(self, below):
+        found = listed(self, below)
+        more = [dataclasses.replace(found[0], key=below + name)] if below.startswith("steps/") and found else []
+        return [*more, *found]
+
+    monkeypatch.setattr(Commits, "objects", with_another)
+    manager.save(1, STATE)
+    assert manager.restore(1)["x"][0] == 1
+    assert [item.key.rpartition("/")[2] for item in manager._commits.read(1).objects] == ["state.pt"]
+
+
+def test_a_commit_that_could_not_be_read_again_is_not_made(monkeypatch):
+    manager = CheckpointManager("memory://unreadable-commit/run")
+    written = saving._written
+
+    def with_a_wrong_size(*given):
+        return tuple(dataclasses.replace(item, size=-1) for item in written(*given))
+
+    monkeypatch.setattr(saving, "_written", with_a_wrong_size)
+    with pytest.raises(exceptions.CheckpointError, match="step 1 cannot be committed"):
+        manager.save(1, STATE)
+    assert (manager.steps(), manager.leftovers()) == ([], [])
