@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.fsspec import register
@@ -29,6 +31,9 @@ _PACKAGES = {
     "lightning": "lightning.fabric.plugins.io.checkpoint_io",
     "lightning_fabric": "lightning_fabric.plugins.io.checkpoint_io",
 }
+
+#: Paths without a scheme that fsspec does not take as they are: it expands `~`, removes `file:` and splits at `::`.
+_MISREAD = re.compile(r"^~|^[A-Za-z0-9+.-]+:|::")
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.io import CheckpointIO as _Base
@@ -139,8 +144,8 @@ class ObjectCheckpointIO(_Base):
         this names are deleted. Nothing else that lies below the folder is.
 
         Raises:
-            ConfigError: `path` is empty, a whole bucket, or a folder here that contains the current directory or the
-                home directory.
+            ConfigError: `path` is empty, a whole bucket, a folder here that contains the current directory or the home
+                directory, or a path without a scheme that begins with `~` or `name:`, or contains `::`.
             CheckpointError: The metadata in the folder cannot be read; nothing was deleted.
         """
         if self._is_local(path):
@@ -250,10 +255,17 @@ def _check_removable(path: Any) -> None:
     """Refuses a folder of this machine that can be no checkpoint.
 
     Raises:
-        ConfigError: It contains the current directory or the home directory.
+        ConfigError: It contains the current directory or the home directory, or is a path that fsspec changes.
     """
     text = os.fspath(path)
-    target, home = Path(text).resolve(), Path(os.path.expanduser("~"))  # noqa: PTH111  raises nothing without a home
+    if _MISREAD.search(text):
+        raise ConfigError(
+            f"path={text!r}: fsspec would expand or split it, and delete another path; nothing was deleted. Give an "
+            "absolute path, or a URL such as file:///folder/name"
+        )
+    # What Lightning's plugin deletes.
+    target = Path(LocalFileSystem._strip_protocol(text)).resolve()
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111  raises nothing without a home
     if not text or any(kept.resolve().is_relative_to(target) for kept in (Path.cwd(), home)):
         raise ConfigError(f"path={text!r}: is {target}, which holds more than a checkpoint; nothing was deleted")
 

@@ -1,5 +1,6 @@
 """What `remove_checkpoint` deletes: what a key or a checkpoint's metadata names, and nothing else of a folder."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,44 @@ def test_a_path_that_names_no_checkpoint_is_refused_before_anything_is_deleted(f
     path = str(files / "data") if path == "~home" else path
     with pytest.raises(exceptions.ConfigError, match="names no object|nothing was deleted"):
         ObjectCheckpointIO().remove_checkpoint(path)
+    assert tree(files) == before
+
+
+@pytest.mark.parametrize("as_path", [str, Path])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "~",
+        "~/",
+        "~/x/..",
+        "~root",
+        "file:~",
+        "file:~/",
+        "file:..",
+        "file:.",
+        "local:..",
+        "local:~",
+        "local:",
+        "file:",
+        "simplecache::.",
+        "x::file:~",
+        "..::x",
+        "data:x",
+        "zip:x",
+        "C:/x",
+        "inner/../..",
+        "./..",
+        "link",
+    ],
+)
+def test_what_fsspec_reads_otherwise_than_a_path_is_not_deleted(files, path, as_path, monkeypatch):
+    deleted = []
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, *_, **__: deleted.append(folder))
+    Path("link").symlink_to("..")
+    before = tree(files)
+    with pytest.raises(exceptions.ConfigError, match="nothing was deleted"):
+        ObjectCheckpointIO().remove_checkpoint(as_path(path))
+    assert not deleted
     assert tree(files) == before
 
 
