@@ -2,13 +2,13 @@
 
 import dataclasses
 import operator
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer
+from torchobj.buffers import contiguous
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.urls import SCHEMES, parse_url
@@ -85,21 +85,6 @@ class Listing:
     def __iter__(self) -> Iterator[ObjectInfo]:
         for page in self.pages():
             yield from page.objects
-
-
-def contiguous(buffer: Any) -> Any:
-    """A tensor of torch as what has the buffer protocol; anything else as it is."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(buffer, torch.Tensor):
-        return buffer
-    if buffer.device.type != "cpu" or not buffer.is_contiguous():
-        raise ConfigError(f"a tensor on {buffer.device} with strides {buffer.stride()}: must be contiguous, on the CPU")
-    from torchobj.checkpoint.memory import memory_of  # noqa: PLC0415  imports numpy
-
-    try:
-        return memory_of(buffer.detach())
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 class Store:

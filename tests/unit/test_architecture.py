@@ -14,10 +14,11 @@ RUST = sorted(path for path in (ROOT / "rust").rglob("*.rs") if "/src/" in str(p
 
 #: From below: a room imports from rooms above it in this list only.
 LAYERS = [
-    ["exceptions"],
+    ["exceptions", "stateful"],
     ["config", "urls"],
     ["_torchobj"],
     ["_process", "checkpoint.memory", "memory"],
+    ["buffers"],
     ["store"],
     [
         "checkpoint.archive",

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
+from torchobj.buffers import contiguous
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
-from torchobj.store import contiguous
 from torchobj.urls import Url, parse_object_url, parse_url
 
 __all__ = ["ObjectWriter", "open"]

@@ -203,11 +203,11 @@ class CheckpointManager:
         folder = f"{self.url}/{beginning.attempt.folder}"
         numbers = self._ranks.together(lambda: saving.checked_metrics(metrics))
         self._ranks.together(lambda: saving.check_same(step, beginning))
+        # On all ranks: to give a state may take all of them.
+        taken = gathered(state, self._ranks.together(lambda: state_of(state)), self._ranks)
         if self._sharded:
-            make = partial(saving.sharded_data, state, folder, self._config, ranks, self._snapshots, stage=stage)
+            make = partial(saving.sharded_data, taken, folder, self._config, ranks, self._snapshots, stage=stage)
         else:
-            # On all ranks: to give a state may take all of them.
-            taken = gathered(state, self._ranks.together(lambda: state_of(state)), self._ranks)
             make = partial(saving.whole_data, taken, folder, self._config, self._snapshots, stage=stage)
         is_written = self._sharded or self._ranks.is_first
         data = self._ranks.together(lambda: make() if is_written else saving.OF_ANOTHER_RANK)

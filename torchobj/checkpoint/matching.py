@@ -11,8 +11,8 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
-from torchobj.checkpoint.snapshot import is_stateful
 from torchobj.exceptions import CheckpointError
+from torchobj.stateful import is_stateful
 
 __all__ = ["match"]
 

@@ -1,6 +1,7 @@
 """The ranks of a job that saves together: one outcome on all of them. Without `torch.distributed` there is one rank."""
 
 import datetime
+import io
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -90,11 +91,25 @@ class Ranks:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """What each rank has as `value`, on every rank, by their numbers."""
+        """What each rank has as `value`, on every rank, by their numbers; tensors on the CPU.
+
+        Raises:
+            Exception: What pickling or unpickling raises on one of the ranks, on all of them.
+            RankGoneError: Another rank does not answer.
+        """
         if not self.several:
             return [value]
+        # Pickled before the collective: a rank that fails within it leaves the others waiting.
+        data = self.together(lambda: _written(value))
+        gathered = self._gathered(data)
+        return self.together(lambda: [_read_back(of_rank) for of_rank in gathered])
+
+    def _gathered(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.count
-        torch.distributed.all_gather_object(values, value, group=self.group)
+        try:
+            torch.distributed.all_gather_object(values, value, group=self.group)
+        except RuntimeError as lost:
+            raise RankGoneError(f"another rank is gone: {lost}") from lost
         return values
 
     def agree(self, error: BaseException | None) -> None:
@@ -106,10 +121,9 @@ class Ranks:
         """
         if self.several:
             try:
-                errors: list[Any] = [None] * torch.distributed.get_world_size(self.group)
-                torch.distributed.all_gather_object(errors, _portable(error), group=self.group)
-            except RuntimeError as lost:
-                raise error or RankGoneError(f"another rank is gone: {lost}") from lost
+                errors = self._gathered(_portable(error))
+            except RankGoneError as gone:
+                raise error or gone from gone.__cause__
             error = error or next((other for other in errors if other is not None), None)
         if error is not None:
             raise error
@@ -123,6 +137,18 @@ class Ranks:
             raise
         self.agree(None)
         return answer
+
+
+def _written(value: Any) -> bytes:
+    """A value of any device as bytes."""
+    out = io.BytesIO()
+    torch.save(value, out)
+    return out.getvalue()
+
+
+def _read_back(data: bytes) -> Any:
+    """What `_written` was given on a rank of this job, with tensors on the CPU."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def _portable(error: BaseException | None) -> Exception | None:

@@ -11,9 +11,10 @@ from torchobj.checkpoint.admission import check_whole
 from torchobj.checkpoint.load import load
 from torchobj.checkpoint.rank_states import own
 from torchobj.checkpoint.ranks import Ranks
-from torchobj.checkpoint.snapshot import is_stateful, state_of
+from torchobj.checkpoint.snapshot import state_of
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.stateful import is_stateful
 
 __all__ = ["check", "fill", "restore_file"]
 

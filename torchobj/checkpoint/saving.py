@@ -139,7 +139,7 @@ def whole_data(
 
 
 def sharded_data(
-    state: Mapping[str, Any],
+    taken: Mapping[str, Any],
     folder: str,
     config: StoreConfig,
     ranks: Ranks,
@@ -147,10 +147,10 @@ def sharded_data(
     *,
     stage: bool | None,
 ) -> Data:
-    """The state as files of all ranks: as it is (`stage` None: the caller waits), or copied."""
+    """A state that was taken as files of all ranks: as it is (`stage` None: the caller waits), or copied."""
     if stage is False:
         raise ConfigError("stage=False: a sharded state is always copied first")
-    return Data("dcp", sharded.saving(state, folder, config, ranks.group, snapshots if stage is True else None))
+    return Data("dcp", sharded.saving(taken, folder, config, ranks.group, snapshots if stage is True else None))
 
 
 def run(

@@ -21,6 +21,7 @@ from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
 from torchobj.checkpoint.divided import copied, with_containers
 from torchobj.checkpoint.matching import match
+from torchobj.checkpoint.rank_states import own, placed
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import check, fill
 from torchobj.checkpoint.snapshot import Snapshots, state_of
@@ -34,7 +35,7 @@ __all__ = ["checksums", "restored", "saving"]
 
 
 def saving(
-    state: Mapping[str, Any],
+    taken: Mapping[str, Any],
     folder: str,
     config: StoreConfig,
     group: "ProcessGroup | None",
@@ -43,13 +44,12 @@ def saving(
     """What writes the state to a folder when all ranks call it.
 
     Args:
-        state: As given to `CheckpointManager.save`.
+        taken: The state, with states in the places of objects, as `rank_states.gathered` returns it.
         folder: URL of the folder.
         config: How its store is reached.
         group: The ranks, on the CPU; None for one rank alone.
         snapshots: Where given, they copy the state now, and it may change afterwards.
     """
-    taken = state_of(state)
     warn_of_refused(taken)
     if snapshots is not None:
         taken = copied(taken, snapshots)
@@ -80,15 +80,18 @@ def restored(
         metadata = reader.read_metadata()
         # Of its own: an object may have given the containers that it works with.
         taken: dict[str, Any] = with_containers(state_of(into), lambda value: value)
+        taken = placed(into, taken, metadata, source)
         match(into, taken, metadata, source)
         return taken
 
     taken = ranks.together(matched)
     values = _Planner(LoadItemType.BYTE_IO, source, weights_only=weights_only)
     _load(taken, reader, values, ranks, source)
-    ranks.together(lambda: check(into, taken, source))
+    # Containers of its own: the names in `taken` are those of the checkpoint, by which tensors are read.
+    mine = ranks.together(lambda: own(with_containers(taken, lambda value: value), ranks, source))
+    ranks.together(lambda: check(into, mine, source))
     _load(taken, reader, _Planner(LoadItemType.TENSOR, source, weights_only=weights_only), ranks, source)
-    ranks.together(lambda: fill(into, taken, source))
+    ranks.together(lambda: fill(into, mine, source))
     return into
 
 

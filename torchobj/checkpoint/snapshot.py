@@ -14,6 +14,7 @@ import torch
 
 from torchobj.checkpoint import staging
 from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.stateful import is_stateful
 
 __all__ = ["Snapshots", "Watch", "state_of"]
 
@@ -53,11 +54,6 @@ def _check_values(values: Iterable[Any], name: str) -> None:
             raise ConfigError(f"{inner} is a {type(value).__name__} in a list: its state is taken from a dict only")
         if isinstance(value, Mapping | list | tuple):
             _check_values(value.values() if isinstance(value, Mapping) else value, inner)
-
-
-def is_stateful(value: Any) -> bool:
-    """Whether a value gives and takes its state itself."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
 class _Plain(NamedTuple):

@@ -14,8 +14,9 @@ import torch.utils.data
 
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.exceptions import ConfigError
-from torchobj.loader.packing import is_stateful, packed, unpacked
+from torchobj.loader.packing import packed, unpacked
 from torchobj.loader.tracking import PassState, Stamped, TrackedDataset, collating, starting
+from torchobj.stateful import is_stateful
 
 __all__ = ["IterablePass", "place_of", "replayed", "resume"]
 

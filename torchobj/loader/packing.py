@@ -12,12 +12,7 @@ import torch
 
 from torchobj.exceptions import ConfigError
 
-__all__ = ["is_stateful", "packed", "unpacked"]
-
-
-def is_stateful(thing: Any) -> bool:
-    """Whether an object has `state_dict` and `load_state_dict`."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+__all__ = ["packed", "unpacked"]
 
 
 def packed(state: Any) -> Any:

@@ -16,7 +16,8 @@ import torch.utils.data
 
 from torchobj.exceptions import ConfigError
 from torchobj.loader.nested import in_batches, innermost
-from torchobj.loader.packing import is_stateful, packed, unpacked
+from torchobj.loader.packing import packed, unpacked
+from torchobj.stateful import is_stateful
 
 __all__ = ["Mark", "Order", "between", "check", "generator_of", "load", "state_of", "undrawn", "upgraded"]
 

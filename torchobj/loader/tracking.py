@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
-from torchobj.loader.packing import is_stateful
+from torchobj.stateful import is_stateful
 
 __all__ = ["PassState", "Stamped", "TrackedDataset", "collating", "starting"]
 
