@@ -35,7 +35,9 @@ class IterablePass:
     def __init__(
         self, loader: "torch.utils.data.DataLoader[Any]", states: list[PassState | None], last_worker: int
     ) -> None:
-        self.tracked = TrackedDataset(loader.dataset, states, last_worker + 1, loader.batch_size or 1)
+        self.tracked = TrackedDataset(
+            loader.dataset, states, last_worker + 1, loader.batch_size or 1, drop_last=loader.drop_last
+        )
         self.last_worker = last_worker
         self._in_workers = loader.num_workers > 0
         #: As they came, pickled, until they are asked for.
@@ -119,7 +121,8 @@ def place_of(loader: Any, latest: IterablePass | None, *, within_epoch: bool) ->
         states = latest.states()
     elif not is_ours and loader.num_workers == 0 and is_stateful(dataset):
         # Between passes a dataset may be at its end, or where it was when the loader was made.
-        states = [PassState(within=latest is None, dataset=copy.deepcopy(dataset.state_dict()), iterator=None)]
+        state = copy.deepcopy(dataset.state_dict())
+        states = [PassState(within=latest is None, dataset=state, iterator=None, ended=latest is not None)]
     elif not is_ours and latest is not None and loader.persistent_workers:
         states = latest.ended()
     if not is_ours and loader.num_workers and is_stateful(dataset):
@@ -162,13 +165,19 @@ def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
     if saved is not None:
         _check_saved(saved[0], state, dataset)
     elif state["within_epoch"]:
-        logger.warning(
-            "%s has no state_dict and load_state_dict: %d batches are read again and dropped", name, state["batches"]
-        )
+        _warn_of_replay(dataset, state["batches"])
     parent = None if saved is None else unpacked(state["sampler"], "sampler")["dataset"]
     if own is not None or parent is not None:
         dataset.load_state_dict(parent if own is None else own)
     return state
+
+
+def _warn_of_replay(dataset: Any, batches: int) -> None:
+    name = type(dataset).__name__
+    reason = f"{name} has no state_dict and load_state_dict"
+    if is_stateful(dataset):
+        reason = f"the state of the loader contains none of {name}, since an earlier torchobj wrote it"
+    logger.warning("%s: %d batches are read again and dropped", reason, batches)
 
 
 def _saved(state: Mapping[str, Any]) -> tuple[list[PassState | None], int] | None:

@@ -6,7 +6,10 @@ iterator a `TrackedDataset` in place of its dataset, and a collation that adds t
 gets its own state with the dataset.
 
 torch asks workers for batches in turn, from worker 0 on. A pass that was saved behind a batch of worker 2 goes on with
-worker 3: workers 0 to 2 first return a batch of nothing, which the loader drops.
+worker 3: workers 0 to 2 first return a placeholder batch, which the loader drops.
+
+Some datasets reset their state when a pass ends, and the fetch of a partial last batch already draws the
+`StopIteration`. So a state records whether its pass had ended: a resumed pass yields nothing of such a worker.
 """
 
 import contextlib
@@ -34,6 +37,8 @@ class PassState(NamedTuple):
     """What `dataset.state_dict()` returned."""
     iterator: Any
     """What that of its iterator did, where it is another object."""
+    ended: bool = False
+    """Whether the iterator had raised `StopIteration`. Earlier states lack it."""
 
 
 class Stamped(NamedTuple):
@@ -43,7 +48,7 @@ class Stamped(NamedTuple):
     worker: int
     """Number of the worker."""
     state: bytes | None
-    """A pickled `PassState`; None for a batch of nothing."""
+    """A pickled `PassState`; None for a placeholder batch."""
 
 
 class TrackedDataset(torch.utils.data.IterableDataset[Any]):
@@ -52,16 +57,27 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
     Args:
         dataset: An iterable dataset.
         states: Where each process begins its first pass: one for each worker, or one for the process of the loop.
-        skipped: Workers below this number first yield a batch of nothing.
+        skipped: Workers below this number first yield a placeholder batch.
         batch_samples: Samples of a batch.
+        drop_last: Whether torch drops a partial last batch of each worker.
     """
 
-    def __init__(self, dataset: Any, states: list[PassState | None], skipped: int, batch_samples: int) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        states: list[PassState | None],
+        skipped: int,
+        batch_samples: int,
+        *,
+        drop_last: bool,
+    ) -> None:
         self.dataset = dataset
         self._states, self._skipped, self._batch_samples = states, skipped, batch_samples
+        self._most_dropped = batch_samples - 1 if drop_last else 0
         self._iterator: Any = None
         #: Called once, in the process of the loop, before the dataset is given its state.
         self.before_begin: Callable[[], None] | None = None
+        self._samples: _Samples | None = None
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
@@ -73,9 +89,9 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
         # The next pass of a worker that stays begins at its start.
         self._states, self._skipped = [None] * len(self._states), 0
         self._iterator = None
-        self._iterator = _begun(self.dataset, state)
-        iterator: Iterator[Any] = self._iterator
-        return _Delayed(iterator, self._batch_samples) if skips else iterator
+        self._iterator = _begun(self.dataset, state, self._most_dropped)
+        self._samples = _Samples(self._iterator, self._batch_samples if skips else 0)
+        return self._samples
 
     def state(self) -> PassState | None:
         """Where the pass is that was begun last in this process; None where nothing of it has a state."""
@@ -83,44 +99,77 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
         if own is None and not is_stateful(self.dataset):
             return None
         dataset = self.dataset.state_dict() if is_stateful(self.dataset) else None
-        return PassState(within=True, dataset=dataset, iterator=None if own is None else own.state_dict())
+        iterator = None if own is None else own.state_dict()
+        ended = self._samples is not None and self._samples.ended
+        return PassState(within=True, dataset=dataset, iterator=iterator, ended=ended)
 
 
-class _Delayed(Iterator[Any]):
-    """An iterator behind a batch of nothing. No generator: one ends with the first exception of a sample."""
+class _Samples(Iterator[Any]):
+    """The samples of a pass, after `placeholders`. Records the end.
 
-    def __init__(self, iterator: Iterator[Any], samples: int) -> None:
-        self._iterator, self._left = iterator, samples
+    No generator: one ends with the first exception of a sample.
+    """
+
+    def __init__(self, iterator: Iterator[Any], placeholders: int) -> None:
+        self._iterator, self._placeholders = iterator, placeholders
+        self.ended = False
 
     def __next__(self) -> Any:
-        if not self._left:
+        if self._placeholders:
+            self._placeholders -= 1
+            return _NOTHING
+        try:
             return next(self._iterator)
-        self._left -= 1
-        return _NOTHING
+        except StopIteration:
+            self.ended = True
+            raise
 
 
-def _begun(dataset: Any, state: PassState | None) -> Any:
-    """An iterator of `dataset`, at `state`."""
+def _begun(dataset: Any, state: PassState | None, most_dropped: int) -> Any:
+    """An iterator of `dataset`, at `state`. See `_end_pass` for `most_dropped`."""
     if state is None:
         return iter(dataset)
+    if state.within and not state.ended:
+        return _loaded(dataset, state)
+    _end_pass(dataset, state._replace(within=False), most_dropped)
+    # Nothing is left of a pass that goes on; the next one begins where the dataset is now.
+    return iter(()) if state.within else iter(dataset)
+
+
+def _end_pass(dataset: Any, state: PassState, most_dropped: int) -> None:
+    """Puts `dataset` where it was at the end of the pass of `state`: `iter` begins the next pass.
+
+    Args:
+        dataset: An iterable dataset.
+        state: Of that end, or of the last full batch before it.
+        most_dropped: Maximum number of samples that the pass drew behind its last full batch and dropped.
+    """
     iterator = _loaded(dataset, state)
-    if state.within:
-        return iterator
-    # The state of the end of a pass. Of a dataset that goes on from there the next pass begins; one that starts over
-    # by itself has yielded a sample now, and is loaded again.
     with _undrawn():
-        ended = next(iterator, _NOTHING) is _NOTHING
-    return iter(dataset) if ended else _loaded(dataset, state)
+        for _ in range(1 if state.ended else most_dropped + 1):
+            try:
+                next(iterator)
+            except StopIteration:
+                # The dataset continues from its state, and is at the end now.
+                return
+            except Exception:  # noqa: BLE001, S112  raised again when the next pass draws this sample
+                continue
+    # The dataset started over by itself: it has yielded samples of the next pass.
+    _load(dataset, state)
 
 
 def _loaded(dataset: Any, state: PassState) -> Any:
-    # Copies: a dataset may go on to work with what it is given.
-    if state.dataset is not None and is_stateful(dataset):
-        dataset.load_state_dict(copy.deepcopy(state.dataset))
+    _load(dataset, state)
     iterator = iter(dataset)
     if state.within and state.iterator is not None and is_stateful(iterator):
         iterator.load_state_dict(copy.deepcopy(state.iterator))
     return iterator
+
+
+def _load(dataset: Any, state: PassState) -> None:
+    # A copy: a dataset may go on to work with what it is given.
+    if state.dataset is not None and is_stateful(dataset):
+        dataset.load_state_dict(copy.deepcopy(state.dataset))
 
 
 @contextlib.contextmanager
