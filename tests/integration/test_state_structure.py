@@ -179,6 +179,39 @@ def test_a_sharded_checkpoint_from_mid_epoch_is_restored_into_a_fresh_loader(fol
     assert [str(batch) for batch in fresh] == rest
 
 
+class OfTheFirstLayout:
+    """A loader whose state is written as earlier releases did."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def state_dict(self):
+        return old_layout(self.loader.state_dict())
+
+    def load_state_dict(self, state):
+        raise AssertionError("this one saves only")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", ["generator", "shuffled"])
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_sharded_checkpoint_of_the_first_layout_is_restored(folder, tmp_path, kind, done):
+    torch.manual_seed(5)
+    loader = loader_of(folder, kind, 0)
+    iterator = iter(loader) if done else None
+    for _ in range(done):
+        next(iterator)
+    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
+        manager.save(1, {"loader": OfTheFirstLayout(loader), "weights": torch.ones(3)})
+    rng = torch.get_rng_state()
+    rest = [str(batch) for batch in iterator or loader]
+    fresh = loader_of(folder, kind, 0)
+    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
+        manager.restore(into={"loader": fresh, "weights": torch.zeros(3)})
+    torch.set_rng_state(rng)
+    assert [str(batch) for batch in fresh] == rest
+
+
 def of_a_rank(rank, url, folder):
     dist.init_process_group("gloo")
 

@@ -31,9 +31,10 @@ class _There(NamedTuple):
 
 
 def match(into: Mapping[str, Any], taken: dict[str, Any], metadata: Metadata, source: str) -> None:
-    """Gives optimizers in `taken` the names that the checkpoint has of them, and compares all others.
+    """Gives optimizers and loaders in `taken` the names that the checkpoint has of them, and compares all others.
 
-    An optimizer that has not stepped has no state yet, so it gets memory for the one that was saved.
+    An optimizer that has not stepped has no state yet, so it gets memory for the one that was saved. A loader's state
+    of layout 1 has a list of tensors where today's has one value.
 
     Args:
         into: What is to be filled.
@@ -48,7 +49,7 @@ def match(into: Mapping[str, Any], taken: dict[str, Any], metadata: Metadata, so
     described = metadata.state_dict_metadata
     there = _There(described, {name: paths.get(name) or tuple(name.split(".")) for name in described}, source)
     tops = {path[0] for path in there.paths.values()}
-    _match_optimizers(into, taken, (), there)
+    _match_objects(into, taken, (), there)
     try:
         here = flatten_state_dict(taken)[0]
     except ValueError as error:
@@ -91,15 +92,34 @@ def _plain(value: Any) -> list[torch.Tensor]:
     return []
 
 
-def _match_optimizers(into: Mapping[Any, Any], taken: Any, outer: tuple[str, ...], there: _There) -> None:
+def _match_objects(into: Mapping[Any, Any], taken: Any, outer: tuple[str, ...], there: _There) -> None:
     for key, value in into.items():
         path = (*outer, str(key))
         if isinstance(value, torch.optim.Optimizer):
             state = taken[key].get("state")
             if isinstance(state, dict):
                 taken[key]["state"] = _state_of(value, state, path, there)
-        elif isinstance(value, Mapping) and not is_stateful(value):
-            _match_optimizers(value, taken[key], path, there)
+        elif is_stateful(value):
+            _match_lists(taken[key], path, there)
+        elif isinstance(value, Mapping):
+            _match_objects(value, taken[key], path, there)
+
+
+def _match_lists(state: Any, path: tuple[str, ...], there: _There) -> None:
+    """Replaces values of an object's state by lists of tensors, where the checkpoint has those."""
+    if not isinstance(state, dict):
+        return
+    lists: dict[str, dict[int, torch.Tensor]] = {}
+    for name, where in there.paths.items():
+        described = there.described[name]
+        *outer, key, number = where if len(where) > 1 else (None, None)
+        if tuple(outer) != path or type(number) is not int or not isinstance(described, TensorStorageMetadata):
+            continue
+        if key in state and (state[key] is None or isinstance(state[key], bytes)):
+            tensor = torch.zeros(described.size, dtype=described.properties.dtype)
+            lists.setdefault(key, {})[number] = tensor
+    for key, tensors in lists.items():
+        state[key] = [tensors[number] for number in sorted(tensors)]
 
 
 def _state_of(
