@@ -8,7 +8,7 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 
-__all__ = ["AHEAD_SHARE", "budget_bytes", "set_budget"]
+__all__ = ["AHEAD_SHARE", "budget_bytes", "set_budget", "times_set"]
 
 #: The variable that says how many bytes objects read ahead may take, in each rank's process.
 VARIABLE = "TORCHOBJ_BUDGET_BYTES"
@@ -21,23 +21,30 @@ _MOST_BYTES = 2 << 30
 _LEAST_BYTES = 1 << 20
 
 _chosen: int | None = None
+_times_set = 0
 
 
 def set_budget(size: int) -> None:
     """Sets how many bytes objects that are read ahead may take in this process; its workers share them.
 
-    To be called before the first dataset is used. Without it `TORCHOBJ_BUDGET_BYTES` counts, and without that a
+    To be called before the first dataset is used, or after a warning that the system refused the memory: the next use
+    of a dataset asks for it again. Without it `TORCHOBJ_BUDGET_BYTES` counts, and without that a
     tenth of the machine's memory, or of the container's, shared by the ranks of the machine, and at most 2 GiB.
 
     Raises:
         ConfigError: Less than 1 MiB, or too late: the memory is set up with another size.
     """
-    global _chosen  # noqa: PLW0603  one arena a process
+    global _chosen, _times_set
     _checked(size, "size")
     made = _torchobj.prefetch_stats().get("budget_bytes") if sys.platform == "linux" else None
     if made not in (None, size):
         raise ConfigError(f"size={size}: the memory is set up already, with {made}; call this before a dataset is used")
-    _chosen = size
+    _chosen, _times_set = size, _times_set + 1
+
+
+def times_set() -> int:
+    """How many times `set_budget` succeeded in this process, and in its parent before the fork."""
+    return _times_set
 
 
 def _checked(size: Any, name: str) -> int:

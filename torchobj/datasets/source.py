@@ -12,14 +12,15 @@ from typing import Any, ClassVar, Generic, TypeVar, Union
 from torchobj import _torchobj
 from torchobj.datasets import unannounced, workers
 from torchobj.exceptions import StoreError
-from torchobj.memory import budget_bytes
+from torchobj.memory import budget_bytes, times_set
 
 logger = logging.getLogger("torchobj")
 
 SUPPORTED = sys.platform == "linux"
 
-#: Processes whose system refused the memory for objects that are read ahead. A forked worker has its parent's number.
-_refused: set[int] = set()
+#: How many times the budget had been set when the system refused a process the memory for objects that are read ahead.
+#: A forked worker inherits its parent's entry.
+_refused: dict[int, int] = {}
 
 Native = TypeVar("Native", bound=Union["_torchobj.NativeSource", "_torchobj.RefSource"])
 
@@ -70,14 +71,18 @@ class Attachment:
 
 
 def is_refused() -> bool:
-    """Whether the system refused this process the memory for objects that are read ahead."""
-    return os.getpid() in _refused
+    """Whether the system refused this process the memory for objects that are read ahead, under the budget of now."""
+    return _refused.get(os.getpid()) == times_set()
 
 
 def _refuse(error: OSError) -> None:
-    if not _refused:
-        logger.warning("%s; until then nothing is read ahead, and each DataLoader worker reads for itself", error)
-    _refused.add(os.getpid())
+    if times_set() not in _refused.values():
+        logger.warning(
+            "%s; without it nothing is read ahead, and each DataLoader worker reads for itself; "
+            "torchobj.set_budget(bytes) asks the system again",
+            error,
+        )
+    _refused[os.getpid()] = times_set()
 
 
 def _is_started() -> bool:
