@@ -270,7 +270,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
     def _refuse_bucket(self, path: str) -> None:
         store, key = self._place(path)
         if not key:
-            # What is not there is the better word.
+            # A missing bucket is the more precise error.
             any(store.list())
             raise UnsupportedError(f"rm {store.url}: is a whole bucket; name the folders and objects to delete")
 

@@ -277,12 +277,12 @@ def _lightnings_own() -> Any:
 
 
 def _is_weights_only_by_default() -> bool:
-    """What Lightning's own plugin does where nobody says: False before 2.6, later as torch does by itself."""
+    """The default of Lightning's own plugin: False before 2.6, later as torch does by itself."""
     from torchobj.checkpoint.load import is_switched_on  # noqa: PLC0415  imports torch
 
     version = next(sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules)
     is_old = tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 6)
-    # The switch of torch.load, by its values; it only counts where nobody says.
+    # The switch of torch.load, by its values; it only counts where `weights_only` is not given.
     return not is_old and not is_switched_on("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 
 

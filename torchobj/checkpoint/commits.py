@@ -136,7 +136,7 @@ class Commits:
         return self._parsed(step, self.store.get(self._commit_key(step), version=version))
 
     def readable(self) -> list[Commit]:
-        """All commits that can be read, ascending. The others are said in the log, and are nobody's to delete."""
+        """All commits that can be read, ascending. The others are logged, and never deleted."""
         versions = self.versions()
         unread = [step for step, version in versions.items() if version is None or self.known_version(step) != version]
         keys = [self._commit_key(step) for step in unread]

@@ -2,7 +2,7 @@
 
 Who does what: `saving` makes one save; `commits` makes a step real and names its objects; `snapshot` copies or watches
 the state, `divided` copies one that all ranks have parts of; `ranks` gives all ranks one outcome; `retention` says what
-goes; `sweep` finds what killed saves left. The manager is their face, and sees to it that one save is under way.
+is deleted; `leftovers` finds what killed saves left. The manager calls them, and runs one save at a time.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping

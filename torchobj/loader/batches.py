@@ -64,7 +64,7 @@ class Progress:
         self.dispatched.append((mark, samples))
 
     def advance(self) -> int | None:
-        """A batch was handed out, or the loop got its error. How many samples it is made of; None if nobody knows."""
+        """A batch was handed out, or the loop got its error. Returns its number of samples; None if unknown."""
         self.batches += 1
         if not self.dispatched:
             return None
