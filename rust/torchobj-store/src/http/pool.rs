@@ -188,7 +188,7 @@ pub(crate) struct Lease {
     /// Taken when the lease ends, and while a body of odd framing is streamed.
     connection: Option<Connection>,
     /// The head of the current answer and its bytes, from when its connection was taken to stream the body.
-    kept: Option<(Head, Vec<u8>)>,
+    kept: Option<Box<(Head, Vec<u8>)>>,
 }
 
 impl Lease {
@@ -199,7 +199,7 @@ impl Lease {
     /// A header of the current answer, also after its body was read or broke.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let (head, bytes) = match &self.kept {
-            Some((head, bytes)) => (head, bytes.as_slice()),
+            Some(kept) => (&kept.0, kept.1.as_slice()),
             None => self.answer().head(),
         };
         head.headers(bytes).find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value)
@@ -237,7 +237,7 @@ impl Lease {
     pub(crate) async fn stream(&mut self, method: &'static str) -> Result<OddBody, Failure> {
         let connection = self.connection.take().expect("only the end of the lease takes the connection");
         let (head, bytes) = connection.head();
-        self.kept = Some((head.clone(), bytes.to_vec()));
+        self.kept = Some(Box::new((head.clone(), bytes.to_vec())));
         OddBody::open(connection, method).await
     }
 
