@@ -24,7 +24,7 @@ pub(super) struct Grants {
     all: Vec<Granted>,
     /// Ids that are in use.
     out: Vec<u32>,
-    /// Ids that nobody uses.
+    /// Unused ids.
     free: Vec<u32>,
     pub(super) transferred: u64,
     pub(super) copied: u64,
@@ -108,13 +108,13 @@ impl Grants {
         }
     }
 
-    /// Ends the copying of a segment. The segment itself where its worker has died or, which `decline` tells, dropped it
-    /// meanwhile; the copy is not needed then.
-    fn copied(&mut self, id: u32, decline: impl FnOnce() -> bool) -> Option<(Extent, u64)> {
+    /// Ends the copying of a segment; `made` tells whether it succeeded. Returns the segment itself where its worker has
+    /// died or, which `decline` tells, dropped it meanwhile; the copy is not needed then.
+    fn copied(&mut self, id: u32, made: bool, decline: impl FnOnce() -> bool) -> Option<(Extent, u64)> {
         let granted = &mut self.all[id as usize];
         granted.copying = false;
         if granted.orphaned.is_none() && decline() {
-            self.copied += 1;
+            self.copied += u64::from(made);
             return None;
         }
         self.transferred += 1;
@@ -154,7 +154,7 @@ impl Arena {
     /// copy as long as it has not. `None` when it was not offered, or was taken before.
     ///
     /// # Errors
-    /// The arena has no room for a copy.
+    /// The arena is full, and the system has no more memory for a copy.
     pub fn adopt(self: &Arc<Self>, id: u32, generation: u32) -> io::Result<Option<Buffer>> {
         if id >= SEGMENTS {
             return Ok(None);
@@ -173,7 +173,7 @@ impl Arena {
                 let copy = Segment::copied(self, extent, len);
                 let over = {
                     let _inside = fork::enter();
-                    self.books().grants.copied(id, || words::decline(word, generation))
+                    self.books().grants.copied(id, copy.is_ok(), || words::decline(word, generation))
                 };
                 match over {
                     Some((extent, len)) => Ok(Some(Segment::new(self.clone(), extent, len).buffer())),

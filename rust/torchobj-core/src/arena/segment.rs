@@ -26,14 +26,16 @@ impl Segment {
         Arc::new(Self { arena, extent: Some(extent), len, lent: AtomicBool::new(false) })
     }
 
-    /// The bytes of an extent of the arena, in a segment of their own. Nobody may write to the extent meanwhile.
+    /// The bytes of an extent of the arena, in a segment of their own, or on the heap if the arena is full. No other
+    /// thread or process may write to the extent meanwhile.
     ///
     /// # Errors
-    /// The arena has no room for them.
+    /// The system has no more memory.
     pub(super) fn copied(arena: &Arc<Arena>, extent: Extent, len: u64) -> io::Result<Buffer> {
-        let (landing, mut dest) = Landing::new(arena.segment(len)?.memory());
         let start = arena.map().at(DATA + extent.offset, len);
+        let memory = arena.segment(len).map(|segment| segment.memory());
         let len = usize::try_from(len).expect("it is mapped");
+        let (landing, mut dest) = Landing::new(memory.or_else(|_| Memory::allocate(len))?);
         // SAFETY: `len` bytes at `start` are mapped, as `at` checked, and live with the arena. The one caller (`adopt`)
         // has an extent that a worker offered: that worker does not write to it any more, and the extent is not freed,
         // so nobody else gets it, while it is marked as `copying`.

@@ -188,6 +188,33 @@ fn what_its_worker_still_has_is_copied_and_stays_the_workers() {
 }
 
 #[test]
+fn a_copy_is_made_on_the_heap_where_the_arena_is_full() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    served(&arena, true);
+    let claim = landed(&worker);
+    let mut kept = claim.buffer();
+    kept.as_mut_slice().fill(7);
+    let offer = claim.offer().unwrap();
+    drop(claim);
+    let mut filled = Vec::new();
+    let mut len = 1 << 47;
+    while len >= Arena::charge(1) {
+        match arena.segment(len) {
+            Ok(segment) => filled.push(segment),
+            Err(_) => len /= 2,
+        }
+    }
+    let mut copy = arena.adopt(offer.id, offer.generation).unwrap().unwrap();
+    copy.as_mut_slice().fill(8);
+    assert_eq!((kept.as_slice(), copy.as_slice()), (&[7; 100][..], &[8; 100][..]));
+    assert_eq!((arena.usage().copied, arena.usage().transferred), (1, 0));
+    drop((kept, filled));
+    arena.sweep(&[]);
+    assert_eq!(arena.usage().used, 0);
+}
+
+#[test]
 fn what_a_worker_offered_before_it_died_is_the_trainers_without_a_copy() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
