@@ -32,8 +32,13 @@ pub async fn idle<T>(limit: Duration, future: impl Future<Output = T>) -> Option
             return Poll::Pending;
         }
         // The alarm rang: a silence began when the future was last woken.
-        let silent_since = woken_at.take().unwrap_or_else(|| alarm.deadline() - limit);
-        if Instant::now() >= silent_since + limit {
+        let woken_at = woken_at.take();
+        let now = Instant::now();
+        let silent_since = match was_stopped(alarm.deadline(), limit, now) {
+            true => now,
+            false => woken_at.unwrap_or_else(|| alarm.deadline() - limit),
+        };
+        if now >= silent_since + limit {
             return Poll::Ready(None);
         }
         alarm.as_mut().reset(silent_since + limit);
@@ -44,6 +49,12 @@ pub async fn idle<T>(limit: Duration, future: impl Future<Output = T>) -> Option
         }
     })
     .await
+}
+
+/// Whether a timer fired so long after its deadline that the process did not run meanwhile: SIGSTOP, a debugger, a paused
+/// virtual machine. That time is no evidence against the store.
+fn was_stopped(deadline: Instant, limit: Duration, now: Instant) -> bool {
+    now >= deadline + limit / 2
 }
 
 /// Why a transfer was ended.
@@ -58,15 +69,15 @@ pub(crate) enum Stall {
 impl fmt::Display for Stall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Silent(limit) => write!(f, "stood still for {} s", limit.as_secs_f64()),
-            Self::Slow(bytes, limit) => write!(f, "brought {bytes} bytes in {} s", limit.as_secs_f64()),
+            Self::Silent(limit) => write!(f, "received no bytes for {} s", limit.as_secs_f64()),
+            Self::Slow(bytes, limit) => write!(f, "received {bytes} bytes in {} s", limit.as_secs_f64()),
         }
     }
 }
 
 /// Runs a transfer for as long as it moves: `progress` grows at least once in `limit`, and by `min_bytes_per_s` or more
-/// on average over each `limit`. Bytes are counted, not wakeups: a transfer that shares its task with others is woken by
-/// theirs too.
+/// on average over each `limit`. Both measurements restart after the process was stopped. Bytes are counted, not
+/// wakeups: a transfer that shares its task with others is woken by theirs too.
 pub(crate) async fn moving<T>(
     limit: Duration,
     min_bytes_per_s: u64,
@@ -89,6 +100,9 @@ pub(crate) async fn moving<T>(
         }
         while alarm.as_mut().poll(context).is_ready() {
             let now = Instant::now();
+            if was_stopped(alarm.deadline(), limit, now) {
+                (grew_at, window, window_began) = (now, bytes, now);
+            }
             if now >= grew_at + limit {
                 return Poll::Ready(Err(Stall::Silent(limit)));
             }
@@ -184,6 +198,43 @@ mod tests {
             assert_eq!(result.is_err(), ended, "{bytes} of {min_bytes_per_s}: {result:?}");
             assert!(!ended || started.elapsed() <= 2 * LIMIT, "{:?}", started.elapsed());
         }
+    }
+
+    /// Stops the process, as SIGSTOP does: the clock goes on, timers fire late, and nothing is polled meanwhile.
+    async fn stop_after(running: Duration) {
+        tokio::time::sleep(running).await;
+        tokio::time::advance(Duration::from_secs(60)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_in_which_the_process_was_stopped_does_not_lower_the_rate() {
+        let (mut dest, progress) = watched(100 * 1500);
+        let transfer = drip(&mut dest, 1500, Duration::from_secs(1));
+        let (result, ()) = tokio::join!(moving(LIMIT, 1000, &progress, transfer), stop_after(LIMIT / 2));
+        assert_eq!(result, Ok(()));
+        let (mut dest, progress) = watched(1 << 20);
+        let started = Instant::now();
+        let transfer = drip(&mut dest, 1, Duration::from_secs(1));
+        let (result, ()) = tokio::join!(moving(LIMIT, 1000, &progress, transfer), stop_after(LIMIT / 2));
+        assert!(matches!(result, Err(Stall::Slow(..))), "{result:?}");
+        assert!(started.elapsed() <= Duration::from_secs(60) + 2 * LIMIT, "{:?}", started.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_in_which_the_process_was_stopped_is_no_silence() {
+        let resumed = Duration::from_secs(66);
+        let (mut dest, progress) = watched(5);
+        let transfer = drip(&mut dest, 5, resumed);
+        let (result, ()) = tokio::join!(moving(LIMIT, 0, &progress, transfer), stop_after(LIMIT / 2));
+        assert_eq!(result, Ok(()));
+        let (result, ()) = tokio::join!(idle(LIMIT, ticks(1, resumed)), stop_after(LIMIT / 2));
+        assert_eq!(result, Some(1));
+    }
+
+    #[test]
+    fn a_stall_says_how_many_bytes_arrived_in_what_time() {
+        assert_eq!(Stall::Slow(20, Duration::from_secs(20)).to_string(), "received 20 bytes in 20 s");
+        assert_eq!(Stall::Silent(Duration::from_millis(1500)).to_string(), "received no bytes for 1.5 s");
     }
 
     #[tokio::test(start_paused = true)]
