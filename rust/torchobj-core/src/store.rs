@@ -98,7 +98,8 @@ pub trait Opened: Send {
     fn range(&self) -> Range<u64>;
 
     /// Whether the response itself announced how long its body is. Where it did not, `size` and `range` are what was
-    /// expected, and no byte of the body counts before the body has ended there.
+    /// expected, and no byte of the body counts before the body has ended there. The caller then must not read only the
+    /// beginning of `range`.
     fn announced(&self) -> bool {
         true
     }

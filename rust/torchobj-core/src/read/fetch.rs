@@ -265,7 +265,7 @@ impl Client {
         Ok(full.into_iter().map(|(_, sink)| sink).collect())
     }
 
-    /// Receives `range` into `sink`, going on after what breaks, from `first` if the response is there already.
+    /// Receives `range` into `sink`, resuming after failures, from `first` if the response is there already.
     pub(super) async fn receive<S: Sink>(
         &self,
         key: &str,
@@ -317,6 +317,11 @@ impl Client {
         if !opened.announced() && !S::REWINDS {
             return refuse(ErrorKind::Protocol, "the response does not say how long it is");
         }
+        // The sink is full before the end of the body, which alone shows that the body is of the object.
+        if !opened.announced() && opened.range().end > range.end {
+            let message = format!("asked for bytes {range:?}, the response has no Content-Range and no Content-Length");
+            return refuse(ErrorKind::Protocol, &message);
+        }
         let (policy, progress, before) = (self.policy(), sink.progress(), sink.filled());
         let body = sink.take(&mut *opened);
         let result = moving(policy.idle_timeout, policy.min_bytes_per_s, &progress, body).await;
@@ -336,12 +341,14 @@ impl Client {
     }
 
     fn stalled(&self, key: &str, stall: Stall, at: usize) -> Error {
-        let error = self.silence(Operation::Get, key, &format!("the body {stall} at byte {at}"));
+        let error = self.silence(Operation::Get, key, &format!("{stall} at byte {at} of the body"));
         match stall {
             Stall::Silent(_) => error,
             Stall::Slow(..) => {
                 let rate = self.policy().min_bytes_per_s;
-                error.with_hint(format!("min_bytes_per_s={rate}: a slow network needs a lower one, or max_in_flight"))
+                error.with_hint(format!(
+                    "min_bytes_per_s={rate}: on a slow network, lower min_bytes_per_s or max_in_flight"
+                ))
             }
         }
     }

@@ -128,6 +128,10 @@ impl Opened for FaultyBody {
         self.inner.version()
     }
 
+    fn announced(&self) -> bool {
+        self.inner.announced()
+    }
+
     fn range(&self) -> Range<u64> {
         let Range { start, end } = self.inner.range();
         if self.fault == Fault::WrongRange { start.saturating_sub(1)..end.saturating_sub(1) } else { start..end }

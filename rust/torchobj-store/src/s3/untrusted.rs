@@ -8,6 +8,7 @@ use torchobj_core::list::Filter;
 use torchobj_core::manifest::Manifest;
 use torchobj_core::read::{Job, Read, get_many};
 use torchobj_core::transfer::{Policy, within};
+use torchobj_core::types::{ByteRange, Version};
 
 use super::{Account, S3Store};
 use crate::config::S3Config;
@@ -99,6 +100,35 @@ async fn bytes_of_a_body_that_ended_elsewhere_are_in_no_sample() {
     })
     .await;
     let landed = client(&fake, "b", false).get(Read { size: Some(1000), ..Read::whole("k") }).await.unwrap();
+    assert_eq!(landed.buffer.as_slice(), "x".repeat(1000).as_bytes());
+}
+
+#[tokio::test]
+async fn a_range_is_not_read_from_a_whole_body_that_announces_no_length() {
+    let gzip = format!("Content-Encoding: gzip\r\n{ETAG}");
+    // Headers, whether the version is known, and how long the body really is.
+    let cases = [(gzip.as_str(), true, 5_000), ("", false, 5_000), (ETAG, true, 999), (ETAG, true, 10_000)];
+    for (make, (headers, known, length)) in
+        [until_closed, chunked].into_iter().flat_map(|make| cases.map(|case| (make, case)))
+    {
+        let response = make(headers, &"z".repeat(length));
+        let fake = Fake::start(move |_| response.clone()).await;
+        let range = Some(ByteRange::Bounded(0..1000));
+        let version = known.then(|| Version::new("\"0123\""));
+        let read = Read { range, size: Some(10_000), version, ..Read::whole("k") };
+        let error = client(&fake, "b", false).get(read).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{headers} {length}: {error}");
+        assert!(error.to_string().contains("0..1000"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_chunked_range_is_read_where_the_response_announces_it() {
+    let response = chunked(&format!("{ETAG}Content-Range: bytes 0-999/10000\r\n"), &"x".repeat(1000));
+    let response = response.replace("200 OK", "206 Partial Content");
+    let fake = Fake::start(move |_| response.clone()).await;
+    let read = Read { range: Some(ByteRange::Bounded(0..1000)), size: Some(10_000), ..Read::whole("k") };
+    let landed = client(&fake, "b", false).get(read).await.unwrap();
     assert_eq!(landed.buffer.as_slice(), "x".repeat(1000).as_bytes());
 }
 
