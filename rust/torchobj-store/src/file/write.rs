@@ -1,9 +1,11 @@
 //! Writing whole files, copying and deleting them.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::types::{Condition, Payload, PutOptions, Version};
@@ -48,8 +50,13 @@ impl Temporary {
         if target.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
+        let folder = open_folder(target)?;
         match condition {
-            Condition::Always => fs::rename(&self.path, target)?,
+            Condition::Always => {
+                // A file system without locks has no conditional writes, which alone need this.
+                let _lock = FolderLock::acquire(&folder).ok();
+                fs::rename(&self.path, target)?;
+            }
             // A link never replaces; the temporary name goes with `self`.
             Condition::Absent => fs::hard_link(&self.path, target)?,
             Condition::Matches(version) => match while_it_is(target, version, |path| fs::rename(&self.path, path)) {
@@ -59,7 +66,6 @@ impl Temporary {
                 done => done?,
             },
         }
-        let folder = File::open(target.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
         folder.sync_all()?;
         Ok(version(&file.metadata()?))
     }
@@ -117,7 +123,7 @@ impl FileStore {
         for key in keys {
             // The folders above it stay, empty or not: who made them is not known here.
             let path = self.path(key);
-            match self.blocking(operation, key, move || fs::remove_file(path)).await {
+            match self.blocking(operation, key, move || remove(&path)).await {
                 Err(error) if error.kind() != ErrorKind::NotFound => failed.push((key.clone(), error)),
                 _ => {}
             }
@@ -135,20 +141,58 @@ impl FileStore {
     }
 }
 
-/// Calls `change` with a file that is of this version, while no other call of this function changes a file of the same
-/// folder, in whatever process. `AlreadyExists` where the file is of another version, `NotFound` where there is none.
+/// The lock of a folder. Every call that replaces or deletes a file of the folder holds it for that moment, in every
+/// process that writes through this store. To make a file under a new name needs no lock.
+struct FolderLock<'a>(&'a File);
+
+impl<'a> FolderLock<'a> {
+    /// Waits for the lock.
+    ///
+    /// # Errors
+    /// The file system has no locks.
+    fn acquire(folder: &'a File) -> io::Result<Self> {
+        loop {
+            match folder.lock() {
+                // A signal handler ran.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                locked => return locked.map(|()| Self(folder)),
+            }
+        }
+    }
+}
+
+impl Drop for FolderLock<'_> {
+    fn drop(&mut self) {
+        // Not left to the close: a child forked meanwhile has a copy of the descriptor, and the lock with it.
+        let _ = self.0.unlock();
+    }
+}
+
+/// Opens the folder of a file. To open a FIFO in its place would wait for a writer.
+fn open_folder(path: &Path) -> io::Result<File> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let flags = (OFlags::DIRECTORY | OFlags::CLOEXEC).bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(folder)
+}
+
+/// Calls `change` with a file that is of this version, while no other call replaces or deletes it. `AlreadyExists` where
+/// the file is of another version, `NotFound` where there is none.
 fn while_it_is(path: &Path, expected: &Version, change: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
-    let folder = File::open(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-    folder.lock().map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
-    let found = fs::metadata(path);
-    let changed = match found {
+    let folder = open_folder(path)?;
+    let _lock = FolderLock::acquire(&folder).map_err(|error| io::Error::new(io::ErrorKind::Unsupported, error))?;
+    match fs::metadata(path) {
         Ok(metadata) if version(&metadata) == *expected => change(path),
         Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
         Err(error) => Err(error),
-    };
-    // Not left to the close: a child forked meanwhile has a copy of the descriptor, and the lock with it.
-    folder.unlock()?;
-    changed
+    }
+}
+
+/// Removes a file, but not between the check and the change of a conditional write.
+fn remove(path: &Path) -> io::Result<()> {
+    // Removing a file takes no permission to open its folder; a conditional write of one does.
+    let folder = open_folder(path).ok();
+    let _lock = folder.as_ref().and_then(|folder| FolderLock::acquire(folder).ok());
+    fs::remove_file(path)
 }
 
 /// On a write, what stands in the way is a file where the key wants a folder, or the other way round.
@@ -157,4 +201,69 @@ pub(super) fn blocked_by_a_file(error: Error) -> Error {
         return error;
     }
     error.with_kind(ErrorKind::InvalidKey).with_hint("a folder and a file cannot have one name")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A new folder with one file, and the version of that.
+    fn one_file(name: &str) -> (PathBuf, PathBuf, Version) {
+        let folder = std::env::temp_dir().join(format!("torchobj-{name}-{}", FileStore::new_id()));
+        let target = folder.join("k");
+        let version = write(&target, b"one").unwrap();
+        (folder, target, version)
+    }
+
+    fn write(target: &Path, content: &[u8]) -> io::Result<Version> {
+        let (temporary, mut file) = Temporary::create(target, &FileStore::new_id())?;
+        file.write_all(content)?;
+        temporary.publish(&file, target, &Condition::Always)
+    }
+
+    /// Calls `change` in the middle of a change under a condition, which goes on when `change` has ended or blocks.
+    fn meanwhile(change: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
+        let (ended, waits) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            change();
+            let _ = ended.send(());
+        });
+        let _ = waits.recv_timeout(Duration::from_millis(300));
+        thread
+    }
+
+    #[test]
+    fn a_conditional_delete_does_not_remove_what_is_written_after_its_check() {
+        let (folder, target, version) = one_file("delete-if");
+        let mut writer = None;
+        while_it_is(&target, &version, |path| {
+            let target = target.clone();
+            writer = Some(meanwhile(move || drop(write(&target, b"two").unwrap())));
+            fs::remove_file(path)
+        })
+        .unwrap();
+        writer.unwrap().join().unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"two");
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_conditional_write_does_not_restore_what_is_deleted_after_its_check() {
+        let (folder, target, version) = one_file("put-if");
+        let (temporary, _file) = Temporary::create(&target, &FileStore::new_id()).unwrap();
+        let mut deleter = None;
+        while_it_is(&target, &version, |path| {
+            let target = target.clone();
+            deleter = Some(meanwhile(move || remove(&target).unwrap()));
+            fs::rename(&temporary.path, path)
+        })
+        .unwrap();
+        deleter.unwrap().join().unwrap();
+        assert!(!target.exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
 }
