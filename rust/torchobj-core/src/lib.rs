@@ -4,7 +4,7 @@
 //! [`buffer`] is memory · [`store`] is the trait that a store implements, [`memory`] and [`wrap`] implement it here ·
 //! [`transfer`] holds the policies that stand over any store · [`client`] joins a store with them, and reads
 //! ([`read`]), writes ([`upload`]) and lists ([`manifest`]) · [`object_ref`] names what is not listed · [`pickle`] measures
-//! pickles that anybody may have written.
+//! untrusted pickles.
 
 #[cfg(target_os = "linux")]
 pub mod arena;

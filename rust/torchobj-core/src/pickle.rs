@@ -146,7 +146,7 @@ fn argument<'a>(opcode: u8, rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Bytes behind their own length, which has so many bytes.
+/// Bytes behind their own length, an integer of `width` bytes.
 fn counted<'a>(width: u64, take: &mut impl FnMut(u64) -> Option<&'a [u8]>) -> Option<&'a [u8]> {
     let length = little_endian(take(width)?);
     take(length)

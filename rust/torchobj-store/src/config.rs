@@ -54,7 +54,7 @@ pub enum Checksum {
     Off,
 }
 
-/// Encryption by the server. `Debug` leaves out the name of a key's file, lest it be the key itself.
+/// Encryption by the server. `Debug` leaves out the name of a key's file, because it may be the key itself.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub enum Encryption {
     /// What the bucket says.

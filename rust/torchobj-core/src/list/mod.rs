@@ -1,4 +1,4 @@
-//! Lists a prefix into a manifest, keeping what a filter lets pass. What a page must be `pages` says.
+//! Lists a prefix into a manifest, keeping what a filter lets pass. `pages` validates pages.
 
 mod pages;
 

@@ -7,8 +7,8 @@ use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::{ListEntry, ListPage, ListRequest};
 
-/// Pages in a row without a key. A page is empty where S3 passes over the delete markers of a versioned bucket: so many
-/// pages are 10 million of them.
+/// Maximum number of consecutive pages without a key. S3 returns empty pages for the delete markers of a versioned
+/// bucket: 10 000 pages hold 10 million of them.
 const MOST_EMPTY_PAGES: usize = 10_000;
 
 /// A listing, and how far it has come.

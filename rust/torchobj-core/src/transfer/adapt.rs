@@ -2,7 +2,7 @@
 //!
 //! It climbs while throughput does: half as many again for a moment, kept if at least two fifths of that were gained,
 //! else taken back. Some seconds later it tries in the other direction, each time later than the last: a step down from
-//! above where it began stays, if it lost less than that share. It takes no step where nobody needed more.
+//! above where it began stays, if it lost less than that share. It takes no step where demand did not exceed the limit.
 //!
 //! A second in which more than a tenth of the answers, and at least eight, were refusals decreases the limit by three
 //! tenths: one request that is refused again and again does not. As soon as few are refused the limit is restored, in

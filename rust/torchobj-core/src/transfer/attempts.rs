@@ -1,6 +1,6 @@
 //! Whether and when a request that failed is tried again: by kind, with full jitter, within a count, a time and a quota.
 //!
-//! A store that throttles (503, 429), or says by `Retry-After` when to come again, has not failed: such an answer counts
+//! A store that throttles (503, 429), or sends `Retry-After`, has not failed: such an answer counts
 //! as no attempt and takes no quota. It is waited out for as long as retries may take. With a single attempt there are
 //! no retries at all.
 
@@ -34,7 +34,7 @@ pub struct Attempts<'a> {
     total: u32,
     counted: u32,
     free: u32,
-    /// Answers since the last progress that asked to come again later.
+    /// Responses since the last progress that throttled: 503, 429, or with `Retry-After`.
     throttled: u32,
     /// What the retries took from the quota.
     taken: u32,

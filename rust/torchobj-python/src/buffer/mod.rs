@@ -46,7 +46,7 @@ pub(crate) use reader::ObjectReader;
 #[pyclass(module = "torchobj", frozen, sequence, weakref)]
 pub(crate) struct Buffer {
     landed: Landed,
-    /// In a worker: by what it holds its memory. It drops that with the last reference to this object.
+    /// In a worker: the claim that keeps the memory. Dropped with the last reference to this object.
     #[cfg(target_os = "linux")]
     claim: Option<Arc<Claim>>,
     /// How many views of it there are, with `UNTRACKED` and `OFFERED`.
@@ -55,7 +55,7 @@ pub(crate) struct Buffer {
     own: OnceLock<Landed>,
 }
 
-/// Memory was exported to be written to. Who asks for that may go on by the bare pointer: `torch.frombuffer` and
+/// Memory was exported as writable. The consumer may use the bare pointer afterwards: `torch.frombuffer` and
 /// `numpy.ndarray` release their view at once, and keep a reference to the object instead.
 const UNTRACKED: usize = 1 << (usize::BITS - 2);
 /// The memory was offered to the trainer.
@@ -79,7 +79,7 @@ impl Buffer {
         self.own.get().unwrap_or(&self.landed).as_slice()
     }
 
-    /// Whether somebody may use its memory by a bare pointer, relying on a reference to an object for its lifetime.
+    /// Whether a consumer may use its memory through a bare pointer, relying on a reference to an object for its lifetime.
     fn is_untracked(&self) -> bool {
         self.exports.load(Ordering::Acquire) & UNTRACKED != 0
     }

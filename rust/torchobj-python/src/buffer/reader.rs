@@ -21,8 +21,8 @@ pub(super) enum Source {
     Landed(Py<Buffer>),
     /// Bytes are fetched as they are read.
     Ahead(Fetched),
-    /// Keeps the memory that somebody uses by a bare pointer, as `numpy.ndarray(buffer=reader)` does with the reader as
-    /// its base.
+    /// Keeps memory that a consumer uses through a bare pointer, as `numpy.ndarray(buffer=reader)` does with the reader
+    /// as its base.
     Closed { _used: Option<Py<Buffer>> },
 }
 

@@ -103,7 +103,7 @@ impl Dialer {
         for address in addresses {
             let error = match timeout(limit, Socket::connect(address)).await {
                 Ok(Ok(socket)) => return Ok(socket),
-                // No address can be reached then; who reads the error reads its number.
+                // No other address can be reached either; the caller checks the errno.
                 Ok(Err(error)) if is_out_of_descriptors(&error) => return Err(error),
                 Ok(Err(error)) => io::Error::new(error.kind(), format!("cannot connect to {address}: {error}")),
                 Err(_) => self.late(&format!("connecting to {address}")),

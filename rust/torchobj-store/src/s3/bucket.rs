@@ -109,7 +109,7 @@ impl Bucket {
                 Ok(region.to_owned())
             }
             (Some(region), _) => {
-                let message = format!("the store names a region that is none: {}", shown(region, 64));
+                let message = format!("x-amz-bucket-region is not a valid region: {}", shown(region, 64));
                 Err(self.error(ErrorKind::Protocol, operation, None, &message).with_status(status, None))
             }
             (None, 404) => {
