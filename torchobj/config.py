@@ -117,7 +117,8 @@ class StoreConfig:
     (503, 429) or sends `Retry-After`, attempts are not counted, and `retry_timeout_s` alone ends them; 1 means no
     retry at all. 1..1000."""
     retry_timeout_s: float = 180.0
-    """No attempt begins later than this after the first, those of throttled requests included."""
+    """No attempt begins later than this after the first, those of throttled requests included. For the commit of an
+    upload in parts, `commit_timeout_s` replaces it."""
     connect_timeout_s: float = 5.0
     """For a TCP connect, and for a TLS handshake."""
     first_byte_timeout_s: float = 30.0
@@ -127,7 +128,9 @@ class StoreConfig:
     commit_timeout_s: float = 900.0
     """For the commit of an upload in parts, retries included. S3 may send white space for minutes while it assembles
     the parts; a store that sends nothing for longer than `first_byte_timeout_s` and `idle_timeout_s` is asked again.
-    0.01..86400 s."""
+    After an attempt without a response, the store is checked for the object until this time is over. If the object is
+    still missing then, the error says that the outcome is unknown, and the upload is not aborted, because the store may
+    still be committing it. 0.01..86400 s."""
     min_bytes_per_s: int = 16 * KIB
     """Bytes a second that the body of a read must bring, on average over `idle_timeout_s`: a slower one is continued on
     another connection. On a network where `max_in_flight` requests cannot have as much each, lower either. 0: no such

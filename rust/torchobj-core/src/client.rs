@@ -11,7 +11,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::Read;
 use crate::store::ObjectStore;
 use crate::transfer::{Attempts, Lateness, Metrics, Pace, Permit, Permits, Policy, Quota, idle, within};
-use crate::types::{Condition, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions, Upload, Version};
+use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
 use crate::upload::of_changed_memory;
 use crate::url::ObjectUrl;
 
@@ -192,14 +192,18 @@ impl Client {
                 && attempts.outcome_unknown()
                 && let Some(version) = self.holds(key, payload).await?
             {
+                attempts.succeeded();
                 return Ok(version);
             }
             if let Err(error) = attempts.failed(of_changed_memory(error, payload)?).await {
                 // The store may have done it all the same.
-                return match attempts.outcome_unknown() {
-                    true => self.holds(key, payload).await.ok().flatten().ok_or(error),
-                    false => Err(error),
-                };
+                if attempts.outcome_unknown()
+                    && let Ok(Some(version)) = self.holds(key, payload).await
+                {
+                    attempts.succeeded();
+                    return Ok(version);
+                }
+                return Err(error);
             }
         }
     }
@@ -320,18 +324,10 @@ impl Client {
         let mut attempts = self.attempts();
         loop {
             match self.ask(Operation::Abort, &upload.key, self.store.abort(upload)).await {
-                Ok(()) => return Ok(()),
-                Err(error) => attempts.failed(error).await?,
-            }
-        }
-    }
-
-    /// The version of the object that a commit of `upload` made, if it did: asked when the commit's answer was lost.
-    pub(crate) async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>> {
-        let mut attempts = self.attempts();
-        loop {
-            match self.ask(Operation::Head, &upload.key, self.store.committed(upload, parts)).await {
-                Ok(version) => return Ok(version),
+                Ok(()) => {
+                    attempts.succeeded();
+                    return Ok(());
+                }
                 Err(error) => attempts.failed(error).await?,
             }
         }

@@ -1,5 +1,5 @@
-//! Commits of uploads in parts whose answer is late, slow, an error in the end, or never there. These need Python:
-//! `make rust` runs them.
+//! Commits of uploads in parts whose response is slow, broken, an error in the end, or missing, on the wire. The limits
+//! themselves are tested in paused time, in `torchobj-core`. These need Python: `make rust` runs them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
@@ -19,10 +19,11 @@ use torchobj_core::types::PutOptions;
 use torchobj_store::config::S3Config;
 
 const BODY_BYTES: usize = 6 << 20;
-const SILENCE: Duration = Duration::from_secs(1);
+/// Longer than a busy machine takes for a commit: exact numbers of commits are asserted.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// For what is to end at all, on a machine that is busy.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(120);
 
 fn policy(commit_timeout_s: u64) -> Policy {
     Policy {
@@ -91,16 +92,9 @@ impl Bench {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_commit_that_is_never_answered_is_tried_again_after_a_silence() {
-    let bench = Bench::new("silent", 50);
+    let bench = Bench::new("silent", 100);
     for client in &bench.clients {
-        for action in [json!({"delay_first_byte_s": 3600, "status": 500}), json!({"delay_first_byte_s": 3600})] {
-            assert_eq!(bench.written(client, &action, 1).await, 2, "{action}");
-        }
-        let silent =
-            json!([{"operation": "CompleteMultipartUpload", "action": {"delay_first_byte_s": 3600, "status": 500}}]);
-        let error = bench.refused(client, &silent).await;
-        assert_eq!((error.kind(), error.attempts()), (ErrorKind::Timeout, 3), "{error}");
-        assert!(error.to_string().contains("sent nothing for 1 s"), "{error}");
+        assert_eq!(bench.written(client, &json!({"delay_first_byte_s": 3600, "status": 500}), 1).await, 2);
     }
     assert!(bench.clients[0].uploads("").await.unwrap().is_empty());
 }
@@ -108,17 +102,24 @@ async fn a_commit_that_is_never_answered_is_tried_again_after_a_silence() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn white_space_keeps_a_commit_waiting_for_its_document() {
-    let bench = Bench::new("spaces", 50);
+    let bench = Bench::new("spaces", 100);
     for client in &bench.clients {
-        assert_eq!(bench.written(client, &json!({"white_space_s": 3}), 1).await, 1);
-        let error = json!({"white_space_s": 2, "error_in_200": "InternalError"});
+        let longer_than_silence_s = 1.2 * SILENCE.as_secs_f64();
+        assert_eq!(bench.written(client, &json!({"white_space_s": longer_than_silence_s}), 1).await, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn white_space_without_a_result_behind_it_is_a_failed_attempt() {
+    let bench = Bench::new("broken", 100);
+    for client in &bench.clients {
+        let error = json!({"white_space_s": 0.2, "error_in_200": "InternalError"});
         assert_eq!(bench.written(client, &error, 1).await, 2);
         assert_eq!(bench.written(client, &json!({"white_space_s": 0.2, "cut_body": 0.5}), 1).await, 2);
         // Silence within white space is silence.
-        assert_eq!(
-            bench.written(client, &json!({"white_space_s": 0.2, "stall_body_at": 1, "stall_s": 3600}), 1).await,
-            2
-        );
+        let silent = json!({"white_space_s": 0.2, "stall_body_at": 1, "stall_s": 3600});
+        assert_eq!(bench.written(client, &silent, 1).await, 2);
     }
 }
 
@@ -139,21 +140,18 @@ async fn a_commit_has_an_end_however_often_white_space_comes() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn a_question_after_a_lost_answer_has_a_limit_and_never_replaces_the_error() {
-    let bench = Bench::new("lost", 50);
+async fn a_check_that_is_refused_after_a_lost_response_never_replaces_the_error() {
+    let bench = Bench::new("lost", 100);
     for client in &bench.clients {
-        for head in [json!({"delay_first_byte_s": 3600}), json!({"status": 403}), json!({"status": 404})] {
-            // Of several lost answers the last error is a reset; after one, the upload is gone.
-            for (times, kind) in [(None, ErrorKind::Reset), (Some(1), ErrorKind::UploadGone)] {
-                let rules = json!([
-                    {"operation": "CompleteMultipartUpload", "times": times, "action": {"lose_response": true}},
-                    {"operation": "HeadObject", "action": head},
-                ]);
-                let error = bench.refused(client, &rules).await;
-                assert_eq!(error.kind(), kind, "{head}: {error}");
-                let unknown = error.to_string().contains("it is not known whether the object was written");
-                assert_eq!(unknown, head["status"] != 404, "{head}: {error}");
-            }
+        // Of several lost responses the last error is a reset; after one, the upload is gone.
+        for (times, kind) in [(None, ErrorKind::Reset), (Some(1), ErrorKind::UploadGone)] {
+            let rules = json!([
+                {"operation": "CompleteMultipartUpload", "times": times, "action": {"lose_response": true}},
+                {"operation": "HeadObject", "action": {"status": 403}},
+            ]);
+            let error = bench.refused(client, &rules).await;
+            assert_eq!(error.kind(), kind, "{error}");
+            assert!(error.to_string().contains("it is not known whether the object was written"), "{error}");
         }
     }
 }

@@ -31,6 +31,8 @@ pub struct Attempts<'a> {
     /// Who learns of failures.
     told: Option<(&'a Permits, &'a Metrics)>,
     started: Instant,
+    /// No attempt begins later than this after `started`.
+    limit: Duration,
     total: u32,
     counted: u32,
     free: u32,
@@ -50,6 +52,7 @@ impl<'a> Attempts<'a> {
             quota,
             told: None,
             started: Instant::now(),
+            limit: policy.retry_timeout,
             total: 0,
             counted: 0,
             free: 0,
@@ -64,6 +67,12 @@ impl<'a> Attempts<'a> {
     #[must_use]
     pub fn telling(self, permits: &'a Permits, metrics: &'a Metrics) -> Self {
         Self { told: Some((permits, metrics)), ..self }
+    }
+
+    /// The same, with `limit` in place of `retry_timeout`.
+    #[must_use]
+    pub(crate) fn ending_after(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// The last attempt succeeded.
@@ -128,9 +137,9 @@ impl<'a> Attempts<'a> {
             backoff(BASE, self.counted, &mut fastrand::Rng::new())
         };
         let limit = if error.kind() == ErrorKind::Connect && !self.quota.has_answered() {
-            NEVER_ANSWERED.min(self.policy.retry_timeout)
+            NEVER_ANSWERED.min(self.limit)
         } else {
-            self.policy.retry_timeout
+            self.limit
         };
         let attempts_left = self.counted < self.policy.max_attempts && self.policy.max_attempts > 1;
         if !attempts_left || self.started.elapsed() + wait > limit {
@@ -151,13 +160,6 @@ impl<'a> Attempts<'a> {
         let _resting = self.told.map(|(permits, _)| permits.rest());
         sleep(wait).await;
         Ok(())
-    }
-
-    /// The last attempt failed and is the last one, because the time for all of them is over.
-    #[must_use]
-    pub fn given_up(&mut self, error: Error) -> Error {
-        self.total += 1;
-        self.last(error)
     }
 
     fn retried(&self) {
@@ -188,7 +190,7 @@ fn after_throttle(asked: Option<Duration>, retry: u32) -> Duration {
 }
 
 /// Full jitter: anything up to the exponential bound. Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
-fn backoff(base: Duration, retry: u32, rng: &mut fastrand::Rng) -> Duration {
+pub(crate) fn backoff(base: Duration, retry: u32, rng: &mut fastrand::Rng) -> Duration {
     let bound = base.saturating_mul(1 << retry.min(16)).min(LONGEST);
     bound.mul_f64(rng.f64())
 }

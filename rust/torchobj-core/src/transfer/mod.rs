@@ -14,6 +14,7 @@ mod watch;
 
 pub use adapt::{Adapt, Seen};
 pub use attempts::Attempts;
+pub(crate) use attempts::backoff;
 pub use histogram::{Counts, Histogram};
 pub(crate) use lateness::Lateness;
 pub use metrics::{Measured, Metrics};

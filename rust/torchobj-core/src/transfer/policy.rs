@@ -21,13 +21,14 @@ pub struct Policy {
     pub upload_bytes_per_s: Option<u64>,
     /// Attempts of one request, the first included; throttled ones are not counted.
     pub max_attempts: u32,
-    /// No attempt begins later than this after the first.
+    /// No attempt begins later than this after the first; for commits of uploads in parts, `commit_timeout` replaces it.
     pub retry_timeout: Duration,
     /// From the request to the head of its answer, connecting included.
     pub first_byte_timeout: Duration,
     /// Between two arrivals of bytes, or two departures.
     pub idle_timeout: Duration,
-    /// For all attempts to commit one upload in parts, however often the store sends white space meanwhile.
+    /// For all attempts to commit one upload in parts, with their permits and backoff, and for the checks whether a commit
+    /// without a response made the object; however often the store sends white space meanwhile.
     pub commit_timeout: Duration,
     /// A body that brings fewer bytes a second, on average over `idle_timeout`, is read on over another connection; 0 for
     /// no such limit.

@@ -1,12 +1,14 @@
 //! One upload in parts. Every session ends by a commit after which nothing failed, or by an abort; nothing else makes
-//! an object, and no part stays behind a failure.
+//! an object, and no part stays behind a failure. The exception is a commit that the store may still be running when its
+//! time is over: the upload is left to it, and the log names the upload.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
+use super::commit::{Commit, CommitFailure};
 use super::plan;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
@@ -31,7 +33,7 @@ pub(super) struct Session {
     sending: JoinSet<Result<Sent>>,
     held_bytes: u64,
     receipts: Vec<PartReceipt>,
-    /// Committed or aborted: nothing is left to clean up.
+    /// Committed, aborted, or left to a commit that may be running: nothing is left to clean up.
     ended: bool,
 }
 
@@ -102,67 +104,45 @@ impl Session {
         self.client.store().error(kind, Operation::PutPart, &self.upload.key, message)
     }
 
-    /// Waits for all parts and makes them the object.
+    /// Waits for all parts and makes them the object. A failed upload is aborted, unless the store may still be
+    /// committing it: an abort could delete the parts of a commit in progress.
     pub(super) async fn commit(mut self, condition: &Condition) -> Result<Version> {
-        match self.try_commit(condition).await {
+        let failure = match self.try_commit(condition).await {
             Ok(version) => {
                 self.ended = true;
-                Ok(version)
+                return Ok(version);
             }
-            Err(error) => {
-                self.abort().await;
-                Err(error)
-            }
+            Err(failure) => failure,
+        };
+        if failure.may_be_running {
+            self.ended = true;
+            log::warn!(
+                "upload {} of {} is not aborted, because its commit may still be running; if the object does not appear, \
+                 abort it: see Store.unfinished_uploads",
+                self.upload.id,
+                self.client.store().url(&self.upload.key),
+            );
+        } else {
+            self.abort().await;
         }
+        Err(failure.error)
     }
 
-    async fn try_commit(&mut self, condition: &Condition) -> Result<Version> {
+    async fn try_commit(&mut self, condition: &Condition) -> Result<Version, CommitFailure> {
         while !self.sending.is_empty() {
             self.part_done().await?;
         }
         self.receipts.sort_by_key(|receipt| receipt.number);
-        let (store, upload, policy) = (self.client.store(), &*self.upload, self.client.policy());
-        let silence = policy.first_byte_timeout.max(policy.idle_timeout);
-        let deadline = Instant::now() + policy.commit_timeout;
-        let mut attempts = self.client.attempts();
-        loop {
-            let permit = self.client.permit().await;
-            // A store may send white space for minutes while it assembles the parts: only silence ends an attempt early.
-            let commit = idle(silence, store.commit(upload, &self.receipts, condition));
-            let error = match timeout_at(deadline, commit).await {
-                Ok(Some(Ok(version))) => return Ok(version),
-                Ok(Some(Err(error))) => error,
-                Ok(None) => {
-                    let message = format!("the store sent nothing for {} s", silence.as_secs_f64());
-                    log::warn!("commit {}: {message}", store.url(&upload.key));
-                    self.client.silence(Operation::Commit, &upload.key, &message)
-                }
-                Err(_) => {
-                    let message = format!("no result within commit_timeout_s={}", policy.commit_timeout.as_secs_f64());
-                    let error = self.client.silence(Operation::Commit, &upload.key, &message);
-                    return self.settle(attempts.given_up(error)).await;
-                }
-            };
-            drop(permit);
-            match attempts.failed(error).await {
-                Ok(()) => {}
-                // An earlier answer was lost: where the upload is gone now, it may be the object already.
-                Err(error) if attempts.outcome_unknown() => return self.settle(error).await,
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    /// Asks the store whether the commit that failed with `error` made the object all the same.
-    async fn settle(&self, error: Error) -> Result<Version> {
-        let limit = self.client.policy().first_byte_timeout;
-        match within(limit, self.client.committed(&self.upload, &self.receipts)).await {
-            Some(Ok(Some(version))) => Ok(version),
-            Some(Ok(None)) => Err(error),
-            Some(Err(_)) | None => {
-                Err(error.with_hint("it is not known whether the object was written: check before you retry"))
-            }
-        }
+        let client = &*self.client;
+        let commit = Commit {
+            store: client.store(),
+            policy: client.policy(),
+            permits: Some(client.permits()),
+            upload: &self.upload,
+            parts: &self.receipts,
+            condition,
+        };
+        commit.run(client.attempts()).await
     }
 
     /// Stops what is on the way and forgets the upload. What cannot be forgotten is said in the log.

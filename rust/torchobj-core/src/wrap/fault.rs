@@ -25,6 +25,8 @@ pub enum Fault {
     LoseAnswer,
     /// Answers after this long.
     Late(Duration),
+    /// A commit that the store finishes after this long, even when the caller has given it up, without a response.
+    CommitUnanswered(Duration),
     /// Breaks the body after so many bytes.
     CutBody(usize),
     /// Stands still in the body after so many bytes.
@@ -92,8 +94,18 @@ impl FaultyStore {
     }
 
     async fn meet<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.act(self.next(operation), operation, key, call).await
+    }
+
+    async fn act<T>(
+        &self,
+        fault: Option<Fault>,
+        operation: Operation,
+        key: &str,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let reset = |message| Err(self.inner.error(ErrorKind::Reset, operation, key, message));
-        match self.next(operation) {
+        match fault {
             None => call.await,
             Some(Fault::Fail(kind)) => Err(self.inner.error(kind, operation, key, "by script")),
             Some(Fault::LoseAnswer) => {
@@ -108,6 +120,7 @@ impl FaultyStore {
             Some(body @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::DripBody(_) | Fault::WrongRange)) => {
                 panic!("{body:?} is for reads, not for {operation}")
             }
+            Some(fault @ Fault::CommitUnanswered(_)) => panic!("{fault:?} is for commits, not for {operation}"),
         }
     }
 }
@@ -193,6 +206,7 @@ impl ObjectStore for FaultyStore {
             Some(Fault::Fail(kind)) => Err(self.inner.error(kind, Operation::Get, key, "by script")),
             Some(Fault::LoseAnswer) => Err(self.inner.error(ErrorKind::Reset, Operation::Get, key, "by script")),
             Some(Fault::Panic) => panic!("read of {key}, by script"),
+            Some(fault @ Fault::CommitUnanswered(_)) => panic!("{fault:?} is for commits, not for reads"),
             Some(Fault::Late(by)) => {
                 tokio::time::sleep(by).await;
                 self.inner.open(request).await
@@ -226,11 +240,21 @@ impl ObjectStore for FaultyStore {
     }
 
     async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
-        self.meet(Operation::Commit, &upload.key, self.inner.commit(upload, parts, condition)).await
+        let fault = self.next(Operation::Commit);
+        if let Some(Fault::CommitUnanswered(after)) = fault {
+            let (inner, upload, parts) = (self.inner.clone(), upload.clone(), parts.to_vec());
+            let condition = condition.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(after).await;
+                inner.commit(&upload, &parts, &condition).await
+            });
+            return std::future::pending().await;
+        }
+        self.act(fault, Operation::Commit, &upload.key, self.inner.commit(upload, parts, condition)).await
     }
 
     async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>> {
-        self.inner.committed(upload, parts).await
+        self.meet(Operation::Head, &upload.key, self.inner.committed(upload, parts)).await
     }
 
     async fn abort(&self, upload: &Upload) -> Result<()> {

@@ -8,10 +8,12 @@ use aws_sdk_s3::types::{RequestPayer, StorageClass};
 use futures_util::StreamExt;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::runtime::clean_up;
-use torchobj_core::transfer::{Attempts, Policy, Quota, idle, within};
+use torchobj_core::transfer::{Attempts, Policy, Quota, within};
 use torchobj_core::types::{Condition, ObjectHead, PartReceipt, PutOptions, Upload, Version};
+use torchobj_core::upload::{Commit, CommitFailure};
 use torchobj_core::url::ObjectUrl;
 
+use super::S3Store;
 use super::bucket::Bucket;
 use super::encode;
 use super::xml;
@@ -26,9 +28,12 @@ const PARTS_AT_A_TIME: usize = 8;
 /// How long an upload may take to be forgotten.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// A commit takes "several minutes" at most (API reference, "CompleteMultipartUpload"); the caller limits the whole copy.
+const COMMIT_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// A copy of terabytes shall not begin anew for one 503: its steps have a few attempts of their own.
 fn policy() -> Policy {
-    Policy { max_attempts: 4, ..Policy::default() }
+    Policy { max_attempts: 4, commit_timeout: COMMIT_TIMEOUT, ..Policy::default() }
 }
 
 async fn tried<T, F: Future<Output = Result<T>>>(quota: &Quota, mut step: impl FnMut() -> F) -> Result<T> {
@@ -53,8 +58,8 @@ struct Begun {
 }
 
 impl Begun {
-    async fn end(mut self, committed: bool) {
-        if let Some(upload) = self.upload.take().filter(|_| !committed) {
+    async fn end(mut self, aborted: bool) {
+        if let Some(upload) = self.upload.take().filter(|_| aborted) {
             forget(&self.bucket, &upload).await;
         }
     }
@@ -127,10 +132,11 @@ impl Bucket {
         let begun = Begun { bucket: self.clone(), upload: Some(upload.clone()) };
         let committed = match self.copy_parts(source, head, &upload, &quota).await {
             Ok(parts) => self.commit_copy(&upload, &parts, &quota).await,
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         };
-        begun.end(committed.is_ok()).await;
-        committed
+        let aborted = committed.as_ref().is_err_and(|failure| !failure.may_be_running);
+        begun.end(aborted).await;
+        committed.map_err(|failure| failure.error)
     }
 
     async fn copy_parts(
@@ -153,28 +159,16 @@ impl Bucket {
         Ok(parts)
     }
 
-    /// Makes the parts the object. An answer that was lost may have been a success, which a second attempt cannot see.
-    async fn commit_copy(&self, upload: &Upload, parts: &[PartReceipt], quota: &Quota) -> Result<Version> {
-        let policy = policy();
-        let limit = policy.first_byte_timeout;
-        let mut attempts = Attempts::new(&policy, quota);
-        loop {
-            let error = match idle(limit, self.commit(upload, parts, &Condition::Always)).await {
-                Some(Ok(version)) => return Ok(version),
-                Some(Err(error)) => error,
-                None => {
-                    let message = format!("the store sent nothing for {} s", limit.as_secs_f64());
-                    self.error(ErrorKind::Timeout, Operation::Commit, Some(&upload.key), &message)
-                }
-            };
-            let Err(error) = attempts.failed(error).await else { continue };
-            if attempts.outcome_unknown()
-                && let Some(Ok(Some(version))) = within(limit, self.committed(upload)).await
-            {
-                return Ok(version);
-            }
-            return Err(error);
-        }
+    async fn commit_copy(
+        self: &Arc<Self>,
+        upload: &Upload,
+        parts: &[PartReceipt],
+        quota: &Quota,
+    ) -> Result<Version, CommitFailure> {
+        let (store, policy, condition) = (&S3Store(self.clone()), &policy(), &Condition::Always);
+        // The caller has the permit.
+        let commit = Commit { store, policy, permits: None, upload, parts, condition };
+        commit.run(Attempts::new(policy, quota)).await
     }
 
     async fn copy_part(
