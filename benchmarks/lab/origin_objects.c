@@ -88,16 +88,26 @@ void objects_delete(const char *name) {
     pthread_mutex_unlock(&lock);
 }
 
+static int by_name(const void *a, const void *b) {
+    return strcmp((*(struct object *const *)a)->name, (*(struct object *const *)b)->name);
+}
+
 void objects_list(const char *bucket, const char *prefix, void (*each)(FILE *, const char *, long), FILE *out) {
-    size_t bucket_length = strlen(bucket), prefix_length = strlen(prefix);
+    size_t bucket_length = strlen(bucket), prefix_length = strlen(prefix), count = 0, room = 0;
+    struct object **found = NULL;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < SLOTS; i++)
         for (struct object *at = table[i]; at; at = at->next) {
             const char *key = at->name + bucket_length;
-            if (!strncmp(at->name, bucket, bucket_length) && *key++ == '/' && !strncmp(key, prefix, prefix_length))
-                each(out, key, at->blob->size);
+            if (strncmp(at->name, bucket, bucket_length) || *key++ != '/' || strncmp(key, prefix, prefix_length))
+                continue;
+            if (count == room) found = realloc(found, (room = room ? 2 * room : 64) * sizeof *found);
+            found[count++] = at;
         }
+    if (count) qsort(found, count, sizeof *found, by_name);
+    for (size_t i = 0; i < count; i++) each(out, found[i]->name + bucket_length + 1, found[i]->blob->size);
     pthread_mutex_unlock(&lock);
+    free(found);
 }
 
 long upload_begin(const char *name) {

@@ -19,7 +19,8 @@ void blob_release(struct blob *blob);
 struct blob *objects_get(const char *name);
 void objects_put(const char *name, struct blob *blob);
 void objects_delete(const char *name);
-/* Calls `each` with the key and size of all objects of a bucket whose key has the prefix. */
+/* Calls `each` with the key and size of all objects of a bucket whose key has the prefix, in
+   order of keys. */
 void objects_list(const char *bucket, const char *prefix, void (*each)(FILE *, const char *key, long size), FILE *out);
 
 /* An upload's parts may come in any order; 0 where there is no such upload. */

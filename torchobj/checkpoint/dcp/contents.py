@@ -83,5 +83,5 @@ def _files(place: Place, names: set[str]) -> set[str]:
     files = {name for name in names if is_item_file(name)}
     if files != names:
         others = ", ".join(sorted(map(repr, names - files)))
-        logger.warning("%s names what is no file of a checkpoint, which stays: %s", place.url, others)
+        logger.warning("%s names what is no file of a checkpoint; it is kept: %s", place.url, others)
     return files
