@@ -40,7 +40,7 @@ class Pairs(torchobj.ObjectDataset):
     def objects_at(self, index):
         return [
             ObjectRef(f"file://{self.folder}/{index} é.bin"),
-            ObjectRef(f"file://{self.folder}/{index}.json", size=1000 if index == 3 else None),
+            ObjectRef(f"file://{self.folder}/{index}.json", size=12 if index == 3 else None),
         ]
 
     def build(self, index, readers):

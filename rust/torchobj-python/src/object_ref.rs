@@ -21,8 +21,8 @@ use crate::wait::wait;
 /// An object, or bytes `start..end` of it, by its URL; the end is excluded, and one behind the object's is cut.
 ///
 /// `size` is that of the whole object, where it is known: it saves a request for objects of many MiB, and tells how much
-/// memory the object will take. `version` is the one that must answer: the ETag on S3; another one is an
-/// `ObjectChangedError`. Nothing is asked of the store here. Cannot be changed; can be pickled, compared and hashed.
+/// memory the object will take; an object of another size is an error. `version` is the one that must answer: the ETag on
+/// S3; another one is an `ObjectChangedError`. Nothing is asked of the store here. Cannot be changed; can be pickled, compared and hashed.
 ///
 /// Raises `ConfigError`: the URL names no object, or is longer than 16 KiB; a number is negative; the range ends before
 /// it begins.
