@@ -162,7 +162,8 @@ class Writes:
 @pytest.mark.parametrize("how", ["reader", "tensor"])
 def test_what_the_trainer_gets_does_not_change_when_the_worker_writes(folder, how):
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=Writes(how))
-    batches = list(torchobj.DataLoader(data, batch_size=1, num_workers=1))
+    # The worker makes a sample once the trainer has the one before. Earlier, torch may not have pickled that one yet.
+    batches = list(torchobj.DataLoader(data, batch_size=1, num_workers=1, prefetch_factor=1))
     assert [bytes(batch[0].numpy()) for batch in batches] == [body(number) for number in range(COUNT)]
 
 
