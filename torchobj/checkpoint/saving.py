@@ -5,6 +5,7 @@ A save that fails deletes what it wrote, unless its commit may have been made: t
 
 import logging
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from torchobj.checkpoint import admission, leftovers, sharded
@@ -17,10 +18,9 @@ from torchobj.checkpoint.commits import (
     Kind,
     StoredObject,
     UnreadableCommitError,
-    now,
-    surely_refused,
 )
 from torchobj.checkpoint.ranks import RankGoneError, Ranks
+from torchobj.checkpoint.refusal import was_refused
 from torchobj.checkpoint.retention import Retention, doomed
 from torchobj.checkpoint.save import save
 from torchobj.checkpoint.snapshot import Snapshots, Watch
@@ -31,6 +31,7 @@ from torchobj.exceptions import (
     ConfigError,
     ObjectChangedError,
     ObjectNotFoundError,
+    StoreError,
     TorchobjError,
 )
 from torchobj.store import ObjectInfo
@@ -197,7 +198,7 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
     with leftovers.under_way(attempt):
         try:
             _write(data)
-            commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, now())
+            commit = Commit(attempt, data.kind, _written(commits, attempt, data.kind), metrics, datetime.now(tz=UTC))
             _check_readable(commits, commit)
         except Exception as error:
             if getattr(error, "code", None) == "NoSuchUpload":
@@ -206,8 +207,8 @@ def _commit(commits: Commits, beginning: Beginning, data: Data, metrics: dict[st
             raise
         try:
             commits.publish(commit, beginning.version)
-        except TorchobjError as error:
-            if surely_refused(error):
+        except (StoreError, CommittedByAnotherError) as error:
+            if isinstance(error, CommittedByAnotherError) or was_refused(error):
                 _discard(commits, attempt)
             raise
 
