@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, saving
+from torchobj.checkpoint import CheckpointManager, commit_format, saving
 from torchobj.checkpoint.commits import Commits
 
 STATE = {"x": torch.ones(4)}
@@ -39,3 +39,19 @@ def test_a_commit_that_could_not_be_read_again_is_not_made(monkeypatch):
     with pytest.raises(exceptions.CheckpointError, match="step 1 cannot be committed"):
         manager.save(1, STATE)
     assert (manager.steps(), manager.leftovers()) == ([], [])
+
+
+def test_a_commit_object_that_is_too_large_is_not_read(place, control, monkeypatch):
+    monkeypatch.setattr(commit_format, "_LARGEST_BYTES", 100_000)
+    url = f"{place.url}/run"
+    CheckpointManager(url, config=place.config).save(1, STATE)
+    place.boto.put_object(Bucket=place.bucket, Key="run/commits/000000000002.json", Body=b" " * 100_001)
+    control.forget_requests()
+    manager = CheckpointManager(url, config=place.config, keep_last=1)
+    with pytest.raises(exceptions.CheckpointError, match="it has 100001 bytes"):
+        manager.restore(2)
+    manager.save(3, STATE)
+    assert manager.steps() == [2, 3]
+    assert not [request for request in control.requests("GetObject") if request.key.endswith("2.json")]
+    manager.delete(2)
+    assert manager.steps() == [3]

@@ -18,10 +18,12 @@ from typing import Any, Literal, NamedTuple, cast
 from torchobj.checkpoint.keys import is_canonical
 from torchobj.exceptions import ConfigError
 
-__all__ = ["DIGITS", "Attempt", "Commit", "Kind", "StoredObject", "checked_step"]
+__all__ = ["DIGITS", "Attempt", "Commit", "Kind", "StoredObject", "check_size", "checked_step"]
 
 #: Of the commit object; a reader refuses what it does not know.
 _FORMAT = 1
+#: A larger commit object is not read; each object that a commit names takes about 200 bytes.
+_LARGEST_BYTES = 64 << 20
 #: A step is written with this many digits: keys then sort as steps do.
 DIGITS = 12
 
@@ -125,9 +127,10 @@ class Commit:
         """Parses a commit object.
 
         Raises:
-            ValueError: It is not a commit object of this step, is of a later version, or names an object that is not a
-                canonical path below the folder of its own attempt.
+            ValueError: It is not a commit object of this step, is too large, is of a later version, or names an object
+                that is not a canonical path below the folder of its own attempt.
         """
+        check_size(len(data))
         try:
             fields = json.loads(data)
             if type(fields["version"]) is not int or fields["version"] != _FORMAT:
@@ -144,6 +147,19 @@ class Commit:
             return cls(attempt, cast("Kind", fields["kind"]), objects, metrics, time)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
             raise ValueError(f"a field is missing, or of another type or size: {reprlib.repr(str(error))}") from None
+
+
+def check_size(size: int | None) -> None:
+    """Raises where an object is too large for a commit object.
+
+    Args:
+        size: Of the object, in bytes; None where a listing does not give it.
+
+    Raises:
+        ValueError: It is too large.
+    """
+    if size is not None and size > _LARGEST_BYTES:
+        raise ValueError(f"it has {size} bytes, and at most {_LARGEST_BYTES} are read")
 
 
 def _wrong(name: str, value: Any) -> ValueError:

@@ -14,13 +14,13 @@ import dataclasses
 import json
 import logging
 import re
-from collections.abc import Iterable
-from datetime import UTC, datetime
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
 from torchobj._torchobj import Buffer
-from torchobj.checkpoint.commit_format import DIGITS, Attempt, Commit, Kind, StoredObject
+from torchobj.checkpoint.commit_format import DIGITS, Attempt, Commit, Kind, StoredObject, check_size
 from torchobj.checkpoint.keys import remove_empty_folders, without_links
 from torchobj.config import StoreConfig
 from torchobj.exceptions import (
@@ -30,7 +30,6 @@ from torchobj.exceptions import (
     ObjectNotFoundError,
     PreconditionFailedError,
     StoreError,
-    TorchobjError,
     UnsupportedError,
 )
 from torchobj.store import ObjectInfo, Store
@@ -133,28 +132,39 @@ class Commits:
             ObjectChangedError: Its commit object is not of this version.
             UnreadableCommitError: The object is no commit of this step.
         """
-        return self._parsed(step, self.store.get(self._commit_key(step), version=version))
+        key = self._commit_key(step)
+        size = self.store.head(key).size
+        with self._checked(step):
+            check_size(size)
+        return self._parsed(step, self.store.get(key, version=version))
 
     def readable(self) -> list[Commit]:
         """All commits that can be read, ascending. The others are logged, and never deleted."""
-        versions = self.versions()
-        unread = [step for step, version in versions.items() if version is None or self.known_version(step) != version]
-        keys = [self._commit_key(step) for step in unread]
-        bodies = self.store.get_many(keys, return_errors=True)
-        for step, body in zip(unread, bodies, strict=True):
+        found = {step: info for step, info in self._commit_objects() if info.size != 0}
+        self._known = {step: known for step, known in self._known.items() if step in found}
+        unread = []
+        for step, info in found.items():
+            if info.version is not None and info.version == self.known_version(step):
+                continue
             self._known.pop(step, None)
-            if isinstance(body, ObjectNotFoundError):
-                continue
-            if isinstance(body, Exception):
-                raise body
-            try:
-                self._known[step] = (versions[step], self._parsed(step, cast("Buffer", body)))
-            except ObjectNotFoundError:
-                continue
-            except UnreadableCommitError as error:
-                self.warn_once(str(error))
-        self._known = {step: known for step, known in self._known.items() if step in versions}
-        return [self._known[step][1] for step in versions if step in self._known]
+            with self._unreadable_logged(), self._checked(step):
+                check_size(info.size)
+                unread.append(step)
+        bodies = self.store.get_many(map(self._commit_key, unread), return_errors=True)
+        for step, body in zip(unread, bodies, strict=True):
+            # It may be deleted meanwhile.
+            with self._unreadable_logged(), suppress(ObjectNotFoundError):
+                if isinstance(body, Exception):
+                    raise body
+                self._known[step] = (found[step].version, self._parsed(step, cast("Buffer", body)))
+        return [self._known[step][1] for step in found if step in self._known]
+
+    @contextmanager
+    def _unreadable_logged(self) -> Iterator[None]:
+        try:
+            yield
+        except UnreadableCommitError as error:
+            self.warn_once(str(error))
 
     def known_version(self, step: int) -> str | None:
         """The version of a commit object that `readable` returned, or that this process wrote."""
@@ -369,25 +379,18 @@ class Commits:
         return self.key(f"commits/{step:0{DIGITS}}.json")
 
     def _parsed(self, step: int, data: Buffer) -> Commit:
-        url, body = f"{self.store.url}/{self._commit_key(step)}", bytes(cast("Any", data))
+        body = bytes(cast("Any", data))
         if not body:
-            raise ObjectNotFoundError(f"get {url}: the step was deleted")
-        try:
+            raise ObjectNotFoundError(f"get {self.store.url}/{self._commit_key(step)}: the step was deleted")
+        with self._checked(step):
             return Commit.from_json(body, step)
+
+    @contextmanager
+    def _checked(self, step: int) -> Iterator[None]:
+        """Raises a ValueError of the block as what is wrong with the commit object of a step."""
+        try:
+            yield
         except ValueError as error:
+            url = f"{self.store.url}/{self._commit_key(step)}"
             help_ = f"restore another step, or remove it with delete({step}) or save({step}, ..., overwrite=True)"
             raise UnreadableCommitError(f"{url}: no commit object of a checkpoint: {error}; {help_}") from error
-
-
-def surely_refused(error: TorchobjError) -> bool:
-    """Whether what `Commits.publish` raised says that the commit was not made, and will not be.
-
-    An earlier try of the same request, of which the answer was lost, may yet be carried out.
-    """
-    told = error.attempts == 1 and error.status in (403, 412)
-    return told or isinstance(error, CommittedByAnotherError)
-
-
-def now() -> datetime:
-    """The time, in UTC."""
-    return datetime.now(tz=UTC)
