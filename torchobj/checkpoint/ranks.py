@@ -10,7 +10,7 @@ import torch
 
 from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["RankGoneError", "Ranks"]
+__all__ = ["RankGoneError", "Ranks", "portable"]
 
 #: How long a rank waits for another, which may be saving. A rank that is killed is noticed at once; one whose host is
 #: lost is for the job's launcher to notice. No save takes a day: a terabyte at 100 Mbit/s is 22 hours.
@@ -121,7 +121,7 @@ class Ranks:
         """
         if self.several:
             try:
-                errors = self._gathered(_portable(error))
+                errors = self._gathered(None if error is None else portable(error))
             except RankGoneError as gone:
                 raise error or gone from gone.__cause__
             error = error or next((other for other in errors if other is not None), None)
@@ -151,10 +151,8 @@ def _read_back(data: bytes) -> Any:
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
-def _portable(error: BaseException | None) -> Exception | None:
+def portable(error: BaseException) -> Exception:
     """The error as another process can have it: itself, or what it says."""
-    if error is None:
-        return None
     try:
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301  it was pickled here
         if isinstance(error, Exception) and str(copy) == str(error):

@@ -23,6 +23,7 @@ from torchobj.checkpoint.dcp.item import item_of, stand_in
 from torchobj.checkpoint.dcp.manifest import WrittenFile
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.memory import memory_of
+from torchobj.checkpoint.ranks import portable
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["FailedWrite", "InfoOfLast", "write_items"]
@@ -60,6 +61,17 @@ class FailedWrite(WriteResult):
 
     error: BaseException
     trace: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What unpickles here only would raise in the coordinator's gathering, and the other ranks would wait.
+        error = self.error if isinstance(self.error, KeyboardInterrupt | SystemExit) else portable(self.error)
+        return _failed_write, (error, self.trace)
+
+
+def _failed_write(error: BaseException, trace: str) -> FailedWrite:
+    failed = FailedWrite(error)
+    object.__setattr__(failed, "trace", trace)
+    return failed
 
 
 def _item_bytes(item: WriteItem) -> int:
@@ -251,6 +263,7 @@ def write_items(
         A result for each item; the last of each file has an `InfoOfLast`.
 
     Raises:
+        ConfigError: The prefix is not below the checkpoint's folder.
         StoreError: What kept a file from being stored. What was stored is deleted, with the record of it.
         CheckpointError: An item has no result.
     """
