@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
 from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.keys import is_canonical
-from torchobj.exceptions import CheckpointError, StoreError
+from torchobj.checkpoint.refusal import was_refused
+from torchobj.exceptions import CheckpointError, ConfigError, StoreError
 
 __all__ = ["RECORDS", "Record", "discard", "is_running", "record_of_file", "records_of_files", "running"]
 
@@ -59,8 +60,16 @@ class Record(NamedTuple):
 
     @classmethod
     def new(cls, prefix: str) -> "Record":
-        """A record with a token that no other has."""
-        return cls(f"{prefix}{secrets.token_hex(6)}_")
+        """A record with a token that no other has.
+
+        Raises:
+            ConfigError: The prefix leads out of the checkpoint's folder, or has an empty component.
+        """
+        record = cls(f"{prefix}{secrets.token_hex(6)}_")
+        if not is_canonical(record.file(0)):
+            message = "must be components between single slashes, without '.', '..', backslashes and null characters"
+            raise ConfigError(f"prefix_strategy: the prefix {prefix!r}: {message}")
+        return record
 
     @property
     def token(self) -> str:
@@ -143,10 +152,8 @@ def discard(place: Place, names: Iterable[str], errors: Iterable[BaseException])
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether no request can be carried out later: the store refused it at once, and no wait was interrupted."""
-    if isinstance(error, StoreError):
-        return error.attempts == 1 and error.status is not None and error.status < 500
-    return isinstance(error, Exception)
+    """Whether no request can be carried out later: the store refused it, and no wait was interrupted."""
+    return was_refused(error) if isinstance(error, StoreError) else isinstance(error, Exception)
 
 
 def is_running(name: str) -> bool:
@@ -180,9 +187,10 @@ def running(place: Place, record: Record) -> Iterator[None]:
 def _renew(place: Place, record: Record, ended: threading.Event) -> None:
     while not ended.wait(_RENEWED_AFTER_S):
         try:
-            # One that is gone, or was swept, stays so: then the save is to fail.
-            if place.find(record.name) != record.dump():
+            # A record that is gone, or was swept, is not written again: the save must fail.
+            info = place.head(record.name)
+            if info is None or place.find(record.name) != record.dump():
                 return
-            place.put(record.name, record.dump())
+            place.put(record.name, record.dump(), if_match=info.version)
         except StoreError as error:
             logger.info("%s: is renewed later: %s", place.url_of(record.name), error)

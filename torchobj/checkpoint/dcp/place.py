@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 from torchobj import _torchobj
 from torchobj.checkpoint.keys import is_canonical, without_links
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.exceptions import ConfigError, ObjectNotFoundError, UnsupportedError
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import SCHEMES, parse_url
 
@@ -102,15 +102,25 @@ class Place:
 
     def has(self, name: str) -> bool:
         """Whether there is such an object."""
-        try:
-            self.store.head(self.key(name))
-        except ObjectNotFoundError:
-            return False
-        return True
+        return self.head(name) is not None
 
-    def put(self, name: str, data: bytes) -> None:
-        """Writes an object."""
-        self.store.put(self.key(name), data)
+    def head(self, name: str) -> ObjectInfo | None:
+        """An object's size and version; None where there is no such object."""
+        try:
+            return self.store.head(self.key(name))
+        except ObjectNotFoundError:
+            return None
+
+    def put(self, name: str, data: bytes, if_match: str | None = None) -> None:
+        """Writes an object; with a version, only over the object of this version, where the store can.
+
+        Raises:
+            PreconditionFailedError: The object has another version.
+        """
+        try:
+            self.store.put(self.key(name), data, if_match=if_match)
+        except UnsupportedError:
+            self.store.put(self.key(name), data)
 
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects. One that does not exist is no error; files behind a symbolic link stay."""

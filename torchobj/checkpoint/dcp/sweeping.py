@@ -17,7 +17,7 @@ from torchobj.checkpoint.dcp.attempt import RECORDS, Record, is_running, record_
 from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, UnsupportedError
+from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError
 from torchobj.store import ObjectInfo
 
 __all__ = ["sweep", "sweep_expired"]
@@ -138,11 +138,9 @@ def _marked(place: Place, info: ObjectInfo) -> Record | None:
         return None
     marked = record._replace(is_swept=True)
     try:
-        place.store.put(place.key(record.name), marked.dump(), if_match=info.version)
+        place.put(record.name, marked.dump(), if_match=info.version)
     except PreconditionFailedError:
         return None
-    except UnsupportedError:
-        place.put(record.name, marked.dump())
     return marked
 
 

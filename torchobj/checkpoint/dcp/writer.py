@@ -22,6 +22,7 @@ from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, ranked
 from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
 from torchobj.checkpoint.dcp.sweeping import sweep_expired
 from torchobj.checkpoint.dcp.writing import FailedWrite, InfoOfLast, write_items
+from torchobj.checkpoint.refusal import was_refused
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
@@ -167,10 +168,11 @@ class StorageWriter(Placed, TorchStorageWriter):
             metadata.version = _DCP_VERSION
             metadata.storage_data = stored
             metadata.storage_meta = self.storage_meta()
-            records, now = self._listed_records(names)
             replaced = self._names_of_previous() - names
             manifest = Manifest(self._save_id, tuple(sorted(files)), tuple(sorted(replaced)))
             data = dump_metadata(metadata)
+            # As late as the old manifest is still there: a sweep may have marked a record by now.
+            records, now = self._listed_records(names)
             self._place.put(ranked(MANIFEST, self._rank), manifest.dump())
         except BaseException as error:
             discard(self._place, names, [failure.error for _, failure in failed] or [error])
@@ -184,7 +186,7 @@ class StorageWriter(Placed, TorchStorageWriter):
         try:
             self._put_metadata(metadata)
         except (StoreError, CheckpointError) as error:
-            if isinstance(error, CheckpointError) or (error.attempts == 1 and error.status in (403, 412)):
+            if isinstance(error, CheckpointError) or was_refused(error):
                 discard(self._place, {*names, ranked(MANIFEST, self._rank)}, [error])
             else:
                 error.add_note(f"whether {self.checkpoint_id} was saved is not known; its files are kept for now")
