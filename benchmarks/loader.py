@@ -86,8 +86,8 @@ CASES = [
 class Bench:
     """Runs cases."""
 
-    def __init__(self, places: dict[str, Place], objects: int, rounds: int) -> None:
-        self._places, self._objects, self._rounds = places, objects, rounds
+    def __init__(self, places: dict[str, Place], objects: int, rounds: int, without: Sequence[str]) -> None:
+        self._places, self._objects, self._rounds, self._without = places, objects, rounds, without
         self._loops = Loops()
         self._done: dict[Case, Loop] = {}
 
@@ -168,7 +168,7 @@ class Bench:
     def run(self, case: Case) -> Loop:
         """All rounds of a case: A B C A B C. What fails is left out of the rounds that follow."""
         loop = Loop(case.label, case.kind)
-        entries = list(self._entries(case))
+        entries = [entry for entry in self._entries(case) if entry.feed not in self._without]
         for number, entry in itertools.product(range(self._rounds), entries):
             if entry.name not in loop.failed and not (number and entry.once):
                 self._run_entry(loop, entry)
@@ -251,6 +251,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each case (default 3)")
     parser.add_argument("--objects", type=int, default=4000, help="objects of 110 KiB (default 4000)")
     parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
+    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
     return parser.parse_args()
 
 
@@ -263,7 +264,7 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         # Rivals at few objects still get two batches a worker.
         family = Family(110 * KIB, max(given.objects, 2 * BATCH * 4))
-        bench = Bench(stack.enter_context(origins(cases, family)), given.objects, given.rounds)
+        bench = Bench(stack.enter_context(origins(cases, family)), given.objects, given.rounds, given.without)
         stack.callback(bench.close)
         for case in cases:
             loops.append(bench.run(case))
@@ -275,7 +276,7 @@ def main() -> None:
         "cases": [_fields(loop) for loop in loops],
         "targets": [verdict.fields() for verdict in verdicts],
     }
-    whole = not given.only and given.rounds >= 3 and given.objects >= 4000
+    whole = not given.only and not given.without and given.rounds >= 3 and given.objects >= 4000
     print(report.write("loader" if whole else "loader-part", (__doc__ or "").splitlines()[0], about, content))
 
 
