@@ -155,6 +155,17 @@ mod tests {
 
     use super::*;
 
+    /// Adds an extent, which overlaps none that is there.
+    fn insert(extents: &mut BTreeMap<u64, Extent>, extent: Extent) {
+        if let Some((_, before)) = extents.range(..=extent.offset).next_back() {
+            assert!(before.offset + before.capacity <= extent.offset, "{before:?} overlaps {extent:?}");
+        }
+        if let Some((_, after)) = extents.range(extent.offset..).next() {
+            assert!(extent.offset + extent.capacity <= after.offset, "{extent:?} overlaps {after:?}");
+        }
+        extents.insert(extent.offset, extent);
+    }
+
     proptest! {
         /// As the arena does: what does not fit is tried again after a merge.
         #[test]
@@ -170,11 +181,7 @@ mod tests {
                     });
                     let Some(extent) = taken else { continue };
                     prop_assert!(extent.offset + extent.capacity <= 1 << 19);
-                    let before = out.range(..=extent.offset).next_back();
-                    prop_assert!(before.is_none_or(|(_, other)| other.offset + other.capacity <= extent.offset));
-                    let after = out.range(extent.offset..).next();
-                    prop_assert!(after.is_none_or(|(_, other)| extent.offset + extent.capacity <= other.offset));
-                    out.insert(extent.offset, extent);
+                    insert(&mut out, extent);
                 } else {
                     let offset = *which.get(&out.keys().copied().collect::<Vec<_>>());
                     space.give(out.remove(&offset).unwrap());
@@ -205,11 +212,7 @@ mod tests {
                 if take || out.is_empty() {
                     let extent = space.take(len).unwrap();
                     prop_assert!(extent.capacity >= len);
-                    let before = out.range(..=extent.offset).next_back();
-                    prop_assert!(before.is_none_or(|(_, other)| other.offset + other.capacity <= extent.offset));
-                    let after = out.range(extent.offset..).next();
-                    prop_assert!(after.is_none_or(|(_, other)| extent.offset + extent.capacity <= other.offset));
-                    out.insert(extent.offset, extent);
+                    insert(&mut out, extent);
                 } else {
                     let offset = *which.get(&out.keys().copied().collect::<Vec<_>>());
                     space.give(out.remove(&offset).unwrap());
