@@ -78,7 +78,7 @@ class _Child:
         except BaseException as error:
             answer = {"verdict": "died", "text": f"{type(error).__name__}: {error}"}
         with os.fdopen(said, "w") as pipe:
-            pipe.write(json.dumps(answer))
+            print(json.dumps(answer), file=pipe)
         os._exit(0)
 
     def end(self, *, late: bool) -> Outcome:
@@ -87,7 +87,8 @@ class _Child:
         answer = b""
         if not late:
             with os.fdopen(self.answers, "rb", closefd=False) as pipe:
-                answer = pipe.read()
+                # To the end of the line only: workers of the cell hold the pipe as well, and may outlive it.
+                answer = pipe.readline()
         os.close(self.answers)
         # By its own number too: it may not have come to have a session.
         for kill in (os.killpg, os.kill):
