@@ -284,10 +284,15 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def _typed(error: BaseException) -> BaseException | None:
-    """The error of torchobj that `error` is, or carries from another rank."""
+    """The error of torchobj that `error` is, or carries from another rank.
+
+    torch replaces what a reader of metadata raises by an `AssertionError` with its text.
+    """
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:
         error = next(iter(failures.values()))[0]
+    if isinstance(error, AssertionError) and "metadata read failed: get s3://" in str(error):
+        return error
     return error if isinstance(error, torchobj.TorchobjError) else None
 
 

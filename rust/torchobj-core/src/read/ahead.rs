@@ -87,7 +87,11 @@ impl ReadAhead {
         let landed = match self.client.get(read).await {
             // Every range of an empty object is refused.
             Err(error) if error.kind() == ErrorKind::Range => {
-                self.size = Some(0);
+                let head = self.client.head(&self.key).await?;
+                if head.size > 0 {
+                    return Err(error);
+                }
+                (self.size, self.version) = (Some(0), head.version);
                 return Ok(0);
             }
             landed => landed?,

@@ -34,27 +34,17 @@ impl Client {
         let read = |range| self.get(Read { range: Some(range), ..Read::whole(key) });
         let head = async {
             match read(ByteRange::Bounded(0..head_bytes)).await {
-                // Every range of an empty object is refused, and `get` of its tail, or of all of it, is nothing.
+                // Every range of an empty object is refused, but not a read of its tail or of all of it.
                 Err(error) if error.kind() == ErrorKind::Range => self.get(Read::whole(key)).await,
                 head => head,
             }
         };
         let (head, tail) = tokio::try_join!(head, read(ByteRange::Suffix(tail_bytes)))?;
-        // A store that refuses every range of an empty object tells no version with it.
-        if head.size != tail.size || head.size > 0 && head.version != tail.version {
+        if head.size != tail.size || head.version != tail.version {
             let message = "the object was replaced between its head and its tail";
             return Err(self.store().error(ErrorKind::Changed, Operation::Get, key, message));
         }
-        let (size, mut version) = (head.size, head.version);
-        if size == 0 {
-            let now = self.head(key).await?;
-            if now.size != 0 {
-                let message = "the object was replaced after its ends were read";
-                return Err(self.store().error(ErrorKind::Changed, Operation::Get, key, message));
-            }
-            version = now.version;
-        }
-        Ok(Ends { head: head.buffer, tail: tail.buffer, size, version })
+        Ok(Ends { size: head.size, version: head.version, head: head.buffer, tail: tail.buffer })
     }
 }
 

@@ -146,14 +146,18 @@ impl Client {
         }
         let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
         let bytes = plan::asked_bytes(ask.as_ref(), size);
-        let first =
-            match self.open_first(GetRequest { key: &key, range: ask, size, version: version.as_ref() }, bytes).await {
-                // Every range of an empty object is refused; so is this the way to see that it is empty.
-                Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
-                    return self.empty(&key, into, version);
+        let request = GetRequest { key: &key, range: ask, size, version: version.as_ref() };
+        let first = match self.open_first(request.clone(), bytes).await {
+            // Every range of an empty object is refused. A request without a range shows whether the object is empty.
+            Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
+                let whole = self.open_first(GetRequest { range: None, ..request }, bytes).await?;
+                if suffix && whole.opened.size() > 0 {
+                    return Err(error);
                 }
-                first => first?,
-            };
+                whole
+            }
+            first => first?,
+        };
         let size = first.opened.size();
         let version = first.opened.version().cloned().or(version);
         let answered = first.opened.range();

@@ -190,6 +190,30 @@ async fn a_range_that_is_refused_within_the_listed_size_is_no_empty_object() {
 }
 
 #[tokio::test]
+async fn an_object_is_empty_only_where_a_request_without_a_range_shows_it() {
+    for force_sdk in [false, true] {
+        let fake = Fake::start(|_| answer(416, "", "")).await;
+        let client = client(&fake, "b", force_sdk);
+        for range in [None, Some(ByteRange::Suffix(4))] {
+            let error = client.get(Read { range, ..Read::whole("k") }).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Range, "{error}");
+        }
+        let error = client.get_ends("k", 4, 4).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Range, "{error}");
+    }
+    let fake = Fake::start(|head| match head.contains("range: ") {
+        true => answer(416, "", ""),
+        false => answer(200, ETAG, ""),
+    })
+    .await;
+    let client = client(&fake, "b", false);
+    for range in [None, Some(ByteRange::Suffix(4))] {
+        let landed = client.get(Read { range, ..Read::whole("k") }).await.unwrap();
+        assert_eq!((landed.size, landed.version), (0, Some(Version::new("\"0123\""))));
+    }
+}
+
+#[tokio::test]
 async fn a_size_that_is_not_listed_is_unknown_and_the_object_is_read_all_the_same() {
     for size in ["", "<Size>many</Size>"] {
         let fake = listed_with(size, |_| answer(200, ETAG, "four")).await;
