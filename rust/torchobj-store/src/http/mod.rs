@@ -1,28 +1,30 @@
-//! HTTP/1.1 over TCP and TLS, made for bodies of known length that land where they are wanted.
+//! HTTP/1.1 over TCP and TLS, made for bodies of known length that are received into their destination. Knows no
+//! provider.
 //!
 //! `dial` makes a connection (`dns`, `proxy`, `socket`, `tls` by `trust`), a `pool` keeps it, and a [`Connection`] speaks
 //! one request at a time over it: the head by httparse, the body straight into its destination. What is chunked, or
-//! has no length, goes through hyper (`odd`). Knows no store.
+//! has no length, goes through hyper (`odd`). `range`, `date` and `encode` write and parse what stands in headers and
+//! URLs; `failure` makes errors.
 
 mod connection;
+pub(crate) mod date;
 mod dial;
 mod dns;
+pub(crate) mod encode;
+mod failure;
 mod head;
 mod odd;
 mod pool;
 mod proxy;
+pub(crate) mod range;
 mod socket;
 mod tls;
 mod transport;
 mod trust;
 
-use std::fmt;
-use std::io;
-
-use torchobj_core::error::ErrorKind;
-
 pub(crate) use connection::Connection;
 pub(crate) use dial::Dialer;
+pub(crate) use failure::{Chain, Failure, Refusal, kind_of_status, shown};
 pub(crate) use head::Framing;
 pub(crate) use odd::OddBody;
 pub(crate) use pool::{Lease, Line, Pool, refused};
@@ -47,31 +49,5 @@ impl Target {
     pub(crate) fn host_header(&self) -> String {
         let usual = if self.tls { 443 } else { 80 };
         if self.port == usual { self.host.clone() } else { self.authority() }
-    }
-}
-
-/// Why an exchange over a connection failed. The store adds what was asked of whom.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) kind: ErrorKind,
-    pub(crate) message: &'static str,
-    pub(crate) source: Option<io::Error>,
-    /// What the user can do next.
-    pub(crate) hint: Option<&'static str>,
-}
-
-impl Failure {
-    fn new(kind: ErrorKind, message: &'static str) -> Self {
-        Self { kind, message, source: None, hint: None }
-    }
-
-    fn broken(message: &'static str, source: io::Error) -> Self {
-        Self { kind: ErrorKind::Reset, message, source: Some(source), hint: None }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message)
     }
 }

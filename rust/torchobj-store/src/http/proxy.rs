@@ -133,7 +133,7 @@ fn parse(name: &str, url: &str) -> io::Result<Proxy> {
 
 fn percent_decode(text: &str) -> Vec<u8> {
     // The decoder of listings knows `+` as a space, which in a password it is not.
-    crate::s3::encode::decode_listed(&text.replace('+', "%2B")).unwrap_or_else(|| text.to_owned()).into_bytes()
+    super::encode::decode_listed(&text.replace('+', "%2B")).unwrap_or_else(|| text.to_owned()).into_bytes()
 }
 
 impl Proxy {

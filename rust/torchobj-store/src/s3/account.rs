@@ -24,13 +24,12 @@ use tokio::sync::OnceCell;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::fork;
 
-use super::answer::skew_s;
 use super::credentials::{Credentials, ForSdk};
-use super::encode::shown;
 use super::wire::Wire;
 use crate::config::{Addressing, Encryption, S3Config};
 use crate::env;
-use crate::http::{Dialer, Pool};
+use crate::http::date::skew_s;
+use crate::http::{Dialer, Pool, shown};
 
 /// Where an endpoint knows no regions, signatures name this one: FlashBlade, SwiftStack, MinIO and Ceph take it.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";

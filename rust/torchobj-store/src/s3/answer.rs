@@ -1,13 +1,9 @@
 //! What an answer that is no success means. Reads no sockets.
 
-use std::str::FromStr;
-use std::time::{Duration, SystemTime};
-
-use aws_smithy_types::date_time::{DateTime, Format};
 use torchobj_core::error::{Error, ErrorKind, Operation};
 
-use super::encode::shown;
 use super::xml;
+use crate::http::{Refusal, kind_of_status};
 
 /// What S3 says in the XML of an error.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -70,23 +66,7 @@ pub(super) fn kind_of(operation: Operation, status: u16, code: Option<&str>) -> 
         Some("NotImplemented") => return ErrorKind::Unsupported,
         _ => {}
     }
-    let reading = matches!(operation, Operation::Get | Operation::Head);
-    match status {
-        301 | 307 | 308 => ErrorKind::Misaddressed,
-        401 => ErrorKind::Credentials,
-        403 => ErrorKind::AccessDenied,
-        404 => ErrorKind::NotFound,
-        405 | 501 => ErrorKind::Unsupported,
-        408 => ErrorKind::Timeout,
-        412 if reading => ErrorKind::Changed,
-        412 => ErrorKind::Precondition,
-        416 => ErrorKind::Range,
-        429 | 503 => ErrorKind::Throttled,
-        500..=599 => ErrorKind::Server,
-        // A 200 with an error in it that we do not know is the server's failure all the same.
-        200..=299 => ErrorKind::Server,
-        _ => ErrorKind::InvalidRequest,
-    }
+    kind_of_status(operation, status)
 }
 
 /// What the user can do next, where there is something.
@@ -122,46 +102,19 @@ pub(super) fn error(
     let kind = kind_of(operation, status, said.code.as_deref());
     let hint = hint(operation, kind, said.code.as_deref());
     let request_id = header("x-amz-request-id").or(said.request_id);
-    let retry_after = header("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-    let message = said.message.map_or_else(|| reason(status).to_owned(), |message| shown(&message, 500));
-    let error = Error::new(kind, operation, url, message)
-        .with_status(status, said.code.map(|code| shown(&code, 100)))
-        .with_request_id(request_id.map(|id| shown(&id, 200)))
-        .with_retry_after(retry_after.map(|wait| wait.min(Duration::from_secs(60))));
+    let retry_after = header("retry-after");
+    let ServerError { code, message, .. } = said;
+    let error = Refusal { kind, status, code, message, request_id, retry_after }.into_error(operation, url);
     match hint {
         Some(hint) => error.with_hint(hint),
         None => error,
     }
 }
 
-/// An answer to HEAD has no body that could say more.
-fn reason(status: u16) -> &'static str {
-    http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("unknown status")
-}
-
-/// Seconds that the clock of an answer's `Date` header is ahead of ours.
-pub(super) fn skew_s(date: &str) -> Option<i64> {
-    let date = DateTime::from_str(date, Format::HttpDate).ok()?;
-    Some(date.secs() - DateTime::from(SystemTime::now()).secs())
-}
-
-/// Milliseconds since 1970 of a `Last-Modified` header.
-pub(super) fn http_date_ms(text: &str) -> Option<i64> {
-    DateTime::from_str(text, Format::HttpDate).ok()?.to_millis().ok()
-}
-
-/// Milliseconds since 1970 of a time in XML.
-pub(super) fn xml_date_ms(text: &str) -> Option<i64> {
-    DateTime::from_str(text, Format::DateTime).ok()?.to_millis().ok()
-}
-
-/// The number in a header.
-pub(super) fn number<T: FromStr>(text: Option<&str>) -> Option<T> {
-    text.and_then(|text| text.trim().parse().ok())
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

@@ -9,10 +9,10 @@ use torchobj_core::types::Payload;
 
 use super::account::{Account, DEFAULT_REGION};
 use super::answer::ServerError;
-use super::encode::shown;
 use super::endpoint::{Address, is_region};
 use super::request::push_request_line;
 use super::sign::Signer;
+use crate::http::{Chain, shown};
 
 /// A signer, and the generation of credentials that it signs with.
 pub(super) type Signing = (Arc<Signer>, u64);
@@ -177,21 +177,3 @@ impl Bucket {
         Ok(sdk)
     }
 }
-
-/// Shows an error with its causes: the SDK's own `Display` names the outermost only.
-#[derive(Debug)]
-pub(super) struct Chain<E>(pub(super) E);
-
-impl<E: std::error::Error> std::fmt::Display for Chain<E> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(f, ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
-}
-
-impl<E: std::error::Error> std::error::Error for Chain<E> {}

@@ -10,14 +10,14 @@ use aws_smithy_runtime_api::client::result::ConnectorError;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, PartReceipt, PutOptions, Upload, Version};
 
-use super::bucket::{Bucket, Chain};
+use super::bucket::Bucket;
 use super::checksum::Algorithm;
 use super::get::NONCE_HEADER;
 use super::request::Used;
 use super::wire::undialed;
 use super::xml;
 use crate::config::Encryption;
-use crate::http::refused;
+use crate::http::{Chain, refused};
 
 impl Bucket {
     /// CreateMultipartUpload.

@@ -15,8 +15,8 @@ use torchobj_core::url::ObjectUrl;
 
 use super::S3Store;
 use super::bucket::Bucket;
-use super::encode;
 use super::xml;
+use crate::http::encode;
 
 /// CopyObject takes objects up to this (API reference, "CopyObject").
 const LARGEST_COPY_BYTES: u64 = 5 << 30;
@@ -107,7 +107,7 @@ impl Bucket {
             .copy_object()
             .bucket(&self.name)
             .key(key)
-            .copy_source(encode::copy_source(&source.bucket, &source.key))
+            .copy_source(copy_source(&source.bucket, &source.key))
             .set_copy_source_if_match(head.version.as_ref().map(|version| version.as_str().to_owned()))
             .set_storage_class(self.storage_class(&head.attributes).map(StorageClass::from))
             .set_server_side_encryption(encryption)
@@ -188,7 +188,7 @@ impl Bucket {
             .key(&upload.key)
             .upload_id(&upload.id)
             .part_number(i32::try_from(number).unwrap_or(i32::MAX))
-            .copy_source(encode::copy_source(&source.bucket, &source.key))
+            .copy_source(copy_source(&source.bucket, &source.key))
             .copy_source_range(format!("bytes={}-{}", range.start, range.end - 1))
             .set_copy_source_if_match(head.version.as_ref().map(|version| version.as_str().to_owned()))
             .set_request_payer(self.account.config.requester_pays.then_some(RequestPayer::Requester));
@@ -205,6 +205,15 @@ impl Bucket {
         })?;
         Ok(PartReceipt { number, size: range.end - range.start, version: xml::quoted(&etag), checksum: None })
     }
+}
+
+/// `bucket/key` as `x-amz-copy-source` wants it.
+fn copy_source(bucket: &str, key: &str) -> String {
+    let mut out = Vec::with_capacity(bucket.len() + key.len() + 1);
+    encode::key_into(&mut out, bucket);
+    out.push(b'/');
+    encode::key_into(&mut out, key);
+    String::from_utf8(out).expect("percent-encoding yields ASCII")
 }
 
 #[cfg(test)]

@@ -7,10 +7,9 @@ use http::Uri;
 use torchobj_core::error::Result;
 
 use super::account::{Account, Environment, misconfigured};
-use super::encode;
 use super::redirect::Redirect;
 use crate::config::Addressing;
-use crate::http::{Line, Target};
+use crate::http::{Line, Target, encode, shown};
 
 /// Where requests for a bucket go, and what their signatures name.
 #[derive(Clone, Debug)]
@@ -34,7 +33,7 @@ impl Account {
     pub(super) async fn resolve(&self, environment: &Environment, bucket: &str, region: &str) -> Result<Address> {
         let refuse = |error: &dyn std::fmt::Display| misconfigured(&format!("bucket {bucket:?}: {error}"));
         if !is_region(region) {
-            let region = encode::shown(region, 64);
+            let region = shown(region, 64);
             return Err(misconfigured(&format!("region={region:?}: must be letters, digits, '-', '_' and '.'")));
         }
         // What a user, a password or a query say is not to be in a message.

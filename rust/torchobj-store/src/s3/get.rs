@@ -8,13 +8,13 @@ use async_trait::async_trait;
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::Opened;
-use torchobj_core::types::{Attributes, ByteRange, GetRequest, ObjectHead, Payload, Version};
+use torchobj_core::types::{Attributes, GetRequest, ObjectHead, Payload, Version};
 
 use super::Bucket;
-use super::answer::{ServerError, error, http_date_ms, number};
+use super::answer::{ServerError, error};
 use super::odd::Odd;
 use super::request::{Answer, Ask};
-use crate::http::{Framing, Lease};
+use crate::http::{Framing, Lease, date, range};
 
 /// Metadata under which an upload notes its nonce: never shown.
 pub(super) const NONCE_HEADER: &str = "x-amz-meta-torchobj-upload";
@@ -24,7 +24,7 @@ impl Bucket {
     pub(super) async fn open(self: &Arc<Self>, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
         let mut headers = self.customer_key_headers();
         if let Some(range) = &request.range {
-            headers.push(("range", Cow::Owned(range_header(range))));
+            headers.push(("range", Cow::Owned(range::header(range))));
         }
         // A weak ETag matches nothing (RFC 9110, section 8.8.3.2): the answer's own is compared above instead.
         if let Some(version) = request.version.filter(|version| !version.as_str().starts_with("W/")) {
@@ -53,7 +53,10 @@ impl Bucket {
         let announced = match answer.status {
             206 => {
                 let header = answer.header("content-range").unwrap_or_default();
-                Some(content_range(header).ok_or_else(|| wrong(&format!("206 with Content-Range {header:?}")))?)
+                Some(
+                    range::parse_content_range(header)
+                        .ok_or_else(|| wrong(&format!("206 with Content-Range {header:?}")))?,
+                )
             }
             _ => None,
         };
@@ -127,13 +130,13 @@ impl Bucket {
         let operation = Operation::Head;
         let ask = Ask { operation, method: "HEAD", key: Some(key), query: &[], headers, payload: &payload };
         let answer = self.ask(&ask).await?;
-        let size = number(answer.header("content-length"));
+        let size = answer.header("content-length").and_then(|length| length.trim().parse().ok());
         let size =
             size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without a size"))?;
         let head = ObjectHead {
             size,
             version: answer.header("etag").map(Version::new),
-            modified_ms: answer.header("last-modified").and_then(http_date_ms),
+            modified_ms: answer.header("last-modified").and_then(date::http_ms),
             attributes: attributes(&answer),
         };
         Ok((head, answer.header(NONCE_HEADER).map(str::to_owned)))
@@ -160,23 +163,6 @@ fn attributes(answer: &Answer) -> Attributes {
         storage_class: text("x-amz-storage-class"),
         metadata,
     }
-}
-
-/// `Range`, whose ends are included.
-pub(super) fn range_header(range: &ByteRange) -> String {
-    match range {
-        ByteRange::Bounded(range) => format!("bytes={}-{}", range.start, range.end.saturating_sub(1)),
-        ByteRange::From(start) => format!("bytes={start}-"),
-        ByteRange::Suffix(length) => format!("bytes=-{length}"),
-    }
-}
-
-/// The range and the size of the whole in `bytes 0-9/100`.
-pub(super) fn content_range(header: &str) -> Option<(Range<u64>, u64)> {
-    let (range, size) = header.trim().strip_prefix("bytes ")?.split_once('/')?;
-    let (first, last) = range.split_once('-')?;
-    let (first, last, size): (u64, u64, u64) = (first.parse().ok()?, last.parse().ok()?, size.parse().ok()?);
-    (first <= last && last < size).then_some((first..last + 1, size))
 }
 
 /// Refuses a body that something between the store and here may have encoded. Objects that were stored with a
@@ -239,26 +225,6 @@ impl Opened for OpenedObject {
                 None => Ok(()),
                 Some(message) => Err(self.bucket.error(ErrorKind::Protocol, Operation::Get, Some(&self.key), &message)),
             },
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_are_written_with_their_ends_included() {
-        assert_eq!(range_header(&ByteRange::Bounded(0..10)), "bytes=0-9");
-        assert_eq!(range_header(&ByteRange::From(7)), "bytes=7-");
-        assert_eq!(range_header(&ByteRange::Suffix(3)), "bytes=-3");
-    }
-
-    #[test]
-    fn a_content_range_is_read_or_refused() {
-        assert_eq!(content_range("bytes 0-9/100"), Some((0..10, 100)));
-        for wrong in ["", "bytes 0-9/*", "bytes 9-0/100", "bytes 0-100/100", "items 0-9/100", "bytes */100"] {
-            assert_eq!(content_range(wrong), None, "{wrong}");
         }
     }
 }

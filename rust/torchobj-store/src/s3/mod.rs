@@ -1,7 +1,7 @@
 //! S3, and what speaks like it.
 //!
 //! An [`Account`] is a configuration and what its buckets share; an [`S3Store`] is one bucket. The hot path is ours:
-//! `endpoint` says where the bucket is, `request` signs (`sign`, `encode`), asks and follows (`redirect`), `get`, `put`,
+//! `endpoint` says where the bucket is, `request` signs (`sign`), asks and follows (`redirect`), `get`, `put`,
 //! `list` and `commit` say what; `answer` and `xml` read what comes back. The control path is the SDK's: `control` for what is rare, `sdk` for
 //! everything when we cannot sign or were told not to; both over our own connections (`wire`).
 
@@ -13,7 +13,6 @@ mod commit;
 mod control;
 mod copy;
 mod credentials;
-pub(crate) mod encode;
 mod endpoint;
 mod get;
 mod list;

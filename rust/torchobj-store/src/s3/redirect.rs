@@ -3,8 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::encode::shown;
-use crate::http::Target;
+use crate::http::{Target, shown};
 
 /// Domains of the partitions of AWS. Each has hostnames, accounts and signatures of its own.
 const PARTITIONS: [&str; 7] = [

@@ -7,11 +7,10 @@ use torchobj_core::types::Payload;
 
 use super::Bucket;
 use super::answer::{self, ServerError};
-use super::encode;
 use super::endpoint::Address;
 use super::redirect;
 use super::sign::{self, Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
-use crate::http::{Failure, Framing, Lease, Line, Proxy};
+use crate::http::{Failure, Framing, Lease, Line, Proxy, encode, shown};
 
 /// Errors of S3 are a few hundred bytes; a proxy's page of HTML is not read to its end.
 const LARGEST_ERROR_BYTES: usize = 64 << 10;
@@ -219,20 +218,12 @@ impl Bucket {
 
     /// An error about a key, or about the bucket.
     pub(super) fn error(&self, kind: ErrorKind, operation: Operation, key: Option<&str>, message: &str) -> Error {
-        Error::new(kind, operation, self.url_of(key), encode::shown(message, 1000))
+        Error::new(kind, operation, self.url_of(key), shown(message, 1000))
     }
 
     /// The error that a failure of a connection is.
     pub(super) fn failure(&self, operation: Operation, key: Option<&str>, failure: Failure) -> Error {
-        let error = self.error(failure.kind, operation, key, failure.message);
-        let error = match failure.hint {
-            Some(hint) => error.with_hint(hint),
-            None => error,
-        };
-        match failure.source {
-            Some(source) => error.with_source(source),
-            None => error,
-        }
+        failure.into_error(operation, self.url_of(key))
     }
 }
 

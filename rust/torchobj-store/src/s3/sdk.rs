@@ -16,11 +16,12 @@ use torchobj_core::types::{
     Upload, Version,
 };
 
-use super::bucket::{Bucket, Chain};
+use super::bucket::Bucket;
 use super::checksum::Algorithm;
-use super::encode::decode_listed;
-use super::get::{NONCE_HEADER, check_encoding, content_range, range_header};
+use super::get::{NONCE_HEADER, check_encoding};
 use super::xml;
+use crate::http::encode::decode_listed;
+use crate::http::{Chain, range};
 
 impl Bucket {
     /// GetObject.
@@ -33,7 +34,7 @@ impl Bucket {
             .get_object()
             .bucket(&self.name)
             .key(key)
-            .set_range(request.range.as_ref().map(range_header))
+            .set_range(request.range.as_ref().map(range::header))
             .set_request_payer(self.request_payer());
         if let Some(version) = request.version.filter(|version| !version.as_str().starts_with("W/")) {
             call = call.if_match(version.as_str());
@@ -52,7 +53,9 @@ impl Bucket {
         let length = length.ok_or_else(|| wrong("an answer without a length"))?;
         let (range, size) = match answer.content_range.as_deref() {
             None => (0..length, length),
-            Some(header) => content_range(header).ok_or_else(|| wrong(&format!("Content-Range {header:?}")))?,
+            Some(header) => {
+                range::parse_content_range(header).ok_or_else(|| wrong(&format!("Content-Range {header:?}")))?
+            }
         };
         if range.end - range.start != length {
             return Err(wrong(&format!("the body has {length} bytes, its Content-Range {range:?}")));

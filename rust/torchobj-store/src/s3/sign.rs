@@ -255,7 +255,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::s3::encode;
+    use crate::http::encode;
 
     fn ours(method: &str, key: &str, query: &[(String, String)], headers: &[(&str, &str)], time: SystemTime) -> String {
         let mut path = b"/bucket/".to_vec();

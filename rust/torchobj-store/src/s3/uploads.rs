@@ -7,8 +7,8 @@ use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::Upload;
 
 use super::Bucket;
-use super::encode::decode_listed;
 use super::xml;
+use crate::http::encode::decode_listed;
 
 /// Pages in a row without an upload. No version is passed over here, so none is expected.
 const MOST_EMPTY_PAGES: usize = 100;

@@ -4,8 +4,8 @@ use quick_xml::Reader;
 use quick_xml::events::Event;
 use torchobj_core::types::{ListEntry, ListPage, Version};
 
-use super::answer::xml_date_ms;
-use super::encode::decode_listed;
+use crate::http::date;
+use crate::http::encode::decode_listed;
 
 /// What is wrong with a document.
 #[derive(Debug)]
@@ -96,7 +96,7 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
             [_, "Contents", "Key"] => entry.key = Some(text),
             [_, "Contents", "Size"] => entry.size = text.trim().parse().ok(),
             [_, "Contents", "ETag"] => entry.etag = Some(text),
-            [_, "Contents", "LastModified"] => entry.modified_ms = xml_date_ms(&text),
+            [_, "Contents", "LastModified"] => entry.modified_ms = date::rfc3339_ms(&text),
             [_, "Contents", "StorageClass"] => entry.storage_class = Some(text),
             _ => {}
         },

@@ -1,4 +1,4 @@
-//! Percent-encoding as S3 signs it, and text of servers as messages show it. Knows nothing of requests.
+//! Percent-encoding of paths and queries. Encodes all bytes except the unreserved ones of RFC 3986.
 
 const HEX: &[u8; 16] = b"0123456789ABCDEF";
 
@@ -27,15 +27,6 @@ pub(crate) fn query_into(out: &mut Vec<u8>, text: &str) {
     encode_into(out, text, false);
 }
 
-/// `bucket/key` as `x-amz-copy-source` wants it.
-pub(crate) fn copy_source(bucket: &str, key: &str) -> String {
-    let mut out = Vec::with_capacity(bucket.len() + key.len() + 1);
-    key_into(&mut out, bucket);
-    out.push(b'/');
-    key_into(&mut out, key);
-    String::from_utf8(out).expect("percent-encoding yields ASCII")
-}
-
 /// Undoes `encoding-type=url` of a listing: `%XX`, and `+` for a space, as S3 and its kin write it.
 /// `None` when the text is no valid encoding of UTF-8.
 pub(crate) fn decode_listed(text: &str) -> Option<String> {
@@ -62,18 +53,6 @@ pub(crate) fn decode_listed(text: &str) -> Option<String> {
     String::from_utf8(out).ok()
 }
 
-/// Text of a server as a message or a log may show it: on one line, without control characters, about `most_bytes` long.
-pub(super) fn shown(text: &str, most_bytes: usize) -> String {
-    let mut shown = String::new();
-    for letter in text.chars() {
-        if shown.len() >= most_bytes {
-            return shown + "...";
-        }
-        if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
-    }
-    shown
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,14 +70,6 @@ mod tests {
         assert_eq!(decode_listed("a%2"), None);
         assert_eq!(decode_listed("a%zz"), None);
         assert_eq!(decode_listed("%FF"), None);
-    }
-
-    #[test]
-    fn text_of_a_server_is_shown_on_one_line_and_cut() {
-        assert_eq!(shown("plain é \"x\"", 20), "plain é \"x\"");
-        assert_eq!(shown("a\r\nWARNING forged\u{1b}[2J", 300), "a\\r\\nWARNING forged\\u{1b}[2J");
-        let long = shown(&"x".repeat(100_000), 300);
-        assert!(long.len() == 303 && long.ends_with("..."), "{}", long.len());
     }
 
     proptest! {

@@ -1,0 +1,35 @@
+//! Dates of headers and of documents, as milliseconds since 1970. Only `skew_s` reads the clock.
+
+use std::time::SystemTime;
+
+use aws_smithy_types::date_time::{DateTime, Format};
+
+/// Milliseconds since 1970 of a date in a header, as `Sun, 06 Nov 1994 08:49:37 GMT`.
+pub(crate) fn http_ms(text: &str) -> Option<i64> {
+    DateTime::from_str(text, Format::HttpDate).ok()?.to_millis().ok()
+}
+
+/// Milliseconds since 1970 of a time in XML or JSON, as `1994-11-06T08:49:37.000Z`.
+pub(crate) fn rfc3339_ms(text: &str) -> Option<i64> {
+    DateTime::from_str(text, Format::DateTime).ok()?.to_millis().ok()
+}
+
+/// Seconds that the clock of a response's `Date` header is ahead of this machine's.
+pub(crate) fn skew_s(date: &str) -> Option<i64> {
+    let date = DateTime::from_str(date, Format::HttpDate).ok()?;
+    Some(date.secs() - DateTime::from(SystemTime::now()).secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_of_headers_and_of_documents_are_parsed_or_refused() {
+        assert_eq!(http_ms("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777_000));
+        assert_eq!(rfc3339_ms("1994-11-06T08:49:37.250Z"), Some(784_111_777_250));
+        for wrong in ["", "yesterday", "1994-11-06"] {
+            assert_eq!((http_ms(wrong), rfc3339_ms(wrong)), (None, None), "{wrong}");
+        }
+    }
+}
