@@ -3,7 +3,8 @@
 //!
 //! `dial` makes a connection (`dns`, `proxy`, `socket`, `tls` by `trust`), a `pool` keeps it, and a [`Connection`] speaks
 //! one request at a time over it: the head by httparse, the body straight into its destination. What is chunked, or
-//! has no length, goes through hyper (`odd`). `range`, `date` and `encode` write and parse what stands in headers and
+//! has no length, goes through hyper (`odd`). An [`OpenedObject`] is a response to GET whose headers were checked; its body
+//! comes from a connection, or in `frames`. `range`, `date` and `encode` write and parse what stands in headers and
 //! URLs; `failure` makes errors.
 
 mod connection;
@@ -12,11 +13,14 @@ mod dial;
 mod dns;
 pub(crate) mod encode;
 mod failure;
+mod frames;
 mod head;
+mod object;
 mod odd;
 mod pool;
 mod proxy;
 pub(crate) mod range;
+mod response;
 mod socket;
 mod tls;
 mod transport;
@@ -26,9 +30,11 @@ pub(crate) use connection::Connection;
 pub(crate) use dial::Dialer;
 pub(crate) use failure::{Chain, Failure, Refusal, kind_of_status, shown};
 pub(crate) use head::Framing;
+pub(crate) use object::{BodyHeaders, OpenedObject};
 pub(crate) use odd::OddBody;
 pub(crate) use pool::{Lease, Line, Pool, refused};
 pub(crate) use proxy::Proxy;
+pub(crate) use response::Response;
 pub(crate) use transport::Transport;
 
 /// A server: where a connection goes.

@@ -58,7 +58,7 @@ impl Bucket {
 
     /// The URL of a key, or of the bucket.
     pub(super) fn url_of(&self, key: Option<&str>) -> String {
-        format!("s3://{}/{}", self.name, key.unwrap_or_default())
+        ["s3://", &self.name, "/", key.unwrap_or_default()].concat()
     }
 
     /// Whether the SDK makes all requests: by the setting, or because we cannot sign them.

@@ -16,7 +16,6 @@ mod credentials;
 mod endpoint;
 mod get;
 mod list;
-mod odd;
 mod put;
 mod redirect;
 mod request;

@@ -7,8 +7,9 @@ use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, PutOptio
 
 use super::Bucket;
 use super::checksum::Algorithm;
-use super::request::{Answer, Ask, fits_header};
+use super::request::{Ask, fits_header};
 use crate::config::{Checksum, Encryption};
+use crate::http::Response as Answer;
 
 type Headers<'a> = Vec<(&'a str, Cow<'a, str>)>;
 

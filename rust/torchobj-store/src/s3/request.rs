@@ -10,7 +10,7 @@ use super::answer::{self, ServerError};
 use super::endpoint::Address;
 use super::redirect;
 use super::sign::{self, Canonical, Signer, Timestamp, UNSIGNED_PAYLOAD};
-use crate::http::{Failure, Framing, Lease, Line, Proxy, encode, shown};
+use crate::http::{Failure, Framing, Lease, Line, Proxy, Response, encode, shown};
 
 /// Errors of S3 are a few hundred bytes; a proxy's page of HTML is not read to its end.
 const LARGEST_ERROR_BYTES: usize = 64 << 10;
@@ -39,22 +39,9 @@ pub(super) struct Used<'a> {
     pub(super) generation: Option<u64>,
 }
 
-/// An answer that is a success, its body not yet read.
-pub(super) struct Answer {
-    pub(super) lease: Lease,
-    pub(super) status: u16,
-}
-
-impl Answer {
-    /// A header.
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
-        self.lease.header(name)
-    }
-}
-
 impl Bucket {
     /// Asks, at the bucket's address, and where that answers with a temporary redirect, there.
-    pub(super) async fn ask(&self, ask: &Ask<'_>) -> Result<Answer> {
+    pub(super) async fn ask(&self, ask: &Ask<'_>) -> Result<Response> {
         let address = self.address(ask.operation).await?;
         let signer = self.signer(ask.operation, &address).await?;
         let skew_s = self.account.skew_s();
@@ -67,7 +54,7 @@ impl Bucket {
             let bodiless = ask.method == "HEAD";
             let status = lease.connection().exchange(&head, ask.payload.pieces(), bodiless).await.map_err(failed)?;
             match status {
-                200..=299 => return Ok(Answer { lease, status }),
+                200..=299 => return Ok(Response { lease, status }),
                 307 | 308 if lease.header("location").is_some() => {
                     let location = lease.header("location").unwrap_or_default();
                     let (target, endpoint) = (at.line.target(), &at.endpoint_host);

@@ -1,14 +1,14 @@
 //! The hot path's requests, through the SDK: for buckets whose requests we cannot sign (S3 Express, multi-region access
 //! points), and for everybody who sets `force_sdk`.
 
-use std::ops::Range;
-use std::sync::Arc;
+use std::io;
+use std::pin::Pin;
 
-use async_trait::async_trait;
 use aws_sdk_s3::primitives::ByteStream;
 use aws_sdk_s3::types::{ChecksumAlgorithm, EncodingType, StorageClass};
 use bytes::Bytes;
-use torchobj_core::buffer::Dest;
+use futures_util::StreamExt;
+use futures_util::stream::poll_fn;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::store::Opened;
 use torchobj_core::types::{
@@ -18,14 +18,14 @@ use torchobj_core::types::{
 
 use super::bucket::Bucket;
 use super::checksum::Algorithm;
-use super::get::{NONCE_HEADER, check_encoding};
+use super::get::NONCE_HEADER;
 use super::xml;
 use crate::http::encode::decode_listed;
-use crate::http::{Chain, range};
+use crate::http::{BodyHeaders, Chain, OpenedObject, range};
 
 impl Bucket {
     /// GetObject.
-    pub(super) async fn sdk_open(self: &Arc<Self>, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    pub(super) async fn sdk_open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
         let operation = Operation::Get;
         let key = request.key;
         let mut call = self
@@ -44,24 +44,17 @@ impl Bucket {
             call = call.sse_customer_key_md5(&customer.md5);
         }
         let answer = self.sdk_answer(operation, Some(key), call.send()).await?;
-        let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(key), message);
-        let version = answer.e_tag.map(Version::new);
-        let known = answer.content_length.is_some();
-        check_encoding(answer.content_encoding.as_deref(), version.as_ref(), known)
-            .map_err(|message| wrong(&message))?;
-        let length = answer.content_length.and_then(|length| u64::try_from(length).ok());
-        let length = length.ok_or_else(|| wrong("an answer without a length"))?;
-        let (range, size) = match answer.content_range.as_deref() {
-            None => (0..length, length),
-            Some(header) => {
-                range::parse_content_range(header).ok_or_else(|| wrong(&format!("Content-Range {header:?}")))?
-            }
+        let headers = BodyHeaders {
+            version: answer.e_tag.map(Version::new),
+            length: answer.content_length.and_then(|length| u64::try_from(length).ok()),
+            range: answer.content_range.as_deref(),
+            encoding: answer.content_encoding.as_deref(),
         };
-        if range.end - range.start != length {
-            return Err(wrong(&format!("the body has {length} bytes, its Content-Range {range:?}")));
-        }
-        let (body, left) = (answer.body, Bytes::new());
-        Ok(Box::new(OpenedObject { bucket: self.clone(), key: key.to_owned(), size, range, version, body, left }))
+        let mut body = answer.body;
+        let frames = poll_fn(move |context| {
+            Pin::new(&mut body).poll_next(context).map_err(|error| io::Error::other(Chain(error)))
+        });
+        Ok(Box::new(OpenedObject::of_stream(self.url_of(Some(key)), headers, frames.boxed())?))
     }
 
     /// HeadObject, and the nonce of the upload that made the object.
@@ -230,51 +223,5 @@ fn stream(payload: &Payload) -> ByteStream {
     match payload.pieces() {
         [piece] => ByteStream::from(piece.clone()),
         pieces => ByteStream::from(Bytes::from(pieces.concat())),
-    }
-}
-
-struct OpenedObject {
-    bucket: Arc<Bucket>,
-    key: String,
-    size: u64,
-    range: Range<u64>,
-    version: Option<Version>,
-    body: ByteStream,
-    /// What of the last frame found no room.
-    left: Bytes,
-}
-
-#[async_trait]
-impl Opened for OpenedObject {
-    fn size(&self) -> u64 {
-        self.size
-    }
-
-    fn version(&self) -> Option<&Version> {
-        self.version.as_ref()
-    }
-
-    fn range(&self) -> Range<u64> {
-        self.range.clone()
-    }
-
-    async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
-        loop {
-            let taken = dest.fill(&self.left);
-            self.left = self.left.slice(taken..);
-            if dest.remaining() == 0 {
-                return Ok(());
-            }
-            match self.body.try_next().await {
-                Ok(Some(frame)) => self.left = frame,
-                Ok(None) => return Ok(()),
-                Err(error) => {
-                    let message = "the connection broke in the body";
-                    let error = Chain(error);
-                    let broken = self.bucket.error(ErrorKind::Reset, Operation::Get, Some(&self.key), message);
-                    return Err(broken.with_source(error));
-                }
-            }
-        }
     }
 }
