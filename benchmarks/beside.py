@@ -128,7 +128,8 @@ def _measure(place: Place, scale: Scale, rounds: int, half_speed: bool) -> dict[
 
     place.enter()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    config = torchobj.StoreConfig(endpoint_url=place.endpoint_url, region=place.region, upload_mbit_s=CAP_MBIT_S)
+    s3 = torchobj.S3Options(endpoint_url=place.endpoint_url, region=place.region)
+    config = torchobj.StoreConfig(s3=s3, upload_mbit_s=CAP_MBIT_S)
     dataset = torchobj.S3MapDataset(f"s3://{place.bucket}/{scale.family.name}", config=config)
     sampler = torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0)
     more = {"num_workers": _WORKERS, "persistent_workers": True}

@@ -142,7 +142,7 @@ def _forget(place: Place, key: str) -> None:
     import torchobj
 
     place.enter()
-    config = torchobj.StoreConfig(endpoint_url=place.endpoint_url, region=place.region)
+    config = torchobj.StoreConfig(s3=torchobj.S3Options(endpoint_url=place.endpoint_url, region=place.region))
     torchobj.Store(f"s3://{place.bucket}", config=config).delete(key)
 
 

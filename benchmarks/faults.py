@@ -34,7 +34,7 @@ from benchmarks.fault_cells import Cell, Outcome
 from benchmarks.fault_kinds import Kind, kinds, rules
 from benchmarks.fault_operations import OPERATIONS, Place, attempt, prepare
 from tests.servers import launch
-from torchobj import StoreConfig
+from torchobj import S3Options, StoreConfig
 
 _MIB = 1 << 20
 #: Servers, and so cells at a time: most of a cell's time is spent waiting.
@@ -85,7 +85,7 @@ def _places(count: int, objects: int) -> Iterator[list[Place]]:
         for _ in range(count):
             server = stack.enter_context(launch.start("strict"))
             assert server.control is not None, "the strict server has one"
-            config = StoreConfig(endpoint_url=server.endpoint, region=server.region)
+            config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, region=server.region))
             places.append(Place(server.endpoint, server.control, config, objects))
             os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
         cells = [Cell("", str(number), _prepared) for number in range(count)]

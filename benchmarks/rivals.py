@@ -42,7 +42,8 @@ class Torchobj:
     def __init__(self, place: Place) -> None:
         import torchobj
 
-        config = torchobj.StoreConfig(endpoint_url=place.endpoint_url, region=place.region, ca_bundle=place.ca_file)
+        s3 = torchobj.S3Options(endpoint_url=place.endpoint_url, region=place.region)
+        config = torchobj.StoreConfig(s3=s3, ca_bundle=place.ca_file)
         self._store = torchobj.Store(f"s3://{place.bucket}", config=config)
 
     def many(self, keys: Sequence[str]) -> Sequence[Any]:

@@ -14,7 +14,7 @@ from tests.servers import launch
 from tests.servers.boto_client import boto_client
 from tests.servers.strict.control import Control
 from tests.tools import CACHE
-from torchobj import StoreConfig
+from torchobj import S3Options, StoreConfig
 
 _numbers = itertools.count(1)
 
@@ -83,11 +83,11 @@ moto_server = _server("moto")
 versitygw_server = _server("versitygw")
 
 
-def _place(kind: str, server: launch.Server, **changed: Any) -> Place:
+def _place(kind: str, server: launch.Server) -> Place:
     bucket = f"test-{next(_numbers)}"
     boto = boto_client(server)
     boto.create_bucket(Bucket=bucket)
-    config = StoreConfig(endpoint_url=server.endpoint, profile=kind, **changed)
+    config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, profile=kind))
     return Place(bucket, config, server, boto)
 
 

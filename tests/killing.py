@@ -19,7 +19,7 @@ class Saver:
         self._process = subprocess.Popen(
             [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._config = {"endpoint_url": place.config.endpoint_url, "profile": place.config.profile}
+        self._config = {"endpoint_url": place.config.s3.endpoint_url, "profile": place.config.s3.profile}
 
     def begin(self, **orders):
         """Starts a save and returns the process that makes it."""

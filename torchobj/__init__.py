@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchobj import _process
 from torchobj._torchobj import Buffer, Manifest, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
-from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config import FileOptions, S3ClientConfig, S3Options, StoreConfig
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.memory import set_budget
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload, get_many
@@ -63,6 +63,7 @@ __all__ = [
     "Buffer",
     "DataLoader",
     "ElasticDistributedSampler",
+    "FileOptions",
     "ListPage",
     "LookaheadBatchSampler",
     "Manifest",
@@ -79,6 +80,7 @@ __all__ = [
     "S3Exception",
     "S3IterableDataset",
     "S3MapDataset",
+    "S3Options",
     "S3Reader",
     "S3ReaderConstructor",
     "S3Writer",

@@ -7,13 +7,14 @@ import time
 import pytest
 
 import torchobj
+from tests.settings import s3_config
 from torchobj import exceptions
 
 SECRET_WORDS = ("secret", "aws_secret_access_key")
 
 
 def config(server, **changed):
-    return torchobj.StoreConfig(endpoint_url=server.endpoint, **{"profile": "strict", **changed})
+    return s3_config(endpoint_url=server.endpoint, **{"profile": "strict", **changed})
 
 
 def test_no_credentials(strict_server, monkeypatch, tmp_path):
@@ -63,7 +64,7 @@ def test_a_wrong_region_is_mended_and_said(control, strict_server, caplog):
 
 
 def test_nobody_listens():
-    settings = torchobj.StoreConfig(endpoint_url="http://127.0.0.1:9", max_attempts=3, anonymous=True)
+    settings = s3_config(endpoint_url="http://127.0.0.1:9", max_attempts=3, anonymous=True)
     with pytest.raises(exceptions.StoreConnectionError) as caught:
         torchobj.Store("s3://any", config=settings).get("k")
     assert isinstance(caught.value, ConnectionError)
@@ -115,7 +116,7 @@ def test_endpoints_come_from_the_environment(place, strict_server, monkeypatch):
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, strict_server.endpoint)
         # Another configuration asks the environment anew.
-        settings = torchobj.StoreConfig(profile="strict", keep_alive_s=5.0 + len(name) / 100)
+        settings = s3_config(profile="strict", keep_alive_s=5.0 + len(name) / 100)
         assert torchobj.Store(place.url, config=settings).get("k") == b"x"
         monkeypatch.delenv(name)
 
@@ -166,7 +167,7 @@ def test_a_credential_that_expires_is_renewed(control, strict_server, place, mon
 def test_a_new_store_sees_what_changed_in_the_environment(place, monkeypatch):
     place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"here")
     config = torchobj.StoreConfig(max_attempts=1)
-    profile, endpoint = place.config.profile, place.config.endpoint_url
+    profile, endpoint = place.config.s3.profile, place.config.s3.endpoint_url
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_PROFILE", profile)
     with pytest.raises(torchobj.StoreError):

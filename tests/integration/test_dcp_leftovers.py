@@ -359,10 +359,11 @@ def test_a_save_whose_files_another_process_swept_fails_and_leaves_the_old_check
         def finish(self, metadata, results):
             script = (
                 "import sys, torchobj, torchobj.checkpoint as c;"
-                "config = torchobj.StoreConfig(endpoint_url=sys.argv[2], profile='strict');"
+                "s3 = torchobj.S3Options(endpoint_url=sys.argv[2], profile='strict');"
+                "config = torchobj.StoreConfig(s3=s3);"
                 "assert len(c.sweep(sys.argv[1], older_than_s=0, config=config)) == 2"
             )
-            arguments = [f"{place.url}/run", place.config.endpoint_url]
+            arguments = [f"{place.url}/run", place.config.s3.endpoint_url]
             subprocess.run([sys.executable, "-c", script, *arguments], check=True)
             super().finish(metadata, results)
 

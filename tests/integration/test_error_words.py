@@ -10,11 +10,12 @@ import pytest
 
 import torchobj
 from tests.servers import launch
+from tests.settings import s3_config
 from torchobj import exceptions
 
 
 def config(server, **changed):
-    return torchobj.StoreConfig(endpoint_url=server.endpoint, **{"profile": "strict", **changed})
+    return s3_config(endpoint_url=server.endpoint, **{"profile": "strict", **changed})
 
 
 @pytest.mark.parametrize("force_sdk", [False, True])
@@ -27,7 +28,7 @@ def test_a_profile_that_does_not_exist_is_named_first(strict_server, force_sdk):
 @pytest.mark.parametrize("force_sdk", [False, True])
 def test_https_to_a_server_without_tls_suggests_http(strict_server, force_sdk):
     endpoint = strict_server.endpoint.replace("http://", "https://")
-    settings = torchobj.StoreConfig(endpoint_url=endpoint, profile="strict", force_sdk=force_sdk)
+    settings = s3_config(endpoint_url=endpoint, profile="strict", force_sdk=force_sdk)
     with pytest.raises(exceptions.StoreError, match="begin endpoint_url with http://"):
         torchobj.Store("s3://any", config=settings).get("k")
 
@@ -45,7 +46,7 @@ def test_what_is_refused_or_missing_names_the_endpoint(strict_server, place, for
 
 def test_an_endpoint_with_a_path_warns_once(strict_server, caplog):
     caplog.set_level(logging.WARNING)
-    settings = torchobj.StoreConfig(endpoint_url=f"{strict_server.endpoint}/bucket", profile="strict", max_attempts=1)
+    settings = s3_config(endpoint_url=f"{strict_server.endpoint}/bucket", profile="strict", max_attempts=1)
     store = torchobj.Store("s3://any", config=settings)
     for _ in range(2):
         with pytest.raises(exceptions.StoreError):
@@ -55,7 +56,7 @@ def test_an_endpoint_with_a_path_warns_once(strict_server, caplog):
 
 def test_a_region_with_a_line_break_is_a_wrong_setting(strict_server, monkeypatch):
     with pytest.raises(exceptions.ConfigError, match="region="):
-        torchobj.StoreConfig(region="eu-west-1\r\nx-amz-acl: public-read")
+        torchobj.S3Options(region="eu-west-1\r\nx-amz-acl: public-read")
     monkeypatch.setenv("AWS_REGION", "eu west 1")
     for force_sdk in (False, True):
         with pytest.raises(exceptions.ConfigError, match="region="):
@@ -107,7 +108,7 @@ def test_a_self_signed_certificate_as_its_own_ca_gets_a_hint(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
         endpoint = f"https://localhost:{listener.getsockname()[1]}"
-        settings = torchobj.StoreConfig(endpoint_url=endpoint, anonymous=True, ca_bundle=certificate, max_attempts=1)
+        settings = s3_config(endpoint_url=endpoint, anonymous=True, ca_bundle=certificate, max_attempts=1)
         with pytest.raises(exceptions.StoreError, match="basicConstraints=CA:FALSE"):
             torchobj.Store("s3://any", config=settings).get("k")
 

@@ -12,6 +12,7 @@ import pytest
 
 import torchobj
 from tests.interrupting import interrupted
+from tests.settings import s3_config
 from torchobj.datasets.listing import Listing
 
 FORKS = 200
@@ -220,7 +221,7 @@ def test_a_store_travels_to_other_processes(store, context):
 
 
 def test_ctrl_c_interrupts_any_blocking_call_at_once(place, control, strict_server):
-    patient = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", first_byte_timeout_s=100.0)
+    patient = s3_config(endpoint_url=strict_server.endpoint, profile="strict", first_byte_timeout_s=100.0)
     store = torchobj.Store(place.url, config=patient)
     store.put("k", b"x")
     file = torchobj.open(f"{place.url}/w", "wb", config=patient)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.settings import with_profile
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, saving
 
@@ -300,7 +301,7 @@ def test_credentials_that_end_between_data_and_commit_are_an_error_and_no_step(
     names = {"AccessKeyId": "AKIAENDING", "SecretAccessKey": "S" * 20, "SessionToken": "token"}
     script.write_text(json.dumps({"Version": 1, **names}))
     control.account("AKIAENDING", "S" * 20, token="token", expires_in_s=600)
-    manager = open_manager(config=dataclasses.replace(config, profile="ending", max_attempts=2))
+    manager = open_manager(config=with_profile(config, "ending", max_attempts=2))
     real = saving.save
 
     def save_until_they_end(*given, **named):

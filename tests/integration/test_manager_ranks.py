@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import run_ranks, started
-from torchobj import StoreConfig, exceptions
+from torchobj import S3Options, StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, divided, ranks, saving
 from torchobj.checkpoint import sharded as sharding
 from torchobj.checkpoint.snapshot import Snapshots
@@ -302,7 +302,7 @@ def test_the_copies_of_a_divided_state_use_the_memory_of_the_last_ones():
 def failed_on_one(rank, url, config):
     dist.init_process_group("gloo")
     # The second rank can write nothing.
-    mine = config if rank == 0 else StoreConfig(endpoint_url=config.endpoint_url, anonymous=True)
+    mine = config if rank == 0 else StoreConfig(s3=S3Options(endpoint_url=config.s3.endpoint_url, anonymous=True))
     manager = opened(url, config, sharded=True)
     manager._config = mine
     _, x = whole_and_shard(rank, 1)

@@ -1,7 +1,6 @@
 """What `torchobj.save` and `torch.save` save, `torchobj.load` and `torch.load` load: the same, whole, or a clear error."""
 
 import collections
-import dataclasses
 import importlib
 import io
 import json
@@ -20,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchobj
+from tests.settings import with_profile
 from torchobj import exceptions
 from torchobj.checkpoint import staging
 
@@ -880,7 +880,7 @@ def test_credentials_that_expire_in_the_middle_of_an_upload(
 
     issue(1)
     monkeypatch.setattr("torchobj.checkpoint.save.taken", taken)
-    config = dataclasses.replace(place.config, profile="turning")
+    config = with_profile(place.config, "turning")
     value = {"w": random_tensor(torch.uint8, (70 * MIB,))}
     if renewed:
         torchobj.save(value, f"{place.url}/ckpt.pt", config=config)

@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 import torchobj
+from tests.settings import s3_config
 
 CANARY = "canary8SECRET"
 KEY = base64.b64encode(b"canary-SECRET-key-of-32-bytes!!!").decode()
@@ -62,7 +63,7 @@ def test_keys_and_tokens_of_the_environment_are_shown_nowhere(strict_server, mon
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAUNKNOWN")
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
-    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, force_sdk=force_sdk, max_attempts=2)
+    config = s3_config(endpoint_url=strict_server.endpoint, force_sdk=force_sdk, max_attempts=2)
     shows_nothing(attempts("s3://any", config, caplog), CANARY)
 
 
@@ -82,7 +83,7 @@ def test_profiles_right_and_broken_are_shown_nowhere(strict_server, monkeypatch,
     file = tmp_path / "credentials"
     file.write_text(f"[canary]\n{profile}\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
-    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="canary", max_attempts=2)
+    config = s3_config(endpoint_url=strict_server.endpoint, profile="canary", max_attempts=2)
     shows_nothing(attempts("s3://any", config, caplog), CANARY)
 
 
@@ -95,7 +96,7 @@ def test_the_password_of_a_proxy_is_shown_nowhere(monkeypatch, caplog):
         f"http://user:{CANARY}@a b",
     ):
         monkeypatch.setenv("http_proxy", url)
-        config = torchobj.StoreConfig(endpoint_url="http://10.9.8.7:9", anonymous=True, max_attempts=1)
+        config = s3_config(endpoint_url="http://10.9.8.7:9", anonymous=True, max_attempts=1)
         shows_nothing(attempts("s3://any", config, caplog), CANARY)
 
 
@@ -103,7 +104,7 @@ def test_what_an_endpoint_of_the_environment_carries_is_shown_nowhere(monkeypatc
     for url in (f"http://user:{CANARY}@127.0.0.1:9", f"http://127.0.0.1:9/?token={CANARY}", f"{CANARY}@127.0.0.1"):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
         for force_sdk in (False, True):
-            config = torchobj.StoreConfig(anonymous=True, max_attempts=1, force_sdk=force_sdk)
+            config = s3_config(anonymous=True, max_attempts=1, force_sdk=force_sdk)
             shows_nothing(attempts("s3://any", config, caplog), CANARY)
 
 
@@ -118,14 +119,14 @@ def test_a_setting_that_carries_a_secret_is_refused_without_it():
         {"customer_key_file": f"{CANARY}-as-a-path", "encryption": "AES256"},
     ):
         with pytest.raises(torchobj.exceptions.ConfigError) as caught:
-            torchobj.StoreConfig(**settings)
+            torchobj.S3Options(**settings)
         shows_nothing(texts_of(caught.value), CANARY, KEY, base64.b64decode(KEY).hex())
 
 
 def test_a_key_in_place_of_its_file_is_not_shown_and_a_key_of_a_file_is_nowhere(strict_server, tmp_path, caplog):
     # 32 raw bytes look like any path.
     raw = base64.b64decode(KEY).decode()
-    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=raw)
+    config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=raw)
     shown = [repr(config), str(config)]
     with pytest.raises(torchobj.exceptions.ConfigError, match="must be the path of a file") as caught:
         torchobj.Store("s3://any", config=config).get("k")
@@ -133,7 +134,7 @@ def test_a_key_in_place_of_its_file_is_not_shown_and_a_key_of_a_file_is_nowhere(
     for content in (raw, KEY, KEY[:-4], f"{KEY}!"):
         file = tmp_path / "key"
         file.write_text(content)
-        config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=file)
+        config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=file)
         shows_nothing(attempts("s3://any", config, caplog), raw, KEY, KEY[:-4])
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.settings import s3_config
 from torchobj import exceptions
 
 NASTY = ["a b", "a+b", "100%", "a?b#c", "ä/ö 日本", "🎉", "'\"<>&", "%41", "deep/er/key", "x" * 200]
@@ -40,7 +41,7 @@ def test_keys_that_are_no_paths_are_raw(place, key):
 
 @pytest.mark.parametrize("key", [*RAW[:-1], "k" * 1025])
 def test_a_server_that_keeps_files_refuses_them_by_a_typed_error(versitygw_server, key):
-    config = torchobj.StoreConfig(endpoint_url=versitygw_server.endpoint, profile="versitygw", key_rules="path")
+    config = s3_config(endpoint_url=versitygw_server.endpoint, profile="versitygw", key_rules="path")
     store = torchobj.Store("s3://any", config=config)
     with pytest.raises(exceptions.InvalidKeyError) as caught:
         store.put(key, b"x")
@@ -239,7 +240,7 @@ def test_encryption_and_storage_class_go_with_every_write(strict_server, place, 
         ({"storage_class": "STANDARD_IA"}, "StorageClass", "STANDARD_IA"),
         ({"customer_key_file": key}, "SSECustomerAlgorithm", "AES256"),
     ):
-        config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", **settings)
+        config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", **settings)
         store = torchobj.Store(place.url, config=config)
         extra = (
             {"SSECustomerKey": bytes(range(32)), "SSECustomerAlgorithm": "AES256"}
@@ -256,7 +257,7 @@ def test_encryption_and_storage_class_go_with_every_write(strict_server, place, 
 
 
 def test_everything_works_through_the_sdk_too(strict_server, place):
-    config = torchobj.StoreConfig(endpoint_url=strict_server.endpoint, profile="strict", force_sdk=True)
+    config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", force_sdk=True)
     store = torchobj.Store(place.url, config=config)
     body = bytes(torch.randint(0, 256, (20 << 20,), dtype=torch.uint8).numpy())
     store.put("k", body, metadata={"a": "b"})

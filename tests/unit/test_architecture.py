@@ -15,7 +15,11 @@ RUST = sorted(path for path in (ROOT / "rust").rglob("*.rs") if "/src/" in str(p
 #: From below: a room imports from rooms above it in this list only.
 LAYERS = [
     ["exceptions", "stateful"],
-    ["config", "urls"],
+    ["config.checks", "urls"],
+    ["config.options"],
+    ["config.store"],
+    ["config.s3_client"],
+    ["config"],
     ["_torchobj"],
     ["_process", "checkpoint.memory", "memory"],
     ["buffers"],

@@ -1,6 +1,9 @@
 """Configurations are checked where they are made, and are the same in Python and in Rust."""
 
+import copy
 import dataclasses
+import functools
+import inspect
 import pickle
 
 import pytest
@@ -10,10 +13,20 @@ from torchobj import _torchobj
 from torchobj.config import store_config
 from torchobj.exceptions import ConfigError
 
+ANY, S3 = torchobj.StoreConfig, torchobj.S3Options
+
 
 def test_defaults_are_those_of_rust():
-    config = torchobj.StoreConfig()
-    assert {name: getattr(config, name) for name in _torchobj.default_config()} == _torchobj.default_config()
+    defaults, config = _torchobj.default_config(), torchobj.StoreConfig()
+    assert defaults.pop("file") == dataclasses.asdict(config.file)
+    assert {name: getattr(config, name) for name in defaults} == defaults
+
+
+def refused(kind, setting, words):
+    with pytest.raises(ConfigError) as caught:
+        kind(**setting)
+    assert words in str(caught.value)
+    assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +43,15 @@ def test_defaults_are_those_of_rust():
         ({"idle_timeout_s": float("nan")}, "idle_timeout_s=nan"),
         ({"min_bytes_per_s": -1}, "min_bytes_per_s=-1: must be 0..1073741824"),
         ({"min_bytes_per_s": 0.5}, "min_bytes_per_s=0.5"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_what_is_allowed(setting, words):
+    refused(torchobj.StoreConfig, setting, words)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
         ({"checksum": "md5"}, "checksum='md5': must be auto, crc64nvme, crc32c or none"),
         ({"addressing_style": "dns"}, "addressing_style='dns'"),
         ({"encryption": "rot13"}, "encryption='rot13'"),
@@ -40,14 +62,14 @@ def test_defaults_are_those_of_rust():
         ({"customer_key_file": "/k", "encryption": "AES256"}, "customer_key_file"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_what_is_allowed(setting, words):
-    with pytest.raises(ConfigError) as caught:
-        torchobj.StoreConfig(**setting)
-    assert words in str(caught.value)
-    assert isinstance(caught.value, ValueError)
+def test_an_option_of_s3_that_is_not_allowed_is_named_with_what_is_allowed(setting, words):
+    refused(torchobj.S3Options, setting, words)
 
 
-@pytest.mark.parametrize("kind", [torchobj.StoreConfig, torchobj.S3ClientConfig])
+KINDS = [torchobj.StoreConfig, torchobj.S3Options, torchobj.FileOptions, torchobj.S3ClientConfig]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_value_of_no_type_of_its_field_is_refused_by_name(kind):
     class Other:
         """Of no type that any field takes."""
@@ -58,34 +80,100 @@ def test_a_value_of_no_type_of_its_field_is_refused_by_name(kind):
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
+    ("kind", "setting", "words"),
     [
-        ({"region": 5}, "region=5: must be a string, or None"),
+        (S3, {"region": 5}, "region=5: must be a string, or None"),
         (
+            S3,
             {"endpoint_url": "http://user:PASS@host"},
             "endpoint_url: must have no user and password; the AWS SDKs' places are for credentials",
         ),
         (
+            S3,
             {"endpoint_url": "user:PASS@host"},
             "endpoint_url: must have no user and password; the AWS SDKs' places are for credentials",
         ),
-        ({"endpoint_url": b"http://x"}, "endpoint_url=b'http://x': must be a string, or None"),
-        ({"anonymous": 1}, "anonymous=1: must be True or False"),
-        ({"hedge": None}, "hedge=None: must be True or False"),
-        ({"ca_bundle": 3}, "ca_bundle=<class 'int'>: must be a path, or None"),
-        ({"max_attempts": "3"}, "max_attempts='3': must be 1..1000"),
+        (S3, {"endpoint_url": b"http://x"}, "endpoint_url=b'http://x': must be a string, or None"),
+        (S3, {"anonymous": 1}, "anonymous=1: must be True or False"),
+        (torchobj.FileOptions, {"sync": "no"}, "sync='no': must be True or False"),
+        (ANY, {"s3": "x"}, "s3=<class 'str'>: must be an S3Options"),
+        (ANY, {"s3": {"region": "x"}}, "s3=<class 'dict'>: must be an S3Options"),
+        (ANY, {"file": None}, "file=<class 'NoneType'>: must be a FileOptions"),
+        (ANY, {"file": S3()}, "file=<class 'torchobj.config.options.S3Options'>: must be a FileOptions"),
+        (ANY, {"hedge": None}, "hedge=None: must be True or False"),
+        (ANY, {"ca_bundle": 3}, "ca_bundle=<class 'int'>: must be a path, or None"),
+        (ANY, {"max_attempts": "3"}, "max_attempts='3': must be 1..1000"),
     ],
 )
-def test_a_value_of_another_type_is_named_with_what_is_allowed(setting, words):
+def test_a_value_of_another_type_is_named_with_what_is_allowed(kind, setting, words):
     with pytest.raises(ConfigError) as caught:
-        torchobj.StoreConfig(**setting)
+        kind(**setting)
     assert str(caught.value) == words
 
 
 def test_a_key_that_is_given_in_place_of_its_file_is_not_in_the_message():
     with pytest.raises(ConfigError, match="customer_key_file=<class 'bytes'>: must be a path") as caught:
-        torchobj.StoreConfig(customer_key_file=b"thirty-two bytes of a secret key")
+        torchobj.S3Options(customer_key_file=b"thirty-two bytes of a secret key")
     assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        torchobj.StoreConfig(customer_key_file="thirty-two bytes of a secret key")
+    assert "secret" not in str(caught.value)
+
+
+def test_the_file_of_a_key_is_in_no_repr():
+    config = torchobj.StoreConfig(s3=torchobj.S3Options(customer_key_file="thirty-two bytes of a secret key"))
+    assert "secret" not in repr(config)
+    assert "secret" not in repr(config.s3)
+
+
+#: The fields of `StoreConfig` that are in `S3Options` now.
+MOVED = [
+    "region",
+    "endpoint_url",
+    "profile",
+    "anonymous",
+    "addressing_style",
+    "requester_pays",
+    "encryption",
+    "kms_key_id",
+    "customer_key_file",
+    "storage_class",
+    "checksum",
+    "key_rules",
+    "force_sdk",
+]
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_field_that_moved_is_refused_with_its_new_place(name):
+    place = f"{name}: is in S3Options: StoreConfig(s3=S3Options({name}=...))"
+    for call in (torchobj.StoreConfig, functools.partial(dataclasses.replace, torchobj.StoreConfig())):
+        with pytest.raises(ConfigError) as refused:
+            call(**{name: None})
+        assert str(refused.value) == place
+    with pytest.raises(AttributeError) as missing:
+        getattr(torchobj.StoreConfig(), name)
+    assert str(missing.value) == place
+
+
+def test_several_fields_that_moved_are_named_in_one_message():
+    with pytest.raises(ConfigError, match=r"^region, profile: are in .*\(s3=S3Options\(region=..., profile=...\)\)$"):
+        torchobj.StoreConfig(region="x", max_attempts=1, profile="y")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_field_is_refused_by_name(kind):
+    with pytest.raises(TypeError, match="'max_attemps'"):
+        kind(max_attemps=3)
+    with pytest.raises(AttributeError, match="'max_attemps'"):
+        kind().max_attemps  # noqa: B018
+
+
+def test_the_signature_shows_the_fields():
+    names = list(inspect.signature(torchobj.StoreConfig).parameters)
+    assert names == [field.name for field in dataclasses.fields(torchobj.StoreConfig)]
+    with pytest.raises(TypeError, match="positional"):
+        torchobj.StoreConfig(torchobj.S3Options())
 
 
 def test_a_number_of_requests_is_fixed_and_auto_has_a_cap():
@@ -95,24 +183,41 @@ def test_a_number_of_requests_is_fixed_and_auto_has_a_cap():
 
 
 def test_a_configuration_is_frozen_and_pickles():
-    config = torchobj.StoreConfig(region="eu-west-1", max_in_flight=7)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        config.region = "x"
-    assert pickle.loads(pickle.dumps(config)) == config
+    s3 = torchobj.S3Options(region="eu-west-1")
+    config = torchobj.StoreConfig(s3=s3, file=torchobj.FileOptions(sync=False), max_in_flight=7)
+    for frozen, name in ((config, "max_in_flight"), (config, "s3"), (config.s3, "region"), (config.file, "sync")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(frozen, name, "x")
+    for again in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
+        assert (again, hash(again)) == (config, hash(config))
+
+
+def test_a_pickle_with_a_field_that_moved_is_refused_with_its_new_place():
+    flat = torchobj.StoreConfig()
+    vars(flat)["region"] = "eu-west-1"
+    with pytest.raises(ConfigError, match="region: is in S3Options"):
+        pickle.loads(pickle.dumps(flat))
+    older = torchobj.StoreConfig(max_in_flight=7)
+    del vars(older)["hedge"]
+    assert pickle.loads(pickle.dumps(older)) == torchobj.StoreConfig(max_in_flight=7)
 
 
 def test_a_config_of_s3torchconnector_says_the_same():
     theirs = torchobj.S3ClientConfig(throughput_target_gbps=100.0, part_size=16 << 20, unsigned=True, max_attempts=3)
     ours = theirs.to_store_config()
-    assert (ours.max_in_flight, ours.part_bytes, ours.anonymous, ours.max_attempts) == (250, 16 << 20, True, 3)
+    assert (ours.max_in_flight, ours.part_bytes, ours.s3.anonymous, ours.max_attempts) == (250, 16 << 20, True, 3)
     assert torchobj.S3ClientConfig().to_store_config() == torchobj.StoreConfig()
-    assert torchobj.S3ClientConfig(force_path_style=True).to_store_config().addressing_style == "path"
+    assert torchobj.S3ClientConfig(force_path_style=True).to_store_config().s3.addressing_style == "path"
     with pytest.raises(ConfigError, match="max_attempts=0"):
         torchobj.S3ClientConfig(max_attempts=0)
 
 
 def test_region_and_endpoint_replace_those_of_the_configuration():
-    config = store_config(torchobj.StoreConfig(region="a", endpoint_url="http://a"), "b", None)
-    assert (config.region, config.endpoint_url) == ("b", "http://a")
+    given = torchobj.StoreConfig(s3=torchobj.S3Options(region="a", endpoint_url="http://a", profile="p"), hedge=False)
+    config = store_config(given, "b", None)
+    assert (config.s3.region, config.s3.endpoint_url, config.s3.profile, config.hedge) == ("b", "http://a", "p", False)
+    config = store_config(torchobj.S3ClientConfig(profile="p"), None, "http://b")
+    assert (config.s3.region, config.s3.endpoint_url, config.s3.profile) == (None, "http://b", "p")
+    assert store_config(given) is given
     with pytest.raises(ConfigError, match="config="):
         store_config({"region": "a"})

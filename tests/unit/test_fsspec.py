@@ -256,7 +256,7 @@ def test_other_modes_and_options_are_refused(files):
 
 
 def test_instances_travel_by_pickle_with_their_configuration():
-    files = InMemory(config=torchobj.StoreConfig(endpoint_url="http://elsewhere", profile="x"))
+    files = InMemory(config=torchobj.StoreConfig(s3=torchobj.S3Options(endpoint_url="http://elsewhere", profile="x")))
     again = pickle.loads(pickle.dumps(files))
     assert again._config == files._config
     assert again == files
@@ -272,13 +272,13 @@ def test_registering_serves_the_scheme_with_the_configuration_given(monkeypatch)
     assert register(region="eu-west-1")
     for _ in range(2):
         files, path = fsspec.url_to_fs("s3://bucket/some key")
-        assert (type(files), files._config.region, path) == (ObjectFileSystem, "eu-west-1", "bucket/some key")
+        assert (type(files), files._config.s3.region, path) == (ObjectFileSystem, "eu-west-1", "bucket/some key")
         assert register(replace=False)
-    assert fsspec.filesystem("s3", region="us-east-1")._config.region == "us-east-1"
+    assert fsspec.filesystem("s3", region="us-east-1")._config.s3.region == "us-east-1"
     # A file system that was made before is another; one that travels has what it was made with.
-    assert (before._config.region, ObjectFileSystem()._config.region) == (None, "eu-west-1")
+    assert (before._config.s3.region, ObjectFileSystem()._config.s3.region) == (None, "eu-west-1")
     travelling = pickle.dumps(ObjectFileSystem())
     monkeypatch.setattr(torchobj.fsspec, "_default", None)
-    assert pickle.loads(travelling)._config.region == "eu-west-1"
+    assert pickle.loads(travelling)._config.s3.region == "eu-west-1"
     # s3fs is given all that fsspec's configuration has for s3.
     assert conf["s3"] == {}

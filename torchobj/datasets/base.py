@@ -85,12 +85,12 @@ class OverObjects:
     @property
     def region(self) -> str | None:
         """The region that was given."""
-        return self._config.region
+        return self._config.s3.region
 
     @property
     def endpoint(self) -> str | None:
         """The endpoint that was given."""
-        return self._config.endpoint_url
+        return self._config.s3.endpoint_url
 
     def _made(self, names: Named, index: int, reader: ObjectReader | Exception) -> Any:
         """The sample of a reader.

@@ -6,21 +6,19 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use torchobj_core::transfer::Policy;
-use torchobj_store::config::{Addressing, Checksum, Encryption, HttpConfig, S3Config};
+use torchobj_store::config::{Addressing, Checksum, Encryption, FileConfig, HttpConfig, ProviderConfigs, S3Config};
 
 /// 10^6 bits.
 const BYTES_PER_MBIT: f64 = 125_000.0;
 
-/// A `torchobj.StoreConfig`.
+/// A `torchobj.S3Options`.
 #[derive(FromPyObject)]
-pub(crate) struct StoreConfig {
+struct S3Options {
     region: Option<String>,
     endpoint_url: Option<String>,
     profile: Option<String>,
     anonymous: bool,
     addressing_style: String,
-    verify_tls: bool,
-    ca_bundle: Option<PathBuf>,
     requester_pays: bool,
     encryption: Option<String>,
     kms_key_id: Option<String>,
@@ -29,6 +27,21 @@ pub(crate) struct StoreConfig {
     checksum: String,
     key_rules: String,
     force_sdk: bool,
+}
+
+/// A `torchobj.FileOptions`.
+#[derive(FromPyObject)]
+struct FileOptions {
+    sync: bool,
+}
+
+/// A `torchobj.StoreConfig`.
+#[derive(FromPyObject)]
+pub(crate) struct StoreConfig {
+    s3: S3Options,
+    file: FileOptions,
+    verify_tls: bool,
+    ca_bundle: Option<PathBuf>,
     part_bytes: u64,
     whole_below_bytes: u64,
     write_buffer_bytes: u64,
@@ -47,8 +60,42 @@ pub(crate) struct StoreConfig {
 }
 
 impl StoreConfig {
-    /// How the bucket is reached.
-    pub(crate) fn s3(&self) -> S3Config {
+    /// How each provider is reached.
+    pub(crate) fn providers(&self) -> ProviderConfigs {
+        ProviderConfigs { s3: self.s3.config(self.http()), file: FileConfig { sync: self.file.sync } }
+    }
+
+    fn http(&self) -> HttpConfig {
+        HttpConfig {
+            connect_timeout: Duration::from_secs_f64(self.connect_timeout_s),
+            keep_alive: Duration::from_secs_f64(self.keep_alive_s),
+            verify_tls: self.verify_tls,
+            ca_bundle: self.ca_bundle.clone(),
+        }
+    }
+
+    /// How it is used.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy {
+            part_bytes: self.part_bytes,
+            whole_below_bytes: self.whole_below_bytes,
+            max_in_flight: self.max_in_flight_number,
+            max_in_flight_cap: self.adaptive_cap,
+            hedge: self.hedge,
+            write_buffer_bytes: self.write_buffer_bytes,
+            upload_bytes_per_s: self.upload_mbit_s.map(|rate| (rate * BYTES_PER_MBIT) as u64),
+            max_attempts: self.max_attempts,
+            retry_timeout: Duration::from_secs_f64(self.retry_timeout_s),
+            first_byte_timeout: Duration::from_secs_f64(self.first_byte_timeout_s),
+            idle_timeout: Duration::from_secs_f64(self.idle_timeout_s),
+            commit_timeout: Duration::from_secs_f64(self.commit_timeout_s),
+            min_bytes_per_s: self.min_bytes_per_s,
+        }
+    }
+}
+
+impl S3Options {
+    fn config(&self, http: HttpConfig) -> S3Config {
         S3Config {
             region: self.region.clone(),
             endpoint_url: self.endpoint_url.clone(),
@@ -77,31 +124,7 @@ impl StoreConfig {
             },
             keys_are_paths: self.key_rules == "path",
             force_sdk: self.force_sdk,
-            http: HttpConfig {
-                connect_timeout: Duration::from_secs_f64(self.connect_timeout_s),
-                keep_alive: Duration::from_secs_f64(self.keep_alive_s),
-                verify_tls: self.verify_tls,
-                ca_bundle: self.ca_bundle.clone(),
-            },
-        }
-    }
-
-    /// How it is used.
-    pub(crate) fn policy(&self) -> Policy {
-        Policy {
-            part_bytes: self.part_bytes,
-            whole_below_bytes: self.whole_below_bytes,
-            max_in_flight: self.max_in_flight_number,
-            max_in_flight_cap: self.adaptive_cap,
-            hedge: self.hedge,
-            write_buffer_bytes: self.write_buffer_bytes,
-            upload_bytes_per_s: self.upload_mbit_s.map(|rate| (rate * BYTES_PER_MBIT) as u64),
-            max_attempts: self.max_attempts,
-            retry_timeout: Duration::from_secs_f64(self.retry_timeout_s),
-            first_byte_timeout: Duration::from_secs_f64(self.first_byte_timeout_s),
-            idle_timeout: Duration::from_secs_f64(self.idle_timeout_s),
-            commit_timeout: Duration::from_secs_f64(self.commit_timeout_s),
-            min_bytes_per_s: self.min_bytes_per_s,
+            http,
         }
     }
 }
@@ -109,7 +132,8 @@ impl StoreConfig {
 /// The defaults of Rust by the names of Python, for the test that compares them.
 #[pyfunction]
 pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let (policy, http) = (Policy::default(), HttpConfig::default());
+    let (policy, http, file) = (Policy::default(), HttpConfig::default(), PyDict::new(py));
+    file.set_item("sync", FileConfig::default().sync)?;
     let defaults = PyDict::new(py);
     defaults.set_item("part_bytes", policy.part_bytes)?;
     defaults.set_item("whole_below_bytes", policy.whole_below_bytes)?;
@@ -127,5 +151,6 @@ pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     defaults.set_item("connect_timeout_s", http.connect_timeout.as_secs_f64())?;
     defaults.set_item("keep_alive_s", http.keep_alive.as_secs_f64())?;
     defaults.set_item("verify_tls", http.verify_tls)?;
+    defaults.set_item("file", file)?;
     Ok(defaults)
 }

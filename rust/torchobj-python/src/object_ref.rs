@@ -15,7 +15,7 @@ use torchobj_core::url::ObjectUrl;
 use crate::buffer::{Buffer, ObjectReader};
 use crate::config::StoreConfig;
 use crate::error::{OrRaise, exception, out_of_range};
-use crate::process::{self, Place};
+use crate::process::{self, StoreKey};
 use crate::wait::wait;
 
 /// An object, or bytes `start..end` of it, by its URL; the end is excluded, and one behind the object's is cut.
@@ -121,10 +121,10 @@ impl ObjectRef {
 /// Makes the clients of a configuration, by base. The same environment counts for all: that of when this is made.
 pub(crate) fn clients(config: &StoreConfig) -> impl Fn(&str) -> Done<Arc<Client>> + Send + Sync + 'static {
     let environment = torchobj_store::env::fingerprint();
-    let (s3, policy) = (config.s3(), config.policy());
+    let (providers, policy) = (config.providers(), config.policy());
     move |base| {
         let ObjectUrl { scheme, bucket, .. } = ObjectUrl::parse(base)?;
-        process::client(&Place { scheme, bucket, environment }, s3.clone(), policy.clone())
+        process::client(&StoreKey::new(&scheme, bucket, &providers, policy.clone(), environment)?)
     }
 }
 

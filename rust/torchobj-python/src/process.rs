@@ -2,6 +2,7 @@
 //! leaked there, never dropped, and built anew.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,80 +15,92 @@ use torchobj_core::memory::MemoryStore;
 use torchobj_core::runtime::{cleaned_up, start};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::Policy;
-use torchobj_store::config::S3Config;
+use torchobj_store::config::{ProviderConfig, ProviderConfigs, S3Config};
 use torchobj_store::file::FileStore;
 use torchobj_store::s3::{Account, S3Store};
 
 use crate::{buffer, log};
 
-/// What clients are known by.
+/// The key of a client: two stores with the same key share one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
-    pub(crate) scheme: String,
+pub(crate) struct StoreKey {
+    provider: ProviderConfig,
+    policy: Policy,
     /// The bucket; the folder for `file`.
-    pub(crate) bucket: String,
-    /// The environment that it was named in, by its fingerprint: another one may mean another endpoint or account.
-    pub(crate) environment: u64,
+    bucket: String,
+    /// Fingerprint of the environment at the construction: another one may mean another endpoint or account.
+    environment: u64,
+}
+
+impl StoreKey {
+    /// The key of a bucket, or folder, by the configuration of its provider.
+    ///
+    /// # Errors
+    /// `Config`: no provider has this scheme.
+    pub(crate) fn new(
+        scheme: &str,
+        bucket: String,
+        providers: &ProviderConfigs,
+        policy: Policy,
+        environment: u64,
+    ) -> Result<Self> {
+        match providers.for_scheme(scheme) {
+            Some(provider) => Ok(Self { provider, policy, bucket, environment }),
+            None => {
+                let url = format!("{scheme}://{bucket}");
+                let message = format!("no store for scheme {scheme:?}: there are s3, file and memory");
+                Err(Error::new(ErrorKind::Config, Operation::Connect, url, message))
+            }
+        }
+    }
 }
 
 #[derive(Default)]
 struct Clients {
     accounts: HashMap<(u64, S3Config), Arc<Account>>,
     /// The client whose permits and retries those of the same configuration share.
-    first: HashMap<(u64, S3Config, Policy), Arc<Client>>,
-    clients: HashMap<(Place, S3Config, Policy), Arc<Client>>,
+    first: HashMap<(u64, ProviderConfig, Policy), Arc<Client>>,
+    clients: HashMap<StoreKey, Arc<Client>>,
     memory: HashMap<String, Arc<MemoryStore>>,
 }
 
 static CLIENTS: Mutex<Option<Local<Clients>>> = Mutex::new(None);
 
-/// The client of this process for a place.
-pub(crate) fn client(place: &Place, config: S3Config, policy: Policy) -> Result<Arc<Client>> {
+/// The client of this process for a key.
+pub(crate) fn client(key: &StoreKey) -> Result<Arc<Client>> {
     // Whatever is asked of a client runs on it.
     start()?;
     let _inside = fork::enter();
     let mut clients = CLIENTS.lock().expect("no holder of this lock panics");
     let clients = Local::in_slot(&mut clients, Clients::default);
-    let key = (place.clone(), config, policy);
-    if let Some(client) = clients.clients.get(&key) {
+    if let Some(client) = clients.clients.get(key) {
         return Ok(client.clone());
     }
-    let (_, config, policy) = key.clone();
-    let store = clients.store(place, &config)?;
-    let first = clients.first.entry((place.environment, config, policy.clone()));
-    let client = match first {
-        std::collections::hash_map::Entry::Occupied(first) => Arc::new(first.get().sharing(store)),
-        std::collections::hash_map::Entry::Vacant(first) => first.insert(Arc::new(Client::new(store, policy))).clone(),
+    let store = clients.store(key)?;
+    let StoreKey { provider, policy, environment, .. } = key.clone();
+    let client = match clients.first.entry((environment, provider, policy.clone())) {
+        Entry::Occupied(first) => Arc::new(first.get().sharing(store)),
+        Entry::Vacant(first) => first.insert(Arc::new(Client::new(store, policy))).clone(),
     };
-    clients.clients.insert(key, client.clone());
+    clients.clients.insert(key.clone(), client.clone());
     Ok(client)
 }
 
 impl Clients {
-    fn store(&mut self, place: &Place, config: &S3Config) -> Result<Arc<dyn ObjectStore>> {
-        match place.scheme.as_str() {
-            "s3" => {
-                let known = (place.environment, config.clone());
-                let account = match self.accounts.get(&known) {
-                    Some(account) => account.clone(),
-                    None => {
-                        let account = Arc::new(Account::new(config.clone())?);
-                        self.accounts.insert(known, account.clone());
-                        account
-                    }
+    fn store(&mut self, key: &StoreKey) -> Result<Arc<dyn ObjectStore>> {
+        let bucket = &key.bucket;
+        match &key.provider {
+            ProviderConfig::S3(config) => {
+                let account = match self.accounts.entry((key.environment, config.clone())) {
+                    Entry::Occupied(account) => account.get().clone(),
+                    Entry::Vacant(account) => account.insert(Arc::new(Account::new(config.clone())?)).clone(),
                 };
-                Ok(Arc::new(S3Store::new(account, &place.bucket)))
+                Ok(Arc::new(S3Store::new(account, bucket)))
             }
-            "file" => Ok(Arc::new(FileStore::new(Path::new("/").join(&place.bucket)))),
-            "memory" => {
-                let name = &place.bucket;
-                let store = self.memory.entry(name.clone()).or_insert_with(|| Arc::new(MemoryStore::new(name)));
+            ProviderConfig::File(config) => Ok(Arc::new(FileStore::with_config(Path::new("/").join(bucket), *config))),
+            ProviderConfig::Memory => {
+                let store = self.memory.entry(bucket.clone()).or_insert_with(|| Arc::new(MemoryStore::new(bucket)));
                 Ok(store.clone())
-            }
-            scheme => {
-                let url = format!("{scheme}://{}", place.bucket);
-                let message = format!("no store for scheme {scheme:?}: there are s3, file and memory");
-                Err(Error::new(ErrorKind::Config, Operation::Connect, url, message))
             }
         }
     }

@@ -18,7 +18,7 @@ use torchobj_core::url::ObjectUrl;
 use crate::buffer::{self, Buffer};
 use crate::config::StoreConfig;
 use crate::error::{OrRaise, exception};
-use crate::process::{self, Place};
+use crate::process::{self, StoreKey};
 use crate::wait::wait;
 
 /// Key, size, version, modified (milliseconds since 1970), storage class.
@@ -38,24 +38,23 @@ pub(crate) type AttributeFields = (
 /// A bucket or folder, and how it is used.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeStore {
-    place: Place,
-    config: StoreConfig,
+    key: StoreKey,
 }
 
 impl NativeStore {
     /// The client of the process that asks.
     pub(crate) fn client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
-        let client = py.detach(|| process::client(&self.place, self.config.s3(), self.config.policy()));
-        client.or_raise(py)
+        py.detach(|| process::client(&self.key)).or_raise(py)
     }
 }
 
 #[pymethods]
 impl NativeStore {
     #[new]
-    fn new(scheme: String, bucket: String, config: StoreConfig) -> Self {
+    fn new(py: Python<'_>, scheme: &str, bucket: String, config: StoreConfig) -> PyResult<Self> {
         let environment = torchobj_store::env::fingerprint();
-        Self { place: Place { scheme, bucket, environment }, config }
+        let key = StoreKey::new(scheme, bucket, &config.providers(), config.policy(), environment).or_raise(py)?;
+        Ok(Self { key })
     }
 
     /// The URL of a key.

@@ -1,4 +1,4 @@
-//! What a store is set up with. Plain data, no secrets: it is compared, hashed, and pickled above.
+//! What stores are set up with, by provider. Plain data, no secrets: it is compared, hashed, and pickled above.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -113,4 +113,68 @@ pub struct S3Config {
     pub force_sdk: bool,
     /// Connections.
     pub http: HttpConfig,
+}
+
+/// How folders are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileConfig {
+    /// A write returns after the file and its folder are flushed to the disk.
+    pub sync: bool,
+}
+
+impl Default for FileConfig {
+    fn default() -> Self {
+        Self { sync: true }
+    }
+}
+
+/// The configuration of one provider: all of it that its clients depend on, and nothing of the other providers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ProviderConfig {
+    /// `s3://`
+    S3(S3Config),
+    /// `file://`
+    File(FileConfig),
+    /// `memory://`
+    Memory,
+}
+
+/// The configurations of all providers.
+#[derive(Clone, Debug, Default)]
+pub struct ProviderConfigs {
+    /// For `s3://`.
+    pub s3: S3Config,
+    /// For `file://`.
+    pub file: FileConfig,
+}
+
+impl ProviderConfigs {
+    /// The configuration for URLs of `scheme`; `None` if no provider has this scheme.
+    pub fn for_scheme(&self, scheme: &str) -> Option<ProviderConfig> {
+        match scheme {
+            "s3" => Some(ProviderConfig::S3(self.s3.clone())),
+            "file" => Some(ProviderConfig::File(self.file)),
+            "memory" => Some(ProviderConfig::Memory),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_of_one_provider_changes_the_configuration_of_no_other() {
+        let before = ProviderConfigs::default();
+        let s3 = S3Config { region: Some("eu-west-1".to_owned()), ..S3Config::default() };
+        let other_s3 = ProviderConfigs { s3, ..before.clone() };
+        let other_file = ProviderConfigs { file: FileConfig { sync: false }, ..before.clone() };
+        let changed = |after: &ProviderConfigs| {
+            ["s3", "file", "memory"].map(|scheme| before.for_scheme(scheme) != after.for_scheme(scheme))
+        };
+        assert_eq!(changed(&other_s3), [true, false, false]);
+        assert_eq!(changed(&other_file), [false, true, false]);
+        assert_eq!(before.for_scheme("ftp"), None);
+    }
 }

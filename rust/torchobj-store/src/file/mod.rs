@@ -23,6 +23,7 @@ use torchobj_core::types::{
 };
 use torchobj_core::url::ObjectUrl;
 
+use crate::config::FileConfig;
 use list::Walks;
 
 /// What the names of files begin with that are being written.
@@ -33,12 +34,18 @@ const TEMPORARY: &str = ".torchobj-";
 pub struct FileStore {
     root: Arc<Path>,
     walks: Arc<Walks>,
+    config: FileConfig,
 }
 
 impl FileStore {
     /// The store in `root`, which need not exist before the first write.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into().into(), walks: Arc::default() }
+        Self::with_config(root, FileConfig::default())
+    }
+
+    /// The same, written as `config` says.
+    pub fn with_config(root: impl Into<PathBuf>, config: FileConfig) -> Self {
+        Self { root: root.into().into(), walks: Arc::default(), config }
     }
 
     fn path(&self, key: &str) -> PathBuf {

@@ -101,7 +101,7 @@ impl FileStore {
             }
             size += part.size;
         }
-        let (target, condition) = (self.path(&upload.key), condition.clone());
+        let (target, condition, config) = (self.path(&upload.key), condition.clone(), self.config);
         let path = Temporary::path_for(&target, &upload.id);
         let commit = move || {
             let file = OpenOptions::new().write(true).open(&path)?;
@@ -112,7 +112,7 @@ impl FileStore {
                 temporary.leave();
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
-            let version = temporary.publish(&file, &target, &condition)?;
+            let version = temporary.publish(&file, &target, &condition, config)?;
             fs::remove_file(note_path(&path))?;
             Ok(version)
         };

@@ -13,6 +13,7 @@ use torchobj_core::url::ObjectUrl;
 
 use super::read::foreign;
 use super::{FileStore, TEMPORARY, version};
+use crate::config::FileConfig;
 
 /// A file that is being written beside its target; removed when it is dropped unpublished.
 pub(super) struct Temporary {
@@ -44,9 +45,18 @@ impl Temporary {
         target.with_file_name(format!("{TEMPORARY}{id}"))
     }
 
-    /// Makes the file the object, durably. A name that is taken is `AlreadyExists` if the condition says so.
-    pub(super) fn publish(self, file: &File, target: &Path, condition: &Condition) -> io::Result<Version> {
-        file.sync_all()?;
+    /// Makes the file the object, durably if `config.sync`. A name that is taken is `AlreadyExists` if the condition says
+    /// so.
+    pub(super) fn publish(
+        self,
+        file: &File,
+        target: &Path,
+        condition: &Condition,
+        config: FileConfig,
+    ) -> io::Result<Version> {
+        if config.sync {
+            file.sync_all()?;
+        }
         if target.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
@@ -66,7 +76,9 @@ impl Temporary {
                 done => done?,
             },
         }
-        folder.sync_all()?;
+        if config.sync {
+            folder.sync_all()?;
+        }
         Ok(version(&file.metadata()?))
     }
 }
@@ -91,12 +103,13 @@ impl FileStore {
         self.check_key(operation, key)?;
         self.refuse_attributes(operation, key, options)?;
         let (target, payload, condition) = (self.path(key), payload.clone(), options.condition.clone());
+        let config = self.config;
         let write = move || {
             let (temporary, mut file) = Temporary::create(&target, &Self::new_id())?;
             for piece in payload.pieces() {
                 file.write_all(piece)?;
             }
-            temporary.publish(&file, &target, &condition)
+            temporary.publish(&file, &target, &condition, config)
         };
         self.blocking(operation, key, write).await.map_err(blocked_by_a_file)
     }
@@ -107,12 +120,12 @@ impl FileStore {
         if source.scheme != "file" {
             return Err(foreign(self, source, key));
         }
-        let (from, target) = (Path::new("/").join(&source.key), self.path(key));
+        let (from, target, config) = (Path::new("/").join(&source.key), self.path(key), self.config);
         let copy = move || {
             let mut from = File::open(from)?;
             let (temporary, mut file) = Temporary::create(&target, &Self::new_id())?;
             io::copy(&mut from, &mut file)?;
-            temporary.publish(&file, &target, &Condition::Always)
+            temporary.publish(&file, &target, &Condition::Always, config)
         };
         self.blocking(operation, key, copy).await.map_err(blocked_by_a_file)
     }
@@ -222,7 +235,7 @@ mod tests {
     fn write(target: &Path, content: &[u8]) -> io::Result<Version> {
         let (temporary, mut file) = Temporary::create(target, &FileStore::new_id())?;
         file.write_all(content)?;
-        temporary.publish(&file, target, &Condition::Always)
+        temporary.publish(&file, target, &Condition::Always, FileConfig::default())
     }
 
     /// Calls `change` in the middle of a change under a condition, which goes on when `change` has ended or blocks.

@@ -139,8 +139,8 @@ impl Bucket {
         let loaded = match credentials.current().await {
             Ok(loaded) => loaded,
             Err(error) => {
-                let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or anonymous=True \
-                    for a public bucket";
+                let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or \
+                    S3Options(anonymous=True) for a public bucket";
                 let message = match self.account.missing_profile().await {
                     Some(profile) => format!("the profile {profile:?} does not exist; no credentials"),
                     None => "no credentials".to_owned(),

@@ -1,0 +1,35 @@
+"""Checks of the fields of configurations. A `ConfigError` names the field, its value and what is allowed."""
+
+import math
+
+from torchobj.exceptions import ConfigError
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+def check(name: str, value: object, allowed: str, *, ok: bool) -> None:
+    """Raises a `ConfigError` unless `ok`."""
+    if not ok:
+        raise ConfigError(f"{name}={value!r}: must be {allowed}")
+
+
+def check_number(name: str, value: object, low: float, high: float, unit: str = "", *, whole: bool = True) -> None:
+    """Checks that a value is a number in `low..high`, both included."""
+    kinds = int if whole else (int, float)
+    number = value if isinstance(value, kinds) and not isinstance(value, bool) else math.nan
+    text = {5 * MIB: "5 MiB", 5 * GIB: "5 GiB", MIB: "1 MiB", 64 * GIB: "64 GiB"}
+    allowed = f"{text.get(int(low), low)}..{text.get(int(high), high)}{unit}"
+    check(name, value, allowed, ok=low <= number <= high)
+
+
+def check_kinds(config: object, allowed: str, kinds: tuple[type, ...], *names: str) -> None:
+    """Checks the types of fields."""
+    for name in names:
+        value = getattr(config, name)
+        check(name, value, allowed, ok=isinstance(value, kinds))
+
+
+def check_choices(config: object, allowed: str, choices: tuple[object, ...], name: str) -> None:
+    """Checks that a field has one of the values that are allowed."""
+    value = getattr(config, name)
+    check(name, value, allowed, ok=value in choices)
