@@ -15,13 +15,10 @@ use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOpt
 use crate::upload::of_changed_memory;
 use crate::url::ObjectUrl;
 
-/// S3 deletes at most so many keys by one request (API reference, "DeleteObjects").
-const DELETE_KEYS: usize = 1000;
-
 /// What one key of many adds to the time that a delete may take.
 const PER_DELETE: Duration = Duration::from_millis(500);
 
-/// A server-side copy answers at its end. S3 copies 5 GiB, its largest, within minutes.
+/// A server-side copy answers at its end: several GiB take minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How many connections a client may have: a quarter of the limit on open files, so that other clients, what is open in the
@@ -254,7 +251,7 @@ impl Client {
         for key in keys {
             self.store.check_key(Operation::Delete, key)?;
         }
-        for chunk in keys.chunks(DELETE_KEYS) {
+        for chunk in keys.chunks(self.store.capabilities().max_delete_keys) {
             self.delete_chunk(chunk.to_vec()).await?;
         }
         Ok(())

@@ -156,7 +156,8 @@ impl ObjectStore for MemoryStore {
             min_part_bytes: 1,
             max_parts: 10_000,
             max_put_bytes: u64::MAX,
-            checksums: false,
+            max_delete_keys: 1000,
+            checksums: &[],
             ordered_listing: true,
         }
     }
@@ -231,7 +232,7 @@ impl ObjectStore for MemoryStore {
             id: id.clone(),
             nonce: String::new(),
             begun_ms: Some(now_ms()),
-            crc32: false,
+            checksum: options.checksum,
         };
         let pending =
             Pending { upload: upload.clone(), attributes: options.attributes.clone(), parts: BTreeMap::new() };

@@ -117,8 +117,9 @@ pub struct PutOptions {
     pub attributes: Attributes,
     /// When it may be written.
     pub condition: Condition,
-    /// Whether every payload of it comes with its CRC-32, so that no other checksum need be taken.
-    pub crc32: bool,
+    /// The checksum that is known of every payload, so that the store need not compute another: one of
+    /// [`Capabilities::checksums`].
+    pub checksum: Option<ChecksumAlgorithm>,
 }
 
 /// Bytes to be sent: pieces of memory that are kept alive until the last attempt has ended, and never copied.
@@ -224,8 +225,8 @@ pub struct Upload {
     pub nonce: String,
     /// When it began, in milliseconds since 1970, where a listing of uploads tells.
     pub begun_ms: Option<i64>,
-    /// Whether its parts come with their CRC-32.
-    pub crc32: bool,
+    /// The checksum that is known of each part.
+    pub checksum: Option<ChecksumAlgorithm>,
 }
 
 /// What the store gave for a part, to be shown at the commit.
@@ -239,6 +240,19 @@ pub struct PartReceipt {
     pub version: Version,
     /// CRC of the part's bytes, where the store's setting asks for one.
     pub checksum: Option<u64>,
+}
+
+/// An algorithm for the checksum of an object or a part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChecksumAlgorithm {
+    /// CRC-32 of IEEE 802.3, as zip files have it.
+    Crc32,
+    /// CRC-32 of Castagnoli.
+    Crc32C,
+    /// CRC-64/NVME.
+    Crc64Nvme,
+    /// MD5.
+    Md5,
 }
 
 /// Which keys a store can hold.
@@ -294,8 +308,10 @@ pub struct Capabilities {
     pub max_parts: u32,
     /// Largest object that one put or one part may carry.
     pub max_put_bytes: u64,
-    /// Whether a wrong checksum of a body is refused.
-    pub checksums: bool,
+    /// Largest number of keys of one delete.
+    pub max_delete_keys: usize,
+    /// The checksums that the store compares with what it received.
+    pub checksums: &'static [ChecksumAlgorithm],
     /// Whether listings are sorted by the bytes of their keys.
     pub ordered_listing: bool,
 }

@@ -191,7 +191,7 @@ impl NativeStore {
     /// Forgets an unfinished upload.
     fn abort_upload(&self, py: Python<'_>, key: String, upload_id: String) -> PyResult<()> {
         let client = self.client(py)?;
-        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None, crc32: false };
+        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None, checksum: None };
         wait(py, async move { client.abort(&upload).await })?.or_raise(py)
     }
 
@@ -299,7 +299,7 @@ pub(crate) fn put_options(fields: AttributeFields, if_none_match: bool, if_match
         (false, Some(version)) => Condition::Matches(Version::new(version)),
         (false, None) => Condition::Always,
     };
-    PutOptions { attributes, condition, crc32: false }
+    PutOptions { attributes, condition, checksum: None }
 }
 
 /// Pages of a listing; the next is fetched while one is used.

@@ -145,7 +145,7 @@ async fn the_note_of_an_upload_names_no_file_outside_of_its_folder() {
         let store = FileStore::new(&root);
         assert!(store.uploads("").await.unwrap().is_empty(), "{key}");
         let upload =
-            |id: &str| Upload { key: key.into(), id: id.into(), nonce: "".into(), begun_ms: None, crc32: false };
+            |id: &str| Upload { key: key.into(), id: id.into(), nonce: "".into(), begun_ms: None, checksum: None };
         let _ = store.abort(&upload("5")).await;
         let _ = store.abort(&Upload { key: "a/x".into(), ..upload("/../../.torchobj-5") }).await;
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 4, "{key}");

@@ -10,12 +10,11 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::plan;
 use super::session::Session;
 use crate::client::Client;
 use crate::crc32::Crc32;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::types::{Payload, PutOptions, Version};
+use crate::types::{ChecksumAlgorithm, Payload, PutOptions, Version};
 
 /// Below this a piece is copied: the kernel takes few pieces by one call.
 const PACKED_BYTES: usize = 4 << 10;
@@ -104,11 +103,14 @@ impl Gather {
     pub fn new(client: Arc<Client>, key: &str, options: PutOptions, lent_bytes: Option<u64>) -> Result<Self> {
         client.store().check_key(Operation::Put, key)?;
         client.check_condition(Operation::Put, key, &options.condition)?;
-        let most_bytes = lent_bytes.unwrap_or(client.policy().write_buffer_bytes).max(2 * client.part_bytes());
+        let most_bytes =
+            lent_bytes.unwrap_or(client.policy().write_buffer_bytes).max(2 * client.part_sizes().first_bytes);
+        let checksums = client.store().capabilities().checksums;
+        let checksum = Some(ChecksumAlgorithm::Crc32).filter(|crc32| checksums.contains(crc32));
         Ok(Self {
             client,
             key: key.to_owned(),
-            options: PutOptions { crc32: true, ..options },
+            options: PutOptions { checksum, ..options },
             most_bytes,
             lent: lent_bytes.is_some(),
             records: Vec::new(),
@@ -167,7 +169,7 @@ impl Gather {
     async fn add(&mut self, mut bytes: Bytes, record: Option<usize>) -> Result<()> {
         loop {
             let number = self.number + u32::try_from(self.full.len()).unwrap_or(u32::MAX) + 1;
-            let room = plan::growing_part_bytes(self.client.part_bytes(), number) - self.part.len;
+            let room = self.client.part_sizes().growing(number) - self.part.len;
             let bytes_now = bytes.split_to(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
             match record {
                 Some(record) => Crc32::add(&bytes_now, [&mut self.part.crc32, &mut self.records[record]]),
@@ -226,9 +228,13 @@ impl Gather {
     pub async fn close(&mut self) -> Result<(Version, u64, u32)> {
         self.fill();
         let (size, crc32) = (self.offset, self.crc32.value());
-        let Some(mut session) = self.session.take() else {
-            let payload = Part::payload(mem::take(&mut self.full));
-            return Ok((self.client.put_whole(&self.key, &payload, &self.options).await?, size, crc32));
+        let mut session = match self.session.take() {
+            Some(session) => session,
+            None if size <= self.client.store().capabilities().max_put_bytes => {
+                let payload = Part::payload(mem::take(&mut self.full));
+                return Ok((self.client.put_whole(&self.key, &payload, &self.options).await?, size, crc32));
+            }
+            None => Session::begin(self.client.clone(), &self.key, &self.options).await?,
         };
         if let Err(error) = self.send_full(&mut session).await {
             session.abort().await;

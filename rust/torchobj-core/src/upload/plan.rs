@@ -2,28 +2,45 @@
 
 use std::ops::Range;
 
-/// S3 takes at most so many parts (user guide, "Amazon S3 multipart upload limits").
-pub(super) const MOST_PARTS: u64 = 10_000;
+use crate::types::Capabilities;
 
-/// The largest part S3 takes (same page).
-const LARGEST_PART_BYTES: u64 = 5 << 30;
+/// The size of a part doubles at most so often: beyond that a part no longer fits into memory.
+const MOST_DOUBLINGS: u64 = 10;
 
-/// After so many parts of one size the size doubles.
-const PARTS_PER_SIZE: u64 = 900;
-
-/// Size of part `number` (from 1) of an upload whose end is not known, in bytes.
-///
-/// From 8 MiB on, ten thousand parts hold 11 TiB, and an object of 7 GiB is written in parts of one size.
-pub(super) fn growing_part_bytes(part_bytes: u64, number: u32) -> u64 {
-    let doublings = u64::from(number.saturating_sub(1)) / PARTS_PER_SIZE;
-    part_bytes.saturating_mul(1 << doublings.min(10)).min(LARGEST_PART_BYTES)
+/// Sizes of the parts of uploads to a store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PartSizes {
+    /// Size of the first parts, in bytes.
+    pub(super) first_bytes: u64,
+    /// Largest number of parts that the store takes.
+    pub(super) most_parts: u32,
+    most_bytes: u64,
 }
 
-/// The parts of an object of `size` bytes, in order: `part_bytes` each, or as much as ten thousand parts ask for.
-pub(super) fn even_parts(size: u64, part_bytes: u64) -> impl Iterator<Item = Range<u64>> {
-    const MIB: u64 = 1 << 20;
-    let least = size.div_ceil(MOST_PARTS).next_multiple_of(MIB);
-    crate::read::parts(0..size, part_bytes.max(least))
+impl PartSizes {
+    /// Parts of `part_bytes`, as far as the store takes them.
+    pub(super) fn new(part_bytes: u64, store: &Capabilities) -> Self {
+        let first_bytes = part_bytes.max(store.min_part_bytes).min(store.max_put_bytes);
+        Self { first_bytes, most_parts: store.max_parts, most_bytes: store.max_put_bytes }
+    }
+
+    /// Size of part `number` (from 1) of an upload whose end is not known, in bytes. It doubles after each 9 % of the
+    /// parts that the store takes.
+    ///
+    /// From 8 MiB on, the ten thousand parts of S3 hold 11 TiB, and an object of 7 GiB is written in parts of one size.
+    pub(super) fn growing(&self, number: u32) -> u64 {
+        let parts_per_size = (u64::from(self.most_parts) * 9 / 100).max(1);
+        let doublings = u64::from(number.saturating_sub(1)) / parts_per_size;
+        self.first_bytes.saturating_mul(1 << doublings.min(MOST_DOUBLINGS)).min(self.most_bytes)
+    }
+
+    /// The parts of an object of `size` bytes, in order: of one size, larger than the first parts where there would be
+    /// too many.
+    pub(super) fn even(&self, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+        const MIB: u64 = 1 << 20;
+        let least = size.div_ceil(u64::from(self.most_parts)).next_multiple_of(MIB);
+        crate::read::parts(0..size, self.first_bytes.max(least).min(self.most_bytes))
+    }
 }
 
 #[cfg(test)]
@@ -33,32 +50,43 @@ mod tests {
     use super::*;
 
     const TIB: u64 = 1 << 40;
+    const S3_PARTS: u32 = 10_000;
+
+    fn sizes(first_bytes: u64) -> PartSizes {
+        PartSizes { first_bytes, most_parts: S3_PARTS, most_bytes: 5 << 30 }
+    }
 
     #[test]
     fn ten_thousand_growing_parts_hold_five_tebibytes() {
         for part_bytes in [5 << 20, 8 << 20, 64 << 20] {
-            let total: u64 = (1..=10_000).map(|number| growing_part_bytes(part_bytes, number)).sum();
+            let total: u64 = (1..=S3_PARTS).map(|number| sizes(part_bytes).growing(number)).sum();
             assert!(total >= 5 * TIB, "{part_bytes}: {total}");
         }
     }
 
     #[test]
     fn the_first_parts_have_one_size() {
-        assert!((1..=900).all(|number| growing_part_bytes(8 << 20, number) == 8 << 20));
-        assert_eq!(growing_part_bytes(8 << 20, 901), 16 << 20);
+        assert!((1..=900).all(|number| sizes(8 << 20).growing(number) == 8 << 20));
+        assert_eq!(sizes(8 << 20).growing(901), 16 << 20);
+    }
+
+    #[test]
+    fn three_parts_at_most_double_each_time() {
+        let few = PartSizes { first_bytes: 1000, most_parts: 3, most_bytes: 3000 };
+        assert_eq!([1, 2, 3].map(|number| few.growing(number)), [1000, 2000, 3000]);
     }
 
     proptest! {
         #[test]
         fn even_parts_cover_the_object_and_are_never_too_many(size in 1..6 * TIB) {
-            let (mut count, mut at) = (0_u64, 0);
-            for part in even_parts(size, 8 << 20) {
+            let (mut count, mut at) = (0, 0);
+            for part in sizes(8 << 20).even(size) {
                 prop_assert_eq!(part.start, at);
                 at = part.end;
                 count += 1;
             }
             prop_assert_eq!(at, size);
-            prop_assert!(count <= MOST_PARTS);
+            prop_assert!(count <= S3_PARTS);
         }
     }
 }

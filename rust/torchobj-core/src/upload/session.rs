@@ -9,7 +9,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::commit::{Commit, CommitFailure};
-use super::plan;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::runtime::clean_up;
@@ -62,8 +61,9 @@ impl Session {
 
     /// Starts to send a part, for which `held_bytes` of memory are held that are not the caller's own.
     pub(super) fn send(&mut self, number: u32, offset: u64, payload: Payload, held_bytes: u64) -> Result<()> {
-        if u64::from(number) > plan::MOST_PARTS {
-            let message = format!("more than {} parts: set a larger part_bytes", plan::MOST_PARTS);
+        let most_parts = self.client.part_sizes().most_parts;
+        if number > most_parts {
+            let message = format!("more than {most_parts} parts: set a larger part_bytes");
             return Err(self.error(ErrorKind::InvalidRequest, &message));
         }
         self.held_bytes += held_bytes;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::plan;
+use super::plan::PartSizes;
 use super::session::Session;
 use crate::client::Client;
 use crate::error::{Operation, Result};
@@ -23,17 +23,16 @@ impl Client {
             return self.put_whole(key, &payload, options).await;
         }
         let mut session = Session::begin(self.clone(), key, options).await?;
-        for (index, range) in plan::even_parts(size, self.part_bytes()).enumerate() {
-            let number = u32::try_from(index + 1).expect("at most ten thousand parts");
+        for (number, range) in (1..).zip(self.part_sizes().even(size)) {
             session.room(0, 0).await?;
             session.send(number, range.start, cut(&payload, range), 0)?;
         }
         session.commit(&options.condition).await
     }
 
-    /// Size of the parts of an upload: the setting, or what the store asks for.
-    pub(super) fn part_bytes(&self) -> u64 {
-        self.policy().part_bytes.max(self.store().capabilities().min_part_bytes)
+    /// Sizes of the parts of an upload: as configured, within the limits of the store.
+    pub(super) fn part_sizes(&self) -> PartSizes {
+        PartSizes::new(self.policy().part_bytes, &self.store().capabilities())
     }
 }
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::plan;
 use super::session::Session;
 use crate::buffer::{Dest, Landing, Memory};
 use crate::client::Client;
@@ -52,7 +51,7 @@ impl Writer {
     pub fn fill(&mut self, bytes: &[u8]) -> Result<usize> {
         if self.part.is_none() {
             self.number += 1;
-            let part_bytes = plan::growing_part_bytes(self.client.part_bytes(), self.number);
+            let part_bytes = self.client.part_sizes().growing(self.number);
             let part_bytes = usize::try_from(part_bytes).expect("a part fits the address space");
             let memory = Memory::allocate(part_bytes).map_err(|source| {
                 let message = format!("no memory for a part of {part_bytes} bytes");
@@ -87,7 +86,7 @@ impl Writer {
         let size = payload.len() as u64;
         session.send(self.number, self.offset, payload, size)?;
         self.offset += size;
-        let next = plan::growing_part_bytes(self.client.part_bytes(), self.number + 1);
+        let next = self.client.part_sizes().growing(self.number + 1);
         session.room(next, self.client.policy().write_buffer_bytes.max(2 * next)).await
     }
 

@@ -114,7 +114,8 @@ impl ObjectStore for FileStore {
             min_part_bytes: 1,
             max_parts: 10_000,
             max_put_bytes: u64::MAX,
-            checksums: false,
+            max_delete_keys: 1000,
+            checksums: &[],
             ordered_listing: true,
         }
     }

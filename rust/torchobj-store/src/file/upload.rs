@@ -51,7 +51,8 @@ impl FileStore {
         self.check_key(operation, key)?;
         self.refuse_attributes(operation, key, options)?;
         let (target, id) = (self.path(key), Self::new_id());
-        let upload = Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: None, crc32: false };
+        let upload =
+            Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: None, checksum: None };
         let key_text = key.to_owned();
         let create = move || {
             let (temporary, _) = Temporary::create(&target, &id)?;
@@ -151,7 +152,7 @@ impl FileStore {
                 }
                 let begun_ms = fs::metadata(path).ok().map(|metadata| modified_ms(&metadata));
                 if key.starts_with(&prefix_text) {
-                    uploads.push(Upload { key, id: id.to_owned(), nonce: String::new(), begun_ms, crc32: false });
+                    uploads.push(Upload { key, id: id.to_owned(), nonce: String::new(), begun_ms, checksum: None });
                 }
             };
             match Self::each_temporary(&root, &mut found) {

@@ -30,7 +30,7 @@ impl Bucket {
             return self.sdk_commit(upload, parts, condition).await;
         }
         let (operation, key) = (Operation::Commit, Some(upload.key.as_str()));
-        let algorithm = self.algorithm(upload.crc32).await;
+        let algorithm = self.algorithm(upload.checksum).await;
         let mut headers = self.customer_key_headers();
         headers.push(("content-type", Cow::Borrowed("application/xml")));
         headers.extend(condition_header(condition));

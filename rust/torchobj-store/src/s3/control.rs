@@ -32,7 +32,7 @@ impl Bucket {
             .map(|(header, value)| (header["x-amz-meta-".len()..].to_owned(), value.to_owned()))
             .collect();
         metadata.insert(NONCE_HEADER["x-amz-meta-".len()..].to_owned(), nonce.clone());
-        let (algorithm, checksum_type) = match self.algorithm(options.crc32).await {
+        let (algorithm, checksum_type) = match self.algorithm(options.checksum).await {
             None => (None, None),
             Some(Algorithm::Crc64Nvme) => (Some(ChecksumAlgorithm::Crc64Nvme), Some(ChecksumType::FullObject)),
             // Stores that are not AWS know the parts' checksums longer than the whole object's.
@@ -66,7 +66,7 @@ impl Bucket {
         let id = answer
             .upload_id
             .ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without an upload id"))?;
-        Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, crc32: options.crc32 })
+        Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, checksum: options.checksum })
     }
 
     /// CompleteMultipartUpload, for what only the SDK signs.
@@ -77,7 +77,7 @@ impl Bucket {
         condition: &Condition,
     ) -> Result<Version> {
         let operation = Operation::Commit;
-        let algorithm = self.algorithm(upload.crc32).await;
+        let algorithm = self.algorithm(upload.checksum).await;
         let completed = parts.iter().map(|part| {
             let mut completed = CompletedPart::builder()
                 .part_number(i32::try_from(part.number).unwrap_or(i32::MAX))

@@ -33,13 +33,15 @@ use async_trait::async_trait;
 use torchobj_core::error::{Error, Result};
 use torchobj_core::store::{ObjectStore, Opened};
 use torchobj_core::types::{
-    Capabilities, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions,
-    Upload, Version,
+    Capabilities, ChecksumAlgorithm, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt,
+    Payload, PutOptions, Upload, Version,
 };
 use torchobj_core::url::ObjectUrl;
 
 pub use account::Account;
 use bucket::Bucket;
+
+use crate::config::Checksum;
 
 /// A bucket as a store.
 #[derive(Debug)]
@@ -68,7 +70,14 @@ impl ObjectStore for S3Store {
             min_part_bytes: 5 << 20,
             max_parts: 10_000,
             max_put_bytes: 5 << 30,
-            checksums: true,
+            // API reference, "DeleteObjects".
+            max_delete_keys: 1000,
+            checksums: match self.0.account.config.checksum {
+                Checksum::Off => &[],
+                Checksum::Crc64Nvme => &[ChecksumAlgorithm::Crc64Nvme],
+                Checksum::Crc32C => &[ChecksumAlgorithm::Crc32C],
+                Checksum::Auto => &[ChecksumAlgorithm::Crc64Nvme, ChecksumAlgorithm::Crc32C, ChecksumAlgorithm::Crc32],
+            },
             ordered_listing: !self.0.is_directory_bucket(),
         }
     }

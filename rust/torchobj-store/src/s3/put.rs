@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 
 use torchobj_core::error::{ErrorKind, Operation, Result};
-use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, PutOptions, Upload, Version};
+use torchobj_core::types::{
+    Attributes, ChecksumAlgorithm, Condition, PartReceipt, Payload, PutOptions, Upload, Version,
+};
 
 use super::Bucket;
 use super::checksum::Algorithm;
@@ -14,13 +16,13 @@ use crate::http::Response as Answer;
 type Headers<'a> = Vec<(&'a str, Cow<'a, str>)>;
 
 impl Bucket {
-    /// The checksum that bodies carry; `crc32` says that they come with that.
-    pub(super) async fn algorithm(&self, crc32: bool) -> Option<Algorithm> {
+    /// The checksum that bodies carry, where `known` is computed already.
+    pub(super) async fn algorithm(&self, known: Option<ChecksumAlgorithm>) -> Option<Algorithm> {
         match self.account.config.checksum {
             Checksum::Off => None,
             Checksum::Crc32C => Some(Algorithm::Crc32C),
             Checksum::Crc64Nvme => Some(Algorithm::Crc64Nvme),
-            Checksum::Auto if crc32 => Some(Algorithm::Crc32),
+            Checksum::Auto if known == Some(ChecksumAlgorithm::Crc32) => Some(Algorithm::Crc32),
             Checksum::Auto => Some(match self.account.environment().await.endpoint_url {
                 None => Algorithm::Crc64Nvme,
                 Some(_) => Algorithm::Crc32C,
@@ -35,7 +37,7 @@ impl Bucket {
         let mut headers = self.attribute_headers(&options.attributes);
         headers.extend(metadata.iter().map(|(name, value)| (name.as_str(), Cow::Borrowed(*value))));
         headers.extend(condition_header(&options.condition));
-        if let Some(algorithm) = self.algorithm(options.crc32).await {
+        if let Some(algorithm) = self.algorithm(options.checksum).await {
             headers.push((algorithm.header(), Cow::Owned(algorithm.encode(algorithm.of(payload)))));
         }
         let ask = Ask { operation, method: "PUT", key: Some(key), query: &[], headers, payload };
@@ -47,7 +49,7 @@ impl Bucket {
     pub(super) async fn put_part(&self, upload: &Upload, number: u32, payload: &Payload) -> Result<PartReceipt> {
         let operation = Operation::PutPart;
         let mut headers = self.customer_key_headers();
-        let checksum = self.algorithm(upload.crc32).await.map(|algorithm| (algorithm, algorithm.of(payload)));
+        let checksum = self.algorithm(upload.checksum).await.map(|algorithm| (algorithm, algorithm.of(payload)));
         if let Some((algorithm, checksum)) = checksum {
             headers.push((algorithm.header(), Cow::Owned(algorithm.encode(checksum))));
         }

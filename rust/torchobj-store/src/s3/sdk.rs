@@ -150,7 +150,7 @@ impl Bucket {
             call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
             call = call.sse_customer_key_md5(&customer.md5);
         }
-        call = match self.algorithm(options.crc32).await {
+        call = match self.algorithm(options.checksum).await {
             None => call,
             Some(algorithm @ Algorithm::Crc64Nvme) => call
                 .checksum_algorithm(ChecksumAlgorithm::Crc64Nvme)
@@ -190,7 +190,7 @@ impl Bucket {
             call = call.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
             call = call.sse_customer_key_md5(&customer.md5);
         }
-        let checksum = self.algorithm(upload.crc32).await.map(|algorithm| (algorithm, algorithm.of(payload)));
+        let checksum = self.algorithm(upload.checksum).await.map(|algorithm| (algorithm, algorithm.of(payload)));
         call = match checksum {
             None => call,
             Some((algorithm @ Algorithm::Crc64Nvme, checksum)) => {

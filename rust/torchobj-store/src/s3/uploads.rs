@@ -36,7 +36,7 @@ impl Bucket {
                 let key = decode(key);
                 // Some stores list more than they were asked for.
                 if key.starts_with(prefix) {
-                    uploads.push(Upload { key, id, nonce: String::new(), begun_ms, crc32: false });
+                    uploads.push(Upload { key, id, nonce: String::new(), begun_ms, checksum: None });
                 }
             }
             let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker).map_err(wrong)?;
