@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::*;
+use crate::buffer::Buffer;
 use crate::error::{Error, ErrorKind};
 use crate::runtime::runtime;
 
@@ -159,10 +160,19 @@ fn segments_are_adopted_in_any_order_beside_those_that_are_released() {
     assert_eq!(arena.usage().used, 0);
 }
 
-fn landed(worker: &Arc<Worker>) -> Arc<Claim> {
+fn read(worker: &Arc<Worker>) -> Arc<Claim> {
     let replies = worker.ask(1, &[1], Ahead::default(), never).unwrap();
     let Ok([Reply::Landed(claim)]) = <[Reply; 1]>::try_from(replies) else { panic!("it lands") };
     claim
+}
+
+/// A sample of sevens that a worker keeps, and its offer to the trainer.
+fn kept_and_offered(worker: &Arc<Worker>) -> (Buffer, Offer) {
+    let claim = read(worker);
+    let mut kept = claim.buffer();
+    kept.as_mut_slice().fill(7);
+    let offer = claim.offer().unwrap();
+    (kept, offer)
 }
 
 #[test]
@@ -170,11 +180,7 @@ fn what_its_worker_still_has_is_copied_and_stays_the_workers() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, true);
-    let claim = landed(&worker);
-    let mut kept = claim.buffer();
-    kept.as_mut_slice().fill(7);
-    let offer = claim.offer().unwrap();
-    drop(claim);
+    let (kept, offer) = kept_and_offered(&worker);
     let mut copy = arena.adopt(offer.id, offer.generation).unwrap().unwrap();
     copy.as_mut_slice().fill(8);
     assert_eq!(kept.as_slice(), [7; 100]);
@@ -192,11 +198,7 @@ fn a_copy_is_made_on_the_heap_where_the_arena_is_full() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, true);
-    let claim = landed(&worker);
-    let mut kept = claim.buffer();
-    kept.as_mut_slice().fill(7);
-    let offer = claim.offer().unwrap();
-    drop(claim);
+    let (kept, offer) = kept_and_offered(&worker);
     let mut filled = Vec::new();
     let mut len = 1 << 47;
     while len >= Arena::charge(1) {
@@ -219,7 +221,7 @@ fn what_a_worker_offered_before_it_died_is_the_trainers_without_a_copy() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, true);
-    let (taken, left) = (landed(&worker), landed(&worker));
+    let (taken, left) = (read(&worker), read(&worker));
     let [offer, _] = [&taken, &left].map(|claim| claim.offer().unwrap());
     // As a process that was killed leaves them.
     std::mem::forget((taken, left));
