@@ -50,7 +50,7 @@ class S3Options:
     """The bucket in the `path`, or as part of the host (`virtual`). `auto`: in the host on AWS, in the path of a custom
     endpoint."""
     requester_pays: bool = False
-    """Whoever reads pays, for buckets that ask for it."""
+    """The reader pays for requests and traffic; buckets can demand it."""
     encryption: Encryption | None = None
     """Encryption of what is written: SSE-S3, SSE-KMS, or KMS in two layers. None: as the bucket says."""
     kms_key_id: str | None = None

@@ -30,7 +30,7 @@ class S3ClientConfig:
     profile: str | None = None
     """Profile of the shared configuration files."""
     requester_pays: bool = False
-    """Whoever reads pays."""
+    """The reader pays for requests and traffic."""
 
     def __post_init__(self) -> None:
         check_kinds(self, "a string, or None", (str, NoneType), "profile")
