@@ -1,8 +1,8 @@
-//! The limit that `benchmarks/get.py` compares with: a bare tokio loop. Signs with a cached key, parses the head with
-//! httparse, receives every body into one reused buffer; no retries, no results, no pool.
+//! The upper bound that `benchmarks/get.py` compares with: a minimal tokio loop. Signs with a cached key, parses heads with
+//! httparse, and receives all bodies into one reused buffer, without retries, results or a pool.
 //!
-//! `limit HOST:PORT PATH_PREFIX COUNT REQUESTS CONNECTIONS THREADS` reads `PATH_PREFIX0` … over and over and prints
-//! one line of JSON: objects, bytes, wall seconds.
+//! `limit HOST:PORT PATH_PREFIX COUNT REQUESTS CONNECTIONS THREADS` reads `PATH_PREFIX0` … repeatedly, and prints one line
+//! of JSON: objects, bytes, wall seconds.
 
 use std::io;
 use std::sync::Arc;
@@ -54,7 +54,7 @@ async fn read_some(stream: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-async fn lane(job: Arc<Job>) -> io::Result<()> {
+async fn run_connection(job: Arc<Job>) -> io::Result<()> {
     let stream = TcpStream::connect(&job.address).await?;
     stream.set_nodelay(true)?;
     let (mut out, mut buffer) = (Vec::new(), vec![0; 1 << 20]);
@@ -87,14 +87,14 @@ async fn lane(job: Arc<Job>) -> io::Result<()> {
         };
         let mut body = filled - head;
         while body < length {
-            let room = buffer.len().min(length - body);
-            body += read_some(&stream, &mut buffer[..room]).await?;
+            let max = buffer.len().min(length - body);
+            body += read_some(&stream, &mut buffer[..max]).await?;
         }
         job.bytes.fetch_add(length, Ordering::Relaxed);
     }
 }
 
-#[expect(clippy::print_stdout, reason = "a program's result")]
+#[expect(clippy::print_stdout, reason = "prints its result")]
 fn main() -> io::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [address, prefix, count, requests, connections, threads] = arguments.as_slice() else {
@@ -115,9 +115,9 @@ fn main() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(number(threads)?).enable_all().build()?;
     let started = Instant::now();
     runtime.block_on(async {
-        let lanes: Vec<_> = (0..connections).map(|_| tokio::spawn(lane(job.clone()))).collect();
-        for lane in lanes {
-            lane.await.map_err(io::Error::other)??;
+        let tasks: Vec<_> = (0..connections).map(|_| tokio::spawn(run_connection(job.clone()))).collect();
+        for task in tasks {
+            task.await.map_err(io::Error::other)??;
         }
         io::Result::Ok(())
     })?;

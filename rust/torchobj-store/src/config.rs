@@ -1,19 +1,22 @@
-//! What stores are set up with, by provider. Plain data, no secrets: it is compared, hashed, and pickled above.
+//! Configuration of each provider. Plain data without secrets: it can be compared and hashed, so it can be the key of a
+//! client.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How connections are made and kept.
+use crate::credentials::CredentialProvider;
+
+/// Settings of connections.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HttpConfig {
-    /// For one TCP connect and its TLS handshake, each.
+    /// Time limit of a TCP connect, and of a TLS handshake.
     pub connect_timeout: Duration,
-    /// Connections that were idle for longer are not used again. S3 closes its own after 5 to 20 s.
+    /// A connection that was idle for longer is closed. S3 closes idle connections after 5 to 20 s.
     pub keep_alive: Duration,
-    /// Whether the server's certificate is checked.
+    /// Whether the server's certificate is verified.
     pub verify_tls: bool,
-    /// PEM file of the certificates to trust, in place of the system's.
+    /// PEM file of the trusted CA certificates, instead of those of the system.
     pub ca_bundle: Option<PathBuf>,
 }
 
@@ -28,10 +31,10 @@ impl Default for HttpConfig {
     }
 }
 
-/// How a bucket is named in a request.
+/// Whether requests name the bucket in the host or in the path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Addressing {
-    /// As the SDK's rules say: in the host where that works, in the path of a custom endpoint.
+    /// In the host if the endpoint rules of the SDK allow it; in the path for a custom endpoint.
     #[default]
     Auto,
     /// `https://host/bucket/key`
@@ -40,36 +43,36 @@ pub enum Addressing {
     Virtual,
 }
 
-/// The checksum that is sent with bodies.
+/// The checksum sent with request bodies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Checksum {
-    /// CRC64NVME to AWS, CRC32C to a custom endpoint.
+    /// CRC64NVME for AWS, CRC32C for a custom endpoint.
     #[default]
     Auto,
     /// `x-amz-checksum-crc64nvme`
     Crc64Nvme,
     /// `x-amz-checksum-crc32c`
     Crc32C,
-    /// None, for stores that refuse them.
+    /// None, for stores that refuse checksum headers.
     Off,
 }
 
-/// Encryption by the server. `Debug` leaves out the name of a key's file, because it may be the key itself.
+/// Server-side encryption. `Debug` omits the path of a key file, because a user may pass the key itself by mistake.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub enum Encryption {
-    /// What the bucket says.
+    /// The default encryption of the bucket.
     #[default]
     Bucket,
     /// SSE-S3.
     Aes256,
-    /// SSE-KMS, with a key or the account's own.
+    /// SSE-KMS, with this key or the default key of the account.
     Kms {
         /// Key id or ARN.
         key_id: Option<String>,
-        /// Two layers (DSSE).
+        /// Dual-layer encryption (DSSE-KMS).
         dual_layer: bool,
     },
-    /// SSE-C: the 32 bytes of the key, raw or in Base64, are read from this file.
+    /// SSE-C: this file contains the key of 32 bytes, raw or in Base64.
     CustomerKeyFile(PathBuf),
 }
 
@@ -86,39 +89,44 @@ impl fmt::Debug for Encryption {
     }
 }
 
-/// How S3, or what speaks like it, is reached.
+/// Configuration of S3 and compatible stores.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct S3Config {
-    /// Region; found out when `None`.
+    /// Region; `None`: detected.
     pub region: Option<String>,
-    /// Endpoint; that of AWS, or the environment's, when `None`.
+    /// Endpoint; `None`: that of the environment, otherwise that of AWS.
     pub endpoint_url: Option<String>,
     /// Profile in the shared configuration files.
     pub profile: Option<String>,
-    /// Requests are not signed.
+    /// Source of credentials, instead of the environment and the profile.
+    pub credential_provider: Option<CredentialProvider>,
+    /// Whether requests are sent unsigned.
     pub anonymous: bool,
-    /// How buckets are named.
+    /// Whether requests name the bucket in the host or in the path.
     pub addressing: Addressing,
-    /// The requester pays.
+    /// Whether the requester pays for requests and transfer.
     pub requester_pays: bool,
-    /// Encryption of what is written, and of what is read under SSE-C.
+    /// Encryption of written objects; with SSE-C also of objects that are read.
     pub encryption: Encryption,
-    /// Storage class of what is written.
+    /// Storage class of written objects.
     pub storage_class: Option<String>,
-    /// Checksum of what is written.
+    /// Checksum sent with written objects.
     pub checksum: Checksum,
-    /// The server keeps objects as files: keys that it would alias are refused.
+    /// Whether the server stores objects as files: keys that a file system would normalize are refused.
     pub keys_are_paths: bool,
-    /// Everything goes through the SDK.
+    /// Whether all requests go through the SDK.
     pub force_sdk: bool,
-    /// Connections.
+    /// [`Account::fingerprint`](crate::s3::Account::fingerprint) when the configuration was made: if the environment
+    /// changes, the endpoint or the credentials may change too.
+    pub environment: u64,
+    /// Settings of connections.
     pub http: HttpConfig,
 }
 
-/// How folders are written.
+/// Configuration of folders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileConfig {
-    /// A write returns after the file and its folder are flushed to the disk.
+    /// Whether a write returns only after the file and its folder are flushed to the disk.
     pub sync: bool,
 }
 
@@ -128,11 +136,11 @@ impl Default for FileConfig {
     }
 }
 
-/// The configuration of one provider: all of it that its clients depend on, and nothing of the other providers.
+/// The configuration of one provider: everything that its clients depend on, and nothing of the other providers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ProviderConfig {
     /// `s3://`
-    S3(S3Config),
+    S3(Box<S3Config>),
     /// `file://`
     File(FileConfig),
     /// `memory://`
@@ -152,7 +160,7 @@ impl ProviderConfigs {
     /// The configuration for URLs of `scheme`; `None` if no provider has this scheme.
     pub fn for_scheme(&self, scheme: &str) -> Option<ProviderConfig> {
         match scheme {
-            "s3" => Some(ProviderConfig::S3(self.s3.clone())),
+            "s3" => Some(ProviderConfig::S3(Box::new(self.s3.clone()))),
             "file" => Some(ProviderConfig::File(self.file)),
             "memory" => Some(ProviderConfig::Memory),
             _ => None,

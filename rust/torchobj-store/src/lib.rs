@@ -1,10 +1,11 @@
-//! Object stores for torchobj: they implement the trait of `torchobj-core`, one attempt per call, and say what kind of
-//! failure they met. Knows no Python.
+//! Object stores that implement the `ObjectStore` trait of `torchobj-core`. A call makes one attempt and classifies its
+//! failure; retries are up to the caller. Does not depend on Python.
 //!
-//! The map: [`config`] is what a store is set up with, `env` what is read of the environment · `http` speaks HTTP/1.1
-//! over TCP and TLS · [`s3`] is S3 and what speaks like it · [`file`] is a folder.
+//! [`config`] configures stores, and [`env`] reads environment variables. [`credentials`] loads and refreshes credentials.
+//! `http` implements HTTP/1.1 over TCP and TLS. [`s3`] is the store for S3 and compatible servers, [`file`] for folders.
 
 pub mod config;
+pub mod credentials;
 pub mod env;
 #[cfg(test)]
 mod fake;

@@ -1,5 +1,5 @@
-//! What servers and networks do wrong, injected by the strict server: each ends in the right bytes or in one error.
-//! These need Python: `make rust` runs them.
+//! Faults of servers and networks, injected by the strict server: each results in correct bytes or in an error.
+//! These tests need Python: `make rust` runs them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
@@ -21,14 +21,14 @@ use torchobj_store::config::S3Config;
 
 const MIB: u64 = 1 << 20;
 
-/// Limits that a test can wait for.
+/// Short timeouts.
 fn policy() -> Policy {
     Policy {
         part_bytes: 5 * MIB,
         whole_below_bytes: 6 * MIB,
         write_buffer_bytes: 10 * MIB,
         max_attempts: 5,
-        // Throttling counts as no attempt: the fifth begins after 15 s at the latest.
+        // Throttled attempts are not counted, so the time is limited too.
         retry_timeout: Duration::from_secs(15),
         first_byte_timeout: Duration::from_millis(300),
         idle_timeout: Duration::from_millis(300),
@@ -36,7 +36,7 @@ fn policy() -> Policy {
     }
 }
 
-/// Once, thrice, or for ever.
+/// A rule for the first `times` requests of `operation`; `None`: for all.
 fn rule(operation: &str, times: Option<u32>, action: &Value) -> Value {
     json!([{"operation": operation, "times": times, "action": action}])
 }
@@ -61,7 +61,7 @@ impl Bench {
         self.server.control("DELETE", "faults", &Value::Null);
     }
 
-    /// Requests of an operation since the last call.
+    /// Number of requests of an operation since the last call.
     fn count(&self, operation: &str) -> usize {
         let requests = self.server.control("GET", "requests", &Value::Null);
         self.server.control("DELETE", "requests", &Value::Null);
@@ -81,7 +81,7 @@ impl Bench {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn a_read_survives_what_passes_and_names_what_persists() {
+async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
     let bench = Bench::new("reads");
     let small = bench.put("small", 100_000).await;
     let large = bench.put("large", 12 * MIB + 5).await;
@@ -110,7 +110,7 @@ async fn a_read_survives_what_passes_and_names_what_persists() {
         bench.faults(&rule("GetObject", None, &action));
         let started = Instant::now();
         let error = bench.get("small").await.expect_err("a fault that persists");
-        // A body that is cut gets on a little at each attempt, and arrives in the end or is given up: both are right.
+        // Each attempt receives a part of a truncated body, so the error may be another one in the end.
         let kinds = [kind, ErrorKind::Stale, ErrorKind::Reset];
         assert!(kinds.contains(&error.kind()), "{action} for ever: {error:?}");
         assert!(error.url().ends_with("/small") && error.attempts() >= 5, "{action}: {error}");
@@ -121,7 +121,7 @@ async fn a_read_survives_what_passes_and_names_what_persists() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn an_odd_but_right_answer_is_read() {
+async fn an_unusual_but_valid_response_is_read() {
     let bench = Bench::new("odd");
     let small = bench.put("small", 100_000).await;
     let large = bench.put("large", 12 * MIB + 5).await;
@@ -151,7 +151,7 @@ async fn an_odd_but_right_answer_is_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn a_body_that_breaks_goes_on_at_its_byte_and_version() {
+async fn an_incomplete_body_is_resumed_at_its_byte_and_version() {
     let bench = Bench::new("resume");
     let body = bench.put("k", 4 * MIB).await;
     bench.count("GetObject");
@@ -161,7 +161,7 @@ async fn a_body_that_breaks_goes_on_at_its_byte_and_version() {
     let second = &requests.as_array().unwrap()[1]["headers"];
     assert_eq!(second["range"], format!("bytes=3000000-{}", 4 * MIB - 1));
     assert!(second["if-match"].is_string(), "{second}");
-    // Replaced half-way: neither the old bytes nor the new, but an error.
+    // The object is replaced during the read, which is an error.
     bench.faults(&rule("GetObject", Some(1), &json!({"stall_body_at": 1_000_000, "stall_s": 60})));
     let (read, _) = tokio::join!(bench.get("k"), async {
         tokio::time::sleep(Duration::from_millis(150)).await;
@@ -172,7 +172,7 @@ async fn a_body_that_breaks_goes_on_at_its_byte_and_version() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn a_write_survives_what_passes() {
+async fn a_write_recovers_from_temporary_faults() {
     let bench = Bench::new("writes");
     let actions = [
         json!({"status": 503, "code": "SlowDown"}),
@@ -193,7 +193,7 @@ async fn a_write_survives_what_passes() {
         assert!(bench.get("k").await.unwrap() == body, "{action}");
         for operation in ["UploadPart", "CompleteMultipartUpload"] {
             if operation == "CompleteMultipartUpload" && !action["early_response"].is_null() {
-                // An answer that comes before the request is read tells hyper nothing but that the connection broke.
+                // hyper reports a response before the end of the request only as a broken connection.
                 continue;
             }
             bench.faults(&rule(operation, Some(2), action));
@@ -212,7 +212,7 @@ async fn a_write_survives_what_passes() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn a_conditional_write_whose_answer_was_lost_is_settled() {
+async fn a_conditional_write_whose_response_is_lost_succeeds() {
     let bench = Bench::new("settled");
     let absent = PutOptions { condition: Condition::Absent, ..PutOptions::default() };
     for (length, operation) in [(1000, "PutObject"), (11 * MIB, "CompleteMultipartUpload")] {
@@ -220,7 +220,7 @@ async fn a_conditional_write_whose_answer_was_lost_is_settled() {
         let body = pattern(usize::try_from(length).unwrap(), 7);
         bench.client.put(operation, body.clone().into(), &absent).await.unwrap();
         assert!(bench.get(operation).await.unwrap() == body);
-        // The object of another is another's.
+        // The object exists, and was written by another upload.
         bench.faults(&rule(operation, Some(1), &json!({"status": 500})));
         let error = bench.client.put(operation, pattern(1000, 8).into(), &absent).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Precondition, "{error}");
@@ -230,7 +230,7 @@ async fn a_conditional_write_whose_answer_was_lost_is_settled() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn a_writer_that_fails_leaves_the_object_as_it_was_and_no_upload() {
+async fn a_failed_writer_does_not_change_the_object_and_aborts_its_upload() {
     let bench = Bench::new("writers");
     let before = bench.put("k", 1000).await;
     for (operation, action) in [
@@ -259,7 +259,7 @@ async fn a_writer_that_fails_leaves_the_object_as_it_was_and_no_upload() {
         }
         let error: Error = match failed {
             Err(error) => error,
-            Ok(()) => writer.close().await.expect_err("it cannot have succeeded"),
+            Ok(()) => writer.close().await.expect_err("the write cannot have succeeded"),
         };
         assert!(matches!(error.kind(), ErrorKind::AccessDenied | ErrorKind::Server), "{operation} {action}: {error}");
         bench.clear();
@@ -270,7 +270,7 @@ async fn a_writer_that_fails_leaves_the_object_as_it_was_and_no_upload() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn a_listing_survives_what_passes() {
+async fn a_listing_recovers_from_temporary_faults() {
     let bench = Bench::new("lists");
     for index in 0..30 {
         bench.put(&format!("k{index:02}"), 10).await;
@@ -293,14 +293,14 @@ async fn a_listing_survives_what_passes() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn kept_connections_that_the_server_closed_cost_no_attempt() {
+async fn an_idle_connection_closed_by_the_server_does_not_count_as_an_attempt() {
     let bench = Bench::new("stale");
     let body = bench.put("k", 1000).await;
     for _ in 0..20 {
         assert!(bench.get("k").await.unwrap() == body);
         bench.server.control("POST", "close_idle", &Value::Null);
     }
-    // And a listing that comes chunked gives its connection back.
+    // The connection of a chunked listing is returned to the pool.
     bench.faults(&rule("ListObjectsV2", None, &json!({"chunked": true})));
     let before = bench.server.control("GET", "connections", &Value::Null)["total_accepted"].as_u64().unwrap();
     for _ in 0..10 {
@@ -312,7 +312,7 @@ async fn kept_connections_that_the_server_closed_cost_no_attempt() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn region_and_clock_are_learnt_from_refusals() {
+async fn the_region_and_the_clock_skew_are_detected_from_errors() {
     let server = Server::start("strict", &[]);
     let create = |name: &str, region: &str| {
         server.control("POST", "buckets", &json!({"name": name, "region": region}));
@@ -322,12 +322,12 @@ async fn region_and_clock_are_learnt_from_refusals() {
     far.put("k", pattern(10, 1).into(), &PutOptions::default()).await.unwrap();
     far.put("large", pattern(7 << 20, 1).into(), &PutOptions::default()).await.unwrap();
     assert_eq!(far.head("k").await.unwrap().size, 10);
-    // The SDK's requests, when they come first.
+    // The first request is one of the SDK.
     create("far-too", "eu-north-1");
     let config = S3Config { force_sdk: true, region: Some("us-west-2".into()), ..server.config() };
     let far = server.client("far-too", config, policy());
     far.put("k", pattern(10, 1).into(), &PutOptions::default()).await.unwrap();
-    // HEAD has no body that could say the region; its headers do.
+    // A response to HEAD has no body; the region is in its headers.
     create("far-head", "eu-north-1");
     let far = server.client("far-head", server.config(), policy());
     assert_eq!(far.head("k").await.unwrap_err().kind(), ErrorKind::NotFound);
@@ -342,7 +342,7 @@ async fn region_and_clock_are_learnt_from_refusals() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn what_is_wrong_for_good_is_one_clear_error() {
+async fn a_permanent_error_is_not_retried() {
     let bench = Bench::new("clear");
     bench.put("k", 1000).await;
     let error = bench.server.client("missing-bucket", bench.server.config(), policy()).get(Read::whole("k")).await;

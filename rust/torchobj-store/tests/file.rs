@@ -1,12 +1,12 @@
 //! The conformance suite on a folder.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-#![expect(clippy::print_stdout, reason = "says which check fails")]
+#![expect(clippy::print_stdout, reason = "names the check that fails")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use torchobj_core::buffer::{Landing, Memory};
+use torchobj_core::buffer::{Memory, PendingBuffer};
 use torchobj_core::client::Client;
 use torchobj_core::conformance::SUITE;
 use torchobj_core::error::ErrorKind;
@@ -16,7 +16,7 @@ use torchobj_core::transfer::Policy;
 use torchobj_core::types::{Condition, GetRequest, Payload, PutOptions, Upload};
 use torchobj_store::file::FileStore;
 
-/// A folder that is gone with the test.
+/// A temporary folder.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -49,7 +49,7 @@ async fn a_folder_passes_the_suite() {
 }
 
 #[tokio::test]
-async fn nothing_half_written_is_listed_or_stays() {
+async fn an_unfinished_upload_is_not_listed_and_abort_removes_its_files() {
     let folder = Folder::new("half");
     let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
     let store = client.store();
@@ -61,21 +61,21 @@ async fn nothing_half_written_is_listed_or_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_becomes_shorter_while_it_is_read_has_changed_and_fills_no_more_than_was_read() {
+async fn a_file_that_is_truncated_while_it_is_read_is_an_error_after_the_bytes_that_were_read() {
     let folder = Folder::new("shorter");
     let store = FileStore::new(&folder.0);
     store.put("k", &bytes::Bytes::from(vec![7; 6 << 20]).into(), &Default::default()).await.unwrap();
-    let mut opened = store.open(GetRequest { key: "k", range: None, size: None, version: None }).await.unwrap();
+    let mut result = store.open(GetRequest { key: "k", range: None, size: None, version: None }).await.unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(folder.0.join("k")).unwrap();
     file.set_len(1_000_000).unwrap();
-    let (_landing, mut dest) = Landing::new(Memory::allocate(6 << 20).unwrap());
-    let error = opened.read_into(&mut dest).await.unwrap_err();
+    let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(6 << 20).unwrap());
+    let error = result.read_into(&mut dest).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
     assert_eq!(dest.filled(), 1_000_000);
 }
 
 #[tokio::test]
-async fn a_runtime_of_one_thread_reads_files_too() {
+async fn files_are_read_on_a_single_threaded_runtime() {
     let folder = Folder::new("one-thread");
     let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
     let body = bytes::Bytes::from(vec![7; 1 << 20]);
@@ -84,7 +84,7 @@ async fn a_runtime_of_one_thread_reads_files_too() {
 }
 
 #[tokio::test]
-async fn deleting_an_object_removes_no_folder() {
+async fn deleting_an_object_does_not_remove_its_folder() {
     let folder = Folder::new("folders-stay");
     std::fs::create_dir_all(folder.0.join("of the user/inner")).unwrap();
     let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
@@ -94,7 +94,7 @@ async fn deleting_an_object_removes_no_folder() {
 }
 
 #[tokio::test]
-async fn a_conditional_delete_removes_the_version_that_it_names_and_no_other() {
+async fn a_conditional_delete_removes_only_the_expected_version() {
     let folder = Folder::new("delete-if");
     let client = Arc::new(Client::new(Arc::new(FileStore::new(&folder.0)), small_parts()));
     let old = client.put("a/k", payload("one"), &Default::default()).await.unwrap();
@@ -109,7 +109,7 @@ async fn a_conditional_delete_removes_the_version_that_it_names_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_writers_that_replace_one_version_exactly_one_wins() {
+async fn exactly_one_of_concurrent_conditional_writes_succeeds() {
     let folder = Folder::new("replace-if");
     let store = Arc::new(FileStore::new(&folder.0));
     let client = Arc::new(Client::new(store.clone(), small_parts()));
@@ -133,7 +133,7 @@ async fn of_writers_that_replace_one_version_exactly_one_wins() {
 }
 
 #[tokio::test]
-async fn the_note_of_an_upload_names_no_file_outside_of_its_folder() {
+async fn a_key_file_that_names_a_path_outside_of_its_folder_is_ignored() {
     let folder = Folder::new("notes");
     let root = folder.0.join("root");
     std::fs::create_dir_all(root.join("a")).unwrap();

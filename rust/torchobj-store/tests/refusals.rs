@@ -1,4 +1,4 @@
-//! What a store refuses, and what is refused before a store sees it. These need Python: `make rust` runs them.
+//! Invalid headers, rejected credentials, and secrets in `Debug`. These tests need Python: `make rust` runs them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 
@@ -16,14 +16,14 @@ use torchobj_core::types::{Attributes, Condition, ListRequest, PutOptions, Versi
 use torchobj_store::config::{Encryption, S3Config};
 use torchobj_store::s3::sign::Identity;
 
-/// Parts of the least size that S3 takes.
+/// Parts of the minimum size of S3.
 fn policy() -> Policy {
     Policy { part_bytes: 5 << 20, whole_below_bytes: 6 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn an_attribute_that_would_begin_another_header_is_a_wrong_setting_on_every_path() {
+async fn an_attribute_with_a_line_break_is_a_config_error_with_and_without_the_sdk() {
     let server = Server::start("strict", &[]);
     let ours = server.bucket("injected", server.config(), policy());
     let by_sdk = S3Config { force_sdk: true, ..server.config() };
@@ -57,7 +57,7 @@ async fn an_attribute_that_would_begin_another_header_is_a_wrong_setting_on_ever
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn credentials_that_the_store_refuses_are_one_quick_error_until_they_are_replaced() {
+async fn rejected_credentials_are_an_error_without_retries_until_they_are_replaced() {
     let server = Server::start("strict", &[]);
     let owner = server.bucket("credentials", server.config(), policy());
     owner.put("k", pattern(1000, 1).into(), &PutOptions::default()).await.unwrap();
@@ -86,7 +86,7 @@ async fn credentials_that_the_store_refuses_are_one_quick_error_until_they_are_r
                 assert_eq!(error.code(), Some(*code));
             }
             Server::set_profile(&profile, &good);
-            // The store asks for expired credentials once a second, for whoever needs them.
+            // Expired credentials are reloaded once a second.
             let deadline = Instant::now() + Duration::from_secs(5);
             while let Err(error) = client.get(Read::whole("k")).await {
                 assert!(*name == "expired" && Instant::now() < deadline, "{profile}: {error}");
@@ -97,7 +97,7 @@ async fn credentials_that_the_store_refuses_are_one_quick_error_until_they_are_r
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn no_secret_is_in_the_debug_of_a_client_that_was_used() {
+async fn the_debug_of_a_client_contains_no_secret() {
     let server = Server::start("strict", &[]);
     let key = "Y2FuYXJ5LVNFQ1JFVC1rZXktb2YtMzItYnl0ZXMhISE=";
     let file = std::env::temp_dir().join(format!("torchobj-customer-key-{}", std::process::id()));

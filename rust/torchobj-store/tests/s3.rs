@@ -1,7 +1,7 @@
-//! The conformance suite on servers that speak S3. They need Python and its packages: `make rust` runs these.
+//! The conformance suite on S3 servers. These tests need Python and the servers: `make rust` runs them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-#![expect(clippy::print_stdout, reason = "says which check fails")]
+#![expect(clippy::print_stdout, reason = "names the check that fails")]
 
 mod server;
 
@@ -13,15 +13,15 @@ use torchobj_core::conformance::SUITE;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{Addressing, Checksum, S3Config};
 
-/// Parts of the least size that S3 takes.
+/// Parts of the minimum size of S3.
 fn policy() -> Policy {
     Policy { part_bytes: 5 << 20, whole_below_bytes: 6 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
 }
 
-async fn run(server: &Server, config: &S3Config, prefix: &str, but: &[&str]) {
+async fn run(server: &Server, config: &S3Config, prefix: &str, except: &[&str]) {
     let mut failed = Vec::new();
     for (index, (name, check)) in SUITE.iter().enumerate() {
-        if but.contains(name) {
+        if except.contains(name) {
             continue;
         }
         let client: Arc<Client> = server.bucket(&format!("{prefix}-{index}"), config.clone(), policy());
@@ -44,14 +44,14 @@ async fn the_strict_server_passes_the_whole_suite() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn the_strict_server_passes_it_through_the_sdk_too() {
+async fn the_strict_server_passes_the_suite_through_the_sdk() {
     let server = Server::start("strict", &[]);
     run(&server, &S3Config { force_sdk: true, ..server.config() }, "sdk", &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
-async fn the_strict_server_passes_it_over_tls_and_with_the_bucket_in_the_host() {
+async fn the_strict_server_passes_the_suite_over_tls_and_with_virtual_addressing() {
     let server = Server::start("strict", &["--tls"]);
     let mut config = server.config();
     config.http.ca_bundle = Some(server.text("ca_file").into());
@@ -65,15 +65,15 @@ async fn the_strict_server_passes_it_over_tls_and_with_the_bucket_in_the_host() 
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python and versitygw: make rust"]
-async fn versitygw_passes_what_it_declares() {
+async fn versitygw_passes_the_suite() {
     let server = Server::start("versitygw", &[]);
     run(&server, &S3Config { keys_are_paths: true, ..server.config() }, "gw", &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python and moto: make rust"]
-async fn moto_passes_what_it_declares() {
+async fn moto_passes_the_suite() {
     let server = Server::start("moto", &[]);
-    // To a part of an upload that is gone moto 5.2 answers with a traceback, and closes the connection.
-    run(&server, &server.config(), "moto", &["an_upload_that_ended_takes_no_parts"]).await;
+    // moto 5.2 responds to a part of an aborted upload with a traceback, and closes the connection.
+    run(&server, &server.config(), "moto", &["an_aborted_upload_accepts_no_parts"]).await;
 }

@@ -1,4 +1,4 @@
-//! Listing folders: depth first, in the order of whole keys, each folder read once. A walk waits between its pages.
+//! Lists folders: depth first, in key order. A walk is saved between two pages, so that each folder is read once.
 
 use std::collections::VecDeque;
 use std::fs::{DirEntry, FileType};
@@ -13,26 +13,26 @@ use torchobj_core::types::{ListEntry, ListPage, ListRequest};
 
 use super::{FileStore, TEMPORARY, modified_ms, version};
 
-/// Entries of one page, as S3 gives them.
+/// Maximum number of entries of a page, as on S3.
 const PAGE_ENTRIES: usize = 1000;
 
-/// Walks that wait for their next page. One that is forgotten is walked again from the root, up to where it was.
-const KEPT_WALKS: usize = 4;
+/// Maximum number of saved walks. A listing whose walk was dropped walks again from the root, up to its position.
+const MAX_SAVED_WALKS: usize = 4;
 
-/// Listings that have not come to their end, the longest waiting first.
+/// Walks of listings that have not ended, the least recently used first.
 #[derive(Debug, Default)]
 pub(super) struct Walks(Mutex<VecDeque<Walk>>);
 
 impl Walks {
     fn take(&self, request: &ListRequest<'_>) -> Option<Walk> {
         let mut walks = self.0.lock().expect("no holder of this lock panics");
-        let at = walks.iter().position(|walk| walk.goes_on_as(request))?;
+        let at = walks.iter().position(|walk| walk.continues_with(request))?;
         walks.remove(at)
     }
 
-    fn keep(&self, walk: Walk) {
+    fn save(&self, walk: Walk) {
         let mut walks = self.0.lock().expect("no holder of this lock panics");
-        if walks.len() == KEPT_WALKS {
+        if walks.len() == MAX_SAVED_WALKS {
             walks.pop_front();
         }
         walks.push_back(walk);
@@ -41,17 +41,17 @@ impl Walks {
 
 impl FileStore {
     pub(super) async fn list_page(&self, request: ListRequest<'_>) -> Result<ListPage> {
-        let most = request.max_entries.map_or(PAGE_ENTRIES, |most| PAGE_ENTRIES.min(most as usize));
-        let (root, walks, kept) = (self.root.clone(), self.walks.clone(), self.walks.take(&request));
-        let fresh = Walk::new(&request);
+        let max = request.max_entries.map_or(PAGE_ENTRIES, |max| PAGE_ENTRIES.min(max as usize));
+        let (root, walks, saved) = (self.root.clone(), self.walks.clone(), self.walks.take(&request));
+        let new = Walk::new(&request);
         let list = move || {
-            let mut walk = match kept {
+            let mut walk = match saved {
                 Some(walk) => walk,
-                None => fresh.begun(&root)?,
+                None => new.start(&root)?,
             };
-            let page = walk.page(most)?;
+            let page = walk.page(max)?;
             if page.continuation.is_some() {
-                walks.keep(walk);
+                walks.save(walk);
             }
             Ok(page)
         };
@@ -59,26 +59,26 @@ impl FileStore {
     }
 }
 
-/// A listing, and how far it has come.
+/// A listing and its position.
 #[derive(Debug)]
 struct Walk {
     prefix: String,
     delimiter: Option<String>,
-    /// Keys and common prefixes up to this are not wanted, or were in earlier pages.
+    /// Keys and common prefixes up to this are skipped.
     after: Option<String>,
     /// The last key or common prefix that was listed.
     last: Option<String>,
-    /// The folders that we are in, the root first.
+    /// The open folders, from the root to the current one.
     open: Vec<Level>,
 }
 
-/// A folder that we are in.
+/// An open folder.
 #[derive(Debug)]
 struct Level {
     path: PathBuf,
-    /// What its keys begin with.
+    /// Prefix of its keys.
     base: String,
-    /// What is still to come, in order.
+    /// Remaining names, sorted.
     names: std::vec::IntoIter<String>,
 }
 
@@ -87,14 +87,14 @@ impl Level {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(path)? {
             let entry = entry?;
-            // A name that is no UTF-8 is no key.
+            // Keys are UTF-8.
             let Ok(name) = entry.file_name().into_string() else { continue };
             if name.starts_with(TEMPORARY) {
                 continue;
             }
             let Some(kind) = kind(&entry, path, above)? else { continue };
             if kind.is_dir() {
-                // With its slash a folder's name sorts where its keys do.
+                // With the slash, the name of a folder sorts like its keys.
                 names.push(format!("{name}/"));
             } else if kind.is_file() {
                 names.push(name);
@@ -105,29 +105,30 @@ impl Level {
     }
 }
 
-/// What an entry is, or what its link leads to; nothing where that is a folder that we are in, whose keys would have
-/// no end.
+/// Returns the type of an entry, or of the target of a link; `None` for a link to an open folder, which would be listed
+/// without end.
 fn kind(entry: &DirEntry, folder: &Path, above: &[Level]) -> io::Result<Option<FileType>> {
     let kind = entry.file_type()?;
     if !kind.is_symlink() {
         return Ok(Some(kind));
     }
-    let Some(target) = unless_passed_over(std::fs::metadata(entry.path()))? else { return Ok(None) };
+    let Some(target) = unless_unreadable(std::fs::metadata(entry.path()))? else { return Ok(None) };
     let is_target = |path: &Path| {
         std::fs::metadata(path).is_ok_and(|here| (here.dev(), here.ino()) == (target.dev(), target.ino()))
     };
-    let leads_back = target.is_dir() && (is_target(folder) || above.iter().any(|level| is_target(&level.path)));
-    Ok((!leads_back).then(|| target.file_type()))
+    let is_cycle = target.is_dir() && (is_target(folder) || above.iter().any(|level| is_target(&level.path)));
+    Ok((!is_cycle).then(|| target.file_type()))
 }
 
-/// What was deleted while we were on our way, is not ours to read, or leads in a circle, is passed over.
-fn unless_passed_over<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+/// Returns `None` for a file or folder that was deleted during the listing, that cannot be read, or whose link is part of a
+/// cycle: the listing skips it.
+fn unless_unreadable<T>(found: io::Result<T>) -> io::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => Ok(None),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            log::warn!("a listing passes over what may not be read: {error}");
+            log::warn!("a file or folder is missing in a listing, it cannot be read: {error}");
             Ok(None)
         }
         Err(error) => Err(error),
@@ -145,23 +146,23 @@ impl Walk {
         }
     }
 
-    fn begun(mut self, root: &Path) -> io::Result<Self> {
+    fn start(mut self, root: &Path) -> io::Result<Self> {
         match Level::read(root, String::new(), &[]) {
             Ok(level) => self.open.push(level),
-            // A folder that was never written to is an empty store, if it could be made.
+            // A root that does not exist is an empty store if its parent exists: the first write makes it.
             Err(error) if error.kind() == io::ErrorKind::NotFound && root.parent().is_some_and(Path::is_dir) => {}
             Err(error) => return Err(error),
         }
         Ok(self)
     }
 
-    fn goes_on_as(&self, request: &ListRequest<'_>) -> bool {
+    fn continues_with(&self, request: &ListRequest<'_>) -> bool {
         request.continuation.is_some_and(|at| self.last.as_deref() == Some(at))
             && self.prefix == request.prefix
             && self.delimiter.as_deref() == request.delimiter
     }
 
-    fn page(&mut self, most: usize) -> io::Result<ListPage> {
+    fn page(&mut self, max: usize) -> io::Result<ListPage> {
         let mut page = ListPage::default();
         while let Some(level) = self.open.last() {
             let Some(name) = level.names.as_slice().first() else {
@@ -169,11 +170,11 @@ impl Walk {
                 continue;
             };
             let (path, key) = (level.path.join(name), format!("{}{name}", level.base));
-            let full = page.entries.len() + page.prefixes.len() == most;
+            let full = page.entries.len() + page.prefixes.len() == max;
             if key.ends_with('/') {
                 self.advance();
                 self.enter(&path, key)?;
-            } else if !self.is_wanted(&key) {
+            } else if !self.contains(&key) {
                 self.advance();
             } else if full {
                 page.continuation = self.last.clone();
@@ -190,48 +191,49 @@ impl Walk {
         self.open.last_mut().and_then(|level| level.names.next());
     }
 
-    /// Goes into a folder, if it can have keys that are wanted.
+    /// Opens a folder if it can contain keys of the listing.
     fn enter(&mut self, path: &Path, base: String) -> io::Result<()> {
         let below_prefix = base.starts_with(&self.prefix) || self.prefix.starts_with(&base);
-        // Every key of this folder sorts before the one to go on after.
-        let passed = self.after.as_deref().is_some_and(|after| after > base.as_str() && !after.starts_with(&base));
-        if !below_prefix || passed || self.is_listed(self.folded(&base)) {
+        // Every key of this folder sorts before `after`.
+        let is_before = self.after.as_deref().is_some_and(|after| after > base.as_str() && !after.starts_with(&base));
+        if !below_prefix || is_before || self.is_listed(self.common_prefix(&base)) {
             return Ok(());
         }
-        if let Some(level) = unless_passed_over(Level::read(path, base, &self.open))? {
+        if let Some(level) = unless_unreadable(Level::read(path, base, &self.open))? {
             self.open.push(level);
         }
         Ok(())
     }
 
-    /// The common prefix that stands for a key.
-    fn folded<'a>(&self, key: &'a str) -> Option<&'a str> {
-        let behind = key.strip_prefix(&self.prefix)?;
+    /// The common prefix that a listing with a delimiter contains instead of `key`.
+    fn common_prefix<'a>(&self, key: &'a str) -> Option<&'a str> {
+        let rest = key.strip_prefix(&self.prefix)?;
         let delimiter = self.delimiter.as_deref()?;
-        Some(&key[..self.prefix.len() + behind.find(delimiter)? + delimiter.len()])
+        Some(&key[..self.prefix.len() + rest.find(delimiter)? + delimiter.len()])
     }
 
-    /// Whether a common prefix is listed already.
-    fn is_listed(&self, folded: Option<&str>) -> bool {
-        folded.is_some_and(|folded| {
-            self.last.as_deref() == Some(folded) || self.after.as_deref().is_some_and(|after| after.starts_with(folded))
+    /// Returns whether a common prefix was listed already.
+    fn is_listed(&self, prefix: Option<&str>) -> bool {
+        prefix.is_some_and(|prefix| {
+            self.last.as_deref() == Some(prefix) || self.after.as_deref().is_some_and(|after| after.starts_with(prefix))
         })
     }
 
-    fn is_wanted(&self, key: &str) -> bool {
+    /// Returns whether the listing contains `key` after its position.
+    fn contains(&self, key: &str) -> bool {
         key.starts_with(&self.prefix)
             && self.after.as_deref().is_none_or(|after| key > after)
-            && !self.is_listed(self.folded(key))
+            && !self.is_listed(self.common_prefix(key))
     }
 
     fn list(&mut self, path: &Path, key: String, page: &mut ListPage) -> io::Result<()> {
-        if let Some(folded) = self.folded(&key) {
-            let folded = folded.to_owned();
-            page.prefixes.push(folded.clone());
-            self.last = Some(folded);
+        if let Some(prefix) = self.common_prefix(&key) {
+            let prefix = prefix.to_owned();
+            page.prefixes.push(prefix.clone());
+            self.last = Some(prefix);
             return Ok(());
         }
-        let Some(metadata) = unless_passed_over(std::fs::metadata(path))?.filter(std::fs::Metadata::is_file) else {
+        let Some(metadata) = unless_unreadable(std::fs::metadata(path))?.filter(std::fs::Metadata::is_file) else {
             return Ok(());
         };
         self.last = Some(key.clone());
@@ -284,17 +286,17 @@ mod tests {
         let store = FileStore::new(&folder.0);
         let one = |continuation| ListRequest { max_entries: Some(1), continuation, ..ListRequest::default() };
         let (page, first) = keys(&store, one(None)).await;
-        // Read anew, the folder would have a key that sorts behind the first.
+        // A second read of the folder would list this key, which sorts after the first.
         std::fs::write(folder.0.join("a/15"), b"x").unwrap();
         std::fs::remove_file(folder.0.join("a/2")).unwrap();
         let (_, second) = keys(&store, one(page.continuation.as_deref())).await;
         assert_eq!((first, second), (vec!["a/1".to_owned()], vec!["a/3".to_owned()]));
-        // A page that is asked for again, as after an answer that was lost, comes from a walk of its own.
+        // A page that is requested again uses a new walk.
         assert_eq!(keys(&store, one(page.continuation.as_deref())).await.1, ["a/15"]);
     }
 
     #[tokio::test]
-    async fn links_that_lead_back_or_nowhere_or_in_a_circle_are_passed_over_and_others_are_followed() {
+    async fn links_are_followed_except_broken_ones_and_cycles() {
         let folder = Folder::new("links", &["a/b/1", "c/2"]);
         let link = |to: &str, from: &str| std::os::unix::fs::symlink(to, folder.0.join(from)).unwrap();
         link("..", "a/up");
@@ -308,12 +310,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_that_are_walked_anew_are_those_of_one_walk() {
+    async fn pages_of_several_walks_equal_those_of_one_walk() {
         let folder = Folder::new("anew", &["a-1", "a/1", "a/2", "a/x/1", "a/x/2", "b/1", "b/2", "c"]);
         for delimiter in [None, Some("/"), Some("x/"), Some("1")] {
             for prefix in ["", "a", "a/"] {
                 let mut listed = Vec::new();
-                for kept in [true, false] {
+                for reuse_walk in [true, false] {
                     let (mut all, mut continuation) = (Vec::new(), None::<String>);
                     let mut store = FileStore::new(&folder.0);
                     loop {
@@ -331,7 +333,7 @@ mod tests {
                         if continuation.is_none() {
                             break;
                         }
-                        if !kept {
+                        if !reuse_walk {
                             store = FileStore::new(&folder.0);
                         }
                     }

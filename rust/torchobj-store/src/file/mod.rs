@@ -1,12 +1,15 @@
-//! A folder as a store: keys are paths below it. Objects appear whole, by rename; versions are inode, size and mtime.
+//! The store for folders: keys are relative paths. Writes are atomic, by rename; a version is inode, size and mtime.
 //!
-//! What is being written lies in files beside its target, named so that no listing shows them. `read` opens, `list`
-//! lists, `write` puts, copies and deletes, `upload` writes in parts. Everything runs on the blocking threads of the runtime.
+//! An object is written to a temporary file beside its target, which listings skip. `lock` makes conditional writes atomic.
+//! All file operations run on the blocking threads of the runtime.
 
+mod copy;
+mod delete;
+mod get;
 mod list;
-mod read;
-mod upload;
-mod write;
+mod lock;
+mod multipart;
+mod put;
 
 use std::fs::Metadata;
 use std::io;
@@ -16,7 +19,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::store::{ObjectStore, Opened};
+use torchobj_core::store::{GetResult, ObjectStore};
 use torchobj_core::types::{
     Attributes, Capabilities, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt, Payload,
     PutOptions, Upload, Version,
@@ -26,7 +29,7 @@ use torchobj_core::url::ObjectUrl;
 use crate::config::FileConfig;
 use list::Walks;
 
-/// What the names of files begin with that are being written.
+/// Prefix of the names of temporary files.
 const TEMPORARY: &str = ".torchobj-";
 
 /// A folder as a store.
@@ -38,12 +41,12 @@ pub struct FileStore {
 }
 
 impl FileStore {
-    /// The store in `root`, which need not exist before the first write.
+    /// A store for `root`, which the first write creates if it does not exist.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self::with_config(root, FileConfig::default())
     }
 
-    /// The same, written as `config` says.
+    /// A store for `root` with `config`.
     pub fn with_config(root: impl Into<PathBuf>, config: FileConfig) -> Self {
         Self { root: root.into().into(), walks: Arc::default(), config }
     }
@@ -52,7 +55,7 @@ impl FileStore {
         self.root.join(key)
     }
 
-    /// Runs `work` where it may block, and gives its error the operation and the URL.
+    /// Runs `work` on a blocking thread, and adds the operation and the URL to its error.
     async fn blocking<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -68,18 +71,20 @@ impl FileStore {
         let (kind, message) = match error.kind() {
             io::ErrorKind::NotFound if operation == Operation::List => (ErrorKind::NoBucket, "no such folder"),
             io::ErrorKind::NotFound => (ErrorKind::NotFound, "no such file"),
-            // A folder is no object, nor is anything below a file.
+            // Folders, and paths below a file, are not objects.
             io::ErrorKind::IsADirectory | io::ErrorKind::NotADirectory => (ErrorKind::NotFound, "not a file"),
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => (ErrorKind::AccessDenied, "refused"),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                (ErrorKind::AccessDenied, "permission denied")
+            }
             io::ErrorKind::AlreadyExists => (ErrorKind::Precondition, "the condition does not hold"),
-            io::ErrorKind::Unsupported => (ErrorKind::Unsupported, "the file system cannot do this"),
+            io::ErrorKind::Unsupported => (ErrorKind::Unsupported, "the file system does not support this operation"),
             io::ErrorKind::InvalidData => (ErrorKind::Changed, "the file changed"),
-            _ => (ErrorKind::Io, "the file system failed"),
+            _ => (ErrorKind::Io, "I/O error"),
         };
         self.error(kind, operation, key, message).with_source(error)
     }
 
-    /// Attributes have no place beside a file: those that matter are refused rather than lost.
+    /// Refuses attributes: a file cannot store them.
     fn refuse_attributes(&self, operation: Operation, key: &str, options: &PutOptions) -> Result<()> {
         if options.attributes == Attributes::default() {
             return Ok(());
@@ -88,7 +93,7 @@ impl FileStore {
     }
 }
 
-/// Inode, size and time of the last change: what differs when a file was replaced or rewritten.
+/// The version of a file: inode, size and mtime, which change if the file is replaced or rewritten.
 fn version(metadata: &Metadata) -> Version {
     let (inode, size) = (metadata.ino(), metadata.len());
     Version::new(format!("{inode:x}-{size:x}-{:x}.{:x}", metadata.mtime(), metadata.mtime_nsec()))
@@ -120,20 +125,12 @@ impl ObjectStore for FileStore {
         }
     }
 
-    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         self.open_file(request).await
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {
-        self.check_key(Operation::Head, key)?;
-        let path = self.path(key);
-        let metadata = self.blocking(Operation::Head, key, move || read::file_metadata(&path)).await?;
-        Ok(ObjectHead {
-            size: metadata.len(),
-            version: Some(version(&metadata)),
-            modified_ms: Some(modified_ms(&metadata)),
-            attributes: Attributes::default(),
-        })
+        self.head_file(key).await
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
@@ -157,7 +154,7 @@ impl ObjectStore for FileStore {
     }
 
     async fn committed(&self, _upload: &Upload, _parts: &[PartReceipt]) -> Result<Option<Version>> {
-        // The answer of a rename is not lost.
+        // The result of a rename is not lost.
         Ok(None)
     }
 

@@ -1,4 +1,4 @@
-//! One request at a time over one connection.
+//! Exchanges one request and response at a time over one connection.
 
 use std::io::IoSlice;
 use std::pin::Pin;
@@ -12,29 +12,29 @@ use torchobj_core::error::ErrorKind;
 use super::head::Head;
 use super::{Failure, Framing, Transport};
 
-/// Room for a head and, in the same call to the kernel, a small body or the first bytes of a large one.
+/// One read receives a head and a small body, or the first bytes of a large one.
 const BUFFER_BYTES: usize = 8 << 10;
 
-/// Heads do not grow above this: S3 has 2 KiB of metadata and some headers of its own.
-const LARGEST_HEAD_BYTES: usize = 60 << 10;
+/// Maximum size of a head. S3 allows 2 KiB of metadata, plus its own headers.
+const MAX_HEAD_BYTES: usize = 60 << 10;
 
-/// Pieces of a payload that are offered to the kernel at a time.
+/// Maximum number of pieces of a payload in one vectored write.
 const SLICES: usize = 16;
 
-/// A connection to a server, and what of its answer was received and not yet taken.
+/// A connection to a server, and the received bytes of its response that were not read yet.
 pub(crate) struct Connection {
     transport: Transport,
-    /// The head of the current answer, and what came with it; `start..end` were not taken yet.
+    /// The head of the current response, and bytes received with it; `start..end` were not read yet.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
     head: Head,
-    /// What of the current body has not been received yet, where its length is known.
+    /// Number of bytes of the current body that were not read yet, if its length is known.
     remaining: u64,
-    /// Whether requests were answered over this connection before.
+    /// Whether this connection has received a response before.
     used: bool,
-    /// The request was not sent whole, or the answer was not what the rules allow: no other request follows.
-    spoilt: bool,
+    /// The request was not sent completely or the response was malformed: the connection cannot be reused.
+    must_close: bool,
 }
 
 impl Connection {
@@ -47,36 +47,36 @@ impl Connection {
             head: Head::new(),
             remaining: 0,
             used: false,
-            spoilt: false,
+            must_close: false,
         }
     }
 
-    /// Whether another request may follow: the answer was taken to its last byte, and nothing came behind it.
+    /// Returns whether the connection can be reused: the response was read to its end, and no bytes follow it.
     pub(super) fn is_reusable(&self) -> bool {
         let done = match self.head.framing {
             Framing::Empty | Framing::Length(_) => self.remaining == 0 && self.start == self.end,
-            Framing::Odd => false,
+            Framing::Streamed => false,
         };
-        done && self.head.keep_alive && !self.spoilt
+        done && self.head.keep_alive && !self.must_close
     }
 
-    /// Whether an idle connection is still open, with nothing in it.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.transport.is_quiet()
+    /// Returns whether an idle connection is still open and has no unread bytes.
+    pub(super) fn is_idle(&self) -> bool {
+        self.transport.is_idle()
     }
 
-    /// Sends a request and receives the head of its answer. `bodiless` is a HEAD.
+    /// Sends a request and receives the head of its response. `bodiless`: the request is a HEAD.
     pub(crate) async fn exchange(&mut self, head: &[u8], payload: &[Bytes], bodiless: bool) -> Result<u16, Failure> {
         (self.start, self.end, self.remaining) = (0, 0, 0);
-        // Until its answer has begun: a request that is given up half-way takes the connection with it.
-        self.spoilt = true;
+        // Until the response is received: if the request is cancelled, the connection is closed.
+        self.must_close = true;
         let sent = self.send(head, payload).await;
         let received = self.receive_head(bodiless).await;
         match (sent, received) {
-            // A server may answer and close before it has read everything: its answer says more than a broken pipe.
+            // A server may respond and close before it has read the whole request: prefer the response to a broken pipe.
             (sent, Ok(())) => {
                 self.used = true;
-                self.spoilt = !matches!(sent, Ok(true));
+                self.must_close = !matches!(sent, Ok(true));
                 Ok(self.head.status)
             }
             (Err(error), Err(_)) if self.used && self.end == 0 => Err(stale(Some(error))),
@@ -85,7 +85,7 @@ impl Connection {
         }
     }
 
-    /// Sends everything and says true; or false when the server answered before it had read it all.
+    /// Sends the request. Returns false if the server responded before the whole request was sent.
     async fn send(&mut self, head: &[u8], payload: &[Bytes]) -> std::io::Result<bool> {
         let mut unsent = Unsent { head, payload, index: 0, offset: 0 };
         std::future::poll_fn(|cx| self.poll_send(cx, &mut unsent)).await
@@ -106,13 +106,13 @@ impl Connection {
                 Poll::Ready(bytes) => unsent.advance(bytes),
                 Poll::Pending if unsent.payload.is_empty() => return Poll::Pending,
                 Poll::Pending => {
-                    let mut room = ReadBuf::new(&mut self.buffer[self.end..]);
-                    ready!(Pin::new(&mut self.transport).poll_read(cx, &mut room))?;
-                    let count = room.filled().len();
+                    let mut unfilled = ReadBuf::new(&mut self.buffer[self.end..]);
+                    ready!(Pin::new(&mut self.transport).poll_read(cx, &mut unfilled))?;
+                    let count = unfilled.filled().len();
                     self.end += count;
-                    // What is malformed ends the sending too: it is met again when the answer is received.
-                    let answered = self.is_answered(false).unwrap_or(true);
-                    if answered || count == 0 || self.end == self.buffer.len() {
+                    // A malformed response ends the sending too; `receive_head` returns its error.
+                    let responded = self.has_response(false).unwrap_or(true);
+                    if responded || count == 0 || self.end == self.buffer.len() {
                         return Poll::Ready(Ok(false));
                     }
                 }
@@ -120,9 +120,8 @@ impl Connection {
         }
     }
 
-    /// Whether the head of the answer is there, whole. 100 Continue and 103 Early Hints are none: they say nothing that
-    /// we asked for, and are passed over.
-    fn is_answered(&mut self, bodiless: bool) -> Result<bool, Failure> {
+    /// Returns whether the whole head of the response is received. Skips interim responses (1xx).
+    fn has_response(&mut self, bodiless: bool) -> Result<bool, Failure> {
         while self.end > 0 && self.head.parse(&self.buffer[..self.end], bodiless)? {
             if !(100..200).contains(&self.head.status) {
                 return Ok(true);
@@ -135,62 +134,64 @@ impl Connection {
 
     async fn receive_head(&mut self, bodiless: bool) -> Result<(), Failure> {
         loop {
-            if self.is_answered(bodiless)? {
+            if self.has_response(bodiless)? {
                 break;
             }
             if self.end == self.buffer.len() {
-                if self.end >= LARGEST_HEAD_BYTES {
-                    return Err(Failure::new(ErrorKind::Protocol, "the head of the answer has no end"));
+                if self.end >= MAX_HEAD_BYTES {
+                    return Err(Failure::new(ErrorKind::Protocol, "the head of the response is larger than 60 KiB"));
                 }
-                self.buffer.resize((self.end * 2).min(LARGEST_HEAD_BYTES), 0);
+                self.buffer.resize((self.end * 2).min(MAX_HEAD_BYTES), 0);
             }
             match self.transport.read(&mut self.buffer[self.end..]).await {
                 Ok(0) if self.end == 0 && self.used => return Err(stale(None)),
-                Ok(0) => return Err(Failure::new(ErrorKind::Reset, "the server closed the connection unanswered")),
+                Ok(0) => {
+                    return Err(Failure::new(ErrorKind::Reset, "the server closed the connection without a response"));
+                }
                 Ok(count) => self.end += count,
                 Err(error) if self.end == 0 && self.used => return Err(stale(Some(error))),
-                Err(error) => return Err(Failure::broken("the connection broke before the answer", error)),
+                Err(error) => return Err(Failure::broken("the connection broke before the response", error)),
             }
         }
         self.start = self.head.end;
         self.remaining = match self.head.framing {
             Framing::Length(length) => length,
-            Framing::Empty | Framing::Odd => 0,
+            Framing::Empty | Framing::Streamed => 0,
         };
         Ok(())
     }
 
-    /// How the end of the current body is known.
+    /// The framing of the current body.
     pub(crate) fn framing(&self) -> Framing {
         self.head.framing
     }
 
-    /// The head of the current answer, and its bytes.
+    /// The head of the current response, and its bytes.
     pub(super) fn head(&self) -> (&Head, &[u8]) {
         (&self.head, &self.buffer[..self.head.end])
     }
 
-    /// All headers of the current answer.
+    /// All headers of the current response.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
         self.head.headers(&self.buffer[..self.head.end])
     }
 
-    /// Receives the body, of known length, into `dest`; returns when it ended or `dest` is full.
+    /// Receives a body of known length into `dest`. Returns when the body ends or `dest` is full.
     pub(crate) async fn read_body(&mut self, dest: &mut Dest) -> Result<(), Failure> {
-        let here = &self.buffer[self.start..self.end];
-        let here = &here[..here.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX))];
-        let taken = dest.fill(here);
-        self.start += taken;
-        self.remaining -= taken as u64;
+        let buffered = &self.buffer[self.start..self.end];
+        let buffered = &buffered[..buffered.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX))];
+        let copied = dest.fill(buffered);
+        self.start += copied;
+        self.remaining -= copied as u64;
         while self.remaining > 0 && dest.remaining() > 0 {
-            let room = dest.unfilled_mut();
-            let most = room.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
-            let count = match self.transport.read(&mut room[..most]).await {
+            let unfilled = dest.unfilled_mut();
+            let max = unfilled.len().min(usize::try_from(self.remaining).unwrap_or(usize::MAX));
+            let count = match self.transport.read(&mut unfilled[..max]).await {
                 Ok(0) => {
-                    return Err(Failure::new(ErrorKind::ShortBody, "the server closed the connection in the body"));
+                    return Err(Failure::new(ErrorKind::ShortBody, "the server closed the connection within the body"));
                 }
                 Ok(count) => count,
-                Err(error) => return Err(Failure::broken("the connection broke in the body", error)),
+                Err(error) => return Err(Failure::broken("the connection broke within the body", error)),
             };
             dest.advance(count);
             self.remaining -= count as u64;
@@ -198,24 +199,24 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives a short body of known length.
+    /// Receives a body of known length and at most `limit` bytes.
     pub(super) async fn read_text(&mut self, limit: usize) -> Result<Vec<u8>, Failure> {
-        let too_long = Failure::new(ErrorKind::Protocol, "the answer is too long");
+        let too_long = Failure::new(ErrorKind::Protocol, "the response is too long");
         let length = usize::try_from(self.remaining).ok().filter(|length| *length <= limit).ok_or(too_long)?;
         let mut text = vec![0; length];
-        let here = (self.end - self.start).min(length);
-        text[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
-        self.start += here;
-        match self.transport.read_exact(&mut text[here..]).await {
+        let buffered = (self.end - self.start).min(length);
+        text[..buffered].copy_from_slice(&self.buffer[self.start..self.start + buffered]);
+        self.start += buffered;
+        match self.transport.read_exact(&mut text[buffered..]).await {
             Ok(_) => {
                 self.remaining = 0;
                 Ok(text)
             }
-            Err(error) => Err(Failure::broken("the connection broke in the body", error)),
+            Err(error) => Err(Failure::broken("the connection broke within the body", error)),
         }
     }
 
-    /// Receives a body of known length, and leaves it to be taken.
+    /// Receives a body of known length without consuming it.
     pub(super) async fn peek_text(&mut self) -> Result<&[u8], Failure> {
         let end = self.start + usize::try_from(self.remaining).unwrap_or(usize::MAX);
         if self.buffer.len() < end {
@@ -223,42 +224,42 @@ impl Connection {
         }
         if self.end < end {
             let read = self.transport.read_exact(&mut self.buffer[self.end..end]).await;
-            read.map_err(|error| Failure::broken("the connection broke in the body", error))?;
+            read.map_err(|error| Failure::broken("the connection broke within the body", error))?;
             self.end = end;
         }
         Ok(&self.buffer[self.start..end])
     }
 
-    /// The connection without its state, and everything of the current answer that was received, its head included.
+    /// Returns the transport, and all received bytes of the current response, including its head.
     pub(super) fn into_parts(self) -> (Transport, Vec<u8>) {
         let mut received = self.buffer;
         received.truncate(self.end);
         (self.transport, received)
     }
 
-    /// A connection over which an answer was read by other means, to its end.
-    pub(super) fn answered(transport: Transport, keep_alive: bool) -> Self {
+    /// A connection whose response was read to its end by hyper.
+    pub(super) fn responded(transport: Transport, keep_alive: bool) -> Self {
         let mut connection = Self::new(transport);
         connection.used = true;
         connection.head.keep_alive = keep_alive;
         connection
     }
 
-    /// Whether the current answer allows another request.
+    /// Returns whether the current response allows the connection to be reused.
     pub(super) fn keeps_alive(&self) -> bool {
-        self.head.keep_alive && !self.spoilt
+        self.head.keep_alive && !self.must_close
     }
 }
 
 fn stale(source: Option<std::io::Error>) -> Failure {
-    Failure { kind: ErrorKind::Stale, message: "the server had closed the kept connection", source, hint: None }
+    Failure { source, ..Failure::new(ErrorKind::Stale, "the server closed the idle connection") }
 }
 
-/// What of a request is still to be sent.
+/// The unsent rest of a request.
 struct Unsent<'a> {
     head: &'a [u8],
     payload: &'a [Bytes],
-    /// The piece being sent: 0 is the head.
+    /// The current piece; 0 is the head.
     index: usize,
     offset: usize,
 }
@@ -306,13 +307,13 @@ mod tests {
 
     use super::*;
     use crate::config::HttpConfig;
-    use crate::http::{Dialer, Pool, Target};
+    use crate::http::{Dialer, PoolMap, Target};
 
-    /// More than the buffers of two sockets hold: the server's words come while it is being sent.
+    /// Exceeds the socket buffers, so that the response arrives while the body is sent.
     const BODY_BYTES: usize = 64 << 20;
 
-    /// Sends a large body to a server that says `first` before it has read a byte, then `last` when it has read all.
-    async fn told(first: &'static [u8], last: &'static [u8]) -> Result<u16, Failure> {
+    /// Sends a large body to a server that sends `first` before it reads, and `last` after it has read the whole body.
+    async fn send_large_body(first: &'static [u8], last: &'static [u8]) -> Result<u16, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = async {
@@ -322,39 +323,39 @@ mod tests {
                 tokio::task::yield_now().await;
             }
             if !last.is_empty() {
-                let mut room = vec![0; 1 << 20];
+                let mut buffer = vec![0; 1 << 20];
                 let mut left = BODY_BYTES;
                 while left > 0 {
-                    left -= socket.read(&mut room[..left.min(1 << 20)]).await.unwrap();
+                    left -= socket.read(&mut buffer[..left.min(1 << 20)]).await.unwrap();
                 }
                 socket.write_all(last).await.unwrap();
             }
             socket
         };
         let client = async {
-            let pool = Pool::new(Arc::new(Dialer::new(&HttpConfig::default()).unwrap()));
-            let mut lease = pool.line(&Target { host: "127.0.0.1".into(), port, tls: false }).lease().await?;
+            let pools = PoolMap::new(Arc::new(Dialer::new(&HttpConfig::default()).unwrap()));
+            let mut lease = pools.pool(&Target { host: "127.0.0.1".into(), port, tls: false }).lease().await?;
             lease.connection().exchange(b"", &[vec![0; BODY_BYTES].into()], false).await
         };
         tokio::join!(server, client).1
     }
 
     #[tokio::test]
-    async fn what_is_no_answer_yet_does_not_end_the_sending() {
+    async fn an_interim_response_does_not_stop_the_upload() {
         const DONE: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
         for first in [
             &b"HTTP/1.1 100 Continue\r\n\r\n"[..],
             b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n",
         ] {
-            let told = tokio::time::timeout(std::time::Duration::from_secs(20), told(first, DONE)).await;
-            assert_eq!(told.expect("the whole body is sent").unwrap(), 200);
+            let sent = tokio::time::timeout(std::time::Duration::from_secs(20), send_large_body(first, DONE)).await;
+            assert_eq!(sent.expect("the whole body is sent").unwrap(), 200);
         }
     }
 
     #[tokio::test]
-    async fn an_answer_ends_the_sending() {
+    async fn a_final_response_stops_the_upload() {
         let refusal = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n";
-        assert_eq!(told(refusal, b"").await.unwrap(), 503);
-        assert_eq!(told(b"nonsense\r\n\r\n", b"").await.unwrap_err().kind, ErrorKind::Protocol);
+        assert_eq!(send_large_body(refusal, b"").await.unwrap(), 503);
+        assert_eq!(send_large_body(b"nonsense\r\n\r\n", b"").await.unwrap_err().kind, ErrorKind::Protocol);
     }
 }

@@ -1,20 +1,20 @@
-//! Dates of headers and of documents, as milliseconds since 1970. Only `skew_s` reads the clock.
+//! Parses dates in headers and documents to milliseconds since 1970. Only `skew_s` reads the clock.
 
 use std::time::SystemTime;
 
 use aws_smithy_types::date_time::{DateTime, Format};
 
-/// Milliseconds since 1970 of a date in a header, as `Sun, 06 Nov 1994 08:49:37 GMT`.
+/// Parses a date in a header, such as `Sun, 06 Nov 1994 08:49:37 GMT`, to milliseconds since 1970.
 pub(crate) fn http_ms(text: &str) -> Option<i64> {
     DateTime::from_str(text, Format::HttpDate).ok()?.to_millis().ok()
 }
 
-/// Milliseconds since 1970 of a time in XML or JSON, as `1994-11-06T08:49:37.000Z`.
+/// Parses a time in XML or JSON, such as `1994-11-06T08:49:37.000Z`, to milliseconds since 1970.
 pub(crate) fn rfc3339_ms(text: &str) -> Option<i64> {
     DateTime::from_str(text, Format::DateTime).ok()?.to_millis().ok()
 }
 
-/// Seconds that the clock of a response's `Date` header is ahead of this machine's.
+/// Seconds by which the `Date` header of a response is ahead of the clock of this machine.
 pub(crate) fn skew_s(date: &str) -> Option<i64> {
     let date = DateTime::from_str(date, Format::HttpDate).ok()?;
     Some(date.secs() - DateTime::from(SystemTime::now()).secs())
@@ -25,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_of_headers_and_of_documents_are_parsed_or_refused() {
+    fn dates_are_parsed_and_malformed_ones_are_none() {
         assert_eq!(http_ms("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777_000));
         assert_eq!(rfc3339_ms("1994-11-06T08:49:37.250Z"), Some(784_111_777_250));
         for wrong in ["", "yesterday", "1994-11-06"] {

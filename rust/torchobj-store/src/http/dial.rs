@@ -1,4 +1,4 @@
-//! Makes connections: address, socket, proxy, TLS, each with its time limit. Keeps none.
+//! Connects to servers: name resolution, TCP, proxy tunnel, TLS, each with a time limit. Does not pool connections.
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -19,30 +19,30 @@ use super::transport::Transport;
 use super::trust;
 use crate::config::HttpConfig;
 
-/// Whether this process, or the machine, has as many files open as it may.
+/// Returns whether the limit on open files of this process or of the system is reached.
 pub(super) fn is_out_of_descriptors(error: &io::Error) -> bool {
     let codes = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
 
-/// Makes the connections of one client.
+/// Connects to servers, with the settings of one client.
 #[derive(Debug)]
 pub(crate) struct Dialer {
     config: HttpConfig,
     resolver: Resolver,
     proxies: Proxies,
-    /// Made at the first use: reading the system's certificates takes milliseconds.
+    /// Initialized at the first use, because reading the system's certificates takes milliseconds.
     tls: OnceLock<Arc<ClientConfig>>,
 }
 
 impl Dialer {
-    /// A dialer for `config`, with the proxies of the environment.
+    /// A dialer with `config`, and the proxies of the environment.
     pub(crate) fn new(config: &HttpConfig) -> io::Result<Self> {
         let proxies = Proxies::from_env()?;
         Ok(Self { config: config.clone(), resolver: Resolver::default(), proxies, tls: OnceLock::new() })
     }
 
-    /// A dialer whose plain requests go through the proxy at `url`.
+    /// A dialer that sends plain HTTP requests to the proxy at `url`.
     #[cfg(test)]
     pub(crate) fn through(url: &str) -> Self {
         let proxies = Proxies::forwarding(url);
@@ -50,29 +50,29 @@ impl Dialer {
         Self { config, resolver: Resolver::default(), proxies, tls: OnceLock::new() }
     }
 
-    /// How long a connection may have been idle to be used again.
+    /// Maximum idle time of a pooled connection.
     pub(super) fn keep_alive(&self) -> Duration {
         self.config.keep_alive
     }
 
-    /// The proxy that requests to `target` must name it whole for, because it is no tunnel.
-    pub(crate) fn forwarder(&self, target: &Target) -> Option<&Proxy> {
-        self.proxies.of(target).filter(|_| !target.tls)
+    /// The proxy that forwards plain HTTP requests to `target`. Such requests have the absolute URL in their request line.
+    pub(crate) fn forward_proxy(&self, target: &Target) -> Option<&Proxy> {
+        self.proxies.for_target(target).filter(|_| !target.tls)
     }
 
     fn tls(&self) -> io::Result<Arc<ClientConfig>> {
         if let Some(config) = self.tls.get() {
             return Ok(config.clone());
         }
-        // The first one in a process fills statics of the TLS library.
+        // The first configuration in a process initializes statics of the TLS library.
         let _inside = fork::enter();
         let config = trust::tls_config(&self.config)?;
         Ok(self.tls.get_or_init(|| config).clone())
     }
 
-    /// Connects to `target`, or to its proxy.
+    /// Connects to `target`, directly or through its proxy.
     pub(crate) async fn dial(&self, target: &Target) -> io::Result<Transport> {
-        let proxy = self.proxies.of(target);
+        let proxy = self.proxies.for_target(target);
         let (host, port) = proxy.map_or((target.host.as_str(), target.port), |proxy| (&proxy.host, proxy.port));
         let mut socket = self.connect(host, port).await?;
         if !target.tls {
@@ -88,25 +88,25 @@ impl Dialer {
         };
         let stream = timeout(self.config.connect_timeout, handshake)
             .await
-            .map_err(|_| self.late(&format!("TLS handshake with {}", target.authority())))??;
+            .map_err(|_| self.timed_out(&format!("TLS handshake with {}", target.authority())))??;
         Ok(Transport::Tls(Box::new(stream)))
     }
 
-    /// Tries the addresses of `host`, one after the other.
+    /// Connects to the first address of `host` that accepts a connection.
     async fn connect(&self, host: &str, port: u16) -> io::Result<Socket> {
         let limit = self.config.connect_timeout;
         let addresses = timeout(limit, self.resolver.resolve(host, port))
             .await
-            .map_err(|_| self.late(&format!("looking up {host}")))?
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot look up {host}: {error}")))?;
+            .map_err(|_| self.timed_out(&format!("resolving {host}")))?
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot resolve {host}: {error}")))?;
         let mut last = None;
         for address in addresses {
             let error = match timeout(limit, Socket::connect(address)).await {
                 Ok(Ok(socket)) => return Ok(socket),
-                // No other address can be reached either; the caller checks the errno.
+                // The other addresses would fail too. The caller checks the errno.
                 Ok(Err(error)) if is_out_of_descriptors(&error) => return Err(error),
                 Ok(Err(error)) => io::Error::new(error.kind(), format!("cannot connect to {address}: {error}")),
-                Err(_) => self.late(&format!("connecting to {address}")),
+                Err(_) => self.timed_out(&format!("connecting to {address}")),
             };
             self.resolver.unreachable(host, address.ip());
             last = Some(error);
@@ -114,7 +114,7 @@ impl Dialer {
         Err(last.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, format!("{host} has no address"))))
     }
 
-    fn late(&self, what: &str) -> io::Error {
+    fn timed_out(&self, what: &str) -> io::Error {
         let seconds = self.config.connect_timeout.as_secs_f64();
         io::Error::new(io::ErrorKind::TimedOut, format!("{what} took more than {seconds} s"))
     }

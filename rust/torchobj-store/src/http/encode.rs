@@ -27,8 +27,8 @@ pub(crate) fn query_into(out: &mut Vec<u8>, text: &str) {
     encode_into(out, text, false);
 }
 
-/// Undoes `encoding-type=url` of a listing: `%XX`, and `+` for a space, as S3 and its kin write it.
-/// `None` when the text is no valid encoding of UTF-8.
+/// Decodes a key of a listing with `encoding-type=url`: `%XX`, and `+` for a space.
+/// `None` if the text is not a valid encoding of UTF-8.
 pub(crate) fn decode_listed(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -59,14 +59,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_key_keeps_its_slashes_and_dots() {
+    fn slashes_and_dots_of_a_key_are_not_encoded() {
         let mut out = Vec::new();
         key_into(&mut out, "a//b/../c d+%🎉");
         assert_eq!(out, b"a//b/../c%20d%2B%25%F0%9F%8E%89");
     }
 
     #[test]
-    fn a_broken_escape_is_refused() {
+    fn a_malformed_escape_is_not_decoded() {
         assert_eq!(decode_listed("a%2"), None);
         assert_eq!(decode_listed("a%zz"), None);
         assert_eq!(decode_listed("%FF"), None);
@@ -74,7 +74,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decoding_undoes_encoding(key in ".{0,64}") {
+        fn decoding_an_encoded_key_returns_the_key(key in ".{0,64}") {
             let mut out = Vec::new();
             query_into(&mut out, &key);
             prop_assert_eq!(decode_listed(std::str::from_utf8(&out).unwrap()), Some(key));

@@ -1,32 +1,33 @@
-//! Failures of an exchange, responses that refuse a request, and the errors that both become. Text of servers is cut
-//! and escaped here before a message shows it.
+//! Failures of an exchange, error responses, and their conversion into errors. Truncates and escapes text of servers
+//! before it becomes part of a message.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
 use torchobj_core::error::{Error, ErrorKind, Operation};
 
-/// The longest wait that a server may ask for with `Retry-After`.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// Upper bound on `Retry-After`.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// Why an exchange over a connection failed. The store adds the operation and the URL.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) kind: ErrorKind,
-    pub(crate) message: &'static str,
+    pub(crate) message: Cow<'static, str>,
     pub(crate) source: Option<io::Error>,
     /// What the user can do next.
     pub(crate) hint: Option<&'static str>,
 }
 
 impl Failure {
-    pub(super) fn new(kind: ErrorKind, message: &'static str) -> Self {
-        Self { kind, message, source: None, hint: None }
+    pub(super) fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { kind, message: message.into(), source: None, hint: None }
     }
 
     pub(super) fn broken(message: &'static str, source: io::Error) -> Self {
-        Self { kind: ErrorKind::Reset, message, source: Some(source), hint: None }
+        Self { kind: ErrorKind::Reset, message: message.into(), source: Some(source), hint: None }
     }
 
     /// The error of `operation` on `url`.
@@ -45,42 +46,57 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.message)
+        f.write_str(&self.message)
     }
 }
 
-/// A response that is not a success, as the provider's dialect understood it.
+/// An error response with its body, from our connections or from an SDK.
+#[derive(Clone, Copy)]
+pub(crate) struct ErrorResponse<'a> {
+    pub(crate) status: u16,
+    /// The value of a header.
+    pub(crate) header: &'a (dyn Fn(&str) -> Option<String> + Sync),
+    /// Empty for a response to HEAD.
+    pub(crate) body: &'a [u8],
+}
+
+/// An error response, parsed by the dialect of the provider.
 #[derive(Debug)]
 pub(crate) struct Refusal {
     pub(crate) kind: ErrorKind,
-    pub(crate) status: u16,
-    /// The provider's name of the error.
+    /// Error code of the provider.
     pub(crate) code: Option<String>,
-    /// The provider's text; without one the message is the reason phrase of the status.
+    /// Message of the provider; `None`: the reason phrase of the status is used.
     pub(crate) message: Option<String>,
     pub(crate) request_id: Option<String>,
-    /// The `Retry-After` header.
-    pub(crate) retry_after: Option<String>,
+    /// What the user can do next.
+    pub(crate) hint: Option<&'static str>,
 }
 
 impl Refusal {
-    /// The error of `operation` on `url`.
-    pub(crate) fn into_error(self, operation: Operation, url: String) -> Error {
-        let message = self.message.map_or_else(|| reason(self.status).to_owned(), |message| shown(&message, 500));
-        let retry_after = self.retry_after.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-        Error::new(self.kind, operation, url, message)
-            .with_status(self.status, self.code.map(|code| shown(&code, 100)))
-            .with_request_id(self.request_id.map(|id| shown(&id, 200)))
-            .with_retry_after(retry_after.map(|wait| wait.min(LONGEST_RETRY_AFTER)))
+    /// The error of `operation` on `url` that received `response`.
+    pub(crate) fn into_error(self, operation: Operation, url: String, response: &ErrorResponse<'_>) -> Error {
+        let message =
+            self.message.map_or_else(|| reason(response.status).to_owned(), |message| sanitize(&message, 500));
+        let retry_after = (response.header)("retry-after").and_then(|seconds| seconds.parse().ok());
+        let retry_after = retry_after.map(|seconds| Duration::from_secs(seconds).min(MAX_RETRY_AFTER));
+        let error = Error::new(self.kind, operation, url, message)
+            .with_status(response.status, self.code.map(|code| sanitize(&code, 100)))
+            .with_request_id(self.request_id.map(|id| sanitize(&id, 200)))
+            .with_retry_after(retry_after);
+        match self.hint {
+            Some(hint) => error.with_hint(hint),
+            None => error,
+        }
     }
 }
 
-/// The reason phrase of a status. A response to HEAD has no body with a message.
+/// The reason phrase of a status.
 fn reason(status: u16) -> &'static str {
     http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason()).unwrap_or("unknown status")
 }
 
-/// The kind of failure that a status alone means.
+/// Classifies a status without an error code.
 pub(crate) fn kind_of_status(operation: Operation, status: u16) -> ErrorKind {
     let reading = matches!(operation, Operation::Get | Operation::Head);
     match status {
@@ -95,25 +111,25 @@ pub(crate) fn kind_of_status(operation: Operation, status: u16) -> ErrorKind {
         416 => ErrorKind::Range,
         429 | 503 => ErrorKind::Throttled,
         500..=599 => ErrorKind::Server,
-        // A 200 whose body is an unknown error is a failure of the server.
+        // An unknown error in the body of a successful response.
         200..=299 => ErrorKind::Server,
         _ => ErrorKind::InvalidRequest,
     }
 }
 
-/// Text of a server as a message or a log may show it: on one line, without control characters, about `most_bytes` long.
-pub(crate) fn shown(text: &str, most_bytes: usize) -> String {
-    let mut shown = String::new();
+/// Escapes control characters in the text of a server, and truncates it to about `max_bytes`, for messages and logs.
+pub(crate) fn sanitize(text: &str, max_bytes: usize) -> String {
+    let mut sanitized = String::new();
     for letter in text.chars() {
-        if shown.len() >= most_bytes {
-            return shown + "...";
+        if sanitized.len() >= max_bytes {
+            return sanitized + "...";
         }
-        if letter.is_control() { shown.extend(letter.escape_default()) } else { shown.push(letter) }
+        if letter.is_control() { sanitized.extend(letter.escape_default()) } else { sanitized.push(letter) }
     }
-    shown
+    sanitized
 }
 
-/// Shows an error with its causes, which the `Display` of the AWS SDK and of hyper leaves out.
+/// Displays an error with its causes, which the `Display` of the AWS SDK and of hyper omits.
 #[derive(Debug)]
 pub(crate) struct Chain<E>(pub(crate) E);
 
@@ -136,16 +152,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_condition_means_changed_to_a_read_and_precondition_to_a_write() {
+    fn a_failed_condition_is_changed_for_a_read_and_precondition_for_a_write() {
         assert_eq!(kind_of_status(Operation::Get, 412), ErrorKind::Changed);
         assert_eq!(kind_of_status(Operation::Put, 412), ErrorKind::Precondition);
     }
 
     #[test]
-    fn text_of_a_server_is_shown_on_one_line_and_cut() {
-        assert_eq!(shown("plain é \"x\"", 20), "plain é \"x\"");
-        assert_eq!(shown("a\r\nWARNING forged\u{1b}[2J", 300), "a\\r\\nWARNING forged\\u{1b}[2J");
-        let long = shown(&"x".repeat(100_000), 300);
+    fn text_of_a_server_is_escaped_and_truncated() {
+        assert_eq!(sanitize("plain é \"x\"", 20), "plain é \"x\"");
+        assert_eq!(sanitize("a\r\nWARNING forged\u{1b}[2J", 300), "a\\r\\nWARNING forged\\u{1b}[2J");
+        let long = sanitize(&"x".repeat(100_000), 300);
         assert!(long.len() == 303 && long.ends_with("..."), "{}", long.len());
     }
 }

@@ -1,5 +1,5 @@
-//! The body of an object that arrives in frames: chunked, ended by the connection, or from an SDK. It must end where the
-//! object does.
+//! Receives the body of an object in frames: chunked, ended by the end of the connection, or from an SDK. Verifies its
+//! length.
 
 use std::io;
 
@@ -8,53 +8,53 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use torchobj_core::buffer::Dest;
 
-use super::{Failure, Lease, OddBody};
+use super::{Failure, Lease, StreamedBody};
 
-/// Where frames come from.
+/// The source of frames.
 enum Source {
-    /// Our own connection, which is given back to its pool when the body has ended.
-    Connection(Box<(Lease, OddBody)>),
+    /// Our own connection, which is returned to its pool at the end of the body.
+    Connection(Box<(Lease, StreamedBody)>),
     Stream(BoxStream<'static, io::Result<Bytes>>),
     Ended,
 }
 
-/// A body of which the length is known from elsewhere.
+/// A body whose expected length is known.
 pub(super) struct Frames {
     source: Source,
     /// Expected length in bytes.
     length: u64,
     received: u64,
-    /// Received and not yet in a destination. The last bytes are passed on only after the body has ended behind them.
-    left: Bytes,
+    /// Received bytes that were not copied to a destination yet. The last bytes are copied only after the end of the body.
+    pending: Bytes,
     announced: bool,
 }
 
 impl Frames {
-    /// The body of the response to GET of `lease`, which must have `length` bytes. A body that breaks off is incomplete;
-    /// where the response did not announce its length, it is not the object.
+    /// The body of the response to the GET of `lease`, which must have `length` bytes. If the response did not announce its
+    /// length, a shorter body is an error of the protocol; otherwise it is incomplete.
     pub(super) async fn of_response(mut lease: Lease, length: u64, announced: bool) -> Result<Self, Failure> {
         let body = lease.stream("GET").await?;
         Ok(Self {
             source: Source::Connection(Box::new((lease, body))),
             length,
             received: 0,
-            left: Bytes::new(),
+            pending: Bytes::new(),
             announced,
         })
     }
 
-    /// The frames of a response that announced `length` bytes.
+    /// The frames of a response that announced a body of `length` bytes.
     pub(super) fn of_stream(stream: BoxStream<'static, io::Result<Bytes>>, length: u64) -> Self {
-        Self { source: Source::Stream(stream), length, received: 0, left: Bytes::new(), announced: true }
+        Self { source: Source::Stream(stream), length, received: 0, pending: Bytes::new(), announced: true }
     }
 
-    /// Receives the body into `dest`, as [`torchobj_core::store::Opened::read_into`] does. Returns what is wrong with a
-    /// body of another length.
+    /// Receives the body into `dest`, as [`torchobj_core::store::GetResult::read_into`]. Returns an error message if the body
+    /// has another length.
     pub(super) async fn read_into(&mut self, dest: &mut Dest) -> Result<Option<String>, Failure> {
         loop {
             let ended = matches!(self.source, Source::Ended);
             if self.received < self.length || ended {
-                self.left.advance(dest.fill(&self.left));
+                self.pending.advance(dest.fill(&self.pending));
                 if dest.remaining() == 0 || ended {
                     return Ok(None);
                 }
@@ -65,9 +65,9 @@ impl Frames {
                     if self.received > self.length {
                         return Ok(Some(format!("expected {} bytes, the body has more", self.length)));
                     }
-                    // Only an empty frame comes behind the last bytes.
+                    // Only an empty frame can follow the last bytes.
                     if !bytes.is_empty() {
-                        self.left = bytes;
+                        self.pending = bytes;
                     }
                 }
                 None if self.received < self.length && !self.announced => {
@@ -78,13 +78,13 @@ impl Frames {
         }
     }
 
-    /// The next frame; `None` where the body ends.
+    /// The next frame; `None` at the end of the body.
     async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         let frame = match &mut self.source {
             Source::Connection(connection) => connection.1.next().await?,
             Source::Stream(stream) => {
                 let frame = stream.next().await.transpose();
-                frame.map_err(|error| Failure::broken("the connection broke in the body", error))?
+                frame.map_err(|error| Failure::broken("the connection broke within the body", error))?
             }
             Source::Ended => None,
         };
@@ -92,7 +92,7 @@ impl Frames {
             && let Source::Connection(connection) = std::mem::replace(&mut self.source, Source::Ended)
         {
             let (mut lease, body) = *connection;
-            lease.give_back(body);
+            lease.return_connection(body);
         }
         Ok(frame)
     }

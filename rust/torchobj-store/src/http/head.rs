@@ -1,33 +1,33 @@
-//! The head of an answer, parsed where it lies. Reads no sockets.
+//! Parses the head of a response in place. Does no I/O.
 
 use torchobj_core::error::ErrorKind;
 
 use super::Failure;
 
-/// S3 answers with a dozen headers, and with one more for each entry of metadata.
-const MOST_HEADERS: usize = 128;
+/// Maximum number of headers. S3 sends about 12, plus one for each entry of metadata.
+const MAX_HEADERS: usize = 128;
 
-/// Where a name and a value lie in the bytes of a head.
+/// Start and end of the name and of the value of a header, in the bytes of a head.
 type Span = (u16, u16, u16, u16);
 
-/// How the end of a body is known.
+/// How the end of a body is determined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Framing {
-    /// There is none.
+    /// The response has no body.
     Empty,
-    /// It has so many bytes.
+    /// The body has this many bytes.
     Length(u64),
-    /// Chunked, or until the connection closes.
-    Odd,
+    /// The body is chunked, or ends when the connection closes.
+    Streamed,
 }
 
-/// Where everything is in the bytes of a head. Used again for the next one.
+/// A parsed head, as offsets into its bytes. Reused for the next response.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
     pub(super) status: u16,
     pub(super) framing: Framing,
     pub(super) keep_alive: bool,
-    /// Its length in bytes.
+    /// Length of the head in bytes.
     pub(super) end: usize,
     spans: Vec<Span>,
 }
@@ -37,10 +37,10 @@ impl Head {
         Self { status: 0, framing: Framing::Empty, keep_alive: false, end: 0, spans: Vec::new() }
     }
 
-    /// Parses the head that `bytes` begin with; false when more bytes are needed. `bodiless` is an answer to HEAD.
+    /// Parses the head at the start of `bytes`. Returns false if it is incomplete. `bodiless`: the response is to a HEAD.
     pub(super) fn parse(&mut self, bytes: &[u8], bodiless: bool) -> Result<bool, Failure> {
-        let malformed = Failure::new(ErrorKind::Protocol, "the head of the answer is malformed");
-        let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
+        let malformed = Failure::new(ErrorKind::Protocol, "the head of the response is malformed");
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut response = httparse::Response::new(&mut headers);
         self.end = match response.parse(bytes) {
             Ok(httparse::Status::Complete(end)) => end,
@@ -50,7 +50,7 @@ impl Head {
         self.status = response.code.unwrap_or_default();
         self.keep_alive = response.version == Some(1);
         let mut length: Option<u64> = None;
-        let mut odd = false;
+        let mut encoded = false;
         self.spans.clear();
         let origin = bytes.as_ptr() as usize;
         for header in response.headers.iter() {
@@ -62,7 +62,7 @@ impl Head {
                     _ => return Err(malformed),
                 }
             } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
-                odd = true;
+                encoded = true;
             } else if header.name.eq_ignore_ascii_case("connection") {
                 for token in header.value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
                     if token.eq_ignore_ascii_case(b"close") {
@@ -82,15 +82,15 @@ impl Head {
             };
             self.spans.push((a, b, c, d));
         }
-        self.framing = match (bodiless || matches!(self.status, 100..=199 | 204 | 304), odd, length) {
+        self.framing = match (bodiless || matches!(self.status, 100..=199 | 204 | 304), encoded, length) {
             (true, ..) => Framing::Empty,
             (false, false, Some(length)) => Framing::Length(length),
-            (false, ..) => Framing::Odd,
+            (false, ..) => Framing::Streamed,
         };
         Ok(true)
     }
 
-    /// Names and values, from the bytes that were parsed; values that are no UTF-8 are passed over.
+    /// Names and values of the headers, from the parsed bytes. Skips values that are not UTF-8.
     pub(super) fn headers<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.spans.iter().filter_map(move |&(a, b, c, d)| {
             let name = std::str::from_utf8(&bytes[usize::from(a)..usize::from(b)]).ok()?;
@@ -111,13 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn the_length_of_the_body_is_known_from_the_head() {
+    fn the_head_determines_the_framing_of_the_body() {
         for (text, bodiless, framing) in [
             ("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n", false, Framing::Length(12)),
             ("HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n", true, Framing::Empty),
             ("HTTP/1.1 204 No Content\r\n\r\n", false, Framing::Empty),
-            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n", false, Framing::Odd),
-            ("HTTP/1.0 200 OK\r\n\r\n", false, Framing::Odd),
+            ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 9\r\n\r\n", false, Framing::Streamed),
+            ("HTTP/1.0 200 OK\r\n\r\n", false, Framing::Streamed),
             ("HTTP/1.1 200 OK\r\ncontent-length: 7\r\nContent-Length: 7\r\n\r\n", false, Framing::Length(7)),
         ] {
             let (head, done) = parse(text, bodiless);
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_kept_unless_the_head_says_otherwise() {
+    fn the_head_determines_whether_the_connection_is_kept_alive() {
         for (text, keep) in [
             ("HTTP/1.1 200 OK\r\n\r\n", true),
             ("HTTP/1.1 200 OK\r\nConnection: foo, Close\r\n\r\n", false),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn half_a_head_asks_for_more_and_a_wrong_one_is_refused() {
+    fn an_incomplete_head_needs_more_bytes_and_a_malformed_one_is_an_error() {
         assert!(!parse("HTTP/1.1 200 OK\r\nContent-Le", false).1);
         for text in [
             "HTTQ/1.1 200 OK\r\n\r\n",
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_found_where_they_lie() {
+    fn headers_have_their_names_and_values() {
         let text = "HTTP/1.1 200 OK\r\nETag: \"a\"\r\nEmpty:\r\nX-Amz-Meta-A: b  c\r\n\r\nbody";
         let (head, _) = parse(text, false);
         let headers: Vec<_> = head.headers(text.as_bytes()).collect();

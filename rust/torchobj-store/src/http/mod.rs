@@ -1,43 +1,57 @@
-//! HTTP/1.1 over TCP and TLS, made for bodies of known length that are received into their destination. Knows no
-//! provider.
+//! HTTP/1.1 client over TCP and TLS, optimized for bodies of known length that are received directly into their
+//! destination. Independent of the provider.
 //!
-//! `dial` makes a connection (`dns`, `proxy`, `socket`, `tls` by `trust`), a `pool` keeps it, and a [`Connection`] speaks
-//! one request at a time over it: the head by httparse, the body straight into its destination. What is chunked, or
-//! has no length, goes through hyper (`odd`). An [`OpenedObject`] is a response to GET whose headers were checked; its body
-//! comes from a connection, or in `frames`. `range`, `date` and `encode` write and parse what stands in headers and
-//! URLs; `failure` makes errors.
+//! [`send`] sends a [`Request`] to an [`Origin`]: it writes the head, to which the provider's [`Authorize`] adds headers,
+//! follows redirects (`redirect`) that its [`Dialect`] accepts, and returns a [`Response`], or the error that the dialect
+//! parses from it. An [`HttpGetResult`] is a response to GET whose headers were checked; its body is received from a
+//! connection or in `frames`.
+//!
+//! Below that, `dial` connects to a server (`dns`, `proxy`, `socket`, `tls`, `trust`), a `pool` keeps idle connections, and
+//! a [`Connection`] exchanges one request at a time. It parses the head with httparse and receives the body directly into
+//! its destination. hyper receives bodies that are chunked or have no length (`streamed`). `range`, `date` and `encode`
+//! write and parse parts of headers and URLs; `failure` classifies errors.
 
 mod connection;
 pub(crate) mod date;
 mod dial;
+mod dialect;
 mod dns;
 pub(crate) mod encode;
 mod failure;
 mod frames;
+mod get_result;
 mod head;
-mod object;
-mod odd;
+mod origin;
 mod pool;
 mod proxy;
 pub(crate) mod range;
+pub(crate) mod redirect;
+mod request;
 mod response;
 mod socket;
+mod streamed;
 mod tls;
 mod transport;
 mod trust;
 
 pub(crate) use connection::Connection;
 pub(crate) use dial::Dialer;
-pub(crate) use failure::{Chain, Failure, Refusal, kind_of_status, shown};
+pub(crate) use dialect::{Dialect, error_of};
+pub(crate) use failure::{Chain, ErrorResponse, Failure, Refusal, kind_of_status, sanitize};
+pub(crate) use get_result::{BodyHeaders, DetailsParser, HttpGetResult};
 pub(crate) use head::Framing;
-pub(crate) use object::{BodyHeaders, OpenedObject};
-pub(crate) use odd::OddBody;
-pub(crate) use pool::{Lease, Line, Pool, refused};
+pub(crate) use origin::Origin;
+pub(crate) use pool::{ConnectionPool, Lease, PoolMap, connect_failure};
 pub(crate) use proxy::Proxy;
+pub(crate) use request::{
+    Anonymous, Authorize, Headers, Request, RequestHead, Unauthorized, exchange, invalid_header_value, is_header_value,
+    is_token, send,
+};
 pub(crate) use response::Response;
+pub(crate) use streamed::StreamedBody;
 pub(crate) use transport::Transport;
 
-/// A server: where a connection goes.
+/// The server that a connection goes to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Target {
     pub(crate) host: String,
@@ -46,14 +60,24 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// The server of a URL.
+    pub(crate) fn of(url: &http::Uri) -> Self {
+        let tls = url.scheme_str() == Some("https");
+        let port = url.port_u16().unwrap_or(default_port(tls));
+        Self { host: url.host().unwrap_or_default().to_owned(), port, tls }
+    }
+
     /// `host:port`
     pub(crate) fn authority(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 
-    /// What the `Host` header says: without the port where it is the scheme's own.
+    /// The value of the `Host` header, without the default port of the scheme.
     pub(crate) fn host_header(&self) -> String {
-        let usual = if self.tls { 443 } else { 80 };
-        if self.port == usual { self.host.clone() } else { self.authority() }
+        if self.port == default_port(self.tls) { self.host.clone() } else { self.authority() }
     }
+}
+
+fn default_port(tls: bool) -> u16 {
+    if tls { 443 } else { 80 }
 }

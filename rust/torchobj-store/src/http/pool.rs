@@ -1,4 +1,4 @@
-//! Keeps connections that are idle, the newest used first, none longer than the server would.
+//! Pools idle connections. The most recently used one is reused first; connections are closed before the server would.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,91 +8,91 @@ use std::time::Duration;
 
 use rustls::CertificateError;
 use tokio::time::Instant;
-use torchobj_core::client::most_connections;
+use torchobj_core::client::max_connections;
 use torchobj_core::error::ErrorKind;
 
 use super::dial::is_out_of_descriptors;
 use super::head::Head;
-use super::odd::OddBody;
 use super::proxy::Proxy;
+use super::streamed::StreamedBody;
 use super::{Connection, Dialer, Failure, Target};
 
-/// Connections to all servers of one client.
+/// The connection pools of one client, by server.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct PoolMap {
     dialer: Arc<Dialer>,
-    lines: Mutex<HashMap<Target, Arc<Line>>>,
+    pools: Mutex<HashMap<Target, Arc<ConnectionPool>>>,
     idle: Arc<IdleCount>,
 }
 
-/// How many connections of all lines are idle, and how many may be: a job that reads from many hosts keeps some of each.
+/// Number of idle connections of all pools of a client, and its maximum.
 #[derive(Debug)]
 struct IdleCount {
-    now: AtomicUsize,
-    most: usize,
+    current: AtomicUsize,
+    max: usize,
 }
 
-impl Pool {
+impl PoolMap {
     pub(crate) fn new(dialer: Arc<Dialer>) -> Self {
-        let idle = Arc::new(IdleCount { now: AtomicUsize::new(0), most: most_connections() });
-        Self { dialer, lines: Mutex::default(), idle }
+        let idle = Arc::new(IdleCount { current: AtomicUsize::new(0), max: max_connections() });
+        Self { dialer, pools: Mutex::default(), idle }
     }
 
-    /// The connections to `target`.
-    pub(crate) fn line(&self, target: &Target) -> Arc<Line> {
-        let mut lines = self.lines.lock().expect("no holder of this lock panics");
-        let line = lines.entry(target.clone()).or_insert_with(|| {
-            let (dialer, of_all) = (self.dialer.clone(), self.idle.clone());
-            Arc::new(Line { target: target.clone(), dialer, idle: Mutex::default(), of_all })
+    /// The pool of connections to `target`.
+    pub(crate) fn pool(&self, target: &Target) -> Arc<ConnectionPool> {
+        let mut pools = self.pools.lock().expect("no holder of this lock panics");
+        let pool = pools.entry(target.clone()).or_insert_with(|| {
+            let (dialer, idle_count) = (self.dialer.clone(), self.idle.clone());
+            Arc::new(ConnectionPool { target: target.clone(), dialer, idle: Mutex::default(), idle_count })
         });
-        line.clone()
+        pool.clone()
     }
 }
 
-/// Connections to one server.
-pub(crate) struct Line {
+/// All pooled connections to one server.
+pub(crate) struct ConnectionPool {
     target: Target,
     dialer: Arc<Dialer>,
     idle: Mutex<Idle>,
-    /// Those of the other lines of the pool included.
-    of_all: Arc<IdleCount>,
+    /// Includes the other pools of the client.
+    idle_count: Arc<IdleCount>,
 }
 
 #[derive(Default)]
 struct Idle {
-    /// The longest idle first.
+    /// The least recently used first.
     connections: Vec<(Connection, Instant)>,
-    /// Whether a task is there that closes what is idle for too long.
-    swept: bool,
+    /// Whether the task that closes expired connections runs.
+    task_running: bool,
 }
 
-impl std::fmt::Debug for Line {
+impl std::fmt::Debug for ConnectionPool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Line({})", self.target.authority())
+        write!(f, "ConnectionPool({})", self.target.authority())
     }
 }
 
-impl Line {
+impl ConnectionPool {
     /// The server.
     pub(crate) fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The proxy that requests must name the target whole for.
-    pub(crate) fn forwarder(&self) -> Option<&Proxy> {
-        self.dialer.forwarder(&self.target)
+    /// The proxy that forwards plain HTTP requests.
+    pub(crate) fn forward_proxy(&self) -> Option<&Proxy> {
+        self.dialer.forward_proxy(&self.target)
     }
 
-    /// A connection for one request, kept or new.
+    /// A connection for one request: an idle one, or a new one.
     pub(crate) async fn lease(self: &Arc<Self>) -> Result<Lease, Failure> {
         while let Some(connection) = self.pop() {
-            if connection.is_quiet() {
+            if connection.is_idle() {
                 return Ok(Lease::new(self, connection));
             }
         }
         match self.dialer.dial(&self.target).await {
             Ok(transport) => Ok(Lease::new(self, Connection::new(transport))),
-            Err(error) => Err(refused(&error)),
+            Err(error) => Err(connect_failure(&error)),
         }
     }
 
@@ -100,153 +100,155 @@ impl Line {
         let mut idle = self.idle.lock().expect("no holder of this lock panics");
         let (connection, since) = idle.connections.pop()?;
         if since.elapsed() < self.dialer.keep_alive() {
-            self.of_all.now.fetch_sub(1, Ordering::Relaxed);
+            self.idle_count.current.fetch_sub(1, Ordering::Relaxed);
             return Some(connection);
         }
-        // The newest is too old, so all are. They are closed without the lock.
+        // The most recently used one has expired, so all have. They are closed after the lock is released.
         let old = std::mem::take(&mut idle.connections);
-        self.of_all.now.fetch_sub(old.len() + 1, Ordering::Relaxed);
+        self.idle_count.current.fetch_sub(old.len() + 1, Ordering::Relaxed);
         drop(idle);
         drop(old);
         None
     }
 
     fn push(self: &Arc<Self>, connection: Connection) {
-        if self.of_all.now.fetch_add(1, Ordering::Relaxed) >= self.of_all.most {
-            self.of_all.now.fetch_sub(1, Ordering::Relaxed);
+        if self.idle_count.current.fetch_add(1, Ordering::Relaxed) >= self.idle_count.max {
+            self.idle_count.current.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         let mut idle = self.idle.lock().expect("no holder of this lock panics");
         idle.connections.push((connection, Instant::now()));
-        if !idle.swept {
-            idle.swept = true;
-            tokio::spawn(sweep(Arc::downgrade(self), self.dialer.keep_alive()));
+        if !idle.task_running {
+            idle.task_running = true;
+            tokio::spawn(close_expired(Arc::downgrade(self), self.dialer.keep_alive()));
         }
     }
 
-    /// Closes what is idle for too long, and says when to come again: never, when nothing is left.
-    fn close_old(&self, keep_alive: Duration) -> Option<Duration> {
+    /// Closes expired connections. Returns the time until the next one expires; `None` if no connection is left.
+    fn close_expired(&self, keep_alive: Duration) -> Option<Duration> {
         let mut idle = self.idle.lock().expect("no holder of this lock panics");
         let old = idle.connections.partition_point(|(_, since)| since.elapsed() >= keep_alive);
         let old: Vec<_> = idle.connections.drain(..old).collect();
-        self.of_all.now.fetch_sub(old.len(), Ordering::Relaxed);
+        self.idle_count.current.fetch_sub(old.len(), Ordering::Relaxed);
         let next = idle.connections.first().map(|(_, since)| keep_alive.saturating_sub(since.elapsed()));
-        idle.swept = next.is_some();
+        idle.task_running = next.is_some();
         drop(idle);
         drop(old);
         next
     }
 }
 
-/// Lives while there are idle connections: it ends with the last one, or with the line.
-async fn sweep(line: Weak<Line>, keep_alive: Duration) {
+/// Closes expired connections until no idle connection is left, or the pool is dropped.
+async fn close_expired(pool: Weak<ConnectionPool>, keep_alive: Duration) {
     let mut wait = keep_alive;
     loop {
         tokio::time::sleep(wait.max(Duration::from_millis(10))).await;
-        let Some(line) = line.upgrade() else { return };
-        match line.close_old(keep_alive) {
+        let Some(pool) = pool.upgrade() else { return };
+        match pool.close_expired(keep_alive) {
             Some(next) => wait = next,
             None => return,
         }
     }
 }
 
-/// What kind of failure it is that no connection could be made. The source is a copy: the SDK keeps its errors.
-pub(crate) fn refused(error: &io::Error) -> Failure {
+/// Classifies the failure of a connect. Copies the error, because the SDK owns its errors.
+pub(crate) fn connect_failure(error: &io::Error) -> Failure {
     let (kind, message) = match error.kind() {
         io::ErrorKind::TimedOut => (ErrorKind::Timeout, "no connection"),
-        // A certificate that is not trusted today is not trusted in a second.
+        // Not retried: a certificate that is not trusted will not be trusted later.
         io::ErrorKind::InvalidData => (ErrorKind::InvalidRequest, "the TLS handshake failed"),
         io::ErrorKind::InvalidInput => (ErrorKind::Config, "no connection"),
         _ => (ErrorKind::Connect, "no connection"),
     };
     let source = Some(io::Error::new(error.kind(), error.to_string()));
-    Failure { kind, message, source, hint: hint(error) }
+    Failure { kind, message: message.into(), source, hint: hint(error) }
 }
 
-/// What to do about a TLS handshake that failed, or about a limit of this process.
+/// The next step for the user after a failed TLS handshake, or when the limit on open files is reached.
 fn hint(error: &io::Error) -> Option<&'static str> {
     if is_out_of_descriptors(error) {
         return Some("raise the limit on open files: ulimit -n");
     }
     match error.get_ref()?.downcast_ref()? {
-        rustls::Error::InvalidMessage(_) => Some("where the server speaks no TLS, begin endpoint_url with http://"),
+        rustls::Error::InvalidMessage(_) => Some("if the server does not use TLS, begin endpoint_url with http://"),
         rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            Some("set ca_bundle to the PEM file of the CA that signed the certificate of the server")
+            Some("set ca_bundle to the PEM file of the CA that signed the server's certificate")
         }
         rustls::Error::InvalidCertificate(CertificateError::Other(_)) => Some(
-            "where ca_bundle is the server's own self-signed certificate: it must not be one of a CA; make it with \
-             basicConstraints=CA:FALSE, or sign it by a CA and set ca_bundle to that CA's",
+            "if ca_bundle is the self-signed certificate of the server: it must not be a CA certificate; create it with \
+             basicConstraints=CA:FALSE, or sign it with a CA and set ca_bundle to the certificate of that CA",
         ),
         _ => None,
     }
 }
 
-/// A connection that is in use. Dropped before its answer was taken whole it is closed, and the request with it.
+/// A connection in use. Dropping it returns the connection to the pool if the response was read to its end, and closes it
+/// otherwise.
 pub(crate) struct Lease {
-    line: Arc<Line>,
-    /// Taken when the lease ends, and while a body of odd framing is streamed.
+    pool: Arc<ConnectionPool>,
+    /// Taken when the lease is dropped, and while hyper receives a body.
     connection: Option<Connection>,
-    /// The head of the current answer and its bytes, from when its connection was taken to stream the body.
-    kept: Option<Box<(Head, Vec<u8>)>>,
+    /// The head of the current response and its bytes, if hyper receives the body.
+    saved_head: Option<Box<(Head, Vec<u8>)>>,
 }
 
 impl Lease {
-    fn new(line: &Arc<Line>, connection: Connection) -> Self {
-        Self { line: line.clone(), connection: Some(connection), kept: None }
+    fn new(pool: &Arc<ConnectionPool>, connection: Connection) -> Self {
+        Self { pool: pool.clone(), connection: Some(connection), saved_head: None }
     }
 
-    /// A header of the current answer, also after its body was read or broke.
+    /// A header of the current response. Available also after its body was received or failed.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        let (head, bytes) = match &self.kept {
-            Some(kept) => (&kept.0, kept.1.as_slice()),
-            None => self.answer().head(),
+        let (head, bytes) = match &self.saved_head {
+            Some(saved) => (&saved.0, saved.1.as_slice()),
+            None => self.get_ref().head(),
         };
         head.headers(bytes).find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 
     /// The connection.
     pub(crate) fn connection(&mut self) -> &mut Connection {
-        self.connection.as_mut().expect("only the end of the lease takes the connection")
+        self.connection.as_mut().expect("the connection is taken only by drop and while hyper receives a body")
     }
 
-    /// The connection, to be read only.
-    pub(crate) fn answer(&self) -> &Connection {
-        self.connection.as_ref().expect("only the end of the lease takes the connection")
+    /// The connection, by shared reference.
+    pub(crate) fn get_ref(&self) -> &Connection {
+        self.connection.as_ref().expect("the connection is taken only by drop and while hyper receives a body")
     }
 
-    /// Takes a short body of any framing, up to `limit` bytes.
+    /// Receives a body of any framing and at most `limit` bytes.
     pub(crate) async fn read_text(&mut self, method: &'static str, limit: usize) -> Result<Vec<u8>, Failure> {
-        if self.answer().framing() != super::Framing::Odd {
+        if self.get_ref().framing() != super::Framing::Streamed {
             return self.connection().read_text(limit).await;
         }
         let mut body = self.stream(method).await?;
         let mut text = Vec::new();
         while let Some(bytes) = body.next().await? {
             if text.len() + bytes.len() > limit {
-                return Err(Failure::new(ErrorKind::Protocol, "the answer is too long"));
+                return Err(Failure::new(ErrorKind::Protocol, "the response is too long"));
             }
             text.extend_from_slice(&bytes);
         }
-        self.give_back(body);
+        self.return_connection(body);
         Ok(text)
     }
 
-    /// The body of the response to a `method` request, of odd framing. The lease has no connection until it is given
-    /// back.
-    pub(crate) async fn stream(&mut self, method: &'static str) -> Result<OddBody, Failure> {
-        let connection = self.connection.take().expect("only the end of the lease takes the connection");
+    /// Receives the body of the response to a `method` request with hyper. The lease has no connection until
+    /// [`Self::return_connection`].
+    pub(crate) async fn stream(&mut self, method: &'static str) -> Result<StreamedBody, Failure> {
+        let connection =
+            self.connection.take().expect("the connection is taken only by drop and while hyper receives a body");
         let (head, bytes) = connection.head();
-        self.kept = Some(Box::new((head.clone(), bytes.to_vec())));
-        OddBody::open(connection, method).await
+        self.saved_head = Some(Box::new((head.clone(), bytes.to_vec())));
+        StreamedBody::open(connection, method).await
     }
 
-    /// Keeps the connection of a body that has ended.
-    pub(crate) fn give_back(&mut self, body: OddBody) {
+    /// Takes back the connection of a body that has ended.
+    pub(crate) fn return_connection(&mut self, body: StreamedBody) {
         self.connection = Some(body.into_connection());
     }
 
-    /// Receives a short body of known length and leaves it to be taken.
+    /// Receives a body of known length without consuming it.
     pub(crate) async fn peek_text(&mut self) -> Result<&[u8], Failure> {
         self.connection().peek_text().await
     }
@@ -255,7 +257,7 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         if let Some(connection) = self.connection.take().filter(Connection::is_reusable) {
-            self.line.push(connection);
+            self.pool.push(connection);
         }
     }
 }

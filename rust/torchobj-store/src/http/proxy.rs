@@ -1,4 +1,4 @@
-//! Which proxy a request takes, and the tunnel through it. Does not connect.
+//! Selects the proxy for a target, and opens tunnels through it. Does not connect to the proxy.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,20 +12,20 @@ use super::Target;
 use super::socket::Socket;
 use crate::env;
 
-/// The proxies of the environment, read once per client.
+/// The proxy settings of the environment, read once per client.
 #[derive(Debug, Default)]
 pub(super) struct Proxies {
     https: Option<Proxy>,
     http: Option<Proxy>,
-    direct: Vec<String>,
+    no_proxy: Vec<String>,
 }
 
-/// A proxy that speaks HTTP.
+/// An HTTP proxy.
 #[derive(Clone)]
 pub(crate) struct Proxy {
     pub(super) host: String,
     pub(super) port: u16,
-    /// `Basic …`, from the URL's user and password.
+    /// `Basic …`, from the user and password in the URL of the proxy.
     authorization: Option<String>,
 }
 
@@ -36,12 +36,12 @@ impl std::fmt::Debug for Proxy {
 }
 
 impl Proxies {
-    /// Those of the environment.
+    /// The proxies of the environment.
     pub(super) fn from_env() -> io::Result<Self> {
         let proxy = |names: &[&'static str]| env::first_of(names).map(|(name, url)| parse(name, &url)).transpose();
-        let direct = env::first_of(&env::NO_PROXY).map(|(_, hosts)| hosts).unwrap_or_default();
-        let direct = direct.split(',').map(|host| host.trim().to_ascii_lowercase()).filter(|host| !host.is_empty());
-        Ok(Self { https: proxy(&env::HTTPS_PROXY)?, http: proxy(&env::HTTP_PROXY)?, direct: direct.collect() })
+        let no_proxy = env::first_of(&env::NO_PROXY).map(|(_, hosts)| hosts).unwrap_or_default();
+        let no_proxy = no_proxy.split(',').map(|host| host.trim().to_ascii_lowercase()).filter(|host| !host.is_empty());
+        Ok(Self { https: proxy(&env::HTTPS_PROXY)?, http: proxy(&env::HTTP_PROXY)?, no_proxy: no_proxy.collect() })
     }
 
     #[cfg(test)]
@@ -49,23 +49,23 @@ impl Proxies {
         Self { http: Some(parse("http_proxy", url).unwrap()), ..Self::default() }
     }
 
-    /// The proxy for `target`, if it is not reached directly.
-    pub(super) fn of(&self, target: &Target) -> Option<&Proxy> {
+    /// The proxy for `target`; `None`: connections to it are direct.
+    pub(super) fn for_target(&self, target: &Target) -> Option<&Proxy> {
         let proxy = if target.tls { self.https.as_ref() } else { self.http.as_ref() };
         proxy.filter(|_| !self.is_direct(&target.host, target.port))
     }
 
-    /// Whether `NO_PROXY` names a host: by itself, by a domain it is in, with or without its port, by a range of addresses
-    /// (`10.0.0.0/8`), or by `*`. Addresses of the link itself, where machines and containers get credentials from, are never a proxy's.
+    /// Returns whether `NO_PROXY` contains a host: its name or address, a domain of it, either of them with its port, a network
+    /// (`10.0.0.0/8`), or `*`. Link-local addresses, from which machines and containers get credentials, are always direct.
     fn is_direct(&self, host: &str, port: u16) -> bool {
         let host = host.to_ascii_lowercase();
         if host.parse::<Ipv4Addr>().is_ok_and(|address| address.is_link_local()) || host.contains("fd00:ec2::") {
             return true;
         }
         let address = host.trim_matches(['[', ']']).parse::<IpAddr>().ok();
-        self.direct.iter().any(|rule| {
-            if let (Some(address), Some(range)) = (address, Range::parse(rule)) {
-                return range.contains(address);
+        self.no_proxy.iter().any(|rule| {
+            if let (Some(address), Some(network)) = (address, Network::parse(rule)) {
+                return network.contains(address);
             }
             let (rule, of_port) = match rule.rsplit_once(':') {
                 Some((name, of_port)) if !name.contains(':') => (name, of_port.parse::<u16>().ok()),
@@ -80,49 +80,49 @@ impl Proxies {
     }
 }
 
-/// Addresses that share the first bits of one; a single address shares them all.
-struct Range {
+/// An IP network in CIDR notation, or a single address.
+struct Network {
     address: IpAddr,
-    bits: u32,
+    prefix_bits: u32,
 }
 
-impl Range {
+impl Network {
     fn parse(rule: &str) -> Option<Self> {
-        let (address, bits) = rule.split_once('/').map_or((rule, None), |(address, bits)| (address, Some(bits)));
+        let (address, prefix_bits) = rule.split_once('/').map_or((rule, None), |(address, bits)| (address, Some(bits)));
         let address: IpAddr = address.trim_matches(['[', ']']).parse().ok()?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let bits = bits.map_or(Some(most), |bits| bits.parse().ok().filter(|bits| *bits <= most))?;
-        Some(Self { address, bits })
+        let max = if address.is_ipv4() { 32 } else { 128 };
+        let prefix_bits = prefix_bits.map_or(Some(max), |bits| bits.parse().ok().filter(|bits| *bits <= max))?;
+        Some(Self { address, prefix_bits })
     }
 
     fn contains(&self, address: IpAddr) -> bool {
-        let differing = match (self.address, address) {
+        let common_bits = match (self.address, address) {
             (IpAddr::V4(ours), IpAddr::V4(other)) => (ours.to_bits() ^ other.to_bits()).leading_zeros(),
             (IpAddr::V6(ours), IpAddr::V6(other)) => (ours.to_bits() ^ other.to_bits()).leading_zeros(),
             _ => return false,
         };
-        differing >= self.bits
+        common_bits >= self.prefix_bits
     }
 }
 
 fn parse(name: &str, url: &str) -> io::Result<Proxy> {
-    // Not the URL: a password may be in it.
+    // The message omits the URL, which may contain a password.
     let refuse = |problem: &str| {
-        let message = format!("{name} {problem}: expected the URL of an http proxy, as http://proxy:3128");
+        let message = format!("{name} {problem}: expected the URL of an HTTP proxy, such as http://proxy:3128");
         io::Error::new(io::ErrorKind::InvalidInput, message)
     };
     let with_scheme = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-    let uri: Uri = with_scheme.parse().map_err(|_| refuse("is no URL"))?;
+    let uri: Uri = with_scheme.parse().map_err(|_| refuse("is not a URL"))?;
     if uri.scheme_str() != Some("http") {
         let scheme = uri.scheme_str().unwrap_or_default();
-        return Err(refuse(&format!("begins with {scheme}://, which is not spoken")));
+        return Err(refuse(&format!("begins with {scheme}://, which is not supported")));
     }
-    let authority = uri.authority().ok_or_else(|| refuse("names no host"))?;
-    // A password with a `/` ends the authority: what is in front of it is no host.
+    let authority = uri.authority().ok_or_else(|| refuse("has no host"))?;
+    // A `/` in a password would end the authority.
     if uri.path_and_query().is_some_and(|path| path.as_str() != "/")
         || authority.port().is_none() && authority.as_str().ends_with(':')
     {
-        return Err(refuse("has a path or a query (in a password, / ? # and @ are written %2F %3F %23 and %40)"));
+        return Err(refuse("has a path or a query (in a password, write / ? # @ as %2F %3F %23 %40)"));
     }
     let authorization = authority.as_str().rsplit_once('@').map(|(user, _)| {
         let user = percent_decode(user);
@@ -132,17 +132,17 @@ fn parse(name: &str, url: &str) -> io::Result<Proxy> {
 }
 
 fn percent_decode(text: &str) -> Vec<u8> {
-    // The decoder of listings knows `+` as a space, which in a password it is not.
+    // `decode_listed` would decode `+` as a space.
     super::encode::decode_listed(&text.replace('+', "%2B")).unwrap_or_else(|| text.to_owned()).into_bytes()
 }
 
 impl Proxy {
-    /// What `Proxy-Authorization` says, where the proxy's URL has a user. To a tunnel it is said by `tunnel`.
+    /// The value of `Proxy-Authorization` for forwarded requests, if the URL of the proxy has a user.
     pub(crate) fn authorization(&self) -> Option<&str> {
         self.authorization.as_deref()
     }
 
-    /// Asks the proxy, over `socket`, for a tunnel to `target`.
+    /// Opens a tunnel to `target` over `socket`, which is connected to the proxy.
     pub(super) async fn tunnel(&self, socket: &mut Socket, target: &Target) -> io::Result<()> {
         let authority = target.authority();
         let mut request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n");
@@ -151,17 +151,17 @@ impl Proxy {
         }
         request.push_str("\r\n");
         socket.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        // Byte by byte: what follows the head belongs to the tunnel.
-        while !answer.ends_with(b"\r\n\r\n") {
-            if answer.len() > 16 << 10 {
-                return Err(io::Error::other(format!("{self:?}: its answer to CONNECT has no end")));
+        let mut head = Vec::new();
+        // Byte by byte: the bytes after the head belong to the tunnel.
+        while !head.ends_with(b"\r\n\r\n") {
+            if head.len() > 16 << 10 {
+                return Err(io::Error::other(format!("{self:?}: the response to CONNECT is larger than 16 KiB")));
             }
-            answer.push(socket.read_u8().await?);
+            head.push(socket.read_u8().await?);
         }
         let mut headers = [httparse::EMPTY_HEADER; 64];
         let mut response = httparse::Response::new(&mut headers);
-        response.parse(&answer).map_err(io::Error::other)?;
+        response.parse(&head).map_err(io::Error::other)?;
         match response.code {
             Some(200..=299) => Ok(()),
             code => {
@@ -176,37 +176,39 @@ impl Proxy {
 mod tests {
     use super::*;
 
-    fn direct(rules: &str) -> Proxies {
-        Proxies { direct: rules.split(',').map(str::to_owned).collect(), ..Proxies::default() }
+    fn with_no_proxy(no_proxy: &str) -> Proxies {
+        Proxies { no_proxy: no_proxy.split(',').map(str::to_owned).collect(), ..Proxies::default() }
     }
 
     #[test]
-    fn no_proxy_names_hosts_domains_and_ports() {
-        let rules = direct("localhost,.example.com,10.0.0.1:9000,s3.amazonaws.com");
+    fn no_proxy_contains_hosts_domains_and_ports() {
+        let proxies = with_no_proxy("localhost,.example.com,10.0.0.1:9000,s3.amazonaws.com");
         for host in ["localhost", "a.example.com", "example.com", "b.s3.amazonaws.com"] {
-            assert!(rules.is_direct(host, 443), "{host}");
+            assert!(proxies.is_direct(host, 443), "{host}");
         }
         for host in ["notexample.com", "10.0.0.1", "amazonaws.com"] {
-            assert!(!rules.is_direct(host, 443), "{host}");
+            assert!(!proxies.is_direct(host, 443), "{host}");
         }
-        assert!(rules.is_direct("10.0.0.1", 9000));
-        assert!(direct("*").is_direct("anything", 1));
+        assert!(proxies.is_direct("10.0.0.1", 9000));
+        assert!(with_no_proxy("*").is_direct("anything", 1));
         for metadata in ["169.254.169.254", "169.254.170.2", "[fd00:ec2::254]"] {
-            assert!(direct("").is_direct(metadata, 80), "{metadata}");
+            assert!(with_no_proxy("").is_direct(metadata, 80), "{metadata}");
         }
     }
 
     #[test]
-    fn no_proxy_names_ranges_of_addresses() {
-        let rules = direct("10.0.0.0/8,192.168.1.77/24,fd00:1::/32,::1,172.16.0.1,0.0.0.0/33,10.1.0.0/x");
+    fn no_proxy_contains_networks() {
+        let proxies = with_no_proxy("10.0.0.0/8,192.168.1.77/24,fd00:1::/32,::1,172.16.0.1,0.0.0.0/33,10.1.0.0/x");
         for host in ["10.255.0.1", "192.168.1.1", "[fd00:1:2::3]", "[::1]", "172.16.0.1"] {
-            assert!(rules.is_direct(host, 443), "{host}");
+            assert!(proxies.is_direct(host, 443), "{host}");
         }
         for host in ["11.0.0.1", "192.168.2.1", "[fd00:2::1]", "[::2]", "172.16.0.2", "10.example", "s3.amazonaws.com"]
         {
-            assert!(!rules.is_direct(host, 443), "{host}");
+            assert!(!proxies.is_direct(host, 443), "{host}");
         }
-        assert!(direct("0.0.0.0/0").is_direct("8.8.8.8", 1) && !direct("0.0.0.0/0").is_direct("[::1]", 1));
+        assert!(
+            with_no_proxy("0.0.0.0/0").is_direct("8.8.8.8", 1) && !with_no_proxy("0.0.0.0/0").is_direct("[::1]", 1)
+        );
     }
 
     #[test]
@@ -221,11 +223,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_http_proxy_is_refused_by_name() {
+    fn the_error_of_an_invalid_proxy_names_its_variable_and_shows_no_password() {
         for (url, problem) in [
             ("socks5://user:secret@proxy:1080", "begins with socks5://"),
-            ("http://", "is no URL"),
-            ("http://user:secret@a b", "is no URL"),
+            ("http://", "is not a URL"),
+            ("http://user:secret@a b", "is not a URL"),
             ("http://user:12/secret@proxy:3128", "has a path"),
             ("http://user:12?secret@proxy:3128", "has a path"),
         ] {

@@ -1,24 +1,79 @@
-//! A response that is a success: its head has been received, its body has not.
+//! A response whose head is received.
 
-use super::{Framing, Lease};
+use torchobj_core::error::{Error, Operation, Result};
 
-/// The head of a response, and the connection that its body comes over.
+use super::dialect::Dialect;
+use super::{ErrorResponse, Failure, Framing, Lease};
+
+/// Maximum size of the body of an error. Those of S3 have a few hundred bytes; a larger page of a proxy is not read.
+const MAX_ERROR_BYTES: usize = 64 << 10;
+
+/// The head of a response, and the connection that receives its body.
 pub(crate) struct Response {
     pub(crate) lease: Lease,
     pub(crate) status: u16,
+    /// Method of the request.
+    pub(crate) method: &'static str,
 }
 
 impl Response {
-    /// The value of a header; the case of `name` does not matter.
+    /// The value of a header. `name` is case-insensitive.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.lease.header(name)
     }
 
-    /// Length of the body in bytes, where the response announces it.
+    /// Length of the body in bytes, if the response announces it.
     pub(crate) fn length(&self) -> Option<u64> {
-        match self.lease.answer().framing() {
+        match self.lease.get_ref().framing() {
             Framing::Length(length) => Some(length),
-            Framing::Empty | Framing::Odd => None,
+            Framing::Empty | Framing::Streamed => None,
+        }
+    }
+
+    /// Receives a body of at most `limit_bytes`.
+    pub(crate) async fn read_text(&mut self, limit_bytes: usize) -> Result<Vec<u8>, Failure> {
+        self.lease.read_text(self.method, limit_bytes).await
+    }
+
+    /// Parses a received body as an error of the provider, for any status; `None` if it is not one.
+    pub(crate) fn error_in(
+        &self,
+        body: &[u8],
+        operation: Operation,
+        key: Option<&str>,
+        dialect: &dyn Dialect,
+    ) -> Option<Error> {
+        let header = |name: &str| self.header(name).map(str::to_owned);
+        let response = ErrorResponse { status: self.status, header: &header, body };
+        let refusal = dialect.refusal(operation, &response);
+        refusal.code.is_some().then(|| refusal.into_error(operation, dialect.url(key), &response))
+    }
+
+    /// Receives the body of an error; empty if the response has none or it cannot be received.
+    pub(super) async fn error_body(&mut self) -> Vec<u8> {
+        if self.method == "HEAD" || self.lease.get_ref().framing() == Framing::Empty {
+            return Vec::new();
+        }
+        self.read_text(MAX_ERROR_BYTES).await.unwrap_or_default()
+    }
+
+    /// Returns the response, or an error if its body is an error of the provider of at most 64 KiB, for any status.
+    pub(crate) async fn unless_error(
+        mut self,
+        operation: Operation,
+        key: Option<&str>,
+        dialect: &dyn Dialect,
+    ) -> Result<Self> {
+        if self.length().is_none_or(|length| length > MAX_ERROR_BYTES as u64) {
+            return Ok(self);
+        }
+        let body = match self.lease.peek_text().await {
+            Ok(body) => body.to_vec(),
+            Err(failure) => return Err(failure.into_error(operation, dialect.url(key))),
+        };
+        match self.error_in(&body, operation, key, dialect) {
+            Some(error) => Err(error),
+            None => Ok(self),
         }
     }
 }

@@ -12,16 +12,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use torchobj_core::fork::{self, Local};
 
-/// A connected socket. Dropping it closes it, whatever was on its way.
+/// A connected socket. Dropping it closes it.
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// Taken by `drop` only, to be closed inside. A fork has closed its child's copy, whose number may be another file's.
+    /// Taken only by `drop`, which closes it inside `fork::enter`. In a forked child it is closed already, and its number may
+    /// belong to another file.
     stream: Local<TcpStream>,
     descriptor: RawFd,
 }
 
 impl Socket {
-    /// Connects to `address`. Small writes are sent at once (no Nagle).
+    /// Connects to `address`, with `TCP_NODELAY`.
     pub(crate) async fn connect(address: SocketAddr) -> io::Result<Self> {
         let socket = Self::open(address)?;
         let stream = socket.stream.own();
@@ -52,8 +53,8 @@ impl Socket {
         Pin::new(self.stream.own_mut())
     }
 
-    /// Whether nothing arrived, and nobody closed, since the last answer was read.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// Returns whether the socket is open and has no unread bytes.
+    pub(crate) fn is_idle(&self) -> bool {
         matches!(self.stream.own().try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 }
@@ -62,7 +63,7 @@ impl Drop for Socket {
     fn drop(&mut self) {
         let Some(stream) = self.stream.take() else { return };
         let inside = fork::enter();
-        fork::forget(&inside, self.descriptor);
+        fork::unregister(&inside, self.descriptor);
         drop(stream);
     }
 }

@@ -1,4 +1,5 @@
-//! TLS over a socket by rustls, read in large pieces: rustls' own stream reads 4 to 18 KiB a call. Knows no HTTP.
+//! TLS over a socket, with rustls. Reads up to 72 KiB per system call; the stream of rustls reads 4 to 18 KiB. Independent
+//! of HTTP.
 
 use std::io;
 use std::pin::Pin;
@@ -13,42 +14,42 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::socket::Socket;
 
-/// Four records and a little: as much as one call to the kernel brings. A record has at most 16 KiB and 2 KiB of its
-/// own (RFC 8446, section 5.2).
+/// Maximum number of bytes of one read: four records, each with at most 16 KiB of data and 2 KiB of overhead (RFC 8446,
+/// section 5.2).
 const INCOMING_BYTES: usize = 72 << 10;
 
-/// Plain bytes that are encrypted at a time: they stay in the cache between the two passes.
+/// Maximum number of bytes that one write encrypts: small enough to stay in the CPU cache until they are sent.
 const CHUNK_BYTES: usize = 64 << 10;
 
-/// A socket that speaks TLS.
+/// A TLS connection over a socket.
 pub(crate) struct TlsStream {
     socket: Socket,
     session: UnbufferedClientConnection,
-    /// Records as they came; `start..end` are not decrypted yet.
+    /// Received records; `start..end` are not decrypted yet.
     incoming: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Records to be sent; those before `sent` are.
+    /// Records to send; `..sent` are sent.
     outgoing: Vec<u8>,
     sent: usize,
-    /// Decrypted bytes that found no room; those before `taken` were read since.
+    /// Decrypted bytes that did not fit into the buffer of the reader; `..taken` were read since.
     plain: Vec<u8>,
     taken: usize,
-    /// The peer said that it sends nothing more, or closed.
+    /// The peer has closed the connection or its sending side.
     ended: bool,
 }
 
-/// What the session waits for when it can do nothing more with what is there.
+/// State of the session after all received records are processed.
 #[derive(PartialEq, Eq)]
-enum Wants {
-    /// More of the handshake from the peer.
+enum Phase {
+    /// It needs more records of the handshake from the peer.
     Handshake,
-    /// Anything: the handshake is done.
+    /// The handshake is complete.
     Traffic,
 }
 
 impl TlsStream {
-    /// Shakes hands with `name` over `socket`.
+    /// Performs the handshake with the server `name` over `socket`.
     pub(crate) async fn connect(
         socket: Socket,
         config: Arc<ClientConfig>,
@@ -71,42 +72,42 @@ impl TlsStream {
         Ok(stream)
     }
 
-    /// Whether nothing arrived since the last answer was read. Between requests TLS itself may have sent something
-    /// (tickets); then this says no, and costs a connection, never an answer.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.plain.len() == self.taken && self.start == self.end && !self.ended && self.socket.is_quiet()
+    /// Returns whether the connection is open and has no unread bytes. A session ticket that arrives between two requests counts
+    /// as unread bytes: the connection is then not reused, which is safe.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.plain.len() == self.taken && self.start == self.end && !self.ended && self.socket.is_idle()
     }
 
     fn poll_handshake(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
-            let wants = self.process(&mut ReadBuf::new(&mut []))?;
+            let phase = self.process(&mut ReadBuf::new(&mut []))?;
             ready!(self.poll_send(cx))?;
-            if wants == Wants::Traffic {
+            if phase == Phase::Traffic {
                 return Poll::Ready(Ok(()));
             }
             if self.ended {
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::UnexpectedEof,
-                    "closed within the TLS handshake",
+                    "the server closed the connection within the TLS handshake",
                 )));
             }
             ready!(self.poll_receive(cx))?;
         }
     }
 
-    /// Decrypts what came into `out`, what finds no room there into `plain`, and encodes what must be answered.
-    fn process(&mut self, out: &mut ReadBuf<'_>) -> io::Result<Wants> {
+    /// Decrypts received records into `out`, and into `plain` if `out` is full. Encodes records that must be sent.
+    fn process(&mut self, out: &mut ReadBuf<'_>) -> io::Result<Phase> {
         loop {
             let UnbufferedStatus { discard, state } =
                 self.session.process_tls_records(&mut self.incoming[self.start..self.end]);
-            let mut wants = None;
+            let mut phase = None;
             match state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))? {
                 ConnectionState::ReadTraffic(mut traffic) => {
                     while let Some(record) = traffic.next_record() {
                         let payload = record.map_err(io::Error::other)?.payload;
-                        let room = payload.len().min(out.remaining());
-                        out.put_slice(&payload[..room]);
-                        self.plain.extend_from_slice(&payload[room..]);
+                        let count = payload.len().min(out.remaining());
+                        out.put_slice(&payload[..count]);
+                        self.plain.extend_from_slice(&payload[count..]);
                     }
                 }
                 ConnectionState::EncodeTlsData(mut encode) => {
@@ -117,22 +118,22 @@ impl TlsStream {
                     let count = encode.encode(&mut self.outgoing[at..]).map_err(io::Error::other)?;
                     self.outgoing.truncate(at + count);
                 }
-                // They are sent before anything is waited for.
+                // The callers send the encoded records before they wait for others.
                 ConnectionState::TransmitTlsData(transmit) => transmit.done(),
-                ConnectionState::BlockedHandshake => wants = Some(Wants::Handshake),
-                ConnectionState::WriteTraffic(_) => wants = Some(Wants::Traffic),
+                ConnectionState::BlockedHandshake => phase = Some(Phase::Handshake),
+                ConnectionState::WriteTraffic(_) => phase = Some(Phase::Traffic),
                 _ => {
                     self.ended = true;
-                    wants = Some(Wants::Traffic);
+                    phase = Some(Phase::Traffic);
                 }
             }
             self.start += discard;
-            // Room behind is made when nothing is left, or at the next receive.
+            // If bytes are left, `poll_receive` moves them to the start.
             if self.start == self.end {
                 (self.start, self.end) = (0, 0);
             }
-            if let Some(wants) = wants {
-                return Ok(wants);
+            if let Some(phase) = phase {
+                return Ok(phase);
             }
         }
     }
@@ -142,9 +143,9 @@ impl TlsStream {
             self.incoming.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let mut room = ReadBuf::new(&mut self.incoming[self.end..]);
-        ready!(Pin::new(&mut self.socket).poll_read(cx, &mut room))?;
-        let count = room.filled().len();
+        let mut unfilled = ReadBuf::new(&mut self.incoming[self.end..]);
+        ready!(Pin::new(&mut self.socket).poll_read(cx, &mut unfilled))?;
+        let count = unfilled.filled().len();
         self.ended |= count == 0;
         self.end += count;
         Poll::Ready(Ok(()))
@@ -163,15 +164,15 @@ impl TlsStream {
         Poll::Ready(Ok(()))
     }
 
-    /// Encrypts `plain` behind what is to be sent.
+    /// Encrypts `plain` and appends it to `outgoing`.
     fn encrypt(&mut self, plain: &[u8]) -> io::Result<()> {
         let status = self.session.process_tls_records(&mut self.incoming[self.start..self.start]);
         let state = status.state.map_err(io::Error::other)?;
         let ConnectionState::WriteTraffic(mut traffic) = state else {
-            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the TLS session takes no more data"));
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the TLS session is closed"));
         };
         let at = self.outgoing.len();
-        // Each record of at most 16 KiB grows by at most 22 bytes, header and tag.
+        // Header and tag add at most 22 bytes to each record of at most 16 KiB.
         self.outgoing.resize(at + plain.len() + (plain.len() / (16 << 10) + 1) * 64, 0);
         let count = match traffic.encrypt(plain, &mut self.outgoing[at..]) {
             Err(EncryptError::InsufficientSize(size)) => {
@@ -215,7 +216,7 @@ impl AsyncWrite for TlsStream {
         ready!(self.poll_send(cx))?;
         let count = plain.len().min(CHUNK_BYTES);
         self.encrypt(&plain[..count])?;
-        // The records are ours to send now, whether the socket takes them at once or at the next call.
+        // The bytes count as written: records that the socket does not accept now are sent by the next call.
         if let Poll::Ready(Err(error)) = self.poll_send(cx) {
             return Poll::Ready(Err(error));
         }

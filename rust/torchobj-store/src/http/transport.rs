@@ -1,4 +1,4 @@
-//! A socket, or TLS over one: what HTTP is spoken over.
+//! The transport of HTTP: a TCP socket, or TLS over one.
 
 use std::io;
 use std::pin::Pin;
@@ -16,11 +16,11 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// Whether nothing arrived, and nobody closed, since the last answer was read.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// Returns whether the connection is open and has no unread bytes.
+    pub(crate) fn is_idle(&self) -> bool {
         match self {
-            Self::Plain(socket) => socket.is_quiet(),
-            Self::Tls(stream) => stream.is_quiet(),
+            Self::Plain(socket) => socket.is_idle(),
+            Self::Tls(stream) => stream.is_idle(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whom TLS trusts: a CA bundle, or the system's certificates, or Mozilla's where the system has none.
+//! CA certificates that TLS trusts: a CA bundle, those of the system, or those of Mozilla if the system has none.
 
 use std::fs::File;
 use std::io;
@@ -26,7 +26,10 @@ pub(super) fn tls_config(config: &HttpConfig) -> io::Result<Arc<ClientConfig>> {
         };
         builder.with_root_certificates(roots).with_no_client_auth()
     } else {
-        builder.dangerous().with_custom_certificate_verifier(Arc::new(TrustAnyone(provider))).with_no_client_auth()
+        builder
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
+            .with_no_client_auth()
     };
     Ok(Arc::new(config))
 }
@@ -41,7 +44,7 @@ fn bundle(path: &Path) -> io::Result<RootCertStore> {
         roots.add(certificate.map_err(|error| explain(&error))?).map_err(|error| explain(&error))?;
     }
     if roots.is_empty() {
-        return Err(explain(&"no certificate in it"));
+        return Err(explain(&"it contains no certificate"));
     }
     Ok(roots)
 }
@@ -49,20 +52,20 @@ fn bundle(path: &Path) -> io::Result<RootCertStore> {
 fn system() -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let found = rustls_native_certs::load_native_certs();
-    // A system has certificates that no parser of today reads; the others do.
+    // Some certificates of a system cannot be parsed; they are skipped.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() {
-        log::info!("the system has no CA certificates: trusting those of Mozilla that were built in");
+        log::info!("the system has no CA certificates, using the built-in ones of Mozilla");
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     roots
 }
 
-/// Takes any certificate: `verify_tls=False`. Signatures are still checked, so that the handshake is a handshake.
+/// Accepts any certificate, for `verify_tls=False`. Still verifies the signatures of the handshake.
 #[derive(Debug)]
-struct TrustAnyone(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for TrustAnyone {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

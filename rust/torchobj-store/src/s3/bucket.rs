@@ -1,20 +1,20 @@
-//! One bucket: where it is, and what signs for it. What can be asked of it stands in the rooms beside.
+//! A bucket: its address, region, signer and SDK client, cached. Its operations are in the other modules.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::{Arc, OnceLock, RwLock};
 
 use tokio::sync::Mutex;
-use torchobj_core::error::{ErrorKind, Operation, Result};
-use torchobj_core::types::Payload;
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::types::{Payload, Version};
 
-use super::account::{Account, DEFAULT_REGION};
-use super::answer::ServerError;
+use super::config::{Account, DEFAULT_REGION};
 use super::endpoint::{Address, is_region};
-use super::request::push_request_line;
+use super::error::refusal;
 use super::sign::Signer;
-use crate::http::{Chain, shown};
+use crate::http::{Anonymous, Chain, ErrorResponse, Failure, Headers, Request, encode, exchange, sanitize};
 
-/// A signer, and the generation of credentials that it signs with.
+/// A signer, and the generation of its credentials.
 pub(super) type Signing = (Arc<Signer>, u64);
 
 /// A bucket of an account.
@@ -22,46 +22,80 @@ pub(super) type Signing = (Arc<Signer>, u64);
 pub(super) struct Bucket {
     pub(super) account: Arc<Account>,
     pub(super) name: String,
-    known: RwLock<Known>,
-    /// One resolution at a time.
+    cache: RwLock<Cache>,
+    /// Held while the address is resolved, so that this is done once.
     resolving: Mutex<()>,
     by_sdk: OnceLock<bool>,
 }
 
-/// What was found out. The SDK's client is in no `Debug`: it shows where credentials come from.
+/// Cached state of a bucket. `Debug` omits the SDK's client, whose own `Debug` shows sources of credentials.
 #[derive(Default)]
-struct Known {
-    /// The region that the store itself told.
+struct Cache {
+    /// The region, if a response of the store contained it.
     region: Option<String>,
     address: Option<Arc<Address>>,
     signing: Option<Signing>,
     sdk: Option<aws_sdk_s3::Client>,
 }
 
-impl fmt::Debug for Known {
+impl fmt::Debug for Cache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { region, address, .. } = self;
-        f.debug_struct("Known").field("region", region).field("address", address).finish_non_exhaustive()
+        f.debug_struct("Cache").field("region", region).field("address", address).finish_non_exhaustive()
     }
 }
 
 impl Bucket {
     pub(super) fn new(account: Arc<Account>, name: &str) -> Self {
-        let (known, resolving, by_sdk) = (RwLock::default(), Mutex::default(), OnceLock::new());
-        Self { account, name: name.to_owned(), known, resolving, by_sdk }
+        let (cache, resolving, by_sdk) = (RwLock::default(), Mutex::default(), OnceLock::new());
+        Self { account, name: name.to_owned(), cache, resolving, by_sdk }
     }
 
-    /// Whether it is one of S3 Express, or an access point to one: they list in no order (user guide, "Directory buckets").
+    /// Returns whether this is a directory bucket (S3 Express) or an access point of one. Their listings are not ordered (user
+    /// guide, "Directory buckets").
     pub(super) fn is_directory_bucket(&self) -> bool {
         self.name.ends_with("--x-s3") || self.name.ends_with("-xa-s3")
     }
 
-    /// The URL of a key, or of the bucket.
+    /// The URL of a key or of the bucket.
     pub(super) fn url_of(&self, key: Option<&str>) -> String {
         ["s3://", &self.name, "/", key.unwrap_or_default()].concat()
     }
 
-    /// Whether the SDK makes all requests: by the setting, or because we cannot sign them.
+    /// An error of an operation on a key or on the bucket.
+    pub(super) fn error(&self, kind: ErrorKind, operation: Operation, key: Option<&str>, message: &str) -> Error {
+        Error::new(kind, operation, self.url_of(key), sanitize(message, 1000))
+    }
+
+    /// The error of an operation whose exchange failed.
+    pub(super) fn failure(&self, operation: Operation, key: Option<&str>, failure: Failure) -> Error {
+        failure.into_error(operation, self.url_of(key))
+    }
+
+    /// The version in the response to a write, which must have one.
+    pub(super) fn version_of(&self, operation: Operation, key: &str, etag: Option<Version>) -> Result<Version> {
+        etag.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no ETag"))
+    }
+
+    /// A request for `key` or for the bucket. Headers that begin with `x-amz-` are signed.
+    pub(super) fn request<'a>(
+        &self,
+        operation: Operation,
+        method: &'static str,
+        key: Option<&'a str>,
+        query: &'a [(&'a str, &'a str)],
+        mut headers: Headers<'a>,
+        payload: &'a Payload,
+    ) -> Request<'a> {
+        let mut path = Vec::new();
+        encode::key_into(&mut path, key.unwrap_or_default());
+        if self.account.config.requester_pays {
+            headers.push(("x-amz-request-payer", Cow::Borrowed("requester")));
+        }
+        Request { operation, method, key, path, query, headers, payload }
+    }
+
+    /// Returns whether the SDK sends all requests: if `force_sdk` is set, or if only the SDK can sign them.
     pub(super) async fn by_sdk(&self) -> Result<bool> {
         if let Some(by_sdk) = self.by_sdk.get() {
             return Ok(*by_sdk);
@@ -70,74 +104,78 @@ impl Bucket {
         Ok(*self.by_sdk.get_or_init(|| by_sdk))
     }
 
-    /// Where the bucket is.
+    /// The address of the bucket.
     pub(super) async fn address(&self, operation: Operation) -> Result<Arc<Address>> {
-        if let Some(address) = &self.known.read().expect("no holder of this lock panics").address {
+        if let Some(address) = &self.cache.read().expect("no holder of this lock panics").address {
             return Ok(address.clone());
         }
         let _resolving = self.resolving.lock().await;
-        let learnt = {
-            let known = self.known.read().expect("no holder of this lock panics");
-            if let Some(address) = &known.address {
+        let region = {
+            let cache = self.cache.read().expect("no holder of this lock panics");
+            if let Some(address) = &cache.address {
                 return Ok(address.clone());
             }
-            known.region.clone()
+            cache.region.clone()
         };
         let environment = self.account.environment().await;
-        let region = match learnt.or_else(|| environment.region.clone()) {
+        let region = match region.or_else(|| environment.region.clone()) {
             Some(region) => region,
             None => self.find_region(operation).await?,
         };
         let address = Arc::new(self.account.resolve(environment, &self.name, &region).await?);
-        self.known.write().expect("no holder of this lock panics").address = Some(address.clone());
+        self.cache.write().expect("no holder of this lock panics").address = Some(address.clone());
         Ok(address)
     }
 
-    /// Asks S3 in which region the bucket is: anybody may, and every answer says it, also a refusal.
+    /// Requests the region of the bucket. S3 sends it in every response, even without permissions.
     pub(super) async fn find_region(&self, operation: Operation) -> Result<String> {
         let environment = self.account.environment().await;
         let address = self.account.resolve(environment, &self.name, DEFAULT_REGION).await?;
-        let mut head = Vec::new();
-        push_request_line(&mut head, &address.line, "HEAD", &address.host, &address.path_of(None), b"");
-        head.extend_from_slice(format!("host: {}\r\nuser-agent: torchobj\r\n\r\n", address.host).as_bytes());
-        let failed = |failure| self.failure(operation, None, failure);
-        let mut lease = address.line.lease().await.map_err(failed)?;
-        let status = lease.connection().exchange(&head, Payload::default().pieces(), true).await.map_err(failed)?;
-        match (lease.header("x-amz-bucket-region"), status) {
+        let payload = Payload::default();
+        let request = self.request(operation, "HEAD", None, &[], Vec::new(), &payload);
+        let response = exchange(&request, &address.origin, &Anonymous).await;
+        let response = response.map_err(|failure| self.failure(operation, None, failure))?;
+        let status = response.status;
+        match (response.header("x-amz-bucket-region"), status) {
             (Some(region), _) if is_region(region) => {
                 log::info!("{} is in region {region}", self.url_of(None));
                 Ok(region.to_owned())
             }
             (Some(region), _) => {
-                let message = format!("x-amz-bucket-region is not a valid region: {}", shown(region, 64));
+                let message = format!("x-amz-bucket-region is not a valid region: {}", sanitize(region, 64));
                 Err(self.error(ErrorKind::Protocol, operation, None, &message).with_status(status, None))
             }
             (None, 404) => {
-                let message = "no such bucket";
+                let message = "the bucket does not exist";
                 Err(self.error(ErrorKind::NoBucket, operation, None, message).with_status(status, None))
             }
             (None, 500..) => {
-                Err(super::answer::error(operation, self.url_of(None), status, ServerError::default(), |_| None))
+                let response = ErrorResponse { status, header: &|_| None, body: b"" };
+                Err(refusal(operation, &response).into_error(operation, self.url_of(None), &response))
             }
             (None, _) => Ok(DEFAULT_REGION.to_owned()),
         }
     }
 
-    /// The store said in which region the bucket is.
-    pub(super) fn learn_region(&self, region: &str) {
-        let mut known = self.known.write().expect("no holder of this lock panics");
-        if known.region.as_deref() != Some(region) && is_region(region) {
-            log::warn!("{} is in region {region}: set region to save the detour", self.url_of(None));
-            *known = Known { region: Some(region.to_owned()), ..Known::default() };
+    /// Sets the region to that in a response of the store.
+    pub(super) fn set_region(&self, region: &str) {
+        let mut cache = self.cache.write().expect("no holder of this lock panics");
+        if cache.region.as_deref() != Some(region) && is_region(region) {
+            log::warn!("{} is in region {region}: set region to avoid redirects", self.url_of(None));
+            *cache = Cache { region: Some(region.to_owned()), ..Cache::default() };
         }
     }
 
-    /// What signs requests to `address`; `None` when they are not signed.
+    /// The signer of requests to `address`; `None`: requests are not signed.
     pub(super) async fn signer(&self, operation: Operation, address: &Arc<Address>) -> Result<Option<Signing>> {
         let environment = self.account.environment().await;
         let Some(credentials) = &environment.credentials else { return Ok(None) };
         let loaded = match credentials.current().await {
             Ok(loaded) => loaded,
+            Err(error) if self.account.config.credential_provider.is_some() => {
+                let failed = self.error(ErrorKind::Credentials, operation, None, "no credentials");
+                return Err(failed.with_source(error));
+            }
             Err(error) => {
                 let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or \
                     S3Options(anonymous=True) for a public bucket";
@@ -150,30 +188,30 @@ impl Bucket {
             }
         };
         {
-            let known = self.known.read().expect("no holder of this lock panics");
-            let current = known.address.as_ref().is_some_and(|known| Arc::ptr_eq(known, address));
-            match &known.signing {
+            let cache = self.cache.read().expect("no holder of this lock panics");
+            let current = cache.address.as_ref().is_some_and(|cached| Arc::ptr_eq(cached, address));
+            match &cache.signing {
                 Some(signing) if signing.1 == loaded.generation && current => return Ok(Some(signing.clone())),
                 _ => {}
             }
         }
         let signer = Signer::new(loaded.identity.clone(), address.region.clone(), address.service.clone());
         let signing = (Arc::new(signer), loaded.generation);
-        let mut known = self.known.write().expect("no holder of this lock panics");
-        if known.address.as_ref().is_some_and(|known| Arc::ptr_eq(known, address)) {
-            known.signing = Some(signing.clone());
+        let mut cache = self.cache.write().expect("no holder of this lock panics");
+        if cache.address.as_ref().is_some_and(|cached| Arc::ptr_eq(cached, address)) {
+            cache.signing = Some(signing.clone());
         }
         Ok(Some(signing))
     }
 
-    /// The SDK's client for the bucket's region.
+    /// The SDK client for the region of the bucket.
     pub(super) async fn sdk(&self, operation: Operation) -> Result<aws_sdk_s3::Client> {
         let address = self.address(operation).await?;
-        if let Some(sdk) = &self.known.read().expect("no holder of this lock panics").sdk {
+        if let Some(sdk) = &self.cache.read().expect("no holder of this lock panics").sdk {
             return Ok(sdk.clone());
         }
         let sdk = self.account.sdk(self.account.environment().await, &address.region);
-        self.known.write().expect("no holder of this lock panics").sdk = Some(sdk.clone());
+        self.cache.write().expect("no holder of this lock panics").sdk = Some(sdk.clone());
         Ok(sdk)
     }
 }

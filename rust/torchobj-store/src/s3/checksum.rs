@@ -1,17 +1,18 @@
-//! Checksums of bodies, as S3 wants them in headers.
+//! Checksums of bodies, in the format of S3.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
 use md5::Md5;
+use torchobj_core::store::ObjectChecksum;
 use torchobj_core::types::{PartReceipt, Payload};
 
-/// A checksum that is sent with bodies.
+/// A checksum algorithm for request bodies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
     Crc64Nvme,
     Crc32C,
-    /// Where what is sent comes with it.
+    /// Used if the caller has computed it already.
     Crc32,
 }
 
@@ -24,7 +25,7 @@ impl Algorithm {
         }
     }
 
-    /// The header that carries it.
+    /// Name of its header.
     pub(super) fn header(self) -> &'static str {
         match self {
             Self::Crc64Nvme => "x-amz-checksum-crc64nvme",
@@ -33,7 +34,7 @@ impl Algorithm {
         }
     }
 
-    /// The element that carries it in XML.
+    /// Name of its XML element.
     pub(super) fn element(self) -> &'static str {
         match self {
             Self::Crc64Nvme => "ChecksumCRC64NVME",
@@ -42,7 +43,7 @@ impl Algorithm {
         }
     }
 
-    /// Of the bytes of `payload`.
+    /// Computes the checksum of `payload`.
     pub(super) fn of(self, payload: &Payload) -> u64 {
         if let (Self::Crc32, Some(known)) = (self, payload.crc32()) {
             return known.into();
@@ -54,7 +55,7 @@ impl Algorithm {
         digest.finalize()
     }
 
-    /// Of the bytes of all `parts`, one after the other; `None` when one has none.
+    /// Combines the checksums of `parts`, in order; `None` if one of them has none.
     pub(super) fn of_parts(self, parts: &[PartReceipt]) -> Option<u64> {
         let mut parts = parts.iter();
         let mut whole = parts.next()?.checksum?;
@@ -64,7 +65,7 @@ impl Algorithm {
         Some(whole)
     }
 
-    /// As the header's value: big-endian, in Base64.
+    /// Formats a checksum as a header value: big-endian, in Base64.
     pub(super) fn encode(self, checksum: u64) -> String {
         match self {
             Self::Crc64Nvme => BASE64_STANDARD.encode(checksum.to_be_bytes()),
@@ -73,7 +74,27 @@ impl Algorithm {
     }
 }
 
-/// MD5, where S3 asks for one.
+/// Parses the checksum of a whole object in the headers of a response. S3 sends it only on request
+/// (`x-amz-checksum-mode`); other stores always do.
+pub(super) fn of_object<'a>(header: impl Fn(&str) -> Option<&'a str>) -> Option<ObjectChecksum> {
+    // The checksum of a multipart upload may be one of the checksums of its parts; that of a range may be one of a part
+    // (user guide, "Checking object integrity").
+    if header("x-amz-checksum-type")? != "FULL_OBJECT" || header("content-range").is_some() {
+        return None;
+    }
+    fn bytes<const N: usize>(value: Option<&str>) -> Option<[u8; N]> {
+        BASE64_STANDARD.decode(value?).ok()?.try_into().ok()
+    }
+    let u32_of = |name| bytes(header(name)).map(u32::from_be_bytes);
+    let crc64 = bytes(header(Algorithm::Crc64Nvme.header())).map(u64::from_be_bytes);
+    crc64
+        .map(ObjectChecksum::Crc64Nvme)
+        .or_else(|| u32_of(Algorithm::Crc32C.header()).map(ObjectChecksum::Crc32C))
+        .or_else(|| u32_of(Algorithm::Crc32.header()).map(ObjectChecksum::Crc32))
+        .or_else(|| bytes(header("x-amz-checksum-sha256")).map(ObjectChecksum::Sha256))
+}
+
+/// MD5, which the headers of SSE-C contain.
 pub(super) fn md5(bytes: &[u8]) -> [u8; 16] {
     use md5::Digest;
     Md5::digest(bytes).into()
@@ -87,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_values_are_those_of_the_catalogue() {
+    fn checksums_equal_the_check_values_of_the_crc_catalogue() {
         // "123456789": Catalogue of parametrised CRC algorithms, CRC-64/NVME and CRC-32/ISCSI.
         let payload = Payload::new(vec![Bytes::from_static(b"1234"), Bytes::from_static(b"56789")]);
         assert_eq!(Algorithm::Crc64Nvme.of(&payload), 0xae8b_1486_0a79_9888);
@@ -96,7 +117,33 @@ mod tests {
     }
 
     #[test]
-    fn parts_combine_to_the_whole() {
+    fn only_a_checksum_of_a_whole_object_is_used() {
+        const WHOLE: (&str, &str) = ("x-amz-checksum-type", "FULL_OBJECT");
+        const CRC32C: (&str, &str) = ("x-amz-checksum-crc32c", "4waSgw==");
+        let of = |headers: &[(&str, &'static str)]| {
+            of_object(|name| headers.iter().find(|(known, _)| *known == name).map(|(_, value)| *value))
+        };
+        assert_eq!(of(&[WHOLE, CRC32C]), Some(ObjectChecksum::Crc32C(0xe306_9283)));
+        assert_eq!(of(&[WHOLE, ("x-amz-checksum-crc32", "4waSgw==")]), Some(ObjectChecksum::Crc32(0xe306_9283)));
+        let crc64 = ("x-amz-checksum-crc64nvme", "rosUhgp5mIg=");
+        assert_eq!(of(&[WHOLE, crc64, CRC32C]), Some(ObjectChecksum::Crc64Nvme(0xae8b_1486_0a79_9888)));
+        let sha256 = ("x-amz-checksum-sha256", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");
+        assert_eq!(of(&[WHOLE, sha256]), Some(ObjectChecksum::Sha256([0; 32])));
+        for headers in [
+            &[CRC32C][..],
+            &[("x-amz-checksum-type", "COMPOSITE"), CRC32C],
+            &[WHOLE, CRC32C, ("content-range", "bytes 0-4/9")],
+            &[WHOLE, ("x-amz-checksum-crc32c", "4waSgw==-3")],
+            &[WHOLE, ("x-amz-checksum-crc32c", "rosUhgp5mIg=")],
+            &[WHOLE, ("x-amz-checksum-sha1", "4waSgw==")],
+            &[WHOLE],
+        ] {
+            assert_eq!(of(headers), None, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn combined_checksums_of_parts_equal_that_of_the_whole() {
         let bytes: Vec<u8> = (0..100_000_u32).map(|at| at.to_le_bytes()[1]).collect();
         for algorithm in [Algorithm::Crc64Nvme, Algorithm::Crc32C, Algorithm::Crc32] {
             let parts: Vec<_> = bytes

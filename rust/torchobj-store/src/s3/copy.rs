@@ -1,10 +1,10 @@
-//! Copies on the server, through the SDK. Bytes do not pass through here. The steps of a large copy have attempts of
-//! their own: the trait's caller sees one.
+//! Server-side copies, through the SDK. The steps of a large copy are retried here; to the caller of the trait, the copy is
+//! one attempt.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_sdk_s3::types::{RequestPayer, StorageClass};
+use aws_sdk_s3::types::StorageClass;
 use futures_util::StreamExt;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::runtime::clean_up;
@@ -15,28 +15,31 @@ use torchobj_core::url::ObjectUrl;
 
 use super::S3Store;
 use super::bucket::Bucket;
+use super::sdk::customer_key;
 use super::xml;
 use crate::http::encode;
 
-/// CopyObject takes objects up to this (API reference, "CopyObject").
-const LARGEST_COPY_BYTES: u64 = 5 << 30;
+/// Maximum size of an object of CopyObject (API reference, "CopyObject").
+const MAX_COPY_BYTES: u64 = 5 << 30;
 
-/// Larger ones are copied in parts of this, so many at a time.
+/// Part size of larger copies.
 const PART_BYTES: u64 = 512 << 20;
-const PARTS_AT_A_TIME: usize = 8;
+/// Maximum number of parts that are copied concurrently.
+const MAX_CONCURRENT_PARTS: usize = 8;
 
-/// How long an upload may take to be forgotten.
+/// Time limit of an abort.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A commit takes "several minutes" at most (API reference, "CompleteMultipartUpload"); the caller limits the whole copy.
+/// A commit takes "several minutes" at most (API reference, "CompleteMultipartUpload"). The caller limits the whole copy.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A copy of terabytes shall not begin anew for one 503: its steps have a few attempts of their own.
+/// Retries of a step, so that a single failed step does not restart a copy of terabytes.
 fn policy() -> Policy {
     Policy { max_attempts: 4, commit_timeout: COMMIT_TIMEOUT, ..Policy::default() }
 }
 
-async fn tried<T, F: Future<Output = Result<T>>>(quota: &Quota, mut step: impl FnMut() -> F) -> Result<T> {
+/// Runs `step` with the retries of [`policy`].
+async fn with_retries<T, F: Future<Output = Result<T>>>(quota: &Quota, mut step: impl FnMut() -> F) -> Result<T> {
     let policy = policy();
     let mut attempts = Attempts::new(&policy, quota);
     loop {
@@ -50,40 +53,40 @@ async fn tried<T, F: Future<Output = Result<T>>>(quota: &Quota, mut step: impl F
     }
 }
 
-/// An upload that has begun. Dropped before its end, because nobody waits any more, it is aborted in the background.
-struct Begun {
+/// Aborts an upload in the background if the copy is cancelled.
+struct UploadGuard {
     bucket: Arc<Bucket>,
-    /// Taken at the end.
+    /// Taken by `end`.
     upload: Option<Upload>,
 }
 
-impl Begun {
-    async fn end(mut self, aborted: bool) {
-        if let Some(upload) = self.upload.take().filter(|_| aborted) {
-            forget(&self.bucket, &upload).await;
+impl UploadGuard {
+    async fn end(mut self, abort: bool) {
+        if let Some(upload) = self.upload.take().filter(|_| abort) {
+            abort_or_warn(&self.bucket, &upload).await;
         }
     }
 }
 
-impl Drop for Begun {
+impl Drop for UploadGuard {
     fn drop(&mut self) {
         if let Some(upload) = self.upload.take() {
             let bucket = self.bucket.clone();
-            clean_up(async move { forget(&bucket, &upload).await });
+            clean_up(async move { abort_or_warn(&bucket, &upload).await });
         }
     }
 }
 
-/// Aborts an upload. One that cannot be aborted is said in the log.
-async fn forget(bucket: &Bucket, upload: &Upload) {
+/// Aborts an upload. Logs a warning if that fails.
+async fn abort_or_warn(bucket: &Bucket, upload: &Upload) {
     let quota = Quota::new(1);
-    let problem = match within(ABORT_TIMEOUT, tried(&quota, || bucket.abort(upload))).await {
+    let problem = match within(ABORT_TIMEOUT, with_retries(&quota, || bucket.abort(upload))).await {
         Some(Ok(())) => return,
         Some(Err(error)) => error.to_string(),
-        None => "no answer in time".to_owned(),
+        None => format!("no response within {} s", ABORT_TIMEOUT.as_secs()),
     };
     let url = bucket.url_of(Some(&upload.key));
-    log::warn!("upload {} of {url} could not be aborted and stays in the bucket: {problem}", upload.id);
+    log::warn!("upload {} of {url} could not be aborted and remains in the bucket: {problem}", upload.id);
 }
 
 impl Bucket {
@@ -91,13 +94,12 @@ impl Bucket {
     pub(super) async fn copy(self: &Arc<Self>, source: &ObjectUrl, key: &str) -> Result<Version> {
         let operation = Operation::Copy;
         if source.scheme != "s3" {
-            let message = format!("cannot copy from {source}: another kind of store");
+            let message = format!("cannot copy from {source}: the source must be an s3:// URL");
             return Err(self.error(ErrorKind::Unsupported, operation, Some(key), &message));
         }
         let from = Arc::new(Self::new(self.account.clone(), &source.bucket));
-        let head =
-            if from.by_sdk().await? { from.sdk_head(&source.key).await?.0 } else { from.head(&source.key).await? };
-        if head.size > LARGEST_COPY_BYTES {
+        let head = from.head(&source.key).await?;
+        if head.size > MAX_COPY_BYTES {
             return self.copy_in_parts(source, &head, key).await;
         }
         let (encryption, key_id) = self.server_side_encryption();
@@ -113,29 +115,27 @@ impl Bucket {
             .set_server_side_encryption(encryption)
             .set_ssekms_key_id(key_id)
             .set_request_payer(self.request_payer());
+        request = customer_key!(self, request);
         if let Some(customer) = &self.account.customer_key {
-            request = request.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
-            request = request.sse_customer_key_md5(&customer.md5);
             request = request.copy_source_sse_customer_algorithm("AES256").copy_source_sse_customer_key(&customer.key);
             request = request.copy_source_sse_customer_key_md5(&customer.md5);
         }
-        let answer = self.sdk_answer(operation, Some(key), request.send()).await?;
-        let etag = answer.copy_object_result.and_then(|result| result.e_tag);
-        etag.map(|etag| xml::quoted(&etag))
-            .ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without an ETag"))
+        let output = self.sdk_output(operation, Some(key), request.send()).await?;
+        let etag = output.copy_object_result.and_then(|result| result.e_tag);
+        self.version_of(operation, key, etag.map(|etag| xml::quoted(&etag)))
     }
 
     async fn copy_in_parts(self: &Arc<Self>, source: &ObjectUrl, head: &ObjectHead, key: &str) -> Result<Version> {
         let options = PutOptions { attributes: head.attributes.clone(), ..PutOptions::default() };
-        let quota = Quota::new(PARTS_AT_A_TIME);
-        let upload = tried(&quota, || self.begin_upload(key, &options)).await?;
-        let begun = Begun { bucket: self.clone(), upload: Some(upload.clone()) };
+        let quota = Quota::new(MAX_CONCURRENT_PARTS);
+        let upload = with_retries(&quota, || self.begin_upload(key, &options)).await?;
+        let guard = UploadGuard { bucket: self.clone(), upload: Some(upload.clone()) };
         let committed = match self.copy_parts(source, head, &upload, &quota).await {
             Ok(parts) => self.commit_copy(&upload, &parts, &quota).await,
             Err(error) => Err(error.into()),
         };
-        let aborted = committed.as_ref().is_err_and(|failure| !failure.may_be_running);
-        begun.end(aborted).await;
+        let abort = committed.as_ref().is_err_and(|failure| !failure.may_be_running);
+        guard.end(abort).await;
         committed.map_err(|failure| failure.error)
     }
 
@@ -149,9 +149,9 @@ impl Bucket {
         let starts = (0..head.size).step_by(usize::try_from(PART_BYTES).expect("it is small"));
         let copies = (1_u32..).zip(starts).map(|(number, start)| {
             let end = (start + PART_BYTES).min(head.size);
-            tried(quota, move || self.copy_part(source, head, upload, number, start..end))
+            with_retries(quota, move || self.copy_part(source, head, upload, number, start..end))
         });
-        let mut copies = futures_util::stream::iter(copies).buffered(PARTS_AT_A_TIME);
+        let mut copies = futures_util::stream::iter(copies).buffered(MAX_CONCURRENT_PARTS);
         let mut parts = Vec::new();
         while let Some(part) = copies.next().await {
             parts.push(part?);
@@ -191,23 +191,20 @@ impl Bucket {
             .copy_source(copy_source(&source.bucket, &source.key))
             .copy_source_range(format!("bytes={}-{}", range.start, range.end - 1))
             .set_copy_source_if_match(head.version.as_ref().map(|version| version.as_str().to_owned()))
-            .set_request_payer(self.account.config.requester_pays.then_some(RequestPayer::Requester));
+            .set_request_payer(self.request_payer());
+        request = customer_key!(self, request);
         if let Some(customer) = &self.account.customer_key {
-            request = request.sse_customer_algorithm("AES256").sse_customer_key(&customer.key);
-            request = request.sse_customer_key_md5(&customer.md5);
             request = request.copy_source_sse_customer_algorithm("AES256").copy_source_sse_customer_key(&customer.key);
             request = request.copy_source_sse_customer_key_md5(&customer.md5);
         }
-        let answer = self.sdk_answer(operation, Some(&upload.key), request.send()).await?;
-        let etag = answer.copy_part_result.and_then(|result| result.e_tag);
-        let etag = etag.ok_or_else(|| {
-            self.error(ErrorKind::Protocol, operation, Some(&upload.key), "an answer without an ETag")
-        })?;
-        Ok(PartReceipt { number, size: range.end - range.start, version: xml::quoted(&etag), checksum: None })
+        let output = self.sdk_output(operation, Some(&upload.key), request.send()).await?;
+        let etag = output.copy_part_result.and_then(|result| result.e_tag);
+        let version = self.version_of(operation, &upload.key, etag.map(|etag| xml::quoted(&etag)))?;
+        Ok(PartReceipt { number, size: range.end - range.start, version, checksum: None })
     }
 }
 
-/// `bucket/key` as `x-amz-copy-source` wants it.
+/// The value of `x-amz-copy-source`.
 fn copy_source(bucket: &str, key: &str) -> String {
     let mut out = Vec::with_capacity(bucket.len() + key.len() + 1);
     encode::key_into(&mut out, bucket);
@@ -223,19 +220,23 @@ mod tests {
 
     use super::*;
     use crate::config::S3Config;
-    use crate::fake::{Fake, answer};
+    use crate::fake::{Fake, http_response};
     use crate::s3::Account;
 
-    /// What a store answers to a copy in parts that goes well.
-    fn said(head: &str) -> String {
+    /// The successful responses to the requests of a copy in parts.
+    fn success(head: &str) -> String {
         const COPIED: &str = "<CopyPartResult><ETag>e</ETag></CopyPartResult>";
         match head.split(' ').next().unwrap() {
-            "POST" if head.contains("uploads") => {
-                answer(200, "", "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+            "POST" if head.contains("uploads") => http_response(
+                200,
+                "",
+                "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>",
+            ),
+            "PUT" => http_response(200, "", COPIED),
+            "POST" => {
+                http_response(200, "", "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>")
             }
-            "PUT" => answer(200, "", COPIED),
-            "POST" => answer(200, "", "<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>"),
-            _ => answer(204, "", ""),
+            _ => http_response(204, "", ""),
         }
     }
 
@@ -250,15 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn one_refusal_of_each_step_does_not_fail_a_copy() {
+    fn one_failure_of_each_step_does_not_fail_a_copy() {
         runtime().block_on(async {
             let mut refused = std::collections::HashSet::new();
             let fake = Fake::start(move |head| {
                 let step = head.split(' ').take(2).collect::<Vec<_>>().join(" ");
                 if refused.insert(step) {
-                    return answer(500, "", "<Error><Code>InternalError</Code></Error>");
+                    return http_response(500, "", "<Error><Code>InternalError</Code></Error>");
                 }
-                said(head)
+                success(head)
             })
             .await;
             copy(&fake.url).await.unwrap();
@@ -267,11 +268,11 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_fails_or_that_nobody_waits_for_leaves_no_upload() {
+    fn a_failed_or_cancelled_copy_aborts_its_upload() {
         runtime().block_on(async {
             let fake = Fake::start(|head| {
-                let denied = answer(403, "", "<Error><Code>AccessDenied</Code></Error>");
-                if head.contains("partNumber=2") { denied } else { said(head) }
+                let denied = http_response(403, "", "<Error><Code>AccessDenied</Code></Error>");
+                if head.contains("partNumber=2") { denied } else { success(head) }
             })
             .await;
             assert_eq!(copy(&fake.url).await.unwrap_err().kind(), ErrorKind::AccessDenied);
@@ -279,7 +280,7 @@ mod tests {
             let (asked, mut parts) = tokio::sync::mpsc::unbounded_channel();
             let fake = Fake::start(move |head| {
                 if !head.contains("partNumber") {
-                    return said(head);
+                    return success(head);
                 }
                 asked.send(()).unwrap();
                 String::new()
@@ -294,7 +295,7 @@ mod tests {
                     tokio::task::yield_now().await;
                 }
             };
-            within(Duration::from_secs(20), aborted).await.expect("it is aborted in the background");
+            within(Duration::from_secs(20), aborted).await.expect("the upload is aborted in the background");
         });
     }
 }

@@ -1,30 +1,24 @@
-//! Where a bucket is: the SDK's own endpoint rules, asked once per bucket and region.
-
-use std::sync::Arc;
+//! Resolves the address of a bucket with the endpoint rules of the SDK, once per bucket and region.
 
 use aws_sdk_s3::config::endpoint::{DefaultResolver, Params, ResolveEndpoint};
 use http::Uri;
 use torchobj_core::error::Result;
 
-use super::account::{Account, Environment, misconfigured};
-use super::redirect::Redirect;
+use super::config::{Account, Environment, misconfigured};
+use super::redirect;
 use crate::config::Addressing;
-use crate::http::{Line, Target, encode, shown};
+use crate::http::{Origin, PoolMap, Target, sanitize};
 
-/// Where requests for a bucket go, and what their signatures name.
+/// The server of a bucket, and the region and service of its signatures.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
-    pub(super) line: Arc<Line>,
-    /// What the `Host` header says.
-    pub(super) host: String,
-    /// What paths begin with: `/`, `/bucket/`, or more.
-    pub(super) path: Vec<u8>,
+    pub(super) origin: Origin,
     /// The host of the store, without the bucket.
     pub(super) endpoint_host: String,
     pub(super) bucket_in_host: bool,
     pub(super) region: String,
     pub(super) service: String,
-    /// Signatures are such as we cannot make (S3 Express, SigV4A): the SDK makes these requests.
+    /// Requests need signatures that only the SDK implements (S3 Express, SigV4A).
     pub(super) sdk_only: bool,
 }
 
@@ -33,10 +27,10 @@ impl Account {
     pub(super) async fn resolve(&self, environment: &Environment, bucket: &str, region: &str) -> Result<Address> {
         let refuse = |error: &dyn std::fmt::Display| misconfigured(&format!("bucket {bucket:?}: {error}"));
         if !is_region(region) {
-            let region = shown(region, 64);
+            let region = sanitize(region, 64);
             return Err(misconfigured(&format!("region={region:?}: must be letters, digits, '-', '_' and '.'")));
         }
-        // What a user, a password or a query say is not to be in a message.
+        // The message omits the URL, which may contain a password or a token.
         if environment.endpoint_url.as_ref().is_some_and(|url| url.contains(['@', '?', '#'])) {
             let message = "endpoint_url, or its environment variable: must have no user, password, query or fragment";
             return Err(misconfigured(message));
@@ -50,18 +44,12 @@ impl Account {
         let params = params.build().map_err(|error| refuse(&error))?;
         let endpoint = DefaultResolver::new().resolve_endpoint(&params).await.map_err(|error| refuse(&error))?;
         let uri: Uri = endpoint.url().parse().map_err(|error| refuse(&error))?;
-        let tls = match uri.scheme_str() {
-            Some("https") => true,
-            Some("http") => false,
-            _ => {
-                return Err(misconfigured(&format!(
-                    "endpoint_url={}: must begin with https:// or http://",
-                    endpoint.url()
-                )));
-            }
-        };
+        if !matches!(uri.scheme_str(), Some("https" | "http")) {
+            let message = format!("endpoint_url={}: must begin with https:// or http://", endpoint.url());
+            return Err(misconfigured(&message));
+        }
         let host = uri.host().ok_or_else(|| refuse(&"the endpoint has no host"))?.to_owned();
-        // The rules name a bucket in the path where its name is no name of a host, whatever was asked for.
+        // For a bucket whose name is not valid in a host name, the rules ignore the setting and use the path.
         if self.config.addressing == Addressing::Virtual && !host.starts_with(bucket) {
             return Err(misconfigured(&format!(
                 "addressing_style=\"virtual\": bucket {bucket:?} cannot be part of a host"
@@ -73,19 +61,17 @@ impl Account {
             None => host.strip_prefix(&format!("{bucket}.")).unwrap_or(&host).to_owned(),
         };
         let bucket_in_host = host == format!("{bucket}.{endpoint_host}");
-        let target = Target { host, port: uri.port_u16().unwrap_or(if tls { 443 } else { 80 }), tls };
+        let target = Target::of(&uri);
         let mut path = uri.path().as_bytes().to_vec();
         if path.last() != Some(&b'/') {
             path.push(b'/');
         }
-        // The rules name the best scheme first.
+        // The preferred scheme comes first.
         let scheme = endpoint.auth_schemes().first();
         let property = |name: &str| scheme?.get(name)?.as_string().map(str::to_owned);
         let sdk_only = scheme.is_some_and(|scheme| scheme.name() != "sigv4");
         Ok(Address {
-            host: target.host_header(),
-            line: self.pool.line(&target),
-            path,
+            origin: Origin { host: target.host_header(), pool: self.pools.pool(&target), path },
             endpoint_host,
             bucket_in_host,
             region: property("signingRegion").unwrap_or_else(|| region.to_owned()),
@@ -95,43 +81,25 @@ impl Account {
     }
 }
 
-/// Whether a region can be part of a host and of a signature: letters, digits, `-`, `_` and `.`, at most 64 of them.
+/// Returns whether a host name and a signature can contain this region: at most 64 letters, digits, `-`, `_` and `.`.
 pub(super) fn is_region(region: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     (1..=64).contains(&region.len()) && region.bytes().all(plain)
 }
 
 impl Address {
-    /// Where it is, for people.
-    pub(super) fn url(&self) -> String {
-        let scheme = if self.line.target().tls { "https" } else { "http" };
-        format!("{scheme}://{}", self.host)
-    }
-
-    /// The same bucket under another name of its store.
-    pub(super) fn redirected(&self, redirect: Redirect, bucket: &str, line: Arc<Line>) -> Self {
-        let mut path = self.path.clone();
+    /// The origin of the same bucket at `target`; `None` if `target` does not belong to the same store.
+    pub(super) fn redirected(&self, target: &Target, bucket: &str, pools: &PoolMap) -> Option<Origin> {
+        let (host, bucket_in_host) = redirect::accept(&target.host, &self.endpoint_host, bucket)?;
+        let target = Target { host, ..target.clone() };
+        let mut path = self.origin.path.clone();
         let in_path = format!("{bucket}/");
-        match (self.bucket_in_host, redirect.bucket_in_host) {
+        match (self.bucket_in_host, bucket_in_host) {
             (true, false) => path.extend_from_slice(in_path.as_bytes()),
             (false, true) if path.ends_with(in_path.as_bytes()) => path.truncate(path.len() - in_path.len()),
             _ => {}
         }
-        let (host, bucket_in_host) = (redirect.target.host_header(), redirect.bucket_in_host);
-        Self { line, host, path, bucket_in_host, ..self.clone() }
-    }
-
-    /// The path of `key`, or of the bucket.
-    pub(super) fn path_of(&self, key: Option<&str>) -> Vec<u8> {
-        let mut path = self.path.clone();
-        match key {
-            Some(key) => encode::key_into(&mut path, key),
-            None if path.len() > 1 => {
-                path.pop();
-            }
-            None => {}
-        }
-        path
+        Some(Origin { host: target.host_header(), pool: pools.pool(&target), path })
     }
 }
 
@@ -158,31 +126,37 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn buckets_of_aws_are_named_in_the_host_unless_they_have_dots() {
+    async fn the_host_contains_a_bucket_of_aws_unless_its_name_has_dots() {
         let plain = address(S3Config::default(), "bucket", "eu-west-1").await.unwrap();
-        assert_eq!((plain.host.as_str(), plain.path.as_slice()), ("bucket.s3.eu-west-1.amazonaws.com", &b"/"[..]));
+        assert_eq!(
+            (plain.origin.host.as_str(), plain.origin.path.as_slice()),
+            ("bucket.s3.eu-west-1.amazonaws.com", &b"/"[..])
+        );
         assert_eq!((plain.region.as_str(), plain.service.as_str(), plain.sdk_only), ("eu-west-1", "s3", false));
         let dotted = address(S3Config::default(), "my.bucket", "eu-west-1").await.unwrap();
-        assert_eq!((dotted.host.as_str(), dotted.path.as_slice()), ("s3.eu-west-1.amazonaws.com", &b"/my.bucket/"[..]));
+        assert_eq!(
+            (dotted.origin.host.as_str(), dotted.origin.path.as_slice()),
+            ("s3.eu-west-1.amazonaws.com", &b"/my.bucket/"[..])
+        );
     }
 
     #[tokio::test]
-    async fn a_custom_endpoint_has_the_bucket_in_its_path() {
+    async fn the_path_contains_the_bucket_on_a_custom_endpoint() {
         let address = address(custom("http://10.0.0.1:9000/base/", Addressing::Auto), "b", "us-east-1").await.unwrap();
-        assert_eq!((address.host.as_str(), address.path.as_slice()), ("10.0.0.1:9000", &b"/base/b/"[..]));
-        assert_eq!(address.path_of(Some("a b//c")), b"/base/b/a%20b//c");
-        assert_eq!(address.path_of(None), b"/base/b");
+        assert_eq!((address.origin.host.as_str(), address.origin.path.as_slice()), ("10.0.0.1:9000", &b"/base/b/"[..]));
+        assert_eq!(address.origin.path_of(b"a%20b//c"), b"/base/b/a%20b//c");
+        assert_eq!(address.origin.path_of(b""), b"/base/b");
     }
 
     #[tokio::test]
-    async fn a_custom_endpoint_can_have_the_bucket_in_its_host() {
+    async fn the_host_contains_the_bucket_on_a_custom_endpoint_with_virtual_addressing() {
         let virtual_host = custom("https://store.example", Addressing::Virtual);
         let address = address(virtual_host, "bucket", "us-east-1").await.unwrap();
-        assert_eq!((address.host.as_str(), address.path.as_slice()), ("bucket.store.example", &b"/"[..]));
+        assert_eq!((address.origin.host.as_str(), address.origin.path.as_slice()), ("bucket.store.example", &b"/"[..]));
     }
 
     #[tokio::test]
-    async fn what_we_cannot_sign_is_left_to_the_sdk() {
+    async fn the_sdk_sends_requests_that_only_it_can_sign() {
         let express = address(S3Config::default(), "data--use1-az4--x-s3", "us-east-1").await.unwrap();
         assert!(express.sdk_only);
         let multi_region =
@@ -190,17 +164,20 @@ mod tests {
         assert!(multi_region.await.unwrap().sdk_only);
         let point = address(S3Config::default(), "arn:aws:s3:eu-west-1:123456789012:accesspoint:mine", "eu-west-1");
         let point = point.await.unwrap();
-        assert!(!point.sdk_only && point.host.starts_with("mine-123456789012.s3-accesspoint.eu-west-1."), "{point:?}");
+        assert!(
+            !point.sdk_only && point.origin.host.starts_with("mine-123456789012.s3-accesspoint.eu-west-1."),
+            "{point:?}"
+        );
     }
 
     #[tokio::test]
-    async fn an_endpoint_without_http_is_refused() {
+    async fn an_endpoint_that_is_not_http_is_refused() {
         let error = address(custom("ftp://x", Addressing::Auto), "b", "us-east-1").await.unwrap_err();
         assert!(error.to_string().contains("ftp://x"), "{error}");
     }
 
     #[tokio::test]
-    async fn a_region_or_an_endpoint_that_could_carry_more_is_a_wrong_setting() {
+    async fn a_region_with_invalid_characters_and_an_endpoint_with_secrets_are_config_errors() {
         for region in ["eu-west-1\r\nx-amz-acl: public-read", "", "a b", "a/b", &"x".repeat(65)] {
             let error = address(custom("http://h:1", Addressing::Auto), "b", region).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{error}");

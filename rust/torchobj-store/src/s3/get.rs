@@ -1,96 +1,92 @@
-//! Reading objects and their heads, on the hot path.
+//! GetObject and HeadObject, without the SDK.
 
 use std::borrow::Cow;
 
 use torchobj_core::error::{ErrorKind, Operation, Result};
-use torchobj_core::store::Opened;
+use torchobj_core::store::GetResult;
 use torchobj_core::types::{Attributes, GetRequest, ObjectHead, Payload, Version};
 
 use super::Bucket;
-use super::answer::{ServerError, error};
-use super::request::Ask;
-use crate::http::{OpenedObject, Response, date, range};
+use super::checksum;
+use crate::http::{DetailsParser, HttpGetResult, Lease, date, range};
 
-/// Metadata under which an upload notes its nonce: never shown.
-pub(super) const NONCE_HEADER: &str = "x-amz-meta-torchobj-upload";
+/// Name of the metadata entry with the nonce of an upload. Attributes do not contain it.
+pub(super) const NONCE: &str = "torchobj-upload";
+
+/// Prefix of metadata headers.
+pub(super) const METADATA: &str = "x-amz-meta-";
+
+const DETAILS: DetailsParser =
+    DetailsParser { attributes, checksum: |lease| checksum::of_object(|name| lease.header(name)) };
 
 impl Bucket {
-    /// Asks for an object or a range.
-    pub(super) async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    /// GetObject of an object or a range.
+    pub(super) async fn open(&self, get: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         let mut headers = self.customer_key_headers();
-        if let Some(range) = &request.range {
+        if let Some(range) = &get.range {
             headers.push(("range", Cow::Owned(range::header(range))));
         }
-        // A weak ETag matches nothing (RFC 9110, section 8.8.3.2): the answer's own is compared above instead.
-        if let Some(version) = request.version.filter(|version| !version.as_str().starts_with("W/")) {
+        // A weak ETag never matches (RFC 9110, section 8.8.3.2): the caller compares the ETag of the response instead.
+        if let Some(version) = get.version.filter(|version| !version.as_str().starts_with("W/")) {
             headers.push(("if-match", Cow::Borrowed(version.as_str())));
         }
-        // A server that compresses on the way says nothing of the object's own length.
+        // A compressed response does not have the length of the object.
         headers.push(("accept-encoding", Cow::Borrowed("identity")));
         let payload = Payload::default();
         let operation = Operation::Get;
-        let ask = Ask { operation, method: "GET", key: Some(request.key), query: &[], headers, payload: &payload };
-        let mut answer = self.ask(&ask).await?;
-        let version = answer.header("etag").map(Version::new);
-        let length = answer.length();
-        let expected = length.is_none() || request.size.is_none_or(|size| length == Some(size));
-        let is_xml = answer.header("content-type").is_some_and(|kind| kind.contains("xml"));
-        if is_xml && (version.is_none() || answer.status == 200 && !expected) {
-            answer = self.unless_error(&ask, answer).await?;
+        let request = self.request(operation, "GET", Some(get.key), &[], headers, &payload);
+        let dialect = self.dialect(operation).await?;
+        let mut response = dialect.send(&request).await?;
+        let version = response.header("etag").map(Version::new);
+        let length = response.length();
+        let expected = length.is_none() || get.size.is_none_or(|size| length == Some(size));
+        let is_xml = response.header("content-type").is_some_and(|kind| kind.contains("xml"));
+        // Proxies of S3 may send errors with status 200. An object has an ETag, an error has none.
+        if is_xml && (version.is_none() || response.status == 200 && !expected) {
+            response = response.unless_error(operation, request.key, &dialect).await?;
         }
-        let (url, head) = (self.url_of(ask.key), || self.head(request.key));
-        Ok(Box::new(OpenedObject::of_response(answer, url, version, request.size, head).await?))
+        let (url, head) = (self.url_of(request.key), || self.head(get.key));
+        Ok(Box::new(HttpGetResult::of_response(response, url, version, get.size, DETAILS, head).await?))
     }
 
-    /// A 200 whose body is an error, as proxies of S3 make them: objects have an ETag, errors have none.
-    async fn unless_error(&self, ask: &Ask<'_>, mut answer: Response) -> Result<Response> {
-        const LARGEST_ERROR_BYTES: u64 = 64 << 10;
-        if answer.length().is_none_or(|length| length > LARGEST_ERROR_BYTES) {
-            return Ok(answer);
-        }
-        let text = answer.lease.peek_text().await.map_err(|failure| self.failure(ask.operation, ask.key, failure))?;
-        let said = ServerError::parse(text);
-        if said.code.is_none() {
-            return Ok(answer);
-        }
-        let header = |name: &str| answer.header(name).map(str::to_owned);
-        Err(error(ask.operation, self.url_of(ask.key), answer.status, said, header))
-    }
-
-    /// Size, version and attributes.
+    /// Size, version and attributes of an object.
     pub(super) async fn head(&self, key: &str) -> Result<ObjectHead> {
         Ok(self.head_with_nonce(key).await?.0)
     }
 
-    /// The same, and the nonce of the upload that made the object.
+    /// Size, version and attributes of an object, and the nonce of the upload that created it.
     pub(super) async fn head_with_nonce(&self, key: &str) -> Result<(ObjectHead, Option<String>)> {
+        if self.by_sdk().await? { self.sdk_head(key).await } else { self.own_head(key).await }
+    }
+
+    /// HeadObject.
+    async fn own_head(&self, key: &str) -> Result<(ObjectHead, Option<String>)> {
         let payload = Payload::default();
         let headers = self.customer_key_headers();
         let operation = Operation::Head;
-        let ask = Ask { operation, method: "HEAD", key: Some(key), query: &[], headers, payload: &payload };
-        let answer = self.ask(&ask).await?;
-        let size = answer.header("content-length").and_then(|length| length.trim().parse().ok());
+        let request = self.request(operation, "HEAD", Some(key), &[], headers, &payload);
+        let response = self.dialect(operation).await?.send(&request).await?;
+        let size = response.header("content-length").and_then(|length| length.trim().parse().ok());
         let size =
-            size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without a size"))?;
+            size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no size"))?;
         let head = ObjectHead {
             size,
-            version: answer.header("etag").map(Version::new),
-            modified_ms: answer.header("last-modified").and_then(date::http_ms),
-            attributes: attributes(&answer),
+            version: response.header("etag").map(Version::new),
+            modified_ms: response.header("last-modified").and_then(date::http_ms),
+            attributes: attributes(&response.lease),
         };
-        Ok((head, answer.header(NONCE_HEADER).map(str::to_owned)))
+        Ok((head, response.header(&[METADATA, NONCE].concat()).map(str::to_owned)))
     }
 }
 
-fn attributes(answer: &Response) -> Attributes {
-    let text = |name| answer.header(name).map(str::to_owned);
-    let mut metadata: Vec<_> = answer
-        .lease
-        .answer()
+fn attributes(lease: &Lease) -> Attributes {
+    let text = |name| lease.header(name).map(str::to_owned);
+    let mut metadata: Vec<_> = lease
+        .get_ref()
         .headers()
         .map(|(name, value)| (name.to_ascii_lowercase(), value))
-        .filter(|(name, _)| name != NONCE_HEADER)
-        .filter_map(|(name, value)| Some((name.strip_prefix("x-amz-meta-")?.to_owned(), value.to_owned())))
+        .filter_map(|(name, value)| Some((name.strip_prefix(METADATA)?.to_owned(), value.to_owned())))
+        .filter(|(name, _)| name != NONCE)
         .collect();
     metadata.sort();
     Attributes {
@@ -101,5 +97,51 @@ fn attributes(answer: &Response) -> Attributes {
         cache_control: text("cache-control"),
         storage_class: text("x-amz-storage-class"),
         metadata,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use torchobj_core::buffer::{Memory, PendingBuffer};
+    use torchobj_core::store::{ObjectChecksum, ObjectStore};
+
+    use super::*;
+    use crate::config::S3Config;
+    use crate::fake::{Fake, http_response};
+    use crate::s3::{Account, S3Store};
+
+    #[tokio::test]
+    async fn a_get_returns_the_attributes_and_the_checksum_of_its_response() {
+        const HEADERS: &str = "ETag: \"e\"\r\nContent-Type: image/png\r\nx-amz-storage-class: STANDARD_IA\r\n\
+            x-amz-meta-B: 2\r\nx-amz-meta-A: 1\r\nx-amz-meta-torchobj-upload: nonce\r\n\
+            x-amz-checksum-crc32c: 4waSgw==\r\nx-amz-checksum-type: FULL_OBJECT\r\n";
+        let chunked = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n{HEADERS}\r\n1\r\nx\r\n0\r\n\r\n");
+        let part = format!("Content-Range: bytes 0-0/2\r\n{HEADERS}");
+        let whole = Some(ObjectChecksum::Crc32C(0xe306_9283));
+        for (response, by_sdk, checksum) in [
+            (http_response(200, HEADERS, "x"), true, whole),
+            (http_response(206, &part, "x"), true, None),
+            (chunked, false, whole),
+        ] {
+            let fake = Fake::start(move |_| response.clone()).await;
+            for force_sdk in if by_sdk { &[false, true][..] } else { &[false] } {
+                let endpoint_url = Some(fake.url.clone());
+                let config = S3Config { endpoint_url, anonymous: true, force_sdk: *force_sdk, ..S3Config::default() };
+                let store = S3Store::new(Arc::new(Account::new(config).unwrap()), "b");
+                let get = GetRequest { key: "k", range: None, size: Some(1), version: None };
+                let mut result = store.open(get).await.unwrap();
+                let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(1).unwrap());
+                result.read_into(&mut dest).await.unwrap();
+                let expected = Attributes {
+                    content_type: Some("image/png".into()),
+                    storage_class: Some("STANDARD_IA".into()),
+                    metadata: vec![("a".into(), "1".into()), ("b".into(), "2".into())],
+                    ..Attributes::default()
+                };
+                assert_eq!((result.attributes(), result.checksum()), (expected, checksum), "force_sdk={force_sdk}");
+            }
+        }
     }
 }

@@ -1,47 +1,41 @@
-//! Listing a bucket, on the hot path.
+//! ListObjectsV2, without the SDK.
 
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{ListPage, ListRequest, Payload};
 
 use super::Bucket;
-use super::answer::{ServerError, error};
-use super::request::Ask;
 use super::xml;
+use crate::http::Request;
 
-/// A page of a thousand keys of 1024 bytes, each byte encoded by three, is 4 MiB.
-const LARGEST_PAGE_BYTES: usize = 16 << 20;
+/// Maximum size of a page. 1000 keys of 1024 bytes are 3 MiB if each byte is percent-encoded, plus the other elements.
+const MAX_PAGE_BYTES: usize = 16 << 20;
 
 impl Bucket {
     /// One page of ListObjectsV2.
-    pub(super) async fn list(&self, request: &ListRequest<'_>) -> Result<ListPage> {
-        let most = request.max_entries.map(|most| most.min(1000).to_string());
+    pub(super) async fn list(&self, listing: &ListRequest<'_>) -> Result<ListPage> {
+        let max_keys = listing.max_entries.map(|max| max.min(1000).to_string());
         let query = [
-            request.continuation.map(|token| ("continuation-token", token)),
-            request.delimiter.map(|delimiter| ("delimiter", delimiter)),
+            listing.continuation.map(|token| ("continuation-token", token)),
+            listing.delimiter.map(|delimiter| ("delimiter", delimiter)),
             Some(("encoding-type", "url")),
             Some(("list-type", "2")),
-            most.as_deref().map(|most| ("max-keys", most)),
-            Some(("prefix", request.prefix)),
-            request.start_after.map(|key| ("start-after", key)),
+            max_keys.as_deref().map(|max| ("max-keys", max)),
+            Some(("prefix", listing.prefix)),
+            listing.start_after.map(|key| ("start-after", key)),
         ];
         let query: Vec<(&str, &str)> = query.into_iter().flatten().collect();
         let payload = Payload::default();
         let operation = Operation::List;
-        let ask = Ask { operation, method: "GET", key: None, query: &query, headers: Vec::new(), payload: &payload };
-        let mut answer = self.ask(&ask).await?;
-        let text = answer.lease.read_text("GET", LARGEST_PAGE_BYTES).await;
-        let text = text.map_err(|failure| self.failure(operation, Some(request.prefix), failure))?;
-        match xml::list_page(&text) {
-            Ok(page) => Ok(page),
-            Err(problem) => {
-                let said = ServerError::parse(&text);
-                if said.code.is_none() {
-                    let message = problem.to_string();
-                    return Err(self.error(ErrorKind::Protocol, operation, Some(request.prefix), &message));
-                }
-                let header = |name: &str| answer.header(name).map(str::to_owned);
-                Err(error(operation, self.url_of(Some(request.prefix)), answer.status, said, header))
-            }
-        }
+        let request = self.request(operation, "GET", None, &query, Vec::new(), &payload);
+        let dialect = self.dialect(operation).await?;
+        // Error messages contain the prefix.
+        let request = Request { key: Some(listing.prefix), ..request };
+        let mut response = dialect.send(&request).await?;
+        let text = response.read_text(MAX_PAGE_BYTES).await;
+        let text = text.map_err(|failure| self.failure(operation, request.key, failure))?;
+        xml::list_page(&text).map_err(|problem| {
+            let protocol = || self.error(ErrorKind::Protocol, operation, request.key, &problem.to_string());
+            response.error_in(&text, operation, request.key, &dialect).unwrap_or_else(protocol)
+        })
     }
 }

@@ -1,21 +1,23 @@
-//! S3, and what speaks like it.
+//! The store for S3 and compatible servers.
 //!
-//! An [`Account`] is a configuration and what its buckets share; an [`S3Store`] is one bucket. The hot path is ours:
-//! `endpoint` says where the bucket is, `request` signs (`sign`), asks and follows (`redirect`), `get`, `put`,
-//! `list` and `commit` say what; `answer` and `xml` read what comes back. The control path is the SDK's: `control` for what is rare, `sdk` for
-//! everything when we cannot sign or were told not to; both over our own connections (`wire`).
+//! An [`Account`] is a configuration and the state that its buckets share; an [`S3Store`] is one bucket. Frequent requests
+//! are sent by `http`: `endpoint` resolves the address of the bucket, `request` signs (`sign`) and accepts redirects
+//! (`redirect`), `get`, `put`, `list` and `multipart` build requests, and `error` and `xml` parse responses. Rare requests
+//! go through the SDK (`sdk`, `connector`): `copy`, `delete`, and those of `multipart` other than parts and commits. If only
+//! the SDK can sign requests, or `force_sdk` is set, it sends all of them.
 
-mod account;
-mod answer;
 mod bucket;
 mod checksum;
-mod commit;
-mod control;
+mod config;
+mod connector;
 mod copy;
 mod credentials;
+mod delete;
 mod endpoint;
+mod error;
 mod get;
 mod list;
+mod multipart;
 mod put;
 mod redirect;
 mod request;
@@ -23,32 +25,30 @@ mod sdk;
 pub mod sign;
 #[cfg(test)]
 mod untrusted;
-mod uploads;
-mod wire;
 mod xml;
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use torchobj_core::error::{Error, Result};
-use torchobj_core::store::{ObjectStore, Opened};
+use torchobj_core::store::{GetResult, ObjectStore};
 use torchobj_core::types::{
     Capabilities, ChecksumAlgorithm, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt,
     Payload, PutOptions, Upload, Version,
 };
 use torchobj_core::url::ObjectUrl;
 
-pub use account::Account;
 use bucket::Bucket;
+pub use config::Account;
 
 use crate::config::Checksum;
 
-/// A bucket as a store.
+/// A store for one bucket.
 #[derive(Debug)]
 pub struct S3Store(Arc<Bucket>);
 
 impl S3Store {
-    /// The bucket `name` of an account; nothing is asked before its first use.
+    /// A store for the bucket `name` of an account. Sends no requests.
     pub fn new(account: Arc<Account>, name: &str) -> Self {
         Self(Arc::new(Bucket::new(account, name)))
     }
@@ -82,12 +82,12 @@ impl ObjectStore for S3Store {
         }
     }
 
-    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         if self.0.by_sdk().await? { self.0.sdk_open(request).await } else { self.0.open(request).await }
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {
-        if self.0.by_sdk().await? { Ok(self.0.sdk_head(key).await?.0) } else { self.0.head(key).await }
+        self.0.head(key).await
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {

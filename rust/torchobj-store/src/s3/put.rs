@@ -1,22 +1,18 @@
-//! Writing objects and parts, on the hot path.
+//! PutObject without the SDK, and headers of all writes.
 
 use std::borrow::Cow;
 
 use torchobj_core::error::{ErrorKind, Operation, Result};
-use torchobj_core::types::{
-    Attributes, ChecksumAlgorithm, Condition, PartReceipt, Payload, PutOptions, Upload, Version,
-};
+use torchobj_core::types::{Attributes, ChecksumAlgorithm, Condition, Payload, PutOptions, Version};
 
 use super::Bucket;
 use super::checksum::Algorithm;
-use super::request::{Ask, fits_header};
+use super::get::METADATA;
 use crate::config::{Checksum, Encryption};
-use crate::http::Response as Answer;
-
-type Headers<'a> = Vec<(&'a str, Cow<'a, str>)>;
+use crate::http::{Headers, invalid_header_value, is_header_value, is_token};
 
 impl Bucket {
-    /// The checksum that bodies carry, where `known` is computed already.
+    /// The checksum algorithm of request bodies. `known`: the caller has computed this one already.
     pub(super) async fn algorithm(&self, known: Option<ChecksumAlgorithm>) -> Option<Algorithm> {
         match self.account.config.checksum {
             Checksum::Off => None,
@@ -30,7 +26,7 @@ impl Bucket {
         }
     }
 
-    /// Writes an object in one request.
+    /// PutObject.
     pub(super) async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         let operation = Operation::Put;
         let metadata = self.metadata_headers(operation, key, &options.attributes)?;
@@ -40,38 +36,12 @@ impl Bucket {
         if let Some(algorithm) = self.algorithm(options.checksum).await {
             headers.push((algorithm.header(), Cow::Owned(algorithm.encode(algorithm.of(payload)))));
         }
-        let ask = Ask { operation, method: "PUT", key: Some(key), query: &[], headers, payload };
-        let answer = self.ask(&ask).await?;
-        self.version_of(operation, key, &answer)
+        let request = self.request(operation, "PUT", Some(key), &[], headers, payload);
+        let response = self.dialect(operation).await?.send(&request).await?;
+        self.version_of(operation, key, response.header("etag").map(Version::new))
     }
 
-    /// Writes a part.
-    pub(super) async fn put_part(&self, upload: &Upload, number: u32, payload: &Payload) -> Result<PartReceipt> {
-        let operation = Operation::PutPart;
-        let mut headers = self.customer_key_headers();
-        let checksum = self.algorithm(upload.checksum).await.map(|algorithm| (algorithm, algorithm.of(payload)));
-        if let Some((algorithm, checksum)) = checksum {
-            headers.push((algorithm.header(), Cow::Owned(algorithm.encode(checksum))));
-        }
-        let part_number = number.to_string();
-        let query = [("partNumber", part_number.as_str()), ("uploadId", upload.id.as_str())];
-        let ask = Ask { operation, method: "PUT", key: Some(&upload.key), query: &query, headers, payload };
-        let answer = self.ask(&ask).await?;
-        let version = self.version_of(operation, &upload.key, &answer)?;
-        Ok(PartReceipt {
-            number,
-            size: payload.len() as u64,
-            version,
-            checksum: checksum.map(|(_, checksum)| checksum),
-        })
-    }
-
-    fn version_of(&self, operation: Operation, key: &str, answer: &Answer) -> Result<Version> {
-        let etag = answer.header("etag").map(Version::new);
-        etag.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "an answer without an ETag"))
-    }
-
-    /// Headers that say what the object carries and how it is kept, but for its metadata.
+    /// Headers of attributes, storage class and encryption, without the metadata.
     fn attribute_headers<'a>(&'a self, attributes: &'a Attributes) -> Headers<'a> {
         let mut headers = self.customer_key_headers();
         let mut push = |name, value: Option<&'a str>| headers.extend(value.map(|value| (name, Cow::Borrowed(value))));
@@ -92,42 +62,44 @@ impl Bucket {
         headers
     }
 
-    /// Refuses what the head of a request could not carry, before the SDK makes one: its own refusal shows the value.
+    /// Refuses values that no header can contain, before they are passed to the SDK, whose own error shows the value.
     pub(super) fn check_options(&self, operation: Operation, key: &str, options: &PutOptions) -> Result<()> {
         let headers =
             self.attribute_headers(&options.attributes).into_iter().chain(condition_header(&options.condition));
-        match headers.into_iter().find(|(_, value)| !fits_header(value.as_bytes())) {
+        match headers.into_iter().find(|(_, value)| !is_header_value(value.as_bytes())) {
             None => Ok(()),
-            Some((name, _)) => Err(self.refused_header(operation, Some(key), name)),
+            Some((name, _)) => Err(self.failure(operation, Some(key), invalid_header_value(name))),
         }
     }
 
-    /// The storage class of an object: its own, or the configuration's.
+    /// The storage class of an object: that of its attributes, otherwise that of the configuration.
     pub(super) fn storage_class<'a>(&'a self, attributes: &'a Attributes) -> Option<&'a str> {
         attributes.storage_class.as_deref().or(self.account.config.storage_class.as_deref())
     }
 
-    /// Metadata as headers; refused where a header cannot carry it.
+    /// Metadata as headers.
+    ///
+    /// # Errors
+    /// `Config`: a name or a value that no header can contain.
     pub(super) fn metadata_headers<'a>(
         &self,
         operation: Operation,
         key: &str,
         attributes: &'a Attributes,
     ) -> Result<Vec<(String, &'a str)>> {
-        let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
         let mut headers = Vec::with_capacity(attributes.metadata.len());
         for (name, value) in &attributes.metadata {
             let printable = value.bytes().all(|byte| matches!(byte, b' '..=b'~')) && value.trim() == value;
-            if name.is_empty() || !name.bytes().all(token) || !printable {
-                let message = format!("metadata {name:?}={value:?}: names are tokens, values printable ASCII");
+            if !is_token(name) || !printable {
+                let message = format!("metadata {name:?}={value:?}: names must be tokens, values printable ASCII");
                 return Err(self.error(ErrorKind::Config, operation, Some(key), &message));
             }
-            headers.push((format!("x-amz-meta-{}", name.to_ascii_lowercase()), value.as_str()));
+            headers.push((format!("{METADATA}{}", name.to_ascii_lowercase()), value.as_str()));
         }
         Ok(headers)
     }
 
-    /// The headers of SSE-C, for whatever reads or writes bytes.
+    /// The headers of SSE-C, for requests that read or write bytes.
     pub(super) fn customer_key_headers<'a>(&self) -> Headers<'a> {
         let Some(customer) = &self.account.customer_key else { return Vec::new() };
         vec![

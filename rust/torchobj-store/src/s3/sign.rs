@@ -1,6 +1,6 @@
-//! AWS Signature Version 4 in the `Authorization` header, payload unsigned. Knows no sockets and loads no credentials.
+//! AWS Signature Version 4 in the `Authorization` header, with an unsigned payload. Does no I/O.
 //!
-//! The four HMACs that derive a key are done once per (day, region, service, credentials); a request then costs two
+//! The four HMACs that derive a key are computed once per day, region, service and credentials. A request then needs two
 //! short SHA-256 and one HMAC. Source: AWS General Reference, "Create a signed AWS API request".
 
 use std::fmt;
@@ -13,17 +13,17 @@ use sha2::{Digest, Sha256};
 
 type HmacSha256 = Hmac<Sha256>;
 
-/// What `x-amz-content-sha256` says instead of a hash: bodies are guarded by TLS and a checksum header.
+/// Value of `x-amz-content-sha256` for an unsigned body. TLS and a checksum header protect its integrity.
 pub const UNSIGNED_PAYLOAD: &str = "UNSIGNED-PAYLOAD";
 
-/// An access key. Its secrets appear in no `Debug`.
+/// An access key. `Debug` omits its secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// Access key id; public.
+    /// Access key id, which is not secret.
     pub access_key: String,
     /// Secret access key.
     pub secret_key: String,
-    /// Token of temporary credentials.
+    /// Session token of temporary credentials.
     pub session_token: Option<String>,
 }
 
@@ -33,12 +33,12 @@ impl fmt::Debug for Identity {
     }
 }
 
-/// The second in which a request is made, as SigV4 writes it: `20260102T030405Z`.
+/// The time of a request in the format of SigV4: `20260102T030405Z`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Timestamp([u8; 16]);
 
 impl Timestamp {
-    /// The timestamp of `time`; times before 1970 count as 1970.
+    /// The timestamp of `time`. Times before 1970 are clamped to 1970.
     pub fn new(time: SystemTime) -> Self {
         let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let (year, month, day) = civil_date(seconds / 86_400);
@@ -60,7 +60,8 @@ impl Timestamp {
     }
 }
 
-/// Days since 1970-01-01 to (year, month, day). Source: Howard Hinnant, "chrono-compatible low-level date algorithms".
+/// Converts days since 1970-01-01 to (year, month, day). Source: Howard Hinnant, "chrono-compatible low-level date
+/// algorithms".
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let era = shifted / 146_097;
@@ -73,17 +74,17 @@ fn civil_date(days: u64) -> (u64, u64, u64) {
     (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
-/// What of a request is signed. `path` and `query` are encoded already; `headers` are sorted by their lower-case names
-/// and hold `host` and every `x-amz-*` header that will be sent.
+/// The signed elements of a request. `path` and `query` are encoded; `headers` are sorted by their lower-case names, and
+/// contain `host` and every `x-amz-*` header of the request.
 #[derive(Debug, Clone, Copy)]
 pub struct Canonical<'a> {
     /// `GET`, `PUT` …
     pub method: &'a str,
-    /// The request path as sent, starting with `/`.
+    /// The request path, starting with `/`.
     pub path: &'a [u8],
-    /// The query string without `?`, its pairs sorted.
+    /// The query string without `?`, with sorted pairs.
     pub query: &'a [u8],
-    /// Lower-case names with their values.
+    /// Lower-case names, and values.
     pub headers: &'a [(&'a str, &'a str)],
 }
 
@@ -95,7 +96,7 @@ struct DerivedKey {
     scope: String,
 }
 
-/// Signs the requests of one identity to one region and service.
+/// Signs requests of one identity for one region and service.
 pub struct Signer {
     identity: Identity,
     region: String,
@@ -114,7 +115,7 @@ impl fmt::Debug for Signer {
 }
 
 impl Signer {
-    /// A signer for `identity` in `region`, for `service` (`s3`, or what the endpoint rules say).
+    /// A signer for `identity` in `region`, for `service` (`s3`, or that of the endpoint rules).
     pub fn new(identity: Identity, region: impl Into<String>, service: impl Into<String>) -> Self {
         let (region, service) = (region.into(), service.into());
         let today = Timestamp::new(SystemTime::now());
@@ -122,7 +123,7 @@ impl Signer {
         Self { identity, region, service, derived }
     }
 
-    /// The token that must be sent, and signed, as `x-amz-security-token`.
+    /// The session token, which must be sent and signed as `x-amz-security-token`.
     pub fn session_token(&self) -> Option<&str> {
         self.identity.session_token.as_deref()
     }
@@ -194,7 +195,7 @@ fn digest(request: &Canonical<'_>) -> [u8; 32] {
     hash.finalize().into()
 }
 
-/// What `x-amz-content-sha256` says of a short body, so that it is signed too.
+/// Value of `x-amz-content-sha256` for a signed body.
 pub(super) fn payload_hash(pieces: &[Bytes]) -> String {
     let mut hash = Sha256::new();
     for piece in pieces {
@@ -205,7 +206,7 @@ pub(super) fn payload_hash(pieces: &[Bytes]) -> String {
     String::from_utf8_lossy(&hex).into_owned()
 }
 
-/// A header's value without outer spaces, and inner runs of spaces made one.
+/// Hashes the value of a header without leading and trailing spaces, and with each run of spaces collapsed to one.
 fn update_trimmed(hash: &mut Sha256, value: &str) {
     let value = value.trim_matches(' ');
     if !value.contains("  ") {
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_of_a_new_day_is_derived_anew() {
+    fn each_day_has_its_own_key() {
         let signer = Signer::new(identity(), "us-east-1", "s3");
         let canonical = Canonical { method: "GET", path: b"/", query: b"", headers: &[("host", "h")] };
         let (mut first, mut second) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Responses that are not what was listed, from a server that says what no server should.
+//! Tests of malformed responses, and of responses that do not match the listing.
 
 use std::sync::Arc;
 
@@ -6,13 +6,13 @@ use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Result};
 use torchobj_core::list::Filter;
 use torchobj_core::manifest::Manifest;
-use torchobj_core::read::{Job, Read, get_many};
+use torchobj_core::read::{Job, Read, try_get_many};
 use torchobj_core::transfer::{Policy, within};
 use torchobj_core::types::{ByteRange, Version};
 
 use super::{Account, S3Store};
 use crate::config::S3Config;
-use crate::fake::{Fake, answer};
+use crate::fake::{Fake, http_response};
 
 const ETAG: &str = "ETag: \"0123\"\r\n";
 
@@ -23,10 +23,10 @@ fn client(fake: &Fake, bucket: &str, force_sdk: bool) -> Arc<Client> {
     Arc::new(Client::new(Arc::new(S3Store::new(Arc::new(Account::new(config).unwrap()), bucket)), policy))
 }
 
-/// A listing of one object of this size, and responses to its reads.
+/// A server that lists one object with `size`, and sends `response` to its reads.
 async fn listed_with(size: &'static str, response: impl Fn(&str) -> String + Send + 'static) -> Fake {
     Fake::start(move |head| match head.contains("list-type=2") {
-        true => answer(
+        true => http_response(
             200,
             "",
             &format!(
@@ -39,17 +39,17 @@ async fn listed_with(size: &'static str, response: impl Fn(&str) -> String + Sen
     .await
 }
 
-/// Reads what is listed.
+/// Reads the listed object.
 async fn read_listed(client: &Arc<Client>) -> Result<Vec<u8>> {
     let mut manifest = Manifest::default();
     client.list_into(&mut manifest, "s3://b", "", &Filter::default()).await.unwrap();
     let object = manifest.get(0).unwrap();
     let read = Read { size: object.size, version: object.version, ..Read::whole(object.key) };
-    let landed = get_many(vec![Job { client: client.clone(), read }], true).await.remove(0)?;
-    Ok(landed.buffer.as_slice().to_vec())
+    let fetched = try_get_many(vec![Job::new(client.clone(), read)]).await?.remove(0);
+    Ok(fetched.buffer.as_slice().to_vec())
 }
 
-/// A response whose body ends where the connection does.
+/// A response whose body ends with the connection.
 fn until_closed(headers: &str, body: &str) -> String {
     format!("HTTP/1.0 200 OK\r\n{headers}\r\n{body}")
 }
@@ -60,10 +60,10 @@ fn chunked(headers: &str, body: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_response_of_another_length_than_listed_is_an_error_with_both_lengths() {
+async fn a_response_whose_length_differs_from_the_listed_size_is_an_error_with_both() {
     for length in [0, 100, 99_999] {
         for force_sdk in [false, true] {
-            let fake = listed_with("<Size>10000</Size>", move |_| answer(200, ETAG, &"x".repeat(length))).await;
+            let fake = listed_with("<Size>10000</Size>", move |_| http_response(200, ETAG, &"x".repeat(length))).await;
             let error = read_listed(&client(&fake, "b", force_sdk)).await.unwrap_err();
             assert_eq!((error.kind(), error.attempts()), (ErrorKind::Protocol, 2), "{error}");
             let text = error.to_string();
@@ -73,7 +73,7 @@ async fn a_response_of_another_length_than_listed_is_an_error_with_both_lengths(
 }
 
 #[tokio::test]
-async fn a_body_without_a_length_is_the_object_only_where_it_ends_as_listed() {
+async fn a_body_without_a_length_must_have_the_listed_size() {
     let body = "x".repeat(10_000);
     for make in [until_closed, chunked] {
         let right = body.clone();
@@ -89,24 +89,24 @@ async fn a_body_without_a_length_is_the_object_only_where_it_ends_as_listed() {
 }
 
 #[tokio::test]
-async fn bytes_of_a_body_that_ended_elsewhere_are_in_no_sample() {
+async fn bytes_of_an_incomplete_body_without_a_length_are_discarded() {
     let mut count = 0;
     let fake = Fake::start(move |_| {
         count += 1;
         match count {
             1 => chunked(ETAG, &"w".repeat(400)),
-            _ => answer(200, ETAG, &"x".repeat(1000)),
+            _ => http_response(200, ETAG, &"x".repeat(1000)),
         }
     })
     .await;
-    let landed = client(&fake, "b", false).get(Read { size: Some(1000), ..Read::whole("k") }).await.unwrap();
-    assert_eq!(landed.buffer.as_slice(), "x".repeat(1000).as_bytes());
+    let fetched = client(&fake, "b", false).get(Read { size: Some(1000), ..Read::whole("k") }).await.unwrap();
+    assert_eq!(fetched.buffer.as_slice(), "x".repeat(1000).as_bytes());
 }
 
 #[tokio::test]
-async fn a_range_is_not_read_from_a_whole_body_that_announces_no_length() {
+async fn a_range_is_not_read_from_a_whole_body_without_a_length() {
     let gzip = format!("Content-Encoding: gzip\r\n{ETAG}");
-    // Headers, whether the version is known, and how long the body really is.
+    // Headers, whether the version is known, and the length of the body.
     let cases = [(gzip.as_str(), true, 5_000), ("", false, 5_000), (ETAG, true, 999), (ETAG, true, 10_000)];
     for (make, (headers, known, length)) in
         [until_closed, chunked].into_iter().flat_map(|make| cases.map(|case| (make, case)))
@@ -123,49 +123,49 @@ async fn a_range_is_not_read_from_a_whole_body_that_announces_no_length() {
 }
 
 #[tokio::test]
-async fn a_chunked_range_is_read_where_the_response_announces_it() {
+async fn a_chunked_range_is_read_if_the_response_announces_it() {
     let response = chunked(&format!("{ETAG}Content-Range: bytes 0-999/10000\r\n"), &"x".repeat(1000));
     let response = response.replace("200 OK", "206 Partial Content");
     let fake = Fake::start(move |_| response.clone()).await;
     let read = Read { range: Some(ByteRange::Bounded(0..1000)), size: Some(10_000), ..Read::whole("k") };
-    let landed = client(&fake, "b", false).get(read).await.unwrap();
-    assert_eq!(landed.buffer.as_slice(), "x".repeat(1000).as_bytes());
+    let fetched = client(&fake, "b", false).get(read).await.unwrap();
+    assert_eq!(fetched.buffer.as_slice(), "x".repeat(1000).as_bytes());
 }
 
 #[tokio::test]
-async fn the_size_of_a_body_without_a_length_comes_from_head_where_it_was_not_listed() {
+async fn the_size_of_a_body_without_a_length_is_requested_by_head_if_it_was_not_listed() {
     for (etag, right) in [("\"0123\"", true), ("\"4567\"", false)] {
         let fake = Fake::start(move |head| match head.starts_with("HEAD") {
             true => format!("HTTP/1.1 200 OK\r\nContent-Length: 10000\r\nETag: {etag}\r\n\r\n"),
             false => chunked(ETAG, &"x".repeat(10_000)),
         })
         .await;
-        let landed = client(&fake, "b", false).get(Read::whole("k")).await;
+        let fetched = client(&fake, "b", false).get(Read::whole("k")).await;
         assert_eq!(
-            landed.map(|landed| landed.buffer.len()).map_err(|error| error.kind()).ok(),
+            fetched.map(|fetched| fetched.buffer.len()).map_err(|error| error.kind()).ok(),
             right.then_some(10_000)
         );
     }
 }
 
 #[tokio::test]
-async fn an_object_that_changed_is_changed_whatever_its_size() {
-    let fake = listed_with("<Size>10</Size>", |_| answer(200, "ETag: \"4567\"\r\n", "other")).await;
+async fn a_changed_object_of_another_size_is_reported_as_changed() {
+    let fake = listed_with("<Size>10</Size>", |_| http_response(200, "ETag: \"4567\"\r\n", "other")).await;
     let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Changed, 1), "{error}");
 }
 
 #[tokio::test]
-async fn an_error_in_xml_is_an_error_although_it_has_an_etag() {
+async fn an_error_document_with_an_etag_is_an_error() {
     let text = "<?xml version=\"1.0\"?><Error><Code>InternalError</Code><Message>try again</Message></Error>";
     let headers = format!("{ETAG}Content-Type: application/xml\r\n");
-    let fake = listed_with("<Size>10000</Size>", move |_| answer(200, &headers, text)).await;
+    let fake = listed_with("<Size>10000</Size>", move |_| http_response(200, &headers, text)).await;
     let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
     assert_eq!((error.kind(), error.code()), (ErrorKind::Server, Some("InternalError")), "{error}");
 }
 
 #[tokio::test]
-async fn an_error_whose_body_is_chunked_or_breaks_keeps_what_its_headers_say() {
+async fn an_error_with_a_chunked_or_incomplete_body_has_the_details_of_its_headers() {
     let text = "<Error><Code>InternalError</Code></Error>";
     let head = "HTTP/1.1 500 Oops\r\nx-amz-request-id: R1\r\nTransfer-Encoding: chunked\r\n";
     let bodies = [format!("{:x}\r\n{text}\r\n0\r\n\r\n", text.len()), format!("{:x}\r\n{text}", 9 * text.len())];
@@ -182,43 +182,43 @@ async fn an_error_whose_body_is_chunked_or_breaks_keeps_what_its_headers_say() {
 }
 
 #[tokio::test]
-async fn a_range_that_is_refused_within_the_listed_size_is_no_empty_object() {
-    let fake = listed_with("<Size>99999999</Size>", |_| answer(416, "", "")).await;
+async fn a_range_within_the_listed_size_that_is_refused_is_an_error() {
+    let fake = listed_with("<Size>99999999</Size>", |_| http_response(416, "", "")).await;
     let error = read_listed(&client(&fake, "b", false)).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
     assert!(error.to_string().contains("99999999 bytes"), "{error}");
 }
 
 #[tokio::test]
-async fn an_object_is_empty_only_where_a_request_without_a_range_shows_it() {
+async fn an_object_is_empty_only_if_a_request_without_a_range_returns_no_bytes() {
     for force_sdk in [false, true] {
-        let fake = Fake::start(|_| answer(416, "", "")).await;
+        let fake = Fake::start(|_| http_response(416, "", "")).await;
         let client = client(&fake, "b", force_sdk);
         for range in [None, Some(ByteRange::Suffix(4))] {
             let error = client.get(Read { range, ..Read::whole("k") }).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Range, "{error}");
         }
-        let error = client.get_ends("k", 4, 4).await.unwrap_err();
+        let error = client.get_head_and_tail("k", 4, 4).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Range, "{error}");
     }
     let fake = Fake::start(|head| match head.contains("range: ") {
-        true => answer(416, "", ""),
-        false => answer(200, ETAG, ""),
+        true => http_response(416, "", ""),
+        false => http_response(200, ETAG, ""),
     })
     .await;
     let client = client(&fake, "b", false);
     for range in [None, Some(ByteRange::Suffix(4))] {
-        let landed = client.get(Read { range, ..Read::whole("k") }).await.unwrap();
-        assert_eq!((landed.size, landed.version), (0, Some(Version::new("\"0123\""))));
+        let fetched = client.get(Read { range, ..Read::whole("k") }).await.unwrap();
+        assert_eq!((fetched.size, fetched.version), (0, Some(Version::new("\"0123\""))));
     }
 }
 
 #[tokio::test]
-async fn a_size_that_is_not_listed_is_unknown_and_the_object_is_read_all_the_same() {
+async fn an_object_whose_size_is_not_listed_is_read() {
     for size in ["", "<Size>many</Size>"] {
-        let fake = listed_with(size, |_| answer(200, ETAG, "four")).await;
+        let fake = listed_with(size, |_| http_response(200, ETAG, "four")).await;
         assert_eq!(read_listed(&client(&fake, "b", false)).await.unwrap(), b"four", "{size}");
-        // The SDK refuses the page for what is no number.
+        // The SDK refuses a page with a size that is not a number.
         if size.is_empty() {
             assert_eq!(read_listed(&client(&fake, "b", true)).await.unwrap(), b"four");
         }
@@ -226,23 +226,23 @@ async fn a_size_that_is_not_listed_is_unknown_and_the_object_is_read_all_the_sam
 }
 
 #[tokio::test]
-async fn a_body_that_was_encoded_on_the_way_is_no_data_and_one_that_was_stored_so_is() {
+async fn a_body_that_a_proxy_compressed_is_refused_and_one_that_was_stored_compressed_is_read() {
     let gzip = "Content-Encoding: gzip\r\n";
     let weak = "ETag: W/\"0123\"\r\n";
-    // What is answered, whether it is data where four bytes were listed, and where nothing was.
+    // The response; whether it is accepted if the size of four bytes is listed; whether it is if no size is listed.
     let cases = [
-        (answer(200, &format!("{gzip}{ETAG}"), "four"), true, true),
-        (answer(200, &format!("{gzip}{ETAG}"), "other"), false, true),
-        (answer(200, &format!("{gzip}{weak}"), "four"), false, false),
-        (answer(200, gzip, "four"), false, false),
+        (http_response(200, &format!("{gzip}{ETAG}"), "four"), true, true),
+        (http_response(200, &format!("{gzip}{ETAG}"), "other"), false, true),
+        (http_response(200, &format!("{gzip}{weak}"), "four"), false, false),
+        (http_response(200, gzip, "four"), false, false),
         (chunked(&format!("{gzip}{ETAG}"), "four"), true, false),
         (chunked(&format!("{gzip}{ETAG}"), "fou"), false, false),
         (chunked(&format!("{gzip}{weak}"), "four"), false, false),
-        (answer(200, &format!("Content-Encoding: identity\r\n{ETAG}"), "four"), true, true),
+        (http_response(200, &format!("Content-Encoding: identity\r\n{ETAG}"), "four"), true, true),
     ];
     for (response, listed, unlisted) in cases {
-        let said = response.clone();
-        let fake = listed_with("<Size>4</Size>", move |_| said.clone()).await;
+        let sent = response.clone();
+        let fake = listed_with("<Size>4</Size>", move |_| sent.clone()).await;
         let client = client(&fake, "b", false);
         assert_eq!(read_listed(&client).await.is_ok(), listed, "{response}");
         assert_eq!(client.get(Read::whole("k")).await.is_ok(), unlisted, "{response}");
@@ -253,14 +253,14 @@ async fn a_body_that_was_encoded_on_the_way_is_no_data_and_one_that_was_stored_s
 }
 
 #[tokio::test]
-async fn an_upload_marker_that_comes_again_ends_the_listing_in_an_error() {
+async fn a_repeated_upload_marker_is_an_error() {
     let upload = "<Upload><Key>k</Key><UploadId>u</UploadId></Upload>";
     for (upload, markers) in [(upload, 1), (upload, 3), ("", 1), ("", 1 << 40)] {
         let mut count: u64 = 0;
         let fake = Fake::start(move |_| {
             count += 1;
             let next = count % markers;
-            answer(
+            http_response(
                 200,
                 "",
                 &format!(
@@ -278,7 +278,7 @@ async fn an_upload_marker_that_comes_again_ends_the_listing_in_an_error() {
 }
 
 #[tokio::test]
-async fn listings_are_in_order_except_those_of_directory_buckets() {
+async fn listings_are_ordered_except_those_of_directory_buckets() {
     let fake = Fake::start(|_| String::new()).await;
     for (bucket, ordered) in [("b", true), ("b--use1-az5--x-s3", false), ("a--use1-az5--xa-s3", false)] {
         assert_eq!(client(&fake, bucket, false).store().capabilities().ordered_listing, ordered, "{bucket}");

@@ -1,4 +1,4 @@
-//! The XML of S3: small documents, read by path.
+//! Parses the XML documents of S3.
 
 use quick_xml::Reader;
 use quick_xml::events::Event;
@@ -7,56 +7,55 @@ use torchobj_core::types::{ListEntry, ListPage, Version};
 use crate::http::date;
 use crate::http::encode::decode_listed;
 
-/// What is wrong with a document.
+/// A document that cannot be parsed.
 #[derive(Debug)]
-pub(super) struct Malformed(String);
+pub(super) struct XmlError(String);
 
-impl<E: std::error::Error> From<E> for Malformed {
+impl<E: std::error::Error> From<E> for XmlError {
     fn from(error: E) -> Self {
         Self(error.to_string())
     }
 }
 
-impl std::fmt::Display for Malformed {
+impl std::fmt::Display for XmlError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "malformed XML: {}", self.0)
     }
 }
 
-/// Calls `text` with the names of the open elements and the text between the tags of each element that has no other
-/// within.
-pub(super) fn each_text(document: &[u8], mut text: impl FnMut(&[String], String)) -> Result<(), Malformed> {
-    each(document, |event| {
-        if let Seen::Text(path, found) = event {
-            text(path, found);
+/// Calls `leaf` with the path and the text of each element that contains no other element.
+pub(super) fn for_each_leaf(document: &[u8], mut leaf: impl FnMut(&[String], String)) -> Result<(), XmlError> {
+    parse(document, |event| {
+        if let XmlEvent::Leaf(path, text) = event {
+            leaf(path, text);
         }
     })
 }
 
-enum Seen<'a> {
-    /// An innermost element has ended.
-    Text(&'a [String], String),
-    /// An element with others within has ended.
+enum XmlEvent<'a> {
+    /// The path and the text of an element that contains no other element.
+    Leaf(&'a [String], String),
+    /// The path of another element, at its end.
     End(&'a [String]),
 }
 
-fn each(document: &[u8], mut seen: impl FnMut(Seen<'_>)) -> Result<(), Malformed> {
+fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), XmlError> {
     let mut reader = Reader::from_reader(document);
     let mut path: Vec<String> = Vec::new();
     let mut text = String::new();
-    let mut innermost = false;
+    let mut is_leaf = false;
     loop {
         match reader.read_event()? {
             Event::Start(tag) => {
                 path.push(tag.local_name().as_ref().to_owned());
                 text.clear();
-                innermost = true;
+                is_leaf = true;
             }
             Event::Empty(tag) => {
                 path.push(tag.local_name().as_ref().to_owned());
-                seen(Seen::Text(&path, String::new()));
+                on_event(XmlEvent::Leaf(&path, String::new()));
                 path.pop();
-                innermost = false;
+                is_leaf = false;
             }
             Event::Text(piece) => text.push_str(&piece),
             Event::CData(piece) => text.push_str(&piece),
@@ -65,30 +64,29 @@ fn each(document: &[u8], mut seen: impl FnMut(Seen<'_>)) -> Result<(), Malformed
                 None => text.push_str(quick_xml::escape::resolve_xml_entity(&entity).unwrap_or_default()),
             },
             Event::End(_) => {
-                let found = std::mem::take(&mut text);
-                seen(if innermost { Seen::Text(&path, found) } else { Seen::End(&path) });
+                let text = std::mem::take(&mut text);
+                on_event(if is_leaf { XmlEvent::Leaf(&path, text) } else { XmlEvent::End(&path) });
                 path.pop();
-                innermost = false;
+                is_leaf = false;
             }
             Event::Eof if path.is_empty() => return Ok(()),
-            Event::Eof => return Err(Malformed(format!("it ends within <{}>", path.join("><")))),
+            Event::Eof => return Err(XmlError(format!("it ends within <{}>", path.join("><")))),
             _ => {}
         }
     }
 }
 
-/// Reads a page of ListObjectsV2. Names are decoded by the encoding that the answer says it has, not by the one that
-/// was asked for.
-pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
+/// Parses a page of ListObjectsV2. Decodes keys by the encoding in the response, which may differ from the requested one.
+pub(super) fn list_page(document: &[u8]) -> Result<ListPage, XmlError> {
     let mut page = ListPage::default();
     let mut encoded = false;
     let mut truncated = false;
     let mut next = None;
     let mut entry = Entry::default();
     let mut root = None;
-    let mut nameless = false;
-    each(document, |event| match event {
-        Seen::Text(path, text) => match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+    let mut without_key = false;
+    parse(document, |event| match event {
+        XmlEvent::Leaf(path, text) => match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [_, "EncodingType"] => encoded = text == "url",
             [_, "IsTruncated"] => truncated = text == "true",
             [_, "NextContinuationToken"] => next = Some(text),
@@ -100,11 +98,11 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
             [_, "Contents", "StorageClass"] => entry.storage_class = Some(text),
             _ => {}
         },
-        Seen::End(path) => {
+        XmlEvent::End(path) => {
             if matches!(path, [_, contents] if contents == "Contents") {
-                match std::mem::take(&mut entry).listed() {
+                match std::mem::take(&mut entry).into_list_entry() {
                     Some(entry) => page.entries.push(entry),
-                    None => nameless = true,
+                    None => without_key = true,
                 }
             } else if let [name] = path {
                 root = Some(name.clone());
@@ -112,13 +110,13 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
         }
     })?;
     if root.as_deref() != Some("ListBucketResult") {
-        return Err(Malformed(format!("<{}> is no listing", root.unwrap_or_default())));
+        return Err(XmlError(format!("<{}> is not a listing", root.unwrap_or_default())));
     }
-    if nameless {
-        return Err(Malformed("an object without a key".to_owned()));
+    if without_key {
+        return Err(XmlError("an object without a key".to_owned()));
     }
     if encoded {
-        // The element may stand behind the keys that it speaks of.
+        // `EncodingType` may follow the keys, so they are decoded at the end.
         let decode = |text: &mut String| {
             if let Some(decoded) = decode_listed(text) {
                 *text = decoded;
@@ -127,14 +125,14 @@ pub(super) fn list_page(document: &[u8]) -> Result<ListPage, Malformed> {
         page.entries.iter_mut().for_each(|entry| decode(&mut entry.key));
         page.prefixes.iter_mut().for_each(decode);
     }
-    page.continuation = continuation(truncated, next).map_err(|problem| Malformed(problem.to_owned()))?;
+    page.continuation = continuation(truncated, next).map_err(|problem| XmlError(problem.to_owned()))?;
     Ok(page)
 }
 
-/// How a listing goes on. One that says it goes on, and not where, would pass for whole with its end missing.
+/// The continuation of a listing. A truncated page without one is an error, because it would be mistaken for the last.
 pub(super) fn continuation(truncated: bool, next: Option<String>) -> Result<Option<String>, &'static str> {
     match next.filter(|next| truncated && !next.is_empty()) {
-        None if truncated => Err("the listing is truncated and does not say where it goes on"),
+        None if truncated => Err("the listing is truncated and has no continuation"),
         next => Ok(next),
     }
 }
@@ -149,19 +147,19 @@ struct Entry {
 }
 
 impl Entry {
-    fn listed(self) -> Option<ListEntry> {
+    fn into_list_entry(self) -> Option<ListEntry> {
         let Self { key, size, etag, modified_ms, storage_class } = self;
         let version = etag.and_then(|etag| listed_version(&etag));
         Some(ListEntry { key: key?, size, version, modified_ms, storage_class })
     }
 }
 
-/// The version that a listing gives: none where its ETag is empty.
+/// The version in a listing; `None` if its ETag is empty.
 pub(super) fn listed_version(etag: &str) -> Option<Version> {
     (!matches!(etag, "" | "\"\"")).then(|| quoted(etag))
 }
 
-/// An ETag as headers have it. Some stores leave the quotes out in a listing.
+/// An ETag with quotes, as in headers. Some stores omit the quotes in XML.
 pub(super) fn quoted(etag: &str) -> Version {
     if etag.ends_with('"') { Version::new(etag) } else { Version::new(format!("\"{etag}\"")) }
 }
@@ -179,7 +177,7 @@ mod tests {
  <IsTruncated>true</IsTruncated><NextContinuationToken>t&amp;1&#x3D;</NextContinuationToken>ENCODING</ListBucketResult>"#;
 
     #[test]
-    fn names_are_decoded_as_the_answer_says() {
+    fn keys_are_decoded_by_the_encoding_in_the_response() {
         let page = list_page(PAGE.replace("ENCODING", "<EncodingType>url</EncodingType>").as_bytes()).unwrap();
         let keys: Vec<_> = page.entries.iter().map(|entry| entry.key.as_str()).collect();
         assert_eq!(keys, ["p/a b+c", "p/🎉"]);
@@ -189,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_an_entry_is_read() {
+    fn all_fields_of_an_entry_are_parsed() {
         let page = list_page(PAGE.replace("ENCODING", "").as_bytes()).unwrap();
         let first = &page.entries[0];
         assert_eq!((first.size, first.version.clone()), (Some(7), Some(Version::new("\"abc\""))));
@@ -199,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_goes_on_must_say_where() {
+    fn a_truncated_page_must_have_a_continuation() {
         let token = "<NextContinuationToken>t&amp;1&#x3D;</NextContinuationToken>";
         for without in ["", "<NextContinuationToken/>", "<NextContinuationToken></NextContinuationToken>"] {
             let problem = list_page(PAGE.replace(token, without).as_bytes()).unwrap_err();
@@ -210,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_or_an_etag_that_is_missing_or_no_value_is_unknown() {
+    fn a_missing_or_malformed_size_or_etag_is_none() {
         for size in ["", "<Size/>", "<Size>many</Size>", "<Size>-1</Size>", "<Size>99999999999999999999</Size>"] {
             for etag in ["", "<ETag/>", "<ETag>&quot;&quot;</ETag>"] {
                 let page =
@@ -228,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_page_has_no_continuation_and_half_a_page_is_an_error() {
+    fn the_last_page_has_no_continuation_and_an_incomplete_page_is_an_error() {
         let last = PAGE.replace("true", "false");
         assert_eq!(list_page(last.as_bytes()).unwrap().continuation, None);
         assert!(list_page(b"<ListBucketResult><Contents></Wrong>").is_err());

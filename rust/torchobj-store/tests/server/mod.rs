@@ -1,4 +1,4 @@
-//! Servers of the tests, started by `python -m tests.servers`; each is gone with its handle.
+//! Test servers, started by `python -m tests.servers`. Dropping a server stops it.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -47,7 +47,7 @@ impl Server {
         Identity { access_key: of("access_key"), secret_key: of("secret_key"), session_token: None }
     }
 
-    /// Writes a profile, or writes it anew, as a user's tools would.
+    /// Writes or replaces a profile in the shared credentials file.
     pub(crate) fn set_profile(profile: &str, identity: &Identity) {
         static PROFILES: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
         let mut profiles = PROFILES.lock().unwrap();
@@ -56,11 +56,11 @@ impl Server {
         let mut entry = format!("[{profile}]\naws_access_key_id={access_key}\naws_secret_access_key={secret_key}\n");
         entry.extend(session_token.iter().map(|token| format!("aws_session_token={token}\n")));
         profiles.insert(profile.to_owned(), entry);
-        // Other tests read it meanwhile: never half of it.
+        // By rename, because other tests read the file concurrently.
         let new = file.with_extension("new");
         std::fs::write(&new, profiles.values().map(String::as_str).collect::<String>()).unwrap();
         std::fs::rename(&new, &file).unwrap();
-        // SAFETY: every test of the process sets the same values.
+        // SAFETY: all tests of the process set the same values.
         #[expect(unsafe_code, reason = "the environment of a test process")]
         unsafe {
             std::env::set_var("AWS_SHARED_CREDENTIALS_FILE", &file);
@@ -68,7 +68,7 @@ impl Server {
         }
     }
 
-    /// A configuration for this server, whose credentials are a profile of a file, as a user's would be.
+    /// A configuration for this server, with the credentials of a profile.
     pub(crate) fn config(&self) -> S3Config {
         let profile = self.text("access_key");
         Self::set_profile(profile, &self.identity());
@@ -76,13 +76,13 @@ impl Server {
         S3Config { endpoint_url, profile: Some(profile.to_owned()), ..S3Config::default() }
     }
 
-    /// A client on the new bucket `name`.
+    /// A client for the new bucket `name`.
     pub(crate) fn bucket(&self, name: &str, config: S3Config, policy: Policy) -> Arc<Client> {
         self.create_bucket(name);
         self.client(name, config, policy)
     }
 
-    /// A client on the bucket `name`.
+    /// A client for the bucket `name`.
     pub(crate) fn client(&self, name: &str, config: S3Config, policy: Policy) -> Arc<Client> {
         let account = Arc::new(Account::new(config).unwrap());
         Arc::new(Client::new(Arc::new(S3Store::new(account, name)), policy))
@@ -102,25 +102,25 @@ impl Server {
         Signer::new(self.identity(), "us-east-1", "s3").authorize_into(&mut authorization, &time, &canonical);
         let mut lines: Vec<_> = headers.iter().map(|(name, value)| format!("{name}: {value}")).collect();
         lines.push(format!("authorization: {}", String::from_utf8(authorization).unwrap()));
-        let answer = exchange(host, "PUT", &path, &lines, "");
-        assert!(answer.starts_with("HTTP/1.1 200"), "create bucket {name}: {answer}");
+        let response = exchange(host, "PUT", &path, &lines, "");
+        assert!(response.starts_with("HTTP/1.1 200"), "create bucket {name}: {response}");
     }
 
     /// Calls the control API of the strict server.
     pub(crate) fn control(&self, method: &str, path: &str, body: &Value) -> Value {
         let (host, base) = self.text("control").split_once("://").unwrap().1.split_once('/').unwrap();
         let body = if body.is_null() { String::new() } else { body.to_string() };
-        let answer =
+        let response =
             exchange(host, method, &format!("/{base}/{path}"), &["content-type: application/json".into()], &body);
-        let (head, json) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {answer}");
+        let (head, json) = response.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {response}");
         serde_json::from_str(json).unwrap()
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // The server exits at the end of its input.
         drop(self.process.stdin.take());
         let _ = self.process.wait();
     }
@@ -137,7 +137,7 @@ fn exchange(host: &str, method: &str, path: &str, headers: &[String], body: &str
     );
     socket.write_all(head.as_bytes()).unwrap();
     socket.write_all(body.as_bytes()).unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).unwrap();
-    answer
+    let mut response = String::new();
+    socket.read_to_string(&mut response).unwrap();
+    response
 }

@@ -1,25 +1,25 @@
-//! What an answer that is no success means. Reads no sockets.
+//! Parses and classifies error responses of S3. Does no I/O.
 
-use torchobj_core::error::{Error, ErrorKind, Operation};
+use torchobj_core::error::{ErrorKind, Operation};
 
 use super::xml;
-use crate::http::{Refusal, kind_of_status};
+use crate::http::{ErrorResponse, Refusal, kind_of_status};
 
-/// What S3 says in the XML of an error.
+/// The XML document of an error.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct ServerError {
+pub(super) struct ErrorDocument {
     pub(super) code: Option<String>,
     pub(super) message: Option<String>,
     pub(super) request_id: Option<String>,
     pub(super) region: Option<String>,
 }
 
-impl ServerError {
-    /// Reads the XML; an answer that is none says nothing.
+impl ErrorDocument {
+    /// Parses the XML. All fields are `None` if the body is not an error document.
     pub(super) fn parse(text: &[u8]) -> Self {
         let mut error = Self::default();
-        // A text that breaks off half-way still says what stood before.
-        let _ = xml::each_text(text, |path, text| {
+        // An incomplete document keeps the fields before its end.
+        let _ = xml::for_each_leaf(text, |path, text| {
             let field = match path.last() {
                 Some(name) if name == "Code" => &mut error.code,
                 Some(name) if name == "Message" => &mut error.message,
@@ -33,7 +33,7 @@ impl ServerError {
     }
 }
 
-/// What kind of failure a status and a code are.
+/// Classifies a failure by its status and code.
 pub(super) fn kind_of(operation: Operation, status: u16, code: Option<&str>) -> ErrorKind {
     match code {
         Some("NoSuchKey") => return ErrorKind::NotFound,
@@ -69,77 +69,74 @@ pub(super) fn kind_of(operation: Operation, status: u16, code: Option<&str>) -> 
     kind_of_status(operation, status)
 }
 
-/// What the user can do next, where there is something.
+/// The next step for the user, if there is one.
 pub(super) fn hint(operation: Operation, kind: ErrorKind, code: Option<&str>) -> Option<&'static str> {
     match (kind, code) {
         (ErrorKind::AccessDenied, _) if matches!(operation, Operation::Get | Operation::Head) => {
-            Some("without the permission s3:ListBucket this is also what S3 says of an object that does not exist")
+            Some("without the permission s3:ListBucket, S3 also returns this if the object does not exist")
         }
-        (ErrorKind::AccessDenied, _) => Some("the credentials lack the permission for this"),
-        (ErrorKind::Credentials, Some("SignatureDoesNotMatch")) => Some("is the secret key right?"),
-        (ErrorKind::Credentials, Some("InvalidAccessKeyId")) => Some("is the access key one of this endpoint?"),
+        (ErrorKind::AccessDenied, _) => Some("the credentials do not have permission for this operation"),
+        (ErrorKind::Credentials, Some("SignatureDoesNotMatch")) => Some("check the secret access key"),
+        (ErrorKind::Credentials, Some("InvalidAccessKeyId")) => {
+            Some("check that the access key belongs to this endpoint")
+        }
         (ErrorKind::NoBucket, _) => Some("check the bucket's name and the endpoint"),
-        (ErrorKind::ClockSkew, _) => Some("the clock of this machine is off"),
-        (ErrorKind::Misaddressed, _) => Some("the bucket is in another region: set region, or leave it out"),
+        (ErrorKind::ClockSkew, _) => Some("set the clock of this machine"),
+        (ErrorKind::Misaddressed, _) => Some("the bucket is in another region: set region, or omit it"),
         (
             ErrorKind::InvalidRequest | ErrorKind::Unsupported,
             None | Some("InvalidRequest" | "InvalidArgument" | "NotImplemented"),
         ) if matches!(operation, Operation::Put | Operation::PutPart | Operation::BeginUpload | Operation::Commit) => {
-            Some("a store that does not know checksum headers wants checksum=\"none\"")
+            Some("if the store does not support checksum headers, set checksum=\"none\"")
         }
         _ => None,
     }
 }
 
-/// The error for an answer.
-pub(super) fn error(
-    operation: Operation,
-    url: String,
-    status: u16,
-    said: ServerError,
-    header: impl Fn(&str) -> Option<String>,
-) -> Error {
-    let kind = kind_of(operation, status, said.code.as_deref());
-    let hint = hint(operation, kind, said.code.as_deref());
-    let request_id = header("x-amz-request-id").or(said.request_id);
-    let retry_after = header("retry-after");
-    let ServerError { code, message, .. } = said;
-    let error = Refusal { kind, status, code, message, request_id, retry_after }.into_error(operation, url);
-    match hint {
-        Some(hint) => error.with_hint(hint),
-        None => error,
-    }
+/// Parses an error response.
+pub(super) fn refusal(operation: Operation, response: &ErrorResponse<'_>) -> Refusal {
+    let ErrorDocument { code, message, request_id, .. } = ErrorDocument::parse(response.body);
+    let kind = kind_of(operation, response.status, code.as_deref());
+    let hint = hint(operation, kind, code.as_deref());
+    let request_id = (response.header)("x-amz-request-id").or(request_id);
+    Refusal { kind, code, message, request_id, hint }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
+    use torchobj_core::error::Error;
+
     use super::*;
 
+    /// The error of a GET of `s3://b/k`.
+    fn error(status: u16, body: &[u8], header: &(dyn Fn(&str) -> Option<String> + Sync)) -> Error {
+        let response = ErrorResponse { status, header, body };
+        refusal(Operation::Get, &response).into_error(Operation::Get, "s3://b/k".into(), &response)
+    }
+
     #[test]
-    fn an_error_says_everything_that_the_answer_said() {
+    fn an_error_has_the_code_message_and_request_id_of_the_response() {
         let text = b"<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please &amp; wait</Message>\
             <RequestId>R1</RequestId><HostId>h</HostId></Error>";
-        let said = ServerError::parse(text);
-        let header = |name: &str| (name == "retry-after").then(|| "7".to_owned());
-        let error = error(Operation::Get, "s3://b/k".into(), 503, said, header);
+        let error = error(503, text, &|name| (name == "retry-after").then(|| "7".to_owned()));
         assert_eq!(error.kind(), ErrorKind::Throttled);
         assert_eq!(error.retry_after(), Some(Duration::from_secs(7)));
         assert_eq!(error.to_string(), "get s3://b/k: 503 SlowDown: Please & wait, after 1 attempt (request id R1)");
     }
 
     #[test]
-    fn an_answer_that_is_no_xml_is_known_by_its_status() {
+    fn a_response_without_an_error_document_is_classified_by_its_status() {
         for text in [&b"<html><body>Bad gateway"[..], b"", b"\xff\xfe", b"<a></b>"] {
-            let error = error(Operation::Get, "u".into(), 502, ServerError::parse(text), |_| None);
+            let error = error(502, text, &|_| None);
             assert_eq!(error.kind(), ErrorKind::Server);
             assert!(error.to_string().contains("502: Bad Gateway"), "{error}");
         }
     }
 
     #[test]
-    fn the_same_status_means_other_things_to_reads_and_writes() {
+    fn the_kind_of_a_status_depends_on_the_operation() {
         assert_eq!(kind_of(Operation::Get, 412, None), ErrorKind::Changed);
         assert_eq!(kind_of(Operation::Put, 412, None), ErrorKind::Precondition);
         assert_eq!(kind_of(Operation::Commit, 404, Some("NoSuchUpload")), ErrorKind::UploadGone);
@@ -147,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_is_cut_and_stays_on_one_line() {
+    fn a_long_message_of_a_server_is_truncated_to_one_line() {
         let long = "x".repeat(50_000);
         let text = format!("<Error><Code>{long}</Code><Message>a\r\nERROR forged {long}</Message></Error>");
-        let error = error(Operation::Get, "u".into(), 400, ServerError::parse(text.as_bytes()), |_| Some(long.clone()));
+        let error = error(400, text.as_bytes(), &|_| Some(long.clone()));
         let line = error.to_string();
         assert!(line.len() < 1500 && !line.contains(['\r', '\n']) && line.contains("ERROR forged"), "{line}");
     }

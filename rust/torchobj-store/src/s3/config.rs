@@ -1,4 +1,4 @@
-//! What the buckets of one configuration share: connections, credentials, the SDK's configuration, and the clock.
+//! State shared by the buckets of one configuration: connections, credentials, SDK configuration and clock skew.
 
 use std::fmt;
 use std::pin::Pin;
@@ -24,17 +24,19 @@ use tokio::sync::OnceCell;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::fork;
 
-use super::credentials::{Credentials, ForSdk};
-use super::wire::Wire;
+use super::connector::Connector;
+use super::credentials::{CredentialsForSdk, SdkChain};
+use super::sign::Identity;
 use crate::config::{Addressing, Encryption, S3Config};
-use crate::env;
+use crate::credentials::Credentials;
+use crate::env::{self, Variables};
 use crate::http::date::skew_s;
-use crate::http::{Dialer, Pool, shown};
+use crate::http::{Dialer, PoolMap, sanitize};
 
-/// Where an endpoint knows no regions, signatures name this one: FlashBlade, SwiftStack, MinIO and Ceph take it.
+/// Region of signatures for endpoints without regions. FlashBlade, SwiftStack, MinIO and Ceph accept it.
 pub(super) const DEFAULT_REGION: &str = "us-east-1";
 
-/// A key of SSE-C, as its three headers want it. It is in no `Debug`.
+/// A key of SSE-C, in the format of its headers. `Debug` omits it.
 #[derive(Clone)]
 pub(super) struct CustomerKey {
     pub(super) key: String,
@@ -47,27 +49,27 @@ impl fmt::Debug for CustomerKey {
     }
 }
 
-/// One configuration, and everything that its buckets share.
+/// A configuration, and the state that its buckets share.
 #[derive(Debug)]
 pub struct Account {
     pub(super) config: S3Config,
-    pub(super) pool: Pool,
-    wire: Wire,
-    /// Asked of the environment, the profiles and the instance at the first use.
+    pub(super) pools: PoolMap,
+    connector: Connector,
+    /// Loaded at the first use.
     environment: OnceCell<Environment>,
     pub(super) customer_key: Option<CustomerKey>,
-    /// Seconds that the stores' clock is ahead of ours.
+    /// Seconds by which the clock of the store is ahead of this machine's.
     skew_s: AtomicI64,
 }
 
-/// What the environment says. The SDK's part is in no `Debug`: it shows the properties of profiles, secret keys among
-/// them.
+/// Settings from environment variables and profiles. `Debug` omits the SDK configuration, whose own `Debug` shows secret
+/// keys of profiles.
 pub(super) struct Environment {
     pub(super) sdk: SdkConfig,
-    /// `None` when requests are not signed.
-    pub(super) credentials: Option<Arc<Credentials>>,
+    /// `None`: requests are not signed.
+    pub(super) credentials: Option<Arc<Credentials<Identity>>>,
     pub(super) endpoint_url: Option<String>,
-    /// `None`: to be found out.
+    /// `None`: detected.
     pub(super) region: Option<String>,
 }
 
@@ -81,42 +83,51 @@ impl fmt::Debug for Environment {
     }
 }
 
+/// Variables that the SDK reads (AWS SDKs and Tools Reference Guide, "Environment variables"), and AWS_CA_BUNDLE. The
+/// shared configuration files are below HOME.
+const VARIABLES: Variables = Variables { names: &["HOME"], prefixes: &["AWS_"] };
+
 impl Account {
-    /// An account; nothing is asked of the network before its first use.
+    /// Fingerprint of the environment variables that a new account depends on.
+    pub fn fingerprint() -> u64 {
+        env::fingerprint(&[VARIABLES, env::CONNECTIONS])
+    }
+
+    /// An account. Sends no requests.
     ///
     /// # Errors
-    /// `Config`: a proxy that is no URL, a file that cannot be read.
+    /// `Config`: the URL of a proxy is not valid, or a file cannot be read.
     pub fn new(mut config: S3Config) -> Result<Self> {
         if config.http.ca_bundle.is_none() {
-            config.http.ca_bundle = env::first_of(&[env::AWS_CA_BUNDLE]).map(|(_, path)| path.into());
+            config.http.ca_bundle = env::first_of(&["AWS_CA_BUNDLE"]).map(|(_, path)| path.into());
         }
         let refuse = |what: String| move |source: std::io::Error| misconfigured(&what).with_source(source);
         let dialer = Arc::new(Dialer::new(&config.http).map_err(refuse("a proxy of the environment".to_owned()))?);
         let customer_key = match &config.encryption {
             Encryption::CustomerKeyFile(path) => {
-                // Not the path: it may be the key itself, given in place of its file.
-                let hint = "it must be the path of a file with the 32 bytes of the key, raw or in Base64";
+                // The message omits the path: a user may pass the key itself by mistake.
+                let hint = "it must be the path of a file that contains the key of 32 bytes, raw or in Base64";
                 let key = CustomerKey::read(path).map_err(refuse("customer_key_file".to_owned()));
                 Some(key.map_err(|error| error.with_hint(hint))?)
             }
             _ => None,
         };
-        Ok(Self::over(dialer, config, customer_key))
+        Ok(Self::with_dialer(dialer, config, customer_key))
     }
 
-    pub(super) fn over(dialer: Arc<Dialer>, config: S3Config, customer_key: Option<CustomerKey>) -> Self {
-        fill_statics();
-        let wire = Wire::new(dialer.clone(), config.http.keep_alive);
-        let pool = Pool::new(dialer);
+    pub(super) fn with_dialer(dialer: Arc<Dialer>, config: S3Config, customer_key: Option<CustomerKey>) -> Self {
+        initialize_sdk();
+        let connector = Connector::new(dialer.clone(), config.http.keep_alive);
+        let pools = PoolMap::new(dialer);
         let (environment, skew_s) = (OnceCell::new(), AtomicI64::new(0));
-        Self { config, pool, wire, environment, customer_key, skew_s }
+        Self { config, pools, connector, environment, customer_key, skew_s }
     }
 
-    /// An account with credentials of a test, in place of the environment's.
+    /// An account with the credentials of a test, instead of those of the environment.
     #[cfg(test)]
-    pub(super) fn of(config: S3Config, customer_key: Option<CustomerKey>, identity: super::sign::Identity) -> Self {
+    pub(super) fn with_identity(config: S3Config, customer_key: Option<CustomerKey>, identity: Identity) -> Self {
         use aws_credential_types::provider::SharedCredentialsProvider;
-        let super::sign::Identity { access_key, secret_key, session_token } = identity;
+        let Identity { access_key, secret_key, session_token } = identity;
         let keys = aws_credential_types::Credentials::new(access_key, secret_key, session_token, None, "test");
         let provider = SharedCredentialsProvider::new(keys);
         let same = provider.clone();
@@ -124,39 +135,45 @@ impl Account {
             move || -> Pin<Box<dyn Future<Output = _> + Send>> { Box::pin(std::future::ready(Some(same.clone()))) };
         let environment = Environment {
             sdk: SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build(),
-            credentials: Some(Arc::new(Credentials::new(provider, Box::new(source)))),
+            credentials: Some(Arc::new(Credentials::new(Box::new(SdkChain::new(provider, Box::new(source)))))),
             endpoint_url: config.endpoint_url.clone(),
             region: Some(DEFAULT_REGION.to_owned()),
         };
-        let dialer = Arc::new(Dialer::new(&config.http).expect("the environment of a test has no odd proxy"));
-        let account = Self::over(dialer, config, customer_key);
+        let dialer = Arc::new(Dialer::new(&config.http).expect("the environment of a test has no invalid proxy"));
+        let account = Self::with_dialer(dialer, config, customer_key);
         account.environment.set(environment).expect("it was made just above");
         account
     }
 
-    /// What the environment says, asked once.
+    /// The settings of the environment, loaded once.
     pub(super) async fn environment(&self) -> &Environment {
-        self.environment.get_or_init(|| self.ask_environment()).await
+        self.environment.get_or_init(|| self.load_environment()).await
     }
 
-    async fn ask_environment(&self) -> Environment {
+    async fn load_environment(&self) -> Environment {
         let config = &self.config;
-        let sdk = loader(config, &self.wire).load().await;
-        let (again, wire) = (config.clone(), self.wire.clone());
+        let sdk = loader(config, &self.connector).load().await;
+        let (same_config, connector) = (config.clone(), self.connector.clone());
         let source = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let loader = loader(&again, &wire);
+            let loader = loader(&same_config, &connector);
             Box::pin(async move { loader.load().await.credentials_provider() })
         };
-        let credentials = sdk.credentials_provider();
-        let credentials = credentials.map(|provider| Arc::new(Credentials::new(provider, Box::new(source))));
+        let credentials = match &config.credential_provider {
+            Some(provider) => Some(Credentials::new(Box::new(provider.clone()))),
+            None => sdk
+                .credentials_provider()
+                .map(|chain| Credentials::new(Box::new(SdkChain::new(chain, Box::new(source))))),
+        };
+        let credentials = credentials.map(Arc::new);
         let endpoint_url = config.endpoint_url.clone().or_else(|| configured_endpoint(&sdk));
-        // Behind a path without a slash at its end the SDK's rules put the bucket's name into its last component.
+        // If the path of the endpoint has no trailing slash, the rules of the SDK append the bucket to its last component.
         let endpoint_url = endpoint_url.map(|url| if url.ends_with('/') { url } else { url + "/" });
         let path = endpoint_url.as_ref().and_then(|url| url.parse::<http::Uri>().ok().map(|url| url.path().to_owned()));
         if let Some(path) = path.filter(|path| path != "/" && !path.contains('@')) {
-            let path = shown(&path, 200);
+            let path = sanitize(&path, 200);
             log::warn!(
-                "the endpoint has the path {path}: buckets are looked for below it. A bucket belongs in the URL, as s3://bucket"
+                "the endpoint has the path {path}, and buckets are expected below it. \
+                 A bucket belongs in the URL, such as s3://bucket"
             );
         }
         let region = sdk.region().map(ToString::to_string);
@@ -164,12 +181,12 @@ impl Account {
         Environment { sdk, credentials, endpoint_url, region }
     }
 
-    /// The name of the profile that was chosen, where it is in neither of the shared files.
+    /// The name of the selected profile, if the shared configuration files do not contain it.
     pub(super) async fn missing_profile(&self) -> Option<String> {
-        let chosen = self.config.profile.clone().map(Into::into);
-        #[expect(deprecated, reason = "its new name is in a crate of the SDK's insides")]
+        let selected = self.config.profile.clone().map(Into::into);
+        #[expect(deprecated, reason = "its new path is in an internal crate of the SDK")]
         let files = aws_config::profile::profile_file::ProfileFiles::default();
-        let profiles = aws_config::profile::load(&Fs::real(), &Env::real(), &files, chosen).await.ok()?;
+        let profiles = aws_config::profile::load(&Fs::real(), &Env::real(), &files, selected).await.ok()?;
         let name = profiles.selected_profile();
         (name != "default" && profiles.get_profile(name).is_none()).then(|| name.to_owned())
     }
@@ -178,10 +195,10 @@ impl Account {
     pub(super) fn sdk(&self, environment: &Environment, region: &str) -> aws_sdk_s3::Client {
         let mut builder = Builder::from(&environment.sdk)
             .region(Region::new(region.to_owned()))
-            .http_client(self.wire.clone())
-            // Credentials are kept here: a cache of the SDK's own would go on with what was replaced.
+            .http_client(self.connector.clone())
+            // `Credentials` caches them; the cache of the SDK would return replaced ones.
             .identity_cache(IdentityCache::no_cache())
-            // Attempts are counted, and silences ended, above the trait.
+            // The callers of the trait implement retries and timeouts.
             .retry_config(RetryConfig::disabled())
             .timeout_config(TimeoutConfig::disabled())
             .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
@@ -192,13 +209,13 @@ impl Account {
             builder = builder.force_path_style(true);
         }
         match &environment.credentials {
-            Some(credentials) => builder = builder.credentials_provider(ForSdk(credentials.clone())),
+            Some(credentials) => builder = builder.credentials_provider(CredentialsForSdk(credentials.clone())),
             None => builder = builder.allow_no_auth(),
         }
         aws_sdk_s3::Client::from_conf(builder.build())
     }
 
-    /// Whether buckets are named in the path. Custom endpoints seldom have a name in the DNS for each bucket.
+    /// Returns whether requests name the bucket in the path. Custom endpoints rarely have a DNS name for each bucket.
     pub(super) fn path_style(&self, environment: &Environment) -> bool {
         match self.config.addressing {
             Addressing::Path => true,
@@ -207,12 +224,12 @@ impl Account {
         }
     }
 
-    /// Seconds that the stores' clock is ahead of ours, as far as is known.
+    /// Seconds by which the clock of the store is ahead of this machine's; 0 if unknown.
     pub(super) fn skew_s(&self) -> i64 {
         self.skew_s.load(Ordering::Relaxed)
     }
 
-    /// The time that requests are signed with.
+    /// The time for signatures, according to the clock of the store.
     pub(super) fn now(&self) -> SystemTime {
         let skew_s = self.skew_s();
         let now = SystemTime::now();
@@ -220,27 +237,28 @@ impl Account {
         if skew_s >= 0 { now + by } else { now - by }
     }
 
-    /// Learns the store's clock from an answer's `Date`; false when the request was signed with it already.
-    pub(super) fn learn_clock(&self, date: Option<&str>, used_skew_s: i64) -> bool {
+    /// Updates the clock skew from the `Date` of a response. Returns whether it differs from that of the request.
+    pub(super) fn update_clock_skew(&self, date: Option<&str>, used_skew_s: i64) -> bool {
         const NOTICED_S: u64 = 60;
         let Some(skew_s) = date.and_then(skew_s) else { return false };
         if self.skew_s.swap(skew_s, Ordering::Relaxed).abs_diff(skew_s) > NOTICED_S {
-            log::warn!("the clock of this machine is off by {skew_s} s: requests are signed with the store's");
+            log::warn!(
+                "the clock of this machine differs by {skew_s} s from the store's: requests are signed with the store's time"
+            );
         }
         used_skew_s.abs_diff(skew_s) > NOTICED_S
     }
 
-    /// Whether a request was signed with a time that S3 does not take: more than 15 minutes from its own.
+    /// Returns whether S3 refuses the time of a signature: it differs by 15 minutes or more from that of the store.
     pub(super) fn is_skewed(&self, date: Option<&str>, used_skew_s: i64) -> bool {
         const ALLOWED_S: u64 = 15 * 60;
         date.and_then(skew_s).is_some_and(|skew_s| used_skew_s.abs_diff(skew_s) >= ALLOWED_S)
     }
 }
 
-/// Has the SDK fill its statics: endpoint rules, a set for each service, and telemetry. Its first client in a process
-/// does so, and the first request makes clients, to look for credentials: a fork in the middle of it would leave a
-/// static locked in the child for ever.
-fn fill_statics() {
+/// Initializes the statics of the SDK: endpoint rules of each service, and telemetry. The first client in a process does so,
+/// and the first request makes clients that load credentials. A fork during that would leave a static locked in the child.
+fn initialize_sdk() {
     let _inside = fork::enter();
     let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build();
     aws_sdk_s3::Client::new(&config);
@@ -249,26 +267,26 @@ fn fill_statics() {
     aws_sdk_ssooidc::Client::new(&config);
 }
 
-/// What asks the environment, the profiles and the instance.
-fn loader(config: &S3Config, wire: &Wire) -> ConfigLoader {
-    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(wire.clone());
+/// Loads settings from the environment, the profiles and the instance.
+fn loader(config: &S3Config, connector: &Connector) -> ConfigLoader {
+    let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(connector.clone());
     if let Some(profile) = &config.profile {
         loader = loader.profile_name(profile);
     }
     if let Some(region) = &config.region {
         loader = loader.region(Region::new(region.clone()));
     } else {
-        // The instance is not asked: what counts is where the bucket is, and the bucket says it.
+        // Without the region of the instance: the bucket may be in another one, which its responses contain.
         let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
         loader = loader.region(chain.or_else(ProfileFileRegionProvider::new()));
     }
-    if config.anonymous {
+    if config.anonymous || config.credential_provider.is_some() {
         loader = loader.no_credentials();
     }
     loader
 }
 
-/// The endpoint that `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or a profile names, as the SDK itself reads it.
+/// The endpoint in `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or a profile, as the SDK reads it.
 fn configured_endpoint(sdk: &SdkConfig) -> Option<String> {
     let key = ServiceConfigKey::builder().service_id("S3").env("AWS_ENDPOINT_URL").profile("endpoint_url").build();
     let key = key.expect("all three are set");
@@ -288,7 +306,7 @@ impl CustomerKey {
             Err(_) => BASE64_STANDARD.decode(text.trim_ascii()).unwrap_or_default(),
         };
         if key.len() != 32 {
-            return Err(std::io::Error::other("the file has no such key"));
+            return Err(std::io::Error::other("the file does not contain a key of 32 bytes"));
         }
         let md5 = BASE64_STANDARD.encode(super::checksum::md5(&key));
         Ok(Self { key: BASE64_STANDARD.encode(key), md5 })

@@ -1,4 +1,4 @@
-//! Uploads in parts: a temporary file beside the target, parts written where they belong, a rename at the commit.
+//! Multipart uploads: parts are written to a temporary file beside the target at their offsets; the commit renames it.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -12,14 +12,14 @@ use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::within;
 use torchobj_core::types::{Condition, KeyRules, PartReceipt, Payload, PutOptions, Upload, Version};
 
-use super::write::{Temporary, blocked_by_a_file};
+use super::put::{TemporaryFile, path_conflict};
 use super::{FileStore, TEMPORARY, modified_ms};
 
-/// Well below any limit on silence.
-const AWAKE_EVERY: Duration = Duration::from_millis(100);
+/// Well below any idle timeout.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Wakes the caller again and again while a file system works: flushing a large file takes minutes, and is no silence.
-async fn kept_awake<T>(every: Duration, work: impl Future<Output = T>) -> T {
+/// Wakes the caller periodically while `work` runs: flushing a large file takes minutes, which is not a stall.
+async fn poll_periodically<T>(every: Duration, work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     loop {
         if let Some(done) = within(every, work.as_mut()).await {
@@ -28,20 +28,20 @@ async fn kept_awake<T>(every: Duration, work: impl Future<Output = T>) -> T {
     }
 }
 
-/// The first line of the temporary file's companion: which key it becomes.
-fn note_path(temporary: &Path) -> PathBuf {
+/// Path of the file that contains the key of an upload, beside its temporary file.
+fn key_file_path(temporary: &Path) -> PathBuf {
     temporary.with_extension("key")
 }
 
 impl FileStore {
-    fn gone(&self, operation: Operation, upload: &Upload) -> Error {
+    fn no_upload(&self, operation: Operation, upload: &Upload) -> Error {
         self.error(ErrorKind::UploadGone, operation, &upload.key, "no such upload")
     }
 
-    /// The same, when a file of an upload is not there.
-    fn or_gone<T>(&self, operation: Operation, upload: &Upload, done: Result<T>) -> Result<T> {
+    /// Turns `NotFound` into [`Self::no_upload`].
+    fn or_no_upload<T>(&self, operation: Operation, upload: &Upload, done: Result<T>) -> Result<T> {
         done.map_err(|error| match error.kind() {
-            ErrorKind::NotFound => self.gone(operation, upload),
+            ErrorKind::NotFound => self.no_upload(operation, upload),
             _ => error,
         })
     }
@@ -55,12 +55,12 @@ impl FileStore {
             Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: None, checksum: None };
         let key_text = key.to_owned();
         let create = move || {
-            let (temporary, _) = Temporary::create(&target, &id)?;
-            fs::write(note_path(&Temporary::path_for(&target, &id)), key_text)?;
-            temporary.leave();
+            let (temporary, _) = TemporaryFile::create(&target, &id)?;
+            fs::write(key_file_path(&TemporaryFile::path_for(&target, &id)), key_text)?;
+            temporary.keep();
             Ok(())
         };
-        self.blocking(operation, key, create).await.map_err(blocked_by_a_file)?;
+        self.blocking(operation, key, create).await.map_err(path_conflict)?;
         Ok(upload)
     }
 
@@ -72,7 +72,7 @@ impl FileStore {
         payload: &Payload,
     ) -> Result<PartReceipt> {
         let operation = Operation::PutPart;
-        let (path, payload) = (Temporary::path_for(&self.path(&upload.key), &upload.id), payload.clone());
+        let (path, payload) = (TemporaryFile::path_for(&self.path(&upload.key), &upload.id), payload.clone());
         let write = move || {
             let file = OpenOptions::new().write(true).open(path)?;
             let mut at = offset;
@@ -82,7 +82,7 @@ impl FileStore {
             }
             Ok(at - offset)
         };
-        let size = self.or_gone(operation, upload, self.blocking(operation, &upload.key, write).await)?;
+        let size = self.or_no_upload(operation, upload, self.blocking(operation, &upload.key, write).await)?;
         let version = Version::new(format!("{offset:x}+{size:x}"));
         Ok(PartReceipt { number, size, version, checksum: None })
     }
@@ -103,21 +103,25 @@ impl FileStore {
             size += part.size;
         }
         let (target, condition, config) = (self.path(&upload.key), condition.clone(), self.config);
-        let path = Temporary::path_for(&target, &upload.id);
+        let path = TemporaryFile::path_for(&target, &upload.id);
         let commit = move || {
             let file = OpenOptions::new().write(true).open(&path)?;
-            // A part that was given up may have been longer than the one that took its place.
+            // A cancelled attempt of the last part may have written more bytes than its replacement.
             file.set_len(size)?;
-            let temporary = Temporary::adopt(path.clone());
+            let temporary = TemporaryFile::adopt(path.clone());
             if condition == Condition::Absent && target.exists() {
-                temporary.leave();
+                temporary.keep();
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
             let version = temporary.publish(&file, &target, &condition, config)?;
-            fs::remove_file(note_path(&path))?;
+            fs::remove_file(key_file_path(&path))?;
             Ok(version)
         };
-        self.or_gone(operation, upload, kept_awake(AWAKE_EVERY, self.blocking(operation, &upload.key, commit)).await)
+        self.or_no_upload(
+            operation,
+            upload,
+            poll_periodically(POLL_INTERVAL, self.blocking(operation, &upload.key, commit)).await,
+        )
     }
 
     pub(super) async fn abort_upload(&self, upload: &Upload) -> Result<()> {
@@ -125,9 +129,9 @@ impl FileStore {
         if !upload.id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Ok(());
         }
-        let path = Temporary::path_for(&self.path(&upload.key), &upload.id);
+        let path = TemporaryFile::path_for(&self.path(&upload.key), &upload.id);
         let abort = move || {
-            for path in [note_path(&path), path] {
+            for path in [key_file_path(&path), path] {
                 match fs::remove_file(path) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                     _ => {}
@@ -146,7 +150,7 @@ impl FileStore {
                 let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
                 let Some(id) = name.strip_prefix(TEMPORARY).and_then(|name| name.strip_suffix(".key")) else { return };
                 let Ok(key) = fs::read_to_string(path) else { return };
-                // The note of an upload lies beside its target; a key that leads elsewhere was not written by this store.
+                // The key file is in the folder of its key; if not, this store did not write it.
                 if KeyRules::Path.refusal(&key).is_some() || root.join(&key).parent() != path.parent() {
                     return;
                 }
@@ -155,13 +159,26 @@ impl FileStore {
                     uploads.push(Upload { key, id: id.to_owned(), nonce: String::new(), begun_ms, checksum: None });
                 }
             };
-            match Self::each_temporary(&root, &mut found) {
+            match each_temporary(&root, &mut found) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
                 _ => Ok(uploads),
             }
         };
         self.blocking(Operation::ListUploads, prefix, list).await
     }
+}
+
+/// Calls `found` with the path of every temporary file.
+fn each_temporary(folder: &Path, found: &mut dyn FnMut(&Path)) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            each_temporary(&entry.path(), found)?;
+        } else if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            found(&entry.path());
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -171,13 +188,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_file_system_that_flushes_for_minutes_is_not_silent() {
+    async fn a_slow_flush_wakes_the_caller_periodically() {
         let mut left = 3;
-        // It is never woken by what it waits for.
+        // A future that never wakes its task.
         let flush = std::future::poll_fn(|_| {
             left -= 1;
             if left == 0 { Poll::Ready(()) } else { Poll::Pending }
         });
-        kept_awake(Duration::from_millis(1), flush).await;
+        poll_periodically(Duration::from_millis(1), flush).await;
     }
 }

@@ -1,5 +1,5 @@
-//! The HTTP client that the AWS SDK speaks through: hyper over our own connections, so that proxies, CA bundles and
-//! the closing of sockets in a forked child hold for the SDK's requests too.
+//! The HTTP client of the AWS SDK: hyper over our own connections, so that proxies, CA bundles and the closing of sockets
+//! in a forked child apply to requests of the SDK too.
 
 use std::future::Future;
 use std::io;
@@ -25,15 +25,15 @@ use tower_service::Service;
 
 use crate::http::{Dialer, Proxy, Target, Transport};
 
-/// Makes the SDK's connections.
+/// The HTTP client of the AWS SDK.
 #[derive(Debug, Clone)]
-pub(super) struct Wire {
+pub(super) struct Connector {
     client: Client<Dial, SdkBody>,
     dialer: Arc<Dialer>,
 }
 
-impl Wire {
-    /// Over the connections of `dialer`; idle ones are kept for `keep_alive`.
+impl Connector {
+    /// A client over connections of `dialer`, which keeps idle ones for `keep_alive`.
     pub(super) fn new(dialer: Arc<Dialer>, keep_alive: Duration) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
@@ -43,28 +43,28 @@ impl Wire {
     }
 }
 
-impl HttpClient for Wire {
+impl HttpClient for Connector {
     fn http_connector(&self, _settings: &HttpConnectorSettings, _: &RuntimeComponents) -> SharedHttpConnector {
         SharedHttpConnector::new(self.clone())
     }
 }
 
-impl HttpConnector for Wire {
+impl HttpConnector for Connector {
     fn call(&self, request: HttpRequest) -> HttpConnectorFuture {
         let mut request = match request.try_into_http1x() {
             Ok(request) => request,
             Err(error) => return HttpConnectorFuture::ready(Err(ConnectorError::user(error.into()))),
         };
-        let forwarder = self.dialer.forwarder(&target_of(request.uri()));
-        if let Some(authorization) = forwarder.and_then(Proxy::authorization) {
+        let forward_proxy = self.dialer.forward_proxy(&Target::of(request.uri()));
+        if let Some(authorization) = forward_proxy.and_then(Proxy::authorization) {
             let mut value = HeaderValue::from_str(authorization).expect("Base64 fits a header");
             value.set_sensitive(true);
             request.headers_mut().insert(http::header::PROXY_AUTHORIZATION, value);
         }
-        let answer = self.client.request(request);
+        let response = self.client.request(request);
         HttpConnectorFuture::new(async move {
-            match answer.await {
-                Ok(answer) => HttpResponse::try_from(answer.map(SdkBody::from_body_1_x))
+            match response.await {
+                Ok(response) => HttpResponse::try_from(response.map(SdkBody::from_body_1_x))
                     .map_err(|error| ConnectorError::other(error.into(), None)),
                 Err(error) => Err(ConnectorError::io(error.into())),
             }
@@ -72,20 +72,14 @@ impl HttpConnector for Wire {
     }
 }
 
-/// Why our dialer made no connection, if that is what an error of the SDK comes from.
-pub(super) fn undialed<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
+/// The error of our dialer, if it caused an error of the SDK.
+pub(super) fn dial_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a io::Error> {
     let mut causes = std::iter::successors(Some(error), |error| error.source());
     causes.find(|cause| cause.downcast_ref().is_some_and(ClientError::is_connect))?;
     causes.find_map(|cause| cause.downcast_ref())
 }
 
-fn target_of(uri: &Uri) -> Target {
-    let tls = uri.scheme_str() == Some("https");
-    let port = uri.port_u16().unwrap_or(if tls { 443 } else { 80 });
-    Target { host: uri.host().unwrap_or_default().to_owned(), port, tls }
-}
-
-/// Connects by our dialer.
+/// Connects with our dialer.
 #[derive(Debug, Clone)]
 struct Dial(Arc<Dialer>);
 
@@ -101,14 +95,14 @@ impl Service<Uri> for Dial {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let dialer = self.0.clone();
         Box::pin(async move {
-            let target = target_of(&uri);
-            let proxied = dialer.forwarder(&target).is_some();
+            let target = Target::of(&uri);
+            let proxied = dialer.forward_proxy(&target).is_some();
             Ok(Dialed { io: TokioIo::new(dialer.dial(&target).await?), proxied })
         })
     }
 }
 
-/// A connection of ours as hyper wants it.
+/// One of our connections, for hyper.
 struct Dialed {
     io: TokioIo<Transport>,
     proxied: bool,
@@ -150,17 +144,17 @@ mod tests {
 
     use super::*;
     use crate::config::S3Config;
-    use crate::fake::{Fake, answer};
+    use crate::fake::{Fake, http_response};
     use crate::s3::{Account, S3Store};
 
     #[tokio::test]
-    async fn a_proxy_that_forwards_is_told_who_asks_on_every_path() {
-        let proxy = Fake::start(|_| answer(404, "x-amz-bucket-region: eu-west-1\r\n", "")).await;
+    async fn every_request_through_a_forward_proxy_has_its_authorization() {
+        let proxy = Fake::start(|_| http_response(404, "x-amz-bucket-region: eu-west-1\r\n", "")).await;
         let url = proxy.url.replace("://", "://user:secret@");
         for force_sdk in [false, true] {
             let endpoint_url = Some("http://store.example:9000".into());
             let config = S3Config { endpoint_url, anonymous: true, force_sdk, ..S3Config::default() };
-            let account = Account::over(Arc::new(Dialer::through(&url)), config, None);
+            let account = Account::with_dialer(Arc::new(Dialer::through(&url)), config, None);
             let store = S3Store::new(Arc::new(account), "b");
             store.delete(&["k".to_owned()]).await.unwrap();
             let error =
@@ -168,13 +162,13 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
             store.0.find_region(Operation::Get).await.unwrap();
         }
-        let said = format!("proxy-authorization: Basic {}", BASE64_STANDARD.encode("user:secret"));
-        // The SDK asks the instance too, whatever it is told.
+        let expected = format!("proxy-authorization: Basic {}", BASE64_STANDARD.encode("user:secret"));
+        // The SDK also sends requests to the instance metadata service.
         let heads: Vec<_> = proxy.heads().into_iter().filter(|head| head.contains("store.example")).collect();
         assert!(heads.len() == 6, "{heads:?}");
         for head in heads {
             assert!(head.contains(" http://store.example:9000/b"), "{head}");
-            assert!(head.to_ascii_lowercase().contains(&said.to_ascii_lowercase()), "{head}");
+            assert!(head.to_ascii_lowercase().contains(&expected.to_ascii_lowercase()), "{head}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! An object whose response has begun: checks that its headers agree with each other and with what is known of the
-//! object, and receives its body. Sends no request.
+//! Results of GET requests: checks that the headers of a response agree with each other and with the known size of the
+//! object, and receives its body. Sends no requests.
 
 use std::io;
 use std::ops::Range;
@@ -9,15 +9,15 @@ use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::store::Opened;
-use torchobj_core::types::{ObjectHead, Version};
+use torchobj_core::store::{GetResult, ObjectChecksum};
+use torchobj_core::types::{Attributes, ObjectHead, Version};
 
 use super::frames::Frames;
 use super::range::parse_content_range;
-use super::{Framing, Lease, Response, shown};
+use super::{Framing, Lease, Response, sanitize};
 
-/// The head of an object and its body, which has not been received.
-pub(crate) struct OpenedObject {
+/// A response to GET whose headers were checked; its body is not received yet.
+pub(crate) struct HttpGetResult {
     url: String,
     size: u64,
     range: Range<u64>,
@@ -26,16 +26,30 @@ pub(crate) struct OpenedObject {
     body: Body,
 }
 
-/// A body that has not been received.
-enum Body {
-    /// Of a length that the response announced: received straight into its destination.
-    Length(Lease),
-    Frames(Frames),
+/// Parses the attributes and the checksum of an object from the headers of a response.
+#[derive(Clone, Copy)]
+pub(crate) struct DetailsParser {
+    pub(crate) attributes: fn(&Lease) -> Attributes,
+    /// The checksum of the whole object; `None` if the headers have none, or only that of a part.
+    pub(crate) checksum: fn(&Lease) -> Option<ObjectChecksum>,
 }
 
-/// What the headers of a response announce of its body.
+/// The attributes and the checksum of an object.
+pub(crate) type Details = (Attributes, Option<ObjectChecksum>);
+
+/// A body that is not received yet.
+enum Body {
+    /// A body whose length is announced: it is received directly into its destination. Its headers are parsed only if the
+    /// caller needs them, because reads of small objects do not.
+    Length(Lease, DetailsParser),
+    Frames(Frames, Box<Details>),
+}
+
+/// Headers of a response that describe its body.
 pub(crate) struct BodyHeaders<'a> {
     pub(crate) version: Option<Version>,
+    /// `ETag`.
+    pub(crate) etag: Option<&'a str>,
     /// `Content-Length`.
     pub(crate) length: Option<u64>,
     /// `Content-Range`.
@@ -44,14 +58,15 @@ pub(crate) struct BodyHeaders<'a> {
     pub(crate) encoding: Option<&'a str>,
 }
 
-impl OpenedObject {
-    /// The object of a response to GET of `url`. `size` is the object's, where it is known; where it is not and the
-    /// response announces none, `head` asks for it.
+impl HttpGetResult {
+    /// The result of a GET of `url`. `size` is the size of the object, if it is known. If it is not, and the response does not
+    /// announce it either, `head` requests it.
     pub(crate) async fn of_response<F>(
         response: Response,
         url: String,
         version: Option<Version>,
         size: Option<u64>,
+        details: DetailsParser,
         head: impl FnOnce() -> F + Send,
     ) -> Result<Self>
     where
@@ -59,13 +74,14 @@ impl OpenedObject {
     {
         let headers = BodyHeaders {
             version,
+            etag: response.header("etag"),
             length: response.length(),
             range: (response.status == 206).then(|| response.header("content-range").unwrap_or_default()),
             encoding: response.header("content-encoding"),
         };
         let found = headers.extent(size.is_some()).map_err(|message| protocol(&url, &message))?;
-        if response.lease.answer().framing() == Framing::Empty {
-            return Err(protocol(&url, "a response without a body"));
+        if response.lease.get_ref().framing() == Framing::Empty {
+            return Err(protocol(&url, "the response has no body"));
         }
         let (version, is_long) = (headers.version, headers.length.is_some());
         let announced = found.is_some();
@@ -82,37 +98,39 @@ impl OpenedObject {
             }
         };
         let body = if is_long {
-            Body::Length(response.lease)
+            Body::Length(response.lease, details)
         } else {
+            let details = ((details.attributes)(&response.lease), (details.checksum)(&response.lease));
             let frames = Frames::of_response(response.lease, range.end - range.start, announced).await;
             match frames {
-                Ok(frames) => Body::Frames(frames),
+                Ok(frames) => Body::Frames(frames, Box::new(details)),
                 Err(failure) => return Err(failure.into_error(Operation::Get, url)),
             }
         };
         Ok(Self { url, size, range, version, announced, body })
     }
 
-    /// The object of a response that an SDK received, and whose body is `frames`.
+    /// The result of a GET by an SDK; `frames` is its body.
     pub(crate) fn of_stream(
         url: String,
         headers: BodyHeaders<'_>,
+        details: Details,
         frames: BoxStream<'static, io::Result<Bytes>>,
     ) -> Result<Self> {
         let found = headers.extent(false).map_err(|message| protocol(&url, &message))?;
         let Some((range, size)) = found.filter(|_| headers.length.is_some()) else {
-            return Err(protocol(&url, "a response without a Content-Length"));
+            return Err(protocol(&url, "the response has no Content-Length"));
         };
-        let body = Body::Frames(Frames::of_stream(frames, range.end - range.start));
+        let body = Body::Frames(Frames::of_stream(frames, range.end - range.start), Box::new(details));
         Ok(Self { url, size, range, version: headers.version, announced: true, body })
     }
 }
 
 impl BodyHeaders<'_> {
-    /// The range that the body holds, and the size of the whole object; `None` where they are not announced. `known` says
-    /// whether the size is known from elsewhere.
-    fn extent(&self, known: bool) -> Result<Option<(Range<u64>, u64)>, String> {
-        self.check_encoding(known || self.length.is_some())?;
+    /// Returns the range of the body and the size of the whole object; `None` if they are not announced. `size_known`: the
+    /// caller knows the size.
+    fn extent(&self, size_known: bool) -> Result<Option<(Range<u64>, u64)>, String> {
+        self.check_encoding(size_known || self.length.is_some())?;
         let Some(header) = self.range else {
             return Ok(self.length.map(|length| (0..length, length)));
         };
@@ -126,17 +144,17 @@ impl BodyHeaders<'_> {
         }
     }
 
-    /// Refuses a body that a proxy between the store and here may have encoded. Objects that were stored with a
-    /// Content-Encoding come as they are, with a strong ETag (RFC 9110, section 8.8.1) and with the length of the object,
-    /// which is announced, or `known` and compared.
-    fn check_encoding(&self, known: bool) -> Result<(), String> {
+    /// Refuses a body that a proxy may have compressed. A response with an object that was stored with a Content-Encoding has
+    /// a strong ETag (RFC 9110, section 8.8.1) and the length of the object. `length_known`: the length is announced, or is
+    /// compared with the known size.
+    fn check_encoding(&self, length_known: bool) -> Result<(), String> {
         let mut encodings = self.encoding.unwrap_or_default().split(',').map(str::trim);
-        // S3 strips `aws-chunked`, which is an encoding of uploads; other stores keep it.
+        // S3 removes `aws-chunked`, which is an encoding of uploads; other stores do not.
         let Some(encoding) = encodings.find(|name| !matches!(*name, "" | "identity" | "aws-chunked")) else {
             return Ok(());
         };
-        let strong = self.version.as_ref().is_some_and(|version| !version.as_str().starts_with("W/"));
-        if strong && known {
+        let strong = self.etag.is_some_and(|etag| !etag.starts_with("W/"));
+        if strong && length_known {
             return Ok(());
         }
         let missing = if strong { "Content-Length" } else { "strong ETag" };
@@ -145,11 +163,11 @@ impl BodyHeaders<'_> {
 }
 
 fn protocol(url: &str, message: &str) -> Error {
-    Error::new(ErrorKind::Protocol, Operation::Get, url, shown(message, 1000))
+    Error::new(ErrorKind::Protocol, Operation::Get, url, sanitize(message, 1000))
 }
 
 #[async_trait]
-impl Opened for OpenedObject {
+impl GetResult for HttpGetResult {
     fn size(&self) -> u64 {
         self.size
     }
@@ -166,10 +184,24 @@ impl Opened for OpenedObject {
         self.announced
     }
 
+    fn attributes(&self) -> Attributes {
+        match &self.body {
+            Body::Length(lease, headers) => (headers.attributes)(lease),
+            Body::Frames(_, details) => details.0.clone(),
+        }
+    }
+
+    fn checksum(&self) -> Option<ObjectChecksum> {
+        match &self.body {
+            Body::Length(lease, headers) => (headers.checksum)(lease),
+            Body::Frames(_, details) => details.1,
+        }
+    }
+
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
         let read = match &mut self.body {
-            Body::Length(lease) => lease.connection().read_body(dest).await.map(|()| None),
-            Body::Frames(frames) => frames.read_into(dest).await,
+            Body::Length(lease, _) => lease.connection().read_body(dest).await.map(|()| None),
+            Body::Frames(frames, _) => frames.read_into(dest).await,
         };
         match read {
             Ok(None) => Ok(()),
@@ -183,12 +215,14 @@ impl Opened for OpenedObject {
 mod tests {
     use super::*;
 
-    fn headers<'a>(length: Option<u64>, range: Option<&'a str>, etag: &str, encoding: &'a str) -> BodyHeaders<'a> {
-        BodyHeaders { version: Some(Version::new(etag)), length, range, encoding: Some(encoding) }
+    fn headers<'a>(length: Option<u64>, range: Option<&'a str>, etag: &'a str, encoding: &'a str) -> BodyHeaders<'a> {
+        // The version is a generation, not an ETag.
+        let version = Some(Version::new("1700000000000000"));
+        BodyHeaders { version, etag: Some(etag), length, range, encoding: Some(encoding) }
     }
 
     #[test]
-    fn a_length_and_a_content_range_must_agree() {
+    fn a_length_must_match_the_content_range() {
         let extent = |length, range| headers(length, range, "\"e\"", "").extent(false);
         assert_eq!(extent(Some(10), None), Ok(Some((0..10, 10))));
         assert_eq!(extent(Some(10), Some("bytes 5-14/100")), Ok(Some((5..15, 100))));
@@ -199,15 +233,16 @@ mod tests {
     }
 
     #[test]
-    fn an_encoded_body_is_the_object_only_with_a_strong_etag_and_a_known_length() {
-        for (etag, length, known, encoding, right) in [
+    fn an_encoded_body_is_accepted_only_with_a_strong_etag_and_a_known_length() {
+        for (etag, length, size_known, encoding, accepted) in [
             ("\"e\"", Some(4), false, "gzip", true),
             ("\"e\"", None, true, "gzip", true),
             ("\"e\"", None, false, "gzip", false),
             ("W/\"e\"", Some(4), true, "gzip", false),
             ("W/\"e\"", None, false, "identity, aws-chunked", true),
         ] {
-            assert_eq!(headers(length, None, etag, encoding).extent(known).is_ok(), right, "{etag} {encoding}");
+            let extent = headers(length, None, etag, encoding).extent(size_known);
+            assert_eq!(extent.is_ok(), accepted, "{etag} {encoding}");
         }
     }
 }

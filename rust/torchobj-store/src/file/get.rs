@@ -1,4 +1,4 @@
-//! Opening files, and finding those that are being written.
+//! Reads files and their metadata.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -10,34 +10,34 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use torchobj_core::buffer::Dest;
-use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::store::{ObjectStore, Opened};
-use torchobj_core::types::{ByteRange, GetRequest, Version};
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
+use torchobj_core::types::{Attributes, ByteRange, GetRequest, ObjectHead, Version};
 
-use super::{FileStore, TEMPORARY, version};
+use super::{FileStore, modified_ms, version};
 
-/// Bytes that are read at a time: after each a cancelled read ends.
+/// Maximum number of bytes of one read call. A read can be cancelled between two calls.
 const READ_BYTES: usize = 4 << 20;
 
-/// The metadata of a file; a folder is none.
-pub(super) fn file_metadata(path: &Path) -> io::Result<Metadata> {
+/// Returns the metadata of a file. A folder is `NotFound`.
+fn file_metadata(path: &Path) -> io::Result<Metadata> {
     let metadata = std::fs::metadata(path)?;
     if metadata.is_file() { Ok(metadata) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
-struct OpenedFile {
+struct FileGetResult {
     store: FileStore,
     key: String,
     file: Arc<File>,
     size: u64,
     version: Version,
     range: Range<u64>,
-    /// Where the next read begins.
+    /// Position of the next read.
     at: u64,
 }
 
 #[async_trait]
-impl Opened for OpenedFile {
+impl GetResult for FileGetResult {
     fn size(&self) -> u64 {
         self.size
     }
@@ -50,14 +50,22 @@ impl Opened for OpenedFile {
         self.range.clone()
     }
 
+    fn attributes(&self) -> Attributes {
+        Attributes::default()
+    }
+
+    fn checksum(&self) -> Option<ObjectChecksum> {
+        None
+    }
+
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
         while self.at < self.range.end && dest.remaining() > 0 {
-            // Who reads other parts of the object beside this shall not wait for it.
+            // Lets other tasks of this thread run between two reads.
             tokio::task::yield_now().await;
             let left = usize::try_from(self.range.end - self.at).unwrap_or(usize::MAX);
-            let most = READ_BYTES.min(left).min(dest.remaining());
-            // Nothing drops this future before the read is done: no thread is left that writes to `dest`.
-            let read = in_place(|| read_at(&self.file, &mut dest.unfilled_mut()[..most], self.at));
+            let max = READ_BYTES.min(left).min(dest.remaining());
+            // The read ends before this future can be dropped, so no thread writes to `dest` afterwards.
+            let read = in_place(|| read_at(&self.file, &mut dest.unfilled_mut()[..max], self.at));
             let count = read.map_err(|error| self.store.io_error(Operation::Get, &self.key, error))?;
             if count == 0 {
                 let message = "the file became shorter while it was read";
@@ -76,19 +84,19 @@ impl Opened for OpenedFile {
     }
 }
 
-/// Does what may block on this thread, whose other tasks go elsewhere meanwhile.
+/// Runs blocking `work` on this thread. A multi-threaded runtime moves the other tasks of the thread to another one.
 fn in_place<T>(work: impl FnOnce() -> T) -> T {
     match Handle::current().runtime_flavor() {
-        // There is nowhere else.
+        // There is no other thread to move tasks to.
         RuntimeFlavor::CurrentThread => work(),
         _ => tokio::task::block_in_place(work),
     }
 }
 
-/// One read; 0 at the end of the file.
-fn read_at(file: &File, room: &mut [u8], at: u64) -> io::Result<usize> {
+/// Reads once; returns 0 at the end of the file.
+fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     loop {
-        match file.read_at(room, at) {
+        match file.read_at(buffer, at) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             done => return done,
         }
@@ -96,7 +104,7 @@ fn read_at(file: &File, room: &mut [u8], at: u64) -> io::Result<usize> {
 }
 
 impl FileStore {
-    pub(super) async fn open_file(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    pub(super) async fn open_file(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         let (operation, key) = (Operation::Get, request.key);
         self.check_key(operation, key)?;
         let path = self.path(key);
@@ -107,33 +115,26 @@ impl FileStore {
         };
         let (file, metadata) = self.blocking(operation, key, open).await?;
         let (size, version) = (metadata.len(), version(&metadata));
-        if request.version.is_some_and(|asked| *asked != version) {
+        if request.version.is_some_and(|expected| *expected != version) {
             return Err(self.error(ErrorKind::Changed, operation, key, "the file changed"));
         }
         let range = ByteRange::resolve(request.range.as_ref(), size);
-        let refuse = || self.error(ErrorKind::Range, operation, key, "the range begins behind the end");
-        let range = range.ok_or_else(refuse)?;
+        let error = || self.error(ErrorKind::Range, operation, key, "the range begins after the end of the file");
+        let range = range.ok_or_else(error)?;
         let (store, key, file) = (self.clone(), key.to_owned(), Arc::new(file));
         let at = range.start;
-        Ok(Box::new(OpenedFile { store, key, file, size, version, range, at }))
+        Ok(Box::new(FileGetResult { store, key, file, size, version, range, at }))
     }
 
-    /// Calls `found` with the path of every file that is being written.
-    pub(super) fn each_temporary(folder: &Path, found: &mut dyn FnMut(&Path)) -> io::Result<()> {
-        for entry in std::fs::read_dir(folder)? {
-            let entry = entry?;
-            if entry.file_type()?.is_dir() {
-                Self::each_temporary(&entry.path(), found)?;
-            } else if entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
-                found(&entry.path());
-            }
-        }
-        Ok(())
+    pub(super) async fn head_file(&self, key: &str) -> Result<ObjectHead> {
+        self.check_key(Operation::Head, key)?;
+        let path = self.path(key);
+        let metadata = self.blocking(Operation::Head, key, move || file_metadata(&path)).await?;
+        Ok(ObjectHead {
+            size: metadata.len(),
+            version: Some(version(&metadata)),
+            modified_ms: Some(modified_ms(&metadata)),
+            attributes: Attributes::default(),
+        })
     }
-}
-
-/// Why a copy cannot be made.
-pub(super) fn foreign(store: &FileStore, source: &dyn std::fmt::Display, key: &str) -> Error {
-    let message = format!("cannot copy from {source}: another kind of store");
-    store.error(ErrorKind::Unsupported, Operation::Copy, key, &message)
 }

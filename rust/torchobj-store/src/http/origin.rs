@@ -1,0 +1,31 @@
+//! The server of a bucket, and the prefix of the paths of its requests.
+
+use std::sync::Arc;
+
+use super::ConnectionPool;
+
+/// The server and path prefix of requests.
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    pub(crate) pool: Arc<ConnectionPool>,
+    /// The value of the `Host` header.
+    pub(crate) host: String,
+    /// Prefix of paths, such as `/` or `/bucket/`.
+    pub(crate) path: Vec<u8>,
+}
+
+impl Origin {
+    /// The URL of the server, for messages.
+    pub(crate) fn url(&self) -> String {
+        let scheme = if self.pool.target().tls { "https" } else { "http" };
+        format!("{scheme}://{}", self.host)
+    }
+
+    /// The path of a request. An empty `path` is that of the origin, without the trailing slash.
+    pub(crate) fn path_of(&self, path: &[u8]) -> Vec<u8> {
+        match &*self.path {
+            [base @ .., b'/'] if path.is_empty() && !base.is_empty() => base.to_vec(),
+            base => [base, path].concat(),
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Multipart uploads. Parts and commits are sent without the SDK, other requests with it.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt::Write;
+
+use aws_sdk_s3::types::{ChecksumType, EncodingType, StorageClass};
+use bytes::Bytes;
+use quick_xml::escape::escape;
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
+
+use super::bucket::Bucket;
+use super::checksum::Algorithm;
+use super::get::{METADATA, NONCE};
+use super::put::condition_header;
+use super::sdk::customer_key;
+use super::xml;
+use crate::http::encode::decode_listed;
+
+/// Maximum size of the response to a commit, including white space: S3 sends one byte every few seconds.
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
+
+/// Maximum number of consecutive pages without an upload.
+const MAX_EMPTY_PAGES: usize = 100;
+
+impl Bucket {
+    /// CreateMultipartUpload.
+    pub(super) async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
+        let operation = Operation::BeginUpload;
+        let attributes = &options.attributes;
+        self.check_options(operation, key, options)?;
+        let nonce = format!("{:032x}", fastrand::u128(..));
+        let mut metadata: std::collections::HashMap<String, String> = self
+            .metadata_headers(operation, key, attributes)?
+            .into_iter()
+            .map(|(header, value)| (header[METADATA.len()..].to_owned(), value.to_owned()))
+            .collect();
+        metadata.insert(NONCE.to_owned(), nonce.clone());
+        let algorithm = self.algorithm(options.checksum).await;
+        // Other stores than AWS support checksums of parts, but not all of them those of the whole object.
+        let checksum_type = (algorithm == Some(Algorithm::Crc64Nvme)).then_some(ChecksumType::FullObject);
+        let (encryption, key_id) = self.server_side_encryption();
+        let request = self
+            .sdk(operation)
+            .await?
+            .create_multipart_upload()
+            .bucket(&self.name)
+            .key(key)
+            .set_metadata(Some(metadata))
+            .content_type(attributes.content_type.as_deref().unwrap_or("application/octet-stream"))
+            .set_content_encoding(attributes.content_encoding.clone())
+            .set_content_disposition(attributes.content_disposition.clone())
+            .set_content_language(attributes.content_language.clone())
+            .set_cache_control(attributes.cache_control.clone())
+            .set_storage_class(self.storage_class(attributes).map(StorageClass::from))
+            .set_checksum_algorithm(algorithm.map(Into::into))
+            .set_checksum_type(checksum_type)
+            .set_server_side_encryption(encryption)
+            .set_ssekms_key_id(key_id)
+            .set_request_payer(self.request_payer());
+        let request = customer_key!(self, request);
+        let output = self.sdk_output(operation, Some(key), request.send()).await?;
+        let id = output
+            .upload_id
+            .ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no upload id"))?;
+        Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, checksum: options.checksum })
+    }
+
+    /// UploadPart.
+    pub(super) async fn put_part(&self, upload: &Upload, number: u32, payload: &Payload) -> Result<PartReceipt> {
+        let operation = Operation::PutPart;
+        let mut headers = self.customer_key_headers();
+        let checksum = self.algorithm(upload.checksum).await.map(|algorithm| (algorithm, algorithm.of(payload)));
+        if let Some((algorithm, checksum)) = checksum {
+            headers.push((algorithm.header(), Cow::Owned(algorithm.encode(checksum))));
+        }
+        let part_number = number.to_string();
+        let query = [("partNumber", part_number.as_str()), ("uploadId", upload.id.as_str())];
+        let request = self.request(operation, "PUT", Some(&upload.key), &query, headers, payload);
+        let response = self.dialect(operation).await?.send(&request).await?;
+        let version = self.version_of(operation, &upload.key, response.header("etag").map(Version::new))?;
+        Ok(PartReceipt {
+            number,
+            size: payload.len() as u64,
+            version,
+            checksum: checksum.map(|(_, checksum)| checksum),
+        })
+    }
+
+    /// CompleteMultipartUpload. S3 may send white space for minutes before the result or an error.
+    pub(super) async fn commit(
+        &self,
+        upload: &Upload,
+        parts: &[PartReceipt],
+        condition: &Condition,
+    ) -> Result<Version> {
+        if self.by_sdk().await? {
+            return self.sdk_commit(upload, parts, condition).await;
+        }
+        let (operation, key) = (Operation::Commit, Some(upload.key.as_str()));
+        let algorithm = self.algorithm(upload.checksum).await;
+        let mut headers = self.customer_key_headers();
+        headers.push(("content-type", Cow::Borrowed("application/xml")));
+        headers.extend(condition_header(condition));
+        if let Some(algorithm @ Algorithm::Crc64Nvme) = algorithm {
+            let whole = algorithm.of_parts(parts).map(|checksum| algorithm.encode(checksum));
+            headers.extend(whole.map(|whole| (algorithm.header(), Cow::Owned(whole))));
+            headers.push(("x-amz-checksum-type", Cow::Borrowed("FULL_OBJECT")));
+        }
+        let payload = Payload::from(Bytes::from(document(parts, algorithm)));
+        let query = [("uploadId", upload.id.as_str())];
+        let request = self.request(operation, "POST", key, &query, headers, &payload);
+        let dialect = self.dialect(operation).await?;
+        let mut response = dialect.send(&request).await?;
+        let text = response.read_text(MAX_RESPONSE_BYTES).await;
+        let text = text.map_err(|failure| self.failure(operation, key, failure))?;
+        result(text.trim_ascii()).map_err(|problem| {
+            // S3 sends status 200 before it knows whether the commit succeeds.
+            let protocol = || self.error(ErrorKind::Protocol, operation, key, &problem);
+            response.error_in(&text, operation, key, &dialect).unwrap_or_else(protocol)
+        })
+    }
+
+    /// Returns the version of the object if its metadata contains the nonce of this upload.
+    pub(super) async fn committed(&self, upload: &Upload) -> Result<Option<Version>> {
+        match self.head_with_nonce(&upload.key).await {
+            Ok((head, nonce)) => Ok(head.version.filter(|_| nonce.as_deref() == Some(&upload.nonce))),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// AbortMultipartUpload. Succeeds if the upload does not exist.
+    pub(super) async fn abort(&self, upload: &Upload) -> Result<()> {
+        let operation = Operation::Abort;
+        let request = self.sdk(operation).await?.abort_multipart_upload();
+        let request = request.bucket(&self.name).key(&upload.key).upload_id(&upload.id);
+        let request = request.set_request_payer(self.request_payer());
+        match self.sdk_output(operation, Some(&upload.key), request.send()).await {
+            Err(error) if error.kind() != ErrorKind::UploadGone => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// ListMultipartUploads, all pages.
+    pub(super) async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
+        let operation = Operation::ListUploads;
+        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(prefix), problem);
+        let (mut uploads, mut markers, mut empty_pages) = (Vec::new(), HashSet::new(), 0);
+        let (mut key_marker, mut id_marker) = (None, None);
+        loop {
+            let request = self.sdk(operation).await?.list_multipart_uploads();
+            let request = request.bucket(&self.name).prefix(prefix).encoding_type(EncodingType::Url);
+            let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
+            let request = request.set_request_payer(self.request_payer());
+            let page = self.sdk_output(operation, Some(prefix), request.send()).await?;
+            let encoded = page.encoding_type.is_some();
+            let decode = |key: String| if encoded { decode_listed(&key).unwrap_or(key) } else { key };
+            let listed = page.uploads.unwrap_or_default();
+            empty_pages = if listed.is_empty() { empty_pages + 1 } else { 0 };
+            for upload in listed {
+                let (Some(key), Some(id)) = (upload.key, upload.upload_id) else { continue };
+                let begun_ms = upload.initiated.and_then(|time| time.to_millis().ok());
+                let key = decode(key);
+                // Some stores ignore the prefix.
+                if key.starts_with(prefix) {
+                    uploads.push(Upload { key, id, nonce: String::new(), begun_ms, checksum: None });
+                }
+            }
+            let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker).map_err(wrong)?;
+            let Some(next) = next.map(decode) else { return Ok(uploads) };
+            let marker = (next, page.next_upload_id_marker);
+            if !markers.insert(marker.clone()) {
+                return Err(wrong(&format!("the listing repeats the marker {:?}", marker.0)));
+            }
+            if empty_pages >= MAX_EMPTY_PAGES {
+                let problem = format!("the listing has {MAX_EMPTY_PAGES} consecutive pages without an upload");
+                return Err(wrong(&problem));
+            }
+            (key_marker, id_marker) = (Some(marker.0), marker.1);
+        }
+    }
+}
+
+/// Parses the version in `<CompleteMultipartUploadResult>`.
+fn result(document: &[u8]) -> std::result::Result<Version, String> {
+    let mut etag = None;
+    let read = xml::for_each_leaf(document, |path, text| {
+        if let [root, name] = path
+            && root == "CompleteMultipartUploadResult"
+            && name == "ETag"
+        {
+            etag = Some(xml::quoted(&text));
+        }
+    });
+    read.map_err(|problem| problem.to_string())?;
+    etag.ok_or_else(|| "a response without an ETag".to_owned())
+}
+
+fn document(parts: &[PartReceipt], algorithm: Option<Algorithm>) -> String {
+    let mut document = String::from("<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
+    for part in parts {
+        let etag = escape(part.version.as_str());
+        write!(document, "<Part><PartNumber>{}</PartNumber><ETag>{etag}</ETag>", part.number)
+            .expect("a string takes any text");
+        if let (Some(algorithm), Some(checksum)) = (algorithm, part.checksum) {
+            let (name, value) = (algorithm.element(), algorithm.encode(checksum));
+            write!(document, "<{name}>{value}</{name}>").expect("a string takes any text");
+        }
+        document.push_str("</Part>");
+    }
+    document.push_str("</CompleteMultipartUpload>");
+    document
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(number: u32, etag: &str, checksum: Option<u64>) -> PartReceipt {
+        PartReceipt { number, size: 1, version: Version::new(etag), checksum }
+    }
+
+    #[test]
+    fn the_document_contains_each_part_with_its_checksum() {
+        let parts = [part(1, "\"a\"", Some(0xe306_9283)), part(2, "<&>", None)];
+        assert_eq!(
+            document(&parts, Some(Algorithm::Crc32C)),
+            "<CompleteMultipartUpload xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Part><PartNumber>1</PartNumber>\
+             <ETag>&quot;a&quot;</ETag><ChecksumCRC32C>4waSgw==</ChecksumCRC32C></Part><Part><PartNumber>2</PartNumber>\
+             <ETag>&lt;&amp;&gt;</ETag></Part></CompleteMultipartUpload>"
+        );
+        assert!(!document(&parts, None).contains("Checksum"));
+    }
+
+    #[test]
+    fn a_result_must_be_complete_and_have_an_etag() {
+        let whole = "<?xml version=\"1.0\"?>\n \n <CompleteMultipartUploadResult><ETag>&quot;e-2&quot;</ETag>\
+            </CompleteMultipartUploadResult>";
+        assert_eq!(result(whole.as_bytes()).unwrap(), Version::new("\"e-2\""));
+        for wrong in [
+            "",
+            "<CompleteMultipartUploadResult><ETag>e</ETag>",
+            "<CompleteMultipartUploadResult></CompleteMultipartUploadResult>",
+            "<Error><Code>InternalError</Code><ETag>e</ETag></Error>",
+            "<html><ETag>e</ETag></html>",
+        ] {
+            result(wrong.as_bytes()).expect_err(wrong);
+        }
+    }
+}
