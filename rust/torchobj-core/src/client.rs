@@ -1,5 +1,5 @@
-//! A store joined with the policies that stand over it. What reads and writes go through; they live in `read` and
-//! `upload`, the short calls here.
+//! A store with its policies: permits, rate limit, timeouts, retries and metrics. Holds the calls with short responses;
+//! reads are in `read`, uploads in `upload`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,112 +10,117 @@ use tokio::time::Instant;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::Read;
 use crate::store::ObjectStore;
-use crate::transfer::{Attempts, Lateness, Metrics, Pace, Permit, Permits, Policy, Quota, idle, within};
+use crate::transfer::{
+    Attempts, ConcurrencyLimit, HedgeDelay, Metrics, Permit, Policy, Quota, RateLimit, with_idle_timeout, within,
+};
 use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
-use crate::upload::of_changed_memory;
+use crate::upload::check_unchanged;
 use crate::url::ObjectUrl;
 
-/// What one key of many adds to the time that a delete may take.
-const PER_DELETE: Duration = Duration::from_millis(500);
+/// Added to the timeout of a delete for each key.
+const TIMEOUT_PER_KEY: Duration = Duration::from_millis(500);
 
-/// A server-side copy answers at its end: several GiB take minutes.
+/// Timeout of a server-side copy. The response is sent when the copy is done: several GiB take minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How many connections a client may have: a quarter of the limit on open files, so that other clients, what is open in the
-/// program, and its pipes have the rest.
-pub fn most_connections() -> usize {
+/// Maximum number of connections of a client: a quarter of the limit on open files. The rest is for other clients and for the
+/// files and pipes of the program.
+pub fn max_connections() -> usize {
     let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
     limit.map_or(usize::MAX, |limit| (limit / 4).max(1))
 }
 
-/// A store, and how it is used: cheap to share, safe to use from many tasks at once.
+/// A store with its policies. Shared by concurrent tasks in an `Arc`.
 #[derive(Debug)]
 pub struct Client {
     store: Arc<dyn ObjectStore>,
     policy: Policy,
-    permits: Arc<Permits>,
+    permits: Arc<ConcurrencyLimit>,
     quota: Arc<Quota>,
-    pace: Option<Arc<Pace>>,
-    lateness: Lateness,
+    rate_limit: Option<Arc<RateLimit>>,
+    hedge_delay: HedgeDelay,
     metrics: Arc<Metrics>,
 }
 
 impl Client {
-    /// A client with permits and a retry quota of its own.
+    /// A client with its own permits and retry quota.
     pub fn new(store: Arc<dyn ObjectStore>, policy: Policy) -> Self {
-        let most = most_connections();
-        if policy.max_in_flight > most {
-            log::warn!("at most {most} requests are in flight: a quarter of the limit on open files (ulimit -n)");
+        let max = max_connections();
+        if policy.max_in_flight > max {
+            log::warn!(
+                "max_in_flight={} is reduced to {max}, a quarter of the limit on open files: raise it by `ulimit -n`",
+                policy.max_in_flight
+            );
         }
-        let cap = policy.max_in_flight_cap.map(|cap| cap.min(most));
-        let permits = Permits::new(policy.max_in_flight.min(most), cap);
-        let quota = Arc::new(Quota::new(permits.most()));
-        let pace = policy.upload_bytes_per_s.map(|rate| Arc::new(Pace::new(rate)));
-        Self { store, policy, permits, quota, pace, lateness: Lateness::default(), metrics: Arc::default() }
+        let cap = policy.max_in_flight_cap.map(|cap| cap.min(max));
+        let permits = ConcurrencyLimit::new(policy.max_in_flight.min(max), cap);
+        let quota = Arc::new(Quota::new(permits.max()));
+        let rate_limit = policy.upload_bytes_per_s.map(|rate| Arc::new(RateLimit::new(rate)));
+        Self { store, policy, permits, quota, rate_limit, hedge_delay: HedgeDelay::default(), metrics: Arc::default() }
     }
 
-    /// Another store under the permits and the quota of this client: another bucket of one account. How soon it answers
-    /// is counted for itself.
+    /// A client of another store that shares the permits, the rate limit and the quota of this one: another bucket of the
+    /// same account. Its hedge delay and metrics are its own.
     #[must_use]
     pub fn sharing(&self, store: Arc<dyn ObjectStore>) -> Self {
         let (policy, permits, quota) = (self.policy.clone(), self.permits.clone(), self.quota.clone());
-        let pace = self.pace.clone();
-        Self { store, policy, permits, quota, pace, lateness: Lateness::default(), metrics: Arc::default() }
+        let rate_limit = self.rate_limit.clone();
+        Self { store, policy, permits, quota, rate_limit, hedge_delay: HedgeDelay::default(), metrics: Arc::default() }
     }
 
-    /// The store underneath.
+    /// The store.
     pub fn store(&self) -> &dyn ObjectStore {
         &*self.store
     }
 
-    /// How it is used.
+    /// The settings.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Waits for leave to have a request in flight.
+    /// Waits for a permit for one in-flight request.
     pub(crate) async fn permit(&self) -> Permit {
         self.permits.acquire().await
     }
 
-    /// How many requests may be in flight: shared by the clients of an account.
-    pub(crate) fn permits(&self) -> &Arc<Permits> {
+    /// The limit on concurrent requests, shared by the clients of an account.
+    pub(crate) fn permits(&self) -> &Arc<ConcurrencyLimit> {
         &self.permits
     }
 
-    /// Waits until so many bytes may be sent; before a permit is taken, which others need meanwhile.
-    pub(crate) async fn pace(&self, payload: &Payload) {
-        if let Some(pace) = &self.pace {
-            pace.leave(payload.len() as u64).await;
+    /// Waits until the rate limit allows `payload` to be sent. Called before a permit is taken, so that the wait holds none.
+    pub(crate) async fn wait_for_rate(&self, payload: &Payload) {
+        if let Some(rate_limit) = &self.rate_limit {
+            rate_limit.acquire(payload.len() as u64).await;
         }
     }
 
-    /// When an answer is late.
-    pub(crate) fn lateness(&self) -> &Lateness {
-        &self.lateness
+    /// The hedge delay of reads.
+    pub(crate) fn hedge_delay(&self) -> &HedgeDelay {
+        &self.hedge_delay
     }
 
-    /// What its requests met.
+    /// The metrics of this client.
     pub fn metrics(&self) -> &Arc<Metrics> {
         &self.metrics
     }
 
-    /// The attempts of one request that is about to begin.
+    /// The attempts of a request that is about to begin.
     pub(crate) fn attempts(&self) -> Attempts<'_> {
-        Attempts::new(&self.policy, &self.quota).telling(&self.permits, &self.metrics)
+        Attempts::new(&self.policy, &self.quota).recorded_in(&self.permits, &self.metrics)
     }
 
-    /// What silence means.
-    pub(crate) fn silence(&self, operation: Operation, key: &str, what: &str) -> Error {
-        self.store.error(ErrorKind::Timeout, operation, key, what)
+    /// An error of kind `Timeout`.
+    pub(crate) fn timed_out(&self, operation: Operation, key: &str, message: &str) -> Error {
+        self.store.error(ErrorKind::Timeout, operation, key, message)
     }
 
-    /// One attempt of a call with a short answer, with its time limit.
-    async fn ask<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
-        self.ask_within(self.policy.first_byte_timeout, operation, key, call).await
+    /// Makes one attempt of a call with a short response, with a permit and within `first_byte_timeout`.
+    async fn attempt<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.attempt_within(self.policy.first_byte_timeout, operation, key, call).await
     }
 
-    async fn ask_within<T>(
+    async fn attempt_within<T>(
         &self,
         limit: Duration,
         operation: Operation,
@@ -124,20 +129,20 @@ impl Client {
     ) -> Result<T> {
         let _permit = self.permit().await;
         match within(limit, call).await {
-            Some(answer) => answer,
-            None => Err(self.silence(operation, key, &format!("no answer within {} s", limit.as_secs_f64()))),
+            Some(result) => result,
+            None => Err(self.timed_out(operation, key, &format!("no response within {} s", limit.as_secs_f64()))),
         }
     }
 
-    /// Size, version and attributes of an object.
+    /// Returns the size, version and attributes of an object.
     ///
     /// # Errors
-    /// `NotFound`, `AccessDenied`, and what persists after the retries.
+    /// `NotFound`, `AccessDenied`, and errors that persist after the retries.
     pub async fn head(&self, key: &str) -> Result<ObjectHead> {
         self.store.check_key(Operation::Head, key)?;
         let mut attempts = self.attempts();
         loop {
-            match self.ask(Operation::Head, key, self.store.head(key)).await {
+            match self.attempt(Operation::Head, key, self.store.head(key)).await {
                 Ok(head) => {
                     attempts.succeeded();
                     return Ok(head);
@@ -147,14 +152,14 @@ impl Client {
         }
     }
 
-    /// One page of a listing.
+    /// Returns one page of a listing.
     ///
     /// # Errors
-    /// `NoBucket`, `AccessDenied`, and what persists after the retries.
+    /// `NoBucket`, `AccessDenied`, and errors that persist after the retries.
     pub async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         let mut attempts = self.attempts();
         loop {
-            match self.ask(Operation::List, request.prefix, self.store.list(request.clone())).await {
+            match self.attempt(Operation::List, request.prefix, self.store.list(request.clone())).await {
                 Ok(page) => {
                     attempts.succeeded();
                     return Ok(page);
@@ -164,25 +169,25 @@ impl Client {
         }
     }
 
-    /// Writes an object in one request. A conditional write whose answer was lost is settled by reading it back.
+    /// Writes an object in one request. If the response to a write is lost, the object is read back and compared.
     ///
     /// # Errors
-    /// `Precondition`, `AccessDenied`, and what persists after the retries.
+    /// `Precondition`, `AccessDenied`, and errors that persist after the retries.
     pub async fn put_whole(self: &Arc<Self>, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         self.store.check_key(Operation::Put, key)?;
         let mut attempts = self.attempts();
         loop {
-            self.pace(payload).await;
+            self.wait_for_rate(payload).await;
             let mut permit = self.permit().await;
             let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
-            let error = match idle(limit, self.store.put(key, payload, options)).await {
+            let error = match with_idle_timeout(limit, self.store.put(key, payload, options)).await {
                 Some(Ok(version)) => {
-                    permit.moved(payload.len() as u64, Instant::now());
+                    permit.transferred(payload.len() as u64, Instant::now());
                     attempts.succeeded();
                     return Ok(version);
                 }
                 Some(Err(error)) => error,
-                None => self.silence(Operation::Put, key, &format!("nothing moved for {} s", limit.as_secs_f64())),
+                None => self.timed_out(Operation::Put, key, &format!("no progress for {} s", limit.as_secs_f64())),
             };
             drop(permit);
             if error.kind() == ErrorKind::Precondition
@@ -192,8 +197,8 @@ impl Client {
                 attempts.succeeded();
                 return Ok(version);
             }
-            if let Err(error) = attempts.failed(of_changed_memory(error, payload)?).await {
-                // The store may have done it all the same.
+            if let Err(error) = attempts.failed(check_unchanged(error, payload)?).await {
+                // The store may have written the object without a response.
                 if attempts.outcome_unknown()
                     && let Ok(Some(version)) = self.holds(key, payload).await
                 {
@@ -205,26 +210,27 @@ impl Client {
         }
     }
 
-    /// The version of the object `key` if it is `payload`, byte for byte.
+    /// Returns the version of the object `key` if its bytes equal `payload`.
     async fn holds(self: &Arc<Self>, key: &str, payload: &Payload) -> Result<Option<Version>> {
-        let landed = match self.get(Read::whole(key)).await {
+        let fetched = match self.get(Read::whole(key)).await {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            landed => landed?,
+            fetched => fetched?,
         };
-        let mut rest = landed.buffer.as_slice();
+        let mut rest = fetched.buffer.as_slice();
         for piece in payload.pieces() {
             match rest.strip_prefix(&**piece) {
-                Some(behind) => rest = behind,
+                Some(remaining) => rest = remaining,
                 None => return Ok(None),
             }
         }
-        Ok(landed.version.filter(|_| rest.is_empty()))
+        Ok(fetched.version.filter(|_| rest.is_empty()))
     }
 
-    /// Copies an object of the same kind of store to `key`.
+    /// Copies an object of the same provider to `key`.
     ///
     /// # Errors
-    /// `NotFound`, `AccessDenied`, `Unsupported` between kinds of store, and what persists after the retries.
+    /// `NotFound`, `AccessDenied`, `Unsupported` for an object of another provider, and errors that persist after the
+    /// retries.
     pub async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
         self.store.check_key(Operation::Copy, key)?;
         let mut attempts = self.attempts();
@@ -236,17 +242,20 @@ impl Client {
                     return Ok(version);
                 }
                 Some(Err(error)) => error,
-                None => self.silence(Operation::Copy, key, "the copy took too long"),
+                None => {
+                    let message = format!("the copy did not complete within {} s", COPY_TIMEOUT.as_secs());
+                    self.timed_out(Operation::Copy, key, &message)
+                }
             };
             drop(permit);
             attempts.failed(error).await?;
         }
     }
 
-    /// Deletes objects; one that does not exist is no error.
+    /// Deletes objects. An object that does not exist is no error.
     ///
     /// # Errors
-    /// What persists after the retries; the first of the objects that could not be deleted.
+    /// Errors that persist after the retries, for one of the objects that could not be deleted.
     pub async fn delete(&self, keys: &[String]) -> Result<()> {
         for key in keys {
             self.store.check_key(Operation::Delete, key)?;
@@ -260,10 +269,11 @@ impl Client {
     async fn delete_chunk(&self, mut keys: Vec<String>) -> Result<()> {
         let mut attempts = self.attempts();
         loop {
-            // A store without bulk delete takes a request for each.
-            let limit = self.policy.first_byte_timeout + PER_DELETE * u32::try_from(keys.len()).unwrap_or(u32::MAX);
+            // A store without bulk delete sends one request per key.
+            let limit =
+                self.policy.first_byte_timeout + TIMEOUT_PER_KEY * u32::try_from(keys.len()).unwrap_or(u32::MAX);
             let call = self.store.delete(&keys);
-            let error = match self.ask_within(limit, Operation::Delete, &keys[0], call).await {
+            let error = match self.attempt_within(limit, Operation::Delete, &keys[0], call).await {
                 Ok(mut failed) => {
                     let Some((key, error)) = failed.pop() else { break };
                     keys = failed.into_iter().map(|(key, _)| key).chain([key]).collect();
@@ -277,16 +287,16 @@ impl Client {
         Ok(())
     }
 
-    /// Deletes an object if it is of this version; one that does not exist is no error.
+    /// Deletes an object if it has this version. An object that does not exist is no error.
     ///
     /// # Errors
-    /// `Precondition` where it is of another version; `Unsupported` where the store cannot compare and delete in one
-    /// step; and what persists after the retries.
+    /// `Precondition` if it has another version; `Unsupported` if the store cannot compare and delete atomically; and errors
+    /// that persist after the retries.
     pub async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
         self.store.check_key(Operation::Delete, key)?;
         let mut attempts = self.attempts();
         loop {
-            match self.ask(Operation::Delete, key, self.store.delete_if(key, version)).await {
+            match self.attempt(Operation::Delete, key, self.store.delete_if(key, version)).await {
                 Ok(()) => {
                     attempts.succeeded();
                     return Ok(());
@@ -296,14 +306,14 @@ impl Client {
         }
     }
 
-    /// Unfinished uploads under `prefix`.
+    /// Returns the unfinished uploads under `prefix`.
     ///
     /// # Errors
-    /// `AccessDenied`, and what persists after the retries.
+    /// `AccessDenied`, and errors that persist after the retries.
     pub async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
         let mut attempts = self.attempts();
         loop {
-            match self.ask(Operation::ListUploads, prefix, self.store.uploads(prefix)).await {
+            match self.attempt(Operation::ListUploads, prefix, self.store.uploads(prefix)).await {
                 Ok(uploads) => {
                     attempts.succeeded();
                     return Ok(uploads);
@@ -313,14 +323,14 @@ impl Client {
         }
     }
 
-    /// Forgets an upload and its parts.
+    /// Aborts an upload and deletes its parts.
     ///
     /// # Errors
-    /// What persists after the retries.
+    /// Errors that persist after the retries.
     pub async fn abort(&self, upload: &Upload) -> Result<()> {
         let mut attempts = self.attempts();
         loop {
-            match self.ask(Operation::Abort, &upload.key, self.store.abort(upload)).await {
+            match self.attempt(Operation::Abort, &upload.key, self.store.abort(upload)).await {
                 Ok(()) => {
                     attempts.succeeded();
                     return Ok(());
@@ -330,17 +340,22 @@ impl Client {
         }
     }
 
-    /// Refuses a condition that the store does not keep.
+    /// Returns an error for a condition that the store does not support.
     pub(crate) fn check_condition(&self, operation: Operation, key: &str, condition: &Condition) -> Result<()> {
         let capabilities = self.store.capabilities();
-        let kept = match condition {
+        let supported = match condition {
             Condition::Always => true,
             Condition::Absent => capabilities.put_if_absent,
             Condition::Matches(_) => capabilities.put_if_matches,
         };
-        if kept {
+        if supported {
             return Ok(());
         }
-        Err(self.store.error(ErrorKind::Unsupported, operation, key, "this store keeps no conditions on writes"))
+        Err(self.store.error(
+            ErrorKind::Unsupported,
+            operation,
+            key,
+            "this store does not support this write condition",
+        ))
     }
 }

@@ -1,10 +1,13 @@
-//! torchobj's core: moves bytes between object stores and memory. Knows no HTTP, no cloud and no Python.
+//! torchobj's core: moves bytes between object stores and memory. Depends on no HTTP library, no provider and no Python.
 //!
-//! The map, from below: [`error`] [`url`] [`types`] [`crc32`] are plain data · [`fork`] and [`runtime`] are about the process ·
-//! [`buffer`] is memory · [`store`] is the trait that a store implements, [`memory`] and [`wrap`] implement it here ·
-//! [`transfer`] holds the policies that stand over any store · [`client`] joins a store with them, and reads
-//! ([`read`]), writes ([`upload`]) and lists ([`manifest`]) · [`object_ref`] names what is not listed · [`pickle`] measures
-//! untrusted pickles.
+//! The modules, from the lowest layer up:
+//!
+//! * [`error`], [`url`], [`types`], [`crc32`]: plain data. [`fork`], [`runtime`]: the process. [`buffer`]: memory.
+//! * [`store`]: the trait of a store. [`memory`] and [`wrap`] implement it; `conformance` (feature) is its test suite.
+//! * [`transfer`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
+//! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`manifest`] and [`object_ref`]: objects by name.
+//! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
+//! * [`pickle`]: checks untrusted pickles.
 
 #[cfg(target_os = "linux")]
 pub mod arena;
@@ -13,6 +16,7 @@ pub mod client;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod crc32;
+pub mod engine;
 pub mod error;
 pub mod fork;
 pub mod list;

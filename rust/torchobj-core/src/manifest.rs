@@ -1,15 +1,15 @@
-//! A frozen listing: keys, sizes and versions, packed. Lists nothing itself.
+//! A manifest: an immutable listing of keys, sizes and versions in packed form. Does no I/O.
 //!
-//! One blob of records, one after the other, and where each begins:
+//! It consists of one blob of consecutive records, and the start of each:
 //!
 //! ```text
 //! record  := length  size+1 (0: unknown)  bucket  version  key
 //! version := 0 | 1 md5 | 2 md5 parts | 3 length text
 //! ```
 //!
-//! Lengths and numbers are LEB128, `md5` is 16 bytes: an ETag as S3 makes them, `"<32 hex>"` or `"<32 hex>-<parts>"`,
-//! takes 17 to 20 bytes instead of a string. An object costs its key and about 30 bytes, 8 of them for where its record
-//! begins; these are not pickled, the blob is.
+//! Lengths and numbers are LEB128. `md5` is 16 bytes: an ETag in the form of S3, `"<32 hex>"` or `"<32 hex>-<parts>"`,
+//! takes 17 to 20 bytes instead of a string. An object takes its key and about 30 bytes, 8 of them for the start of its
+//! record. The blob is serialized, the starts are not.
 
 use std::fmt;
 
@@ -22,22 +22,22 @@ use crate::types::Version;
 pub struct Object<'a> {
     /// Scheme and bucket: `s3://bucket`, `file://`.
     pub base: &'a str,
-    /// The key in it.
+    /// The key.
     pub key: &'a str,
-    /// Size in bytes, where the listing told it.
+    /// Size in bytes, if known.
     pub size: Option<u64>,
-    /// The version, where the listing told it.
+    /// The version, if known.
     pub version: Option<Version>,
 }
 
 impl Object<'_> {
-    /// The URL: what [`crate::url::ObjectUrl`] reads.
+    /// The URL, in the form that [`crate::url::ObjectUrl`] parses.
     pub fn url(&self) -> String {
         format!("{}/{}", self.base, self.key)
     }
 }
 
-/// A frozen listing of objects, in the order in which they were added.
+/// A listing of objects, in the order in which they were added.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Manifest {
     bases: Vec<String>,
@@ -72,46 +72,46 @@ impl Manifest {
         }
     }
 
-    /// Gives back the memory that growing took and the end does not need.
+    /// Frees unused capacity.
     pub fn shrink(&mut self) {
         self.records.shrink_to_fit();
         self.starts.shrink_to_fit();
     }
 
-    /// How many objects.
+    /// Number of objects.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.starts.is_empty()
     }
 
-    /// Bytes of memory, the keys included.
+    /// Bytes of memory, including the keys.
     pub fn memory_bytes(&self) -> usize {
         self.records.capacity() + self.starts.capacity() * size_of::<u64>()
     }
 
-    /// The bases that occur, in the order in which they came.
+    /// The bases of the objects, in the order of their first occurrence.
     pub fn bases(&self) -> &[String] {
         &self.bases
     }
 
-    /// Object `index`.
+    /// Returns object `index`; `None` if there is no such object.
     pub fn get(&self, index: usize) -> Option<Object<'_>> {
         let start = usize::try_from(*self.starts.get(index)?).expect("it is in memory");
         let (object, _) = read_record(&self.bases, self.records.get(start..)?)?;
         Some(object)
     }
 
-    /// What tells two listings apart: hex of the first 16 bytes of the SHA-256 of their content.
+    /// Identifies the content of this manifest: hex of the first 16 bytes of its SHA-256.
     pub fn digest(&self) -> String {
         let hash = Sha256::digest(self.to_bytes());
         hash[..16].iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// All of it, to be sent to another process: its bases by line, an empty line, and the records.
+    /// Serializes the manifest: one line per base, an empty line, and the records.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.records.len() + 64);
         for base in &self.bases {
@@ -123,7 +123,7 @@ impl Manifest {
         bytes
     }
 
-    /// Undoes [`to_bytes`](Self::to_bytes); `None` when `bytes` are not of its making.
+    /// Deserializes what [`to_bytes`](Self::to_bytes) wrote; `None` if `bytes` are malformed.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut manifest = Self::default();
         let mut rest = bytes;
@@ -151,7 +151,7 @@ impl fmt::Debug for Manifest {
     }
 }
 
-/// The record that `bytes` begin with, and what follows it.
+/// Reads the record at the start of `bytes`. Returns it and the remaining bytes.
 fn read_record<'a>(bases: &'a [String], bytes: &'a [u8]) -> Option<(Object<'a>, &'a [u8])> {
     let (length, bytes) = read_number(bytes)?;
     let (record, rest) = bytes.split_at_checked(usize::try_from(length).ok()?)?;
@@ -223,7 +223,7 @@ pub(crate) fn read_version(bytes: &[u8]) -> Option<(Option<Version>, &[u8])> {
     }
 }
 
-/// The parts of an ETag as S3 makes them, if `format_md5` makes the very same text of them.
+/// Parses an ETag in the form of S3. `None` if `format_md5` would not return the same text.
 fn parse_md5(text: &str) -> Option<([u8; 16], Option<u64>)> {
     let inner = text.strip_prefix('"')?.strip_suffix('"')?;
     let (hex, parts) = match inner.split_once('-') {
@@ -267,7 +267,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_pushed_is_got_also_after_a_journey(
+        fn pushed_objects_are_returned_before_and_after_serialization(
             objects in proptest::collection::vec(
                 ("s3://[a-c]", "[^\n]{1,40}", proptest::option::of(0..1u64 << 50), version()), 0..40),
         ) {
@@ -286,13 +286,13 @@ mod tests {
         }
 
         #[test]
-        fn foreign_bytes_are_refused_or_read_but_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = Manifest::from_bytes(&bytes);
         }
     }
 
     #[test]
-    fn an_object_costs_at_most_64_bytes_above_its_key() {
+    fn an_object_takes_at_most_64_bytes_in_addition_to_its_key() {
         let mut manifest = Manifest::default();
         let mut keys = 0;
         for index in 0..100_000_u64 {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_tell_listings_apart() {
+    fn different_listings_have_different_digests() {
         let (mut one, mut two) = (Manifest::default(), Manifest::default());
         one.push("s3://b", "k", Some(1), None);
         two.push("s3://b", "k", Some(2), None);

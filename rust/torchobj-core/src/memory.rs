@@ -1,4 +1,4 @@
-//! A store in memory: the model that others are held against, and the quickest place for a test.
+//! A store in memory, for tests and as the reference for other stores.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Range};
@@ -9,15 +9,16 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use crate::buffer::Dest;
+use crate::crc32::Crc32;
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::store::{ObjectStore, Opened};
+use crate::store::{GetResult, ObjectChecksum, ObjectStore};
 use crate::types::{
     Attributes, ByteRange, Capabilities, Condition, GetRequest, KeyRules, ListEntry, ListPage, ListRequest, ObjectHead,
     PartReceipt, Payload, PutOptions, Upload, Version,
 };
 use crate::url::ObjectUrl;
 
-/// Entries of one page: small, so that every test pages.
+/// Maximum number of entries of a page: small, so that listings of tests have several pages.
 const PAGE_ENTRIES: usize = 100;
 
 #[derive(Clone, Debug)]
@@ -39,13 +40,13 @@ struct Pending {
 struct State {
     objects: BTreeMap<String, Object>,
     uploads: HashMap<String, Pending>,
-    /// What uploads became, by their ids.
+    /// Versions of the objects that uploads made, by upload id.
     commits: HashMap<String, Version>,
-    /// Counts versions and uploads.
+    /// Number of versions and uploads so far.
     serial: u64,
 }
 
-/// A bucket in memory, gone with the store.
+/// A bucket in memory. Dropping the store deletes its objects.
 #[derive(Debug)]
 pub struct MemoryStore {
     name: String,
@@ -81,11 +82,11 @@ impl MemoryStore {
         condition: &Condition,
     ) -> Result<Version> {
         let mut state = self.state();
-        let there = state.objects.get(key).map(|object| &object.version);
+        let current = state.objects.get(key).map(|object| &object.version);
         let holds = match condition {
             Condition::Always => true,
-            Condition::Absent => there.is_none(),
-            Condition::Matches(version) => there == Some(version),
+            Condition::Absent => current.is_none(),
+            Condition::Matches(version) => current == Some(version),
         };
         if !holds {
             return Err(self.error(ErrorKind::Precondition, operation, key, "the condition does not hold"));
@@ -113,14 +114,14 @@ fn join(payload: &Payload) -> Bytes {
     payload.pieces().concat().into()
 }
 
-struct OpenedBytes {
+struct MemoryGetResult {
     object: Object,
     range: Range<u64>,
     taken: usize,
 }
 
 #[async_trait]
-impl Opened for OpenedBytes {
+impl GetResult for MemoryGetResult {
     fn size(&self) -> u64 {
         self.object.body.len() as u64
     }
@@ -131,6 +132,14 @@ impl Opened for OpenedBytes {
 
     fn range(&self) -> Range<u64> {
         self.range.clone()
+    }
+
+    fn attributes(&self) -> Attributes {
+        self.object.attributes.clone()
+    }
+
+    fn checksum(&self) -> Option<ObjectChecksum> {
+        Some(ObjectChecksum::Crc32(Crc32::of(&self.object.body).value()))
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
@@ -162,14 +171,14 @@ impl ObjectStore for MemoryStore {
         }
     }
 
-    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         let object = self.find(Operation::Get, request.key)?;
         if request.version.is_some_and(|version| *version != object.version) {
             return Err(self.error(ErrorKind::Changed, Operation::Get, request.key, "the object changed"));
         }
         match ByteRange::resolve(request.range.as_ref(), object.body.len() as u64) {
-            Some(range) => Ok(Box::new(OpenedBytes { object, range, taken: 0 })),
-            None => Err(self.error(ErrorKind::Range, Operation::Get, request.key, "the range begins behind the end")),
+            Some(range) => Ok(Box::new(MemoryGetResult { object, range, taken: 0 })),
+            None => Err(self.error(ErrorKind::Range, Operation::Get, request.key, "the range begins after the end")),
         }
     }
 
@@ -180,7 +189,7 @@ impl ObjectStore for MemoryStore {
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
-        let most = request.max_entries.map_or(PAGE_ENTRIES, |most| PAGE_ENTRIES.min(most as usize));
+        let max_entries = request.max_entries.map_or(PAGE_ENTRIES, |max| PAGE_ENTRIES.min(max as usize));
         let mut page = ListPage::default();
         let mut last = request.continuation.or(request.start_after).map(str::to_owned);
         let state = self.state();
@@ -193,7 +202,7 @@ impl ObjectStore for MemoryStore {
             let Some((key, object)) = keys.next().filter(|(key, _)| key.starts_with(request.prefix)) else {
                 return Ok(page);
             };
-            if page.entries.len() + page.prefixes.len() == most {
+            if page.entries.len() + page.prefixes.len() == max_entries {
                 page.continuation = last;
                 return Ok(page);
             }
@@ -202,7 +211,7 @@ impl ObjectStore for MemoryStore {
                 Some(key[..end].to_owned())
             });
             if let Some(prefix) = folded {
-                // Behind every key of this prefix, and before any other.
+                // Sorts after every key of this prefix and before all later keys.
                 last = Some(format!("{prefix}{}", char::MAX));
                 page.prefixes.push(prefix);
                 continue;
@@ -258,7 +267,7 @@ impl ObjectStore for MemoryStore {
                 match pending.parts.get(&receipt.number) {
                     Some((stored, bytes)) if stored == receipt => body.extend_from_slice(bytes),
                     _ => {
-                        let message = format!("part {} is not what was uploaded", receipt.number);
+                        let message = format!("part {} differs from the uploaded one", receipt.number);
                         let kind = ErrorKind::InvalidRequest;
                         return Err(self.error(kind, Operation::Commit, &upload.key, &message));
                     }
@@ -310,7 +319,7 @@ impl ObjectStore for MemoryStore {
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
         let mut state = self.state();
         match state.objects.get(key) {
-            Some(there) if there.version != *version => {
+            Some(current) if current.version != *version => {
                 Err(self.error(ErrorKind::Precondition, Operation::Delete, key, "the condition does not hold"))
             }
             _ => {

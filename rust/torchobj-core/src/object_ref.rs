@@ -1,4 +1,4 @@
-//! An object, or a range of one, by name: what a sample is made of. Reads nothing.
+//! A reference to an object or a range, from which a sample is made. Does no I/O.
 
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::{read_number, read_version, write_number, write_version};
@@ -6,15 +6,15 @@ use crate::read::Read;
 use crate::types::{ByteRange, Version};
 use crate::url::ObjectUrl;
 
-/// A name takes at most so many bytes, its version included. S3 has keys of up to 1024, Linux paths of up to 4096; one
-/// name fits into a request of a worker.
-pub const MOST_BYTES: usize = 16 << 10;
+/// Maximum length of the URL and the version of a reference, in bytes. Keys of S3 have up to 1024 bytes, paths of Linux up
+/// to 4096. A request of a worker holds at least one reference.
+pub const MAX_BYTES: usize = 16 << 10;
 
 /// An object, or bytes `start..end` of it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectRef {
     url: String,
-    /// Where in the URL the key begins.
+    /// Index of the key in the URL.
     key_at: usize,
     start: u64,
     end: Option<u64>,
@@ -23,16 +23,17 @@ pub struct ObjectRef {
 }
 
 impl ObjectRef {
-    /// Bytes `start..end` of the object at `url`; without an end all from `start` on.
+    /// Bytes `start..end` of the object at `url`; all bytes from `start` if `end` is `None`.
     ///
     /// # Errors
-    /// `Config` when `url` names no object or is too long, or the range ends before it begins.
+    /// `Config` if `url` names no object or is too long, or if `end < start`.
     pub fn new(url: String, start: u64, end: Option<u64>, size: Option<u64>, version: Option<Version>) -> Result<Self> {
         let refuse = |url: &str, message: String| Err(Error::new(ErrorKind::Config, Operation::Get, url, message));
-        let long = url.len() + version.as_ref().map_or(0, |version| version.as_str().len());
-        if long > MOST_BYTES {
+        let length = url.len() + version.as_ref().map_or(0, |version| version.as_str().len());
+        if length > MAX_BYTES {
             let begin: String = url.chars().take(60).collect();
-            return refuse(&format!("{begin}…"), format!("a name of {long} bytes: at most {MOST_BYTES}"));
+            let message = format!("URL and version have {length} bytes: must be at most {MAX_BYTES}");
+            return refuse(&format!("{begin}…"), message);
         }
         let key = ObjectUrl::parse(&url)?.key.len();
         if key == 0 {
@@ -49,37 +50,37 @@ impl ObjectRef {
         &self.url
     }
 
-    /// What stands before the key: `s3://bucket`.
+    /// The URL of the bucket: `s3://bucket`.
     pub fn base(&self) -> &str {
         &self.url[..self.key_at - 1]
     }
 
-    /// The key, raw.
+    /// The key, unchanged.
     pub fn key(&self) -> &str {
         &self.url[self.key_at..]
     }
 
-    /// Where the range begins.
+    /// Start of the range.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Where it ends.
+    /// End of the range, excluded; `None` for the end of the object.
     pub fn end(&self) -> Option<u64> {
         self.end
     }
 
-    /// Size of the whole object, where it is known.
+    /// Size of the whole object, if known.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// The version that must answer.
+    /// The expected version, if any.
     pub fn version(&self) -> Option<&Version> {
         self.version.as_ref()
     }
 
-    /// How many bytes there are to read, as far as is known.
+    /// Number of bytes of the range, if it can be computed from the end and the size.
     pub fn length(&self) -> Option<u64> {
         let end = match (self.end, self.size) {
             (Some(end), Some(size)) => Some(end.min(size)),
@@ -88,7 +89,7 @@ impl ObjectRef {
         end.map(|end| end.saturating_sub(self.start))
     }
 
-    /// The read that this names.
+    /// The read of this object or range.
     pub fn read(&self) -> Read {
         let range = match (self.start, self.end) {
             (0, None) => None,
@@ -98,8 +99,8 @@ impl ObjectRef {
         Read { range, size: self.size, version: self.version.clone(), ..Read::whole(self.key()) }
     }
 
-    /// It as bytes, the same for what is equal: `start  end+1 (0: none)  size+1 (0: unknown)  version  url`, as a
-    /// manifest writes them.
+    /// Serializes the reference: `start  end+1 (0: none)  size+1 (0: unknown)  version  url`, encoded as in a manifest.
+    /// Equal references have equal bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.url.len() + 32);
         write_number(&mut bytes, self.start);
@@ -110,7 +111,7 @@ impl ObjectRef {
         bytes
     }
 
-    /// Undoes [`to_bytes`](Self::to_bytes); `None` when `bytes` are not of its making.
+    /// Deserializes what [`to_bytes`](Self::to_bytes) wrote; `None` if `bytes` are malformed.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (start, bytes) = read_number(bytes)?;
         let (end, bytes) = read_number(bytes)?;
@@ -133,7 +134,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_travels_arrives(
+        fn a_deserialized_reference_is_equal(
             key in ".{1,40}",
             start in 0_u64..1 << 40,
             length in proptest::option::of(0_u64..1 << 40),
@@ -149,7 +150,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_of_any_kind_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn arbitrary_bytes_are_a_reference_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             if let Some(read) = ObjectRef::from_bytes(&bytes) {
                 prop_assert_eq!(ObjectRef::from_bytes(&read.to_bytes()), Some(read));
             }
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_length_is_what_is_known_of_it() {
+    fn the_length_is_computed_from_the_range_and_the_size() {
         assert_eq!(named(0, None, None).length(), None);
         assert_eq!(named(0, None, Some(7)).length(), Some(7));
         assert_eq!(named(3, None, Some(7)).length(), Some(4));
@@ -167,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_object_is_refused() {
-        let long = format!("s3://bucket/{}", "k".repeat(MOST_BYTES));
+    fn urls_without_an_object_and_invalid_ranges_are_refused() {
+        let long = format!("s3://bucket/{}", "k".repeat(MAX_BYTES));
         for url in ["key", "s3://bucket", "s3://bucket/", "s3:///key", "file://host/x", &long] {
             let error = ObjectRef::new(url.to_owned(), 0, None, None, None).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Config, "{url}");

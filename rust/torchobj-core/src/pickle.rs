@@ -1,46 +1,48 @@
-//! Measures how deep the objects of a pickle nest, before anything unpickles it. Makes no object, and knows no class.
+//! Measures the nesting depth of a pickle before it is unpickled. Creates no objects and imports no classes.
 //!
-//! Python hashes tuples by recursion in C, without a limit: a megabyte of nested tuples as the key of a dict overflows the
-//! stack, and 40 nested pairs of one and the same tuple take hours. Both happen in the unpickler itself.
+//! Python hashes tuples by recursion in C, without a limit. A megabyte of nested tuples as the key of a dict overflows the
+//! stack, and 40 nested pairs that share one tuple take hours. Both happen in the unpickler itself.
 
 use std::collections::HashMap;
 
-/// The result for a pickle whose tuples would take too long to hash, or that this module cannot follow.
+/// The result for a pickle whose tuples would take too long to hash, or that this module cannot parse.
 pub const UNBOUNDED: u32 = u32::MAX;
 
-/// Objects that hashing a tuple may visit, each as often as it is reached.
-const MOST_VISITED: u64 = 10_000_000;
+/// Maximum number of objects that hashing a tuple may visit, counted once per visit.
+const MAX_VISITED: u64 = 10_000_000;
 
-/// What is known of an object: enough for everything that comes later to be measured.
+/// An object on the stack of the unpickler.
 #[derive(Clone, Copy, Debug, Default)]
 struct Object {
     depth: u32,
-    /// How many objects hashing it visits; what is not a tuple counts as one.
+    /// Number of objects that hashing it visits; 1 for everything but tuples.
     visited: u64,
 }
 
+/// A model of the unpickler.
 #[derive(Debug, Default)]
 struct Machine {
     stack: Vec<Object>,
-    /// Heights of the stack at which marks lie.
+    /// Heights of the stack at the marks.
     marks: Vec<usize>,
     memo: HashMap<u64, Object>,
     deepest: u32,
     most_visited: u64,
 }
 
-/// The depth to which the objects of a pickle nest, at most as the unpickler gets: it fails where this stops reading.
-/// [`UNBOUNDED`] where that is not known. A container counts by what it held when it was put into another.
+/// Returns the nesting depth of the objects of a pickle, up to where the unpickler fails; [`UNBOUNDED`] if it is not known.
+/// The depth of a container is that of its items when it is put into another container.
 pub fn nesting(pickle: &[u8]) -> u32 {
     let mut machine = Machine::default();
     match machine.run(pickle) {
-        Some(()) if machine.most_visited <= MOST_VISITED => machine.deepest,
+        Some(()) if machine.most_visited <= MAX_VISITED => machine.deepest,
         _ => UNBOUNDED,
     }
 }
 
 impl Machine {
-    /// Runs until the end, or until what an unpickler refuses; `None` where it may go on and this cannot.
+    /// Runs to the end, or to an opcode that the unpickler rejects. Returns `None` if the unpickler may continue where this
+    /// module cannot.
     fn run(&mut self, pickle: &[u8]) -> Option<()> {
         let mut rest = pickle;
         while let Some((&opcode, after)) = rest.split_first() {
@@ -53,15 +55,15 @@ impl Machine {
                 b'0' => drop(self.stack.pop()),
                 b'1' => drop(self.above_mark()),
                 b'2' => self.stack.extend(self.stack.last().copied()),
-                b'a' | b'b' => self.put_into(1),
-                b's' => self.put_into(2),
+                b'a' | b'b' => self.add_top(1),
+                b's' => self.add_top(2),
                 b'e' | b'u' | 0x90 => {
                     let added = self.above_mark();
                     self.add(&added);
                 }
                 b't' | b'l' | b'd' | b'o' | b'i' | 0x91 => {
-                    let held = self.above_mark();
-                    self.push_holding(&held, opcode == b't');
+                    let items = self.above_mark();
+                    self.push_container(&items, opcode == b't');
                 }
                 0x85..=0x87 => self.replace(usize::from(opcode - 0x84), true),
                 b'Q' => self.replace(1, false),
@@ -91,29 +93,30 @@ impl Machine {
         self.stack.split_off(height)
     }
 
-    /// The top `count` objects go into the one below.
-    fn put_into(&mut self, count: usize) {
-        let held = self.stack.split_off(self.stack.len().saturating_sub(count));
-        self.add(&held);
+    /// Adds the top `count` objects to the container below them.
+    fn add_top(&mut self, count: usize) {
+        let items = self.stack.split_off(self.stack.len().saturating_sub(count));
+        self.add(&items);
     }
 
-    fn add(&mut self, held: &[Object]) {
-        let depth = depth_over(held);
+    /// Adds `items` to the container on top of the stack.
+    fn add(&mut self, items: &[Object]) {
+        let depth = depth_of_container(items);
         if let Some(container) = self.stack.last_mut() {
             container.depth = container.depth.max(depth);
         }
         self.deepest = self.deepest.max(depth);
     }
 
-    /// The top `count` objects become one that holds them.
+    /// Replaces the top `count` objects by a container of them.
     fn replace(&mut self, count: usize, is_tuple: bool) {
-        let held = self.stack.split_off(self.stack.len().saturating_sub(count));
-        self.push_holding(&held, is_tuple);
+        let items = self.stack.split_off(self.stack.len().saturating_sub(count));
+        self.push_container(&items, is_tuple);
     }
 
-    fn push_holding(&mut self, held: &[Object], is_tuple: bool) {
-        let depth = depth_over(held);
-        let inside = held.iter().fold(0, |sum: u64, object| sum.saturating_add(object.visited));
+    fn push_container(&mut self, items: &[Object], is_tuple: bool) {
+        let depth = depth_of_container(items);
+        let inside = items.iter().fold(0, |sum: u64, object| sum.saturating_add(object.visited));
         let visited = if is_tuple { inside.saturating_add(1) } else { 1 };
         self.deepest = self.deepest.max(depth);
         self.most_visited = self.most_visited.max(visited);
@@ -121,11 +124,11 @@ impl Machine {
     }
 }
 
-fn depth_over(held: &[Object]) -> u32 {
-    held.iter().map(|object| object.depth + 1).max().unwrap_or(0)
+fn depth_of_container(items: &[Object]) -> u32 {
+    items.iter().map(|object| object.depth + 1).max().unwrap_or(0)
 }
 
-/// Takes an opcode's argument; `None` where it is cut off.
+/// Takes the argument of an opcode; `None` if it is truncated.
 fn argument<'a>(opcode: u8, rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     let mut take = |length: u64| {
         let (taken, after) = rest.split_at_checked(usize::try_from(length).ok()?)?;
@@ -146,7 +149,7 @@ fn argument<'a>(opcode: u8, rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Bytes behind their own length, an integer of `width` bytes.
+/// Takes bytes that follow their length, an integer of `width` bytes.
 fn counted<'a>(width: u64, take: &mut impl FnMut(u64) -> Option<&'a [u8]>) -> Option<&'a [u8]> {
     let length = little_endian(take(width)?);
     take(length)
@@ -159,7 +162,7 @@ fn line<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// The index in the memo; `None` where it is text that no pickler writes.
+/// Returns the index in the memo; `None` for text that no pickler writes.
 fn number(opcode: u8, argument: &[u8]) -> Option<u64> {
     match opcode {
         b'g' | b'p' => std::str::from_utf8(argument).ok()?.parse().ok(),
@@ -176,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nested_containers_count_by_their_depth() {
+    fn nested_containers_are_measured() {
         assert_eq!(nesting(b"\x80\x04N."), 0);
         assert_eq!(nesting(b"\x80\x04)."), 0);
         assert_eq!(nesting(b"\x80\x04N\x85\x85\x85."), 3);
@@ -187,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn depth_goes_on_through_the_memo() {
+    fn depth_accumulates_through_the_memo() {
         let mut pickle = b"\x80\x04)\x94".to_vec();
         for index in 0..100 {
             pickle.extend([b'h', index, 0x85, 0x94, b'0']);
@@ -207,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_no_opcodes() {
+    fn arguments_are_not_opcodes() {
         let payload = [0x85; 255];
         let of = |head: &[u8]| [b"\x80\x04)", head, &payload, b"\x85."].concat();
         for head in [&b"U\xff"[..], b"C\xff", b"\x8c\xff", b"X\xff\0\0\0", b"\x8e\xff\0\0\0\0\0\0\0"] {
@@ -217,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_unknown_ends_and_what_no_pickler_writes_is_unbounded() {
+    fn truncated_pickles_end_and_memo_indices_that_no_pickler_writes_are_unbounded() {
         for pickle in
             [&b""[..], b"X\xff\xff\xff\xff", b"\x8e\xff\xff\xff\xff\xff\xff\xff\xff", b"\x85\x86\x87e1asRb.", b"S'a"]
         {

@@ -1,5 +1,4 @@
-//! The one tokio runtime of a process; work on it that ends when nobody waits for it any more; and the little that must
-//! be done although nobody waits: cleaning up.
+//! The tokio runtime of a process, tasks on it that are aborted on drop, and cleanup that continues in the background.
 
 use std::future::Future;
 use std::io;
@@ -14,8 +13,8 @@ use tokio::task::{JoinError, JoinHandle, JoinSet};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork::{self, Local};
 
-/// More threads than this do not make one process's network faster; tasks of a rank share a machine with others.
-const MOST_THREADS: usize = 8;
+/// More threads do not increase the throughput of one process, and other ranks use the same machine.
+const MAX_THREADS: usize = 8;
 
 struct Process {
     runtime: Runtime,
@@ -24,18 +23,18 @@ struct Process {
 
 static CURRENT: Mutex<Option<Local<&'static Process>>> = Mutex::new(None);
 
-/// The runtime of this process. A forked child gets its own; its parent's is leaked there, threads and all.
+/// The runtime of this process. A forked child starts its own and leaks the one of its parent.
 ///
 /// # Panics
-/// When the system gives no threads, or no event loop: entry points call [`start`] first.
+/// If threads or the event loop cannot be created. Entry points call [`start`] first, which returns an error.
 pub fn runtime() -> &'static Runtime {
     &process().runtime
 }
 
-/// Starts the runtime of this process, if it has none yet.
+/// Starts the runtime of this process, unless it is started already.
 ///
 /// # Errors
-/// The system refuses it. The message says what to do about it.
+/// `Io` if threads or the event loop cannot be created. The message has the next step.
 pub fn start() -> Result<()> {
     let refused = |error: io::Error| {
         let message = format!(
@@ -48,7 +47,7 @@ pub fn start() -> Result<()> {
 }
 
 fn process() -> &'static Process {
-    started().expect("the system gives a process its threads and an event loop")
+    started().expect("entry points have called `start`")
 }
 
 fn started() -> io::Result<&'static Process> {
@@ -57,7 +56,7 @@ fn started() -> io::Result<&'static Process> {
     if let Some(process) = current.as_ref().and_then(Local::get) {
         return Ok(process);
     }
-    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MOST_THREADS);
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(MAX_THREADS);
     let runtime = Builder::new_multi_thread()
         .worker_threads(threads)
         .thread_name("torchobj")
@@ -69,14 +68,14 @@ fn started() -> io::Result<&'static Process> {
     Ok(process)
 }
 
-/// What was built in this process, if anything was.
-fn built() -> Option<&'static Process> {
+/// The state of this process, if it is started.
+fn existing() -> Option<&'static Process> {
     let _inside = fork::enter();
     CURRENT.lock().expect("no holder of this lock panics").as_ref().and_then(Local::get).copied()
 }
 
-/// Starts work that must be done although nobody waits for it: what a dropped upload leaves behind. It has time limits
-/// of its own; [`cleaned_up`] waits for it before the process ends.
+/// Starts cleanup in the background, such as the abort of a dropped upload. `work` has its own timeouts; [`cleaned_up`]
+/// waits for it before the process exits.
 pub fn clean_up(work: impl Future<Output = ()> + Send + 'static) {
     let process = process();
     let _inside = fork::enter();
@@ -85,23 +84,23 @@ pub fn clean_up(work: impl Future<Output = ()> + Send + 'static) {
     cleaning.spawn_on(work, process.runtime.handle());
 }
 
-/// Waits, for at most `limit`, until everything that [`clean_up`] started is done. Not to be called on the runtime.
-/// A process without a runtime has started nothing, and gets none by this.
+/// Waits for at most `limit` until all work of [`clean_up`] is done. Must not be called on the runtime. Does not start a
+/// runtime.
 pub fn cleaned_up(limit: Duration) {
-    let Some(process) = built() else { return };
+    let Some(process) = existing() else { return };
     let cleaning = std::mem::take(&mut *process.cleaning.lock().expect("no holder of this lock panics"));
     if !cleaning.is_empty() {
-        // A time-out leaves uploads in the bucket; each said so in the log, or will at the store's own sweep.
+        // After a timeout, unfinished uploads may stay in the bucket.
         let _ = process.runtime.block_on(async { tokio::time::timeout(limit, cleaning.join_all()).await });
     }
 }
 
-/// Work on the runtime. Waiting for it gives its result; dropping it ends it.
+/// A task on the runtime. Awaiting it returns its result; dropping it aborts it.
 #[derive(Debug)]
 pub struct Task<T>(JoinHandle<T>);
 
 impl<T: Send + 'static> Task<T> {
-    /// Starts `work` on the runtime of the caller.
+    /// Starts `work` on the current runtime.
     pub fn spawn(work: impl Future<Output = T> + Send + 'static) -> Self {
         Self(tokio::spawn(work))
     }

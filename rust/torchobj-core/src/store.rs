@@ -1,5 +1,5 @@
-//! What everything above needs of a store. One call is one attempt: a store says what kind of failure it met and
-//! retries nothing; retries, resume, timeouts and permits stand once, in `transfer`, over every store.
+//! The trait of a store. A call makes one attempt and classifies its failure by [`ErrorKind`]. Retries, resume, timeouts and
+//! permits are implemented once for all stores, in `transfer`.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -9,71 +9,71 @@ use async_trait::async_trait;
 use crate::buffer::Dest;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::{
-    Capabilities, Condition, GetRequest, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions, Upload,
-    Version,
+    Attributes, Capabilities, Condition, GetRequest, ListPage, ListRequest, ObjectHead, PartReceipt, Payload,
+    PutOptions, Upload, Version,
 };
 use crate::url::ObjectUrl;
 
-/// A bucket, or a folder, that holds objects by key.
+/// A bucket or a folder of objects.
 ///
-/// Dropping the future of any call cancels it; a request that was on its way shuts its socket down.
+/// Dropping the future of a call cancels it and closes the socket of its request.
 #[async_trait]
 pub trait ObjectStore: Debug + Send + Sync + 'static {
-    /// The URL of a key, for people.
+    /// The URL of a key, for messages.
     fn url(&self, key: &str) -> String;
 
-    /// What this store can do.
+    /// The features and limits of this store.
     fn capabilities(&self) -> Capabilities;
 
-    /// Asks for an object or a range. The answer has its head; its body waits to be read.
-    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>>;
+    /// Requests an object or a range. Returns when the head of the response is received; the body is not read yet.
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>>;
 
-    /// Size, version and attributes of an object.
+    /// Returns the size, version and attributes of an object.
     async fn head(&self, key: &str) -> Result<ObjectHead>;
 
-    /// One page of keys.
+    /// Returns one page of keys.
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage>;
 
-    /// Writes an object in one request. It becomes visible whole, or not at all.
+    /// Writes an object in one request, atomically.
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version>;
 
     /// Begins an upload in parts. Nothing is visible before its commit.
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload>;
 
-    /// Writes part `number` (from 1). A part that was written before under this number is replaced.
+    /// Writes part `number` (from 1). Replaces an earlier part of this number.
     async fn put_part(&self, upload: &Upload, number: u32, offset: u64, payload: &Payload) -> Result<PartReceipt>;
 
-    /// Makes the upload the object, from `parts` in order.
+    /// Makes the object from `parts`, in order.
     async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version>;
 
-    /// Whether the object now is what this upload would have made it: asked when the answer to a commit was lost.
+    /// Returns the version of the object if this upload made it, `None` otherwise. Called if the response to a commit was
+    /// lost.
     async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>>;
 
-    /// Forgets an upload and its parts. An upload that is gone already is no error.
+    /// Aborts an upload and deletes its parts. An upload that does not exist is no error.
     async fn abort(&self, upload: &Upload) -> Result<()>;
 
-    /// Uploads under `prefix` that began and were neither committed nor aborted.
+    /// Returns the uploads under `prefix` that were neither committed nor aborted.
     async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>>;
 
-    /// Copies an object of the same kind of store to `key`, with its attributes.
+    /// Copies an object of the same provider to `key`, with its attributes.
     async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version>;
 
-    /// Deletes objects; one that does not exist is no error. Returns those that could not be deleted.
+    /// Deletes objects. An object that does not exist is no error. Returns the keys that could not be deleted.
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>>;
 
-    /// Deletes an object if it is of this version; one that does not exist is no error.
+    /// Deletes an object if it has this version. An object that does not exist is no error.
     ///
     /// # Errors
-    /// `Precondition` where it is of another version; `Unsupported` where the store cannot compare and delete in one
-    /// step.
+    /// `Precondition` if it has another version; `Unsupported` if the store cannot compare and delete atomically.
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()>;
 
-    /// An error of this store about `key`.
+    /// An error about `key` in this store.
     fn error(&self, kind: ErrorKind, operation: Operation, key: &str, message: &str) -> Error {
         Error::new(kind, operation, self.url(key), message)
     }
 
-    /// Refuses a key that the store cannot hold.
+    /// Checks that the store supports `key`.
     ///
     /// # Errors
     /// `InvalidKey`.
@@ -85,27 +85,46 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     }
 }
 
-/// An answer whose head has arrived. Dropping it gives up the body.
+/// A response to a GET whose head is received. Dropping it discards the body.
 #[async_trait]
-pub trait Opened: Send {
+pub trait GetResult: Send {
     /// Size of the whole object in bytes.
     fn size(&self) -> u64;
 
-    /// The version that answers.
+    /// The version of the object in the response.
     fn version(&self) -> Option<&Version>;
 
-    /// Which bytes of the object the body holds.
+    /// The bytes of the object that the body contains.
     fn range(&self) -> Range<u64>;
 
-    /// Whether the response itself announced how long its body is. Where it did not, `size` and `range` are what was
-    /// expected, and no byte of the body counts before the body has ended there. The caller then must not read only the
-    /// beginning of `range`.
+    /// The object's attributes, as [`ObjectStore::head`] returns them.
+    fn attributes(&self) -> Attributes;
+
+    /// The checksum of the whole object, even if a range was requested; `None` if the response has none.
+    fn checksum(&self) -> Option<ObjectChecksum>;
+
+    /// Returns whether the response announces the length of its body. If it does not, `size` and `range` are the expected
+    /// values. They are verified at the end of the body, so the caller must read all of `range`.
     fn announced(&self) -> bool {
         true
     }
 
-    /// Receives the body into `dest`, from where it is filled to, and returns when the body ended or `dest` is full:
-    /// another `dest` then takes what follows.
-    /// After an error `dest` says how far it came.
+    /// Receives the body into `dest`, after the bytes that are filled already. Returns when the body ends or `dest` is full;
+    /// the next call continues with another `dest`. After an error, `dest` holds the bytes received before.
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()>;
+}
+
+/// A checksum of all bytes of an object, as stored by the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectChecksum {
+    /// CRC-32 of IEEE 802.3, as in zip files.
+    Crc32(u32),
+    /// CRC-32 of Castagnoli.
+    Crc32C(u32),
+    /// CRC-64/NVME.
+    Crc64Nvme(u64),
+    /// MD5.
+    Md5([u8; 16]),
+    /// SHA-256.
+    Sha256([u8; 32]),
 }

@@ -1,4 +1,4 @@
-//! What a store is asked and what it answers. Plain data; no I/O.
+//! Arguments and results of the calls of a store. Plain data, no I/O.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,17 +8,17 @@ use bytes::Bytes;
 
 use crate::crc32::Crc32;
 
-/// Which state of an object: an ETag, a generation, an inode with its mtime. Opaque above the store that made it.
+/// The version of an object: an ETag, a generation, or an inode with its mtime. Opaque outside of the store that made it.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Version(Arc<str>);
 
 impl Version {
-    /// Wraps what the store calls the version, letter for letter.
+    /// Wraps the store's text of a version, unchanged.
     pub fn new(text: impl Into<Arc<str>>) -> Self {
         Self(text.into())
     }
 
-    /// The store's own text.
+    /// The store's text of the version.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -30,19 +30,19 @@ impl fmt::Debug for Version {
     }
 }
 
-/// Which bytes of an object. Ends are excluded.
+/// A range of the bytes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ByteRange {
-    /// `start..end`; an end behind the object's is cut.
+    /// `start..end`, end excluded. Truncated at the end of the object.
     Bounded(Range<u64>),
-    /// Everything from `start`.
+    /// All bytes from `start`.
     From(u64),
     /// The last `n` bytes.
     Suffix(u64),
 }
 
 impl ByteRange {
-    /// The bytes of an object of `size` that `range` covers; `None` when it begins behind the end.
+    /// Returns the bytes of an object of `size` bytes that `range` covers; `None` if it begins at or after the end.
     pub fn resolve(range: Option<&Self>, size: u64) -> Option<Range<u64>> {
         match range {
             None => Some(0..size),
@@ -53,20 +53,20 @@ impl ByteRange {
     }
 }
 
-/// A read.
+/// A GET of an object or a range.
 #[derive(Clone, Debug)]
 pub struct GetRequest<'a> {
-    /// The object.
+    /// The key of the object.
     pub key: &'a str,
-    /// `None`: the whole object.
+    /// The range to read; `None` for the whole object.
     pub range: Option<ByteRange>,
-    /// Size of the whole object in bytes, where it is known: what a response must have that does not announce it.
+    /// Size of the whole object in bytes, if known: the expected size if the response does not announce it.
     pub size: Option<u64>,
-    /// Read this version or fail as `Changed`.
+    /// The expected version: the request fails with `Changed` if the object has another one.
     pub version: Option<&'a Version>,
 }
 
-/// What an object carries besides its bytes. Metadata names are lower case.
+/// Headers and metadata of an object. Metadata names are lower case.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     /// `Content-Type`.
@@ -79,50 +79,50 @@ pub struct Attributes {
     pub content_language: Option<String>,
     /// `Cache-Control`.
     pub cache_control: Option<String>,
-    /// The store's word, as `STANDARD_IA`.
+    /// The storage class, such as `STANDARD_IA`.
     pub storage_class: Option<String>,
-    /// The user's own names and values, printable ASCII, sorted by name.
+    /// User-defined names and values, printable ASCII, sorted by name.
     pub metadata: Vec<(String, String)>,
 }
 
-/// The answer to a question for metadata.
+/// Size, version and attributes of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectHead {
     /// Size of the whole object in bytes.
     pub size: u64,
-    /// Its version, where the store has versions.
+    /// Its version, if the store has versions.
     pub version: Option<Version>,
-    /// When it was last written, in milliseconds since 1970.
+    /// Time of the last write, in milliseconds since 1970.
     pub modified_ms: Option<i64>,
-    /// What it carries.
+    /// Its attributes.
     pub attributes: Attributes,
 }
 
-/// When a write may happen.
+/// Condition of a write.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Condition {
-    /// Whatever is there is replaced.
+    /// Replaces an existing object.
     #[default]
     Always,
-    /// Only if nothing is there.
+    /// Fails if the object exists.
     Absent,
-    /// Only if this version is there.
+    /// Fails unless the object has this version.
     Matches(Version),
 }
 
-/// How an object is to be written.
+/// Options of a write.
 #[derive(Clone, Debug, Default)]
 pub struct PutOptions {
-    /// What it shall carry.
+    /// Attributes of the object.
     pub attributes: Attributes,
-    /// When it may be written.
+    /// Condition of the write.
     pub condition: Condition,
-    /// The checksum that is known of every payload, so that the store need not compute another: one of
+    /// The checksum that every payload has, so that the store does not compute another one: one of
     /// [`Capabilities::checksums`].
     pub checksum: Option<ChecksumAlgorithm>,
 }
 
-/// Bytes to be sent: pieces of memory that are kept alive until the last attempt has ended, and never copied.
+/// Bytes to send: pieces of memory that are kept alive until the last attempt ends, and never copied.
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
     pieces: Vec<Bytes>,
@@ -130,22 +130,22 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The pieces, one after the other.
+    /// The concatenation of `pieces`.
     pub fn new(pieces: Vec<Bytes>) -> Self {
         Self { pieces, crc32: None }
     }
 
-    /// Pieces, whose CRC-32 is known.
-    pub fn summed(pieces: Vec<Bytes>, crc32: u32) -> Self {
+    /// The concatenation of `pieces`, with its CRC-32.
+    pub fn with_crc32(pieces: Vec<Bytes>, crc32: u32) -> Self {
         Self { pieces, crc32: Some(crc32) }
     }
 
-    /// Its CRC-32, where that is known.
+    /// The CRC-32, if known.
     pub fn crc32(&self) -> Option<u32> {
         self.crc32
     }
 
-    /// Whether the memory that it is of was changed since it was summed.
+    /// Returns whether the memory was changed since its CRC-32 was computed.
     pub(crate) fn has_changed(&self) -> bool {
         let now = || self.pieces.iter().fold(Crc32::default(), |sum, piece| sum.then(Crc32::of(piece))).value();
         self.crc32.is_some_and(|crc32| crc32 != now())
@@ -156,7 +156,7 @@ impl Payload {
         self.pieces.iter().map(Bytes::len).sum()
     }
 
-    /// Whether there is nothing to send.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.pieces.iter().all(Bytes::is_empty)
     }
@@ -173,79 +173,79 @@ impl From<Bytes> for Payload {
     }
 }
 
-/// One page of a listing is asked for.
+/// A request for one page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct ListRequest<'a> {
-    /// Keys begin with this.
+    /// Only keys that begin with this prefix.
     pub prefix: &'a str,
-    /// Keys with this behind the prefix are folded into common prefixes.
+    /// Keys that contain this delimiter after the prefix are grouped into common prefixes.
     pub delimiter: Option<&'a str>,
-    /// Keys sort behind this.
+    /// Only keys that sort after this one.
     pub start_after: Option<&'a str>,
-    /// What the page before said of the next one.
+    /// The continuation token of the previous page.
     pub continuation: Option<&'a str>,
-    /// At most so many entries; the store may give fewer.
+    /// Maximum number of entries; the store may return fewer.
     pub max_entries: Option<u32>,
 }
 
 /// An object in a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListEntry {
-    /// The whole key.
+    /// The full key.
     pub key: String,
-    /// Size in bytes, where the listing has one.
+    /// Size in bytes, if the listing has it.
     pub size: Option<u64>,
-    /// Its version, where the listing tells.
+    /// Version, if the listing has it.
     pub version: Option<Version>,
-    /// When it was last written, in milliseconds since 1970.
+    /// Time of the last write, in milliseconds since 1970.
     pub modified_ms: Option<i64>,
-    /// The store's word for its storage class, where the listing tells.
+    /// Storage class as named by the store, if the listing has it.
     pub storage_class: Option<String>,
 }
 
 /// A page of a listing.
 #[derive(Clone, Debug, Default)]
 pub struct ListPage {
-    /// Objects, sorted by the bytes of their keys where the store lists in order.
+    /// Objects, sorted by the bytes of their keys if the store lists in order.
     pub entries: Vec<ListEntry>,
     /// Common prefixes, sorted.
     pub prefixes: Vec<String>,
-    /// How to ask for the next page; `None` on the last.
+    /// The continuation token for the next page; `None` on the last page.
     pub continuation: Option<String>,
 }
 
-/// An upload in parts that has begun and is not visible.
+/// An upload in parts that has begun. Its object is not visible before the commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upload {
-    /// The object it will become.
+    /// Key of the object.
     pub key: String,
-    /// The store's name for it.
+    /// The store's id of the upload.
     pub id: String,
-    /// What its object will be known by, when the answer to the commit is lost; empty for an upload of others.
+    /// Identifies the object of this upload if the response to its commit is lost; empty for an upload of another client.
     pub nonce: String,
-    /// When it began, in milliseconds since 1970, where a listing of uploads tells.
+    /// When it began, in milliseconds since 1970, if the listing of uploads has it.
     pub begun_ms: Option<i64>,
-    /// The checksum that is known of each part.
+    /// The checksum that each part has.
     pub checksum: Option<ChecksumAlgorithm>,
 }
 
-/// What the store gave for a part, to be shown at the commit.
+/// The response of the store to a part, required for the commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartReceipt {
-    /// Counted from 1.
+    /// Number of the part, from 1.
     pub number: u32,
     /// Length in bytes.
     pub size: u64,
-    /// The part's version.
+    /// Version of the part.
     pub version: Version,
-    /// CRC of the part's bytes, where the store's setting asks for one.
+    /// CRC of the part's bytes, if the store is configured to use one.
     pub checksum: Option<u64>,
 }
 
 /// An algorithm for the checksum of an object or a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChecksumAlgorithm {
-    /// CRC-32 of IEEE 802.3, as zip files have it.
+    /// CRC-32 of IEEE 802.3, as in zip files.
     Crc32,
     /// CRC-32 of Castagnoli.
     Crc32C,
@@ -255,7 +255,7 @@ pub enum ChecksumAlgorithm {
     Md5,
 }
 
-/// Which keys a store can hold.
+/// The keys that a store supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRules {
     /// Any UTF-8 of 1 to 1024 bytes.
@@ -265,7 +265,7 @@ pub enum KeyRules {
 }
 
 impl KeyRules {
-    /// Why `key` cannot be held, or `None`.
+    /// Returns why `key` is not supported; `None` if it is.
     pub fn refusal(self, key: &str) -> Option<&'static str> {
         if key.is_empty() {
             return Some("the key is empty");
@@ -277,13 +277,15 @@ impl KeyRules {
             return None;
         }
         if key.contains('\0') {
-            return Some("this store keeps keys as paths: NUL cannot be in one");
+            return Some("keys of this store are paths: NUL is not allowed");
         }
         for component in key.split('/') {
             match component {
-                "" => return Some("this store keeps keys as paths: `//` and a `/` at an end cannot be in one"),
-                "." | ".." => return Some("this store keeps keys as paths: `.` and `..` cannot be components"),
-                long if long.len() > 255 => return Some("this store keeps keys as paths: a component is too long"),
+                "" => return Some("keys of this store are paths: `//` and a leading or trailing `/` are not allowed"),
+                "." | ".." => return Some("keys of this store are paths: components `.` and `..` are not allowed"),
+                long if long.len() > 255 => {
+                    return Some("keys of this store are paths: a component is longer than 255 bytes");
+                }
                 _ => {}
             }
         }
@@ -291,26 +293,27 @@ impl KeyRules {
     }
 }
 
-/// What a store can do. What it cannot, it refuses by `Unsupported` or `InvalidKey`; nothing above asks which it is.
+/// Features and limits of a store. Calls beyond them fail with `Unsupported` or `InvalidKey`. Core adapts to them and does
+/// not depend on the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Which keys it can hold.
+    /// The keys that it supports.
     pub keys: KeyRules,
-    /// Whether `Condition::Absent` is kept, for puts and for commits.
+    /// Whether it supports `Condition::Absent`, for puts and for commits.
     pub put_if_absent: bool,
-    /// Whether `Condition::Matches` is kept.
+    /// Whether it supports `Condition::Matches`.
     pub put_if_matches: bool,
-    /// Whether it keeps content headers, metadata and storage class.
+    /// Whether it stores content headers, metadata and storage class.
     pub attributes: bool,
-    /// Smallest size of a part that is not the last.
+    /// Minimum size of a part that is not the last.
     pub min_part_bytes: u64,
-    /// Largest number of parts.
+    /// Maximum number of parts of an upload.
     pub max_parts: u32,
-    /// Largest object that one put or one part may carry.
+    /// Maximum size of one put or one part.
     pub max_put_bytes: u64,
-    /// Largest number of keys of one delete.
+    /// Maximum number of keys of one delete.
     pub max_delete_keys: usize,
-    /// The checksums that the store compares with what it received.
+    /// The checksums that the store compares with the received bytes.
     pub checksums: &'static [ChecksumAlgorithm],
     /// Whether listings are sorted by the bytes of their keys.
     pub ordered_listing: bool,

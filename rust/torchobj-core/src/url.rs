@@ -1,4 +1,4 @@
-//! URLs of objects. A key is whatever stands behind the bucket, letter for letter: nothing is decoded or normalised.
+//! URLs of objects. The key is the text after the bucket, unchanged: it is neither decoded nor normalised.
 
 use std::fmt;
 
@@ -18,15 +18,15 @@ pub struct ObjectUrl {
 }
 
 impl ObjectUrl {
-    /// Reads a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// `Config` when there is no scheme, or no bucket where the scheme has buckets.
+    /// `Config` if the URL has no scheme, or no bucket although its scheme has buckets.
     pub fn parse(url: &str) -> Result<Self> {
         let refuse = |message: &str| Error::new(ErrorKind::Config, Operation::Connect, url, message);
         let (scheme, rest) = url
             .split_once("://")
-            .ok_or_else(|| refuse("not a URL: expected scheme://bucket/key, as s3://bucket/prefix/"))?;
+            .ok_or_else(|| refuse("not a URL: expected scheme://bucket/key, such as s3://bucket/prefix/"))?;
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         match (scheme, bucket) {
             ("file", "") => {}
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_kept_letter_for_letter() {
+    fn a_key_is_unchanged() {
         for key in ["", "a", "/a", "a//b/", "../x", "a b+%20?#🎉"] {
             let url = format!("s3://bucket/{key}");
             let parsed = ObjectUrl::parse(&url).unwrap();

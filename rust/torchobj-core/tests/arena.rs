@@ -1,4 +1,4 @@
-//! Workers in processes of their own, killed at any moment: what they read is right, and what they held comes back.
+//! Worker processes that are killed at random times: they read the right bytes, and their memory is reclaimed.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test, also outside its functions")]
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rustix::io::{FdFlags, fcntl_setfd};
-use torchobj_core::arena::{Ahead, Reply, Worker};
+use torchobj_core::arena::{Announcement, Reply, Worker};
 use torchobj_core::client::Client;
 use torchobj_core::manifest::Manifest;
 use torchobj_core::memory::MemoryStore;
@@ -22,9 +22,9 @@ use torchobj_core::types::PutOptions;
 
 const OBJECTS: u8 = 60;
 const BUDGET: u64 = 4 << 20;
-const LASTS: Duration = Duration::from_secs(4);
+const DURATION: Duration = Duration::from_secs(4);
 const WORKERS: u64 = 4;
-/// How a worker is told its descriptors, the source and its seed.
+/// The environment variable with the descriptors, the source and the seed of a worker.
 const VARIABLE: &str = "TORCHOBJ_TEST_ARENA";
 
 fn size(index: u8) -> usize {
@@ -47,53 +47,53 @@ fn prefetcher() -> (Arc<Prefetcher>, u64) {
     (prefetcher, source)
 }
 
-/// A copy of a descriptor that a child inherits.
+/// A copy of a descriptor that child processes inherit.
 fn inherited(descriptor: BorrowedFd<'_>) -> OwnedFd {
     let copy = descriptor.try_clone_to_owned().unwrap();
     fcntl_setfd(&copy, FdFlags::empty()).unwrap();
     copy
 }
 
-/// Runs one worker for a while, kills it, and takes what it offered. How much that was.
+/// Runs a worker, adopts the segments that it offers, and kills it after a random time. Returns the number of segments.
 fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng) -> usize {
-    let (file, bell) = (inherited(prefetcher.arena().file()), inherited(prefetcher.arena().bell()));
-    let told = format!("{} {} {source} {}", file.as_raw_fd(), bell.as_raw_fd(), random.u64(..));
+    let (file, eventfd) = (inherited(prefetcher.arena().file()), inherited(prefetcher.arena().eventfd()));
+    let arguments = format!("{} {} {source} {}", file.as_raw_fd(), eventfd.as_raw_fd(), random.u64(..));
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "one_worker", "--nocapture"])
-        .env(VARIABLE, told)
+        .env(VARIABLE, arguments)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap());
-    let dies = Duration::from_millis(random.u64(30..400));
+    let lifetime = Duration::from_millis(random.u64(30..400));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            std::thread::sleep(dies);
+            std::thread::sleep(lifetime);
             child.kill().unwrap();
             child.wait().unwrap();
         });
-        let mut taken = 0;
+        let mut adopted = 0;
         for line in lines.lines().map_while(Result::ok) {
             let numbers: Vec<u32> = line.split(' ').filter_map(|part| part.parse().ok()).collect();
-            // The harness has its say, and the last line may be cut.
+            // The test harness prints lines as well, and the last line may be truncated.
             let (["offered", .., "."], &[id, generation, index]) =
                 (&line.split(' ').collect::<Vec<_>>()[..], &numbers[..])
             else {
                 continue;
             };
-            let buffer = prefetcher.arena().adopt(id, generation).unwrap().expect("it was offered just now");
+            let buffer = prefetcher.arena().adopt(id, generation).unwrap().expect("an offered segment stays valid");
             let index = u8::try_from(index).unwrap();
             assert!(buffer.as_slice() == vec![!index; size(index)], "object {index} has other bytes");
-            taken += 1;
+            adopted += 1;
         }
-        taken
+        adopted
     })
 }
 
 #[test]
-fn workers_that_are_killed_at_any_moment_leave_no_memory_and_no_wrong_bytes_behind() {
+fn killed_workers_leak_no_memory_and_cause_no_wrong_bytes() {
     let (prefetcher, source) = prefetcher();
-    let end = Instant::now() + LASTS;
+    let end = Instant::now() + DURATION;
     let (offered, killed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for seed in 0..WORKERS {
@@ -129,22 +129,22 @@ fn workers_that_are_killed_at_any_moment_leave_no_memory_and_no_wrong_bytes_behi
     assert!(offered > 100 && killed > 10, "{offered} segments were offered by {killed} workers");
 }
 
-/// A worker's process, when told to be one.
+/// The worker process of the test above; does nothing without its variable.
 #[test]
 fn one_worker() {
-    let Ok(told) = std::env::var(VARIABLE) else { return };
-    let numbers: Vec<u64> = told.split(' ').map(|number| number.parse().unwrap()).collect();
-    let [file, bell, source, seed] = numbers[..] else { panic!("{told}") };
-    let [file, bell] = [file, bell].map(|number| i32::try_from(number).unwrap());
-    let [file, bell] = Worker::received(file, bell);
-    let worker = Arc::new(Worker::attach(file, bell).unwrap());
+    let Ok(arguments) = std::env::var(VARIABLE) else { return };
+    let numbers: Vec<u64> = arguments.split(' ').map(|number| number.parse().unwrap()).collect();
+    let [file, eventfd, source, seed] = numbers[..] else { panic!("{arguments}") };
+    let [file, eventfd] = [file, eventfd].map(|number| i32::try_from(number).unwrap());
+    let [file, eventfd] = Worker::received(file, eventfd);
+    let worker = Arc::new(Worker::attach(file, eventfd).unwrap());
     let mut random = fastrand::Rng::with_seed(seed);
     let mut kept = Vec::new();
     loop {
         let order: Vec<u64> = (0..random.usize(1..32)).map(|_| random.u64(0..OBJECTS.into())).collect();
-        let replies = worker.ask(source, &order, Ahead::default(), || Ok::<(), ()>(())).unwrap();
+        let replies = worker.request(source, &order, Announcement::default(), || Ok::<(), ()>(())).unwrap();
         for (index, reply) in order.iter().zip(replies) {
-            let Reply::Landed(claim) = reply else { panic!("{reply:?}") };
+            let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
             let index = u8::try_from(*index).unwrap();
             let mut buffer = claim.buffer();
             assert!(buffer.as_slice() == vec![index; size(index)], "object {index} has other bytes");

@@ -1,8 +1,8 @@
-//! The conformance suite on a provider with limits that no other has: a dictionary that takes three parts of an upload,
-//! seven keys a delete, four million bytes a request, no conditions, no attributes, and MD5 as its only checksum. It refuses
-//! what exceeds a limit, so the suite passes only where core reads the limits.
+//! The conformance suite on a provider with unusual limits: at most three parts per upload, seven keys per delete and four
+//! million bytes per request, no conditions, no attributes, and MD5 as its only checksum. It refuses requests beyond these
+//! limits, so the suite passes only if core reads them.
 
-#![expect(clippy::print_stdout, reason = "says which check fails")]
+#![expect(clippy::print_stdout, reason = "prints the name of the running check")]
 #![expect(clippy::unwrap_used, reason = "a test, also outside its functions")]
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use torchobj_core::client::Client;
 use torchobj_core::conformance::SUITE;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::runtime::cleaned_up;
-use torchobj_core::store::{ObjectStore, Opened};
+use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};
 use torchobj_core::transfer::Policy;
 use torchobj_core::types::{
     Attributes, ByteRange, Capabilities, ChecksumAlgorithm, Condition, GetRequest, KeyRules, ListEntry, ListPage,
@@ -25,9 +25,9 @@ use torchobj_core::types::{
 };
 use torchobj_core::url::ObjectUrl;
 
-const MOST_PARTS: u32 = 3;
-const MOST_KEYS: usize = 7;
-const MOST_BYTES: usize = 4_000_000;
+const MAX_PARTS: u32 = 3;
+const MAX_KEYS: usize = 7;
+const MAX_BYTES: usize = 4_000_000;
 
 type Object = (Bytes, Version);
 
@@ -73,32 +73,32 @@ impl Dictionary {
         found.ok_or_else(|| self.error(ErrorKind::NotFound, operation, key, "no such object"))
     }
 
-    /// The bytes of one request.
+    /// Returns the bytes of a payload, within the limit of one request.
     fn body(&self, operation: Operation, key: &str, payload: &Payload) -> Result<Bytes> {
-        if payload.len() > MOST_BYTES {
+        if payload.len() > MAX_BYTES {
             return Err(self.refused(operation, key, "more bytes than one request may have"));
         }
         Ok(payload.pieces().concat().into())
     }
 
     fn check(&self, operation: Operation, key: &str, options: &PutOptions) -> Result<()> {
-        assert_eq!(options.checksum, None, "only checksums that the provider lists are given to it");
-        assert_eq!(options.condition, Condition::Always, "core refuses conditions that the provider does not keep");
+        assert_eq!(options.checksum, None, "core uses only checksums that the provider supports");
+        assert_eq!(options.condition, Condition::Always, "core refuses conditions that the provider does not support");
         match options.attributes == Attributes::default() {
             true => self.check_key(operation, key),
-            false => Err(self.error(ErrorKind::Unsupported, operation, key, "attributes are not kept")),
+            false => Err(self.error(ErrorKind::Unsupported, operation, key, "attributes are not supported")),
         }
     }
 }
 
-struct OpenedObject {
+struct OddGetResult {
     object: Object,
     range: Range<u64>,
     taken: usize,
 }
 
 #[async_trait]
-impl Opened for OpenedObject {
+impl GetResult for OddGetResult {
     fn size(&self) -> u64 {
         self.object.0.len() as u64
     }
@@ -109,6 +109,14 @@ impl Opened for OpenedObject {
 
     fn range(&self) -> Range<u64> {
         self.range.clone()
+    }
+
+    fn attributes(&self) -> Attributes {
+        Attributes::default()
+    }
+
+    fn checksum(&self) -> Option<ObjectChecksum> {
+        None
     }
 
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
@@ -131,22 +139,22 @@ impl ObjectStore for Dictionary {
             put_if_matches: false,
             attributes: false,
             min_part_bytes: 1,
-            max_parts: MOST_PARTS,
-            max_put_bytes: MOST_BYTES as u64,
-            max_delete_keys: MOST_KEYS,
+            max_parts: MAX_PARTS,
+            max_put_bytes: MAX_BYTES as u64,
+            max_delete_keys: MAX_KEYS,
             checksums: &[ChecksumAlgorithm::Md5],
             ordered_listing: true,
         }
     }
 
-    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         let object = self.find(Operation::Get, request.key)?;
         if request.version.is_some_and(|version| *version != object.1) {
             return Err(self.error(ErrorKind::Changed, Operation::Get, request.key, "another version"));
         }
         let range = ByteRange::resolve(request.range.as_ref(), object.0.len() as u64);
-        let behind = || self.error(ErrorKind::Range, Operation::Get, request.key, "the range begins behind the end");
-        Ok(Box::new(OpenedObject { range: range.ok_or_else(behind)?, object, taken: 0 }))
+        let error = || self.error(ErrorKind::Range, Operation::Get, request.key, "the range begins after the end");
+        Ok(Box::new(OddGetResult { range: range.ok_or_else(error)?, object, taken: 0 }))
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {
@@ -158,17 +166,17 @@ impl ObjectStore for Dictionary {
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         let mut page = ListPage::default();
         let after = request.continuation.or(request.start_after).unwrap_or_default();
-        let most = request.max_entries.unwrap_or(5).min(5) as usize;
+        let max_entries = request.max_entries.unwrap_or(5).min(5) as usize;
         for (key, (body, version)) in &self.state().objects {
             let Some(rest) = key.strip_prefix(request.prefix).filter(|_| key.as_str() > after) else { continue };
             let end = request.delimiter.and_then(|delimiter| Some(rest.find(delimiter)? + delimiter.len()));
             let folded = end.map(|end| format!("{}{}", request.prefix, &rest[..end]));
-            // A prefix of the page before ends with its last key.
+            // The continuation is the last key or prefix of the previous page.
             let known = page.prefixes.last().or(request.continuation.map(str::to_owned).as_ref()).cloned();
             if folded.is_some() && folded.as_ref().zip(known).is_some_and(|(folded, known)| known.starts_with(folded)) {
                 continue;
             }
-            if page.entries.len() + page.prefixes.len() == most {
+            if page.entries.len() + page.prefixes.len() == max_entries {
                 let last = page.entries.last().map(|entry| &entry.key).max(page.prefixes.last());
                 page.continuation = last.cloned();
                 break;
@@ -204,7 +212,7 @@ impl ObjectStore for Dictionary {
     }
 
     async fn put_part(&self, upload: &Upload, number: u32, _offset: u64, payload: &Payload) -> Result<PartReceipt> {
-        if number > MOST_PARTS {
+        if number > MAX_PARTS {
             return Err(self.refused(Operation::PutPart, &upload.key, "more parts than an upload may have"));
         }
         let body = self.body(Operation::PutPart, &upload.key, payload)?;
@@ -259,7 +267,7 @@ impl ObjectStore for Dictionary {
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
-        if keys.len() > MOST_KEYS {
+        if keys.len() > MAX_KEYS {
             return Err(self.refused(Operation::Delete, &keys[0], "more keys than one request may have"));
         }
         let mut state = self.state();
@@ -286,15 +294,15 @@ async fn a_provider_with_odd_limits_passes_the_suite() {
 }
 
 #[tokio::test]
-async fn parts_are_as_large_as_the_provider_allows_where_the_setting_is_larger() {
+async fn a_larger_part_size_is_reduced_to_the_limit_of_the_provider() {
     let client = client(8 << 20);
-    let body = Bytes::from(vec![7; 3 * MOST_BYTES]);
+    let body = Bytes::from(vec![7; 3 * MAX_BYTES]);
     client.put("k", body.clone().into(), &PutOptions::default()).await.unwrap();
     assert_eq!(client.head("k").await.unwrap().size, body.len() as u64);
-    let larger = Bytes::from(vec![7; 3 * MOST_BYTES + 1]);
+    let larger = Bytes::from(vec![7; 3 * MAX_BYTES + 1]);
     let error = client.put("larger", larger.into(), &PutOptions::default()).await.unwrap_err();
     assert!(error.to_string().contains("more than 3 parts"), "{error}");
-    // The abort runs in the background; its own limit ends the wait.
+    // The abort runs in the background.
     tokio::task::spawn_blocking(|| cleaned_up(Duration::from_secs(20))).await.unwrap();
     assert!(client.uploads("").await.unwrap().is_empty());
 }

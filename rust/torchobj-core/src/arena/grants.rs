@@ -1,228 +1,163 @@
-//! Segments that left the owner's process: granted to workers, taken back, and taken over by the trainer. Allocates
-//! nothing but copies.
+//! Segments that left the owner's process, by id: granted to workers, or on their way to the trainer.
 
-use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::layout::{Answer, DATA, Header, SEGMENTS};
-use super::owner::{Arena, Books};
-use super::segment::Segment;
-use super::space::Extent;
-use super::words::{self, Place};
-use crate::buffer::Buffer;
-use crate::fork;
+use super::layout::SEGMENTS;
+use super::space::{Extent, Space};
+use super::sync::{self, GrantState};
 
-/// How long a trainer has to take what a worker offered to it before it died.
-const ORPHANED: Duration = Duration::from_secs(30);
-/// The same once no loader reads any more.
-const SETTLED: Duration = Duration::from_secs(1);
-
-/// The segments that are with workers, and on their way from them, by id.
+/// The segments that were granted to workers and neither freed nor adopted.
 #[derive(Debug, Default)]
 pub(super) struct Grants {
-    all: Vec<Granted>,
-    /// Ids that are in use.
-    out: Vec<u32>,
-    /// Unused ids.
-    free: Vec<u32>,
+    entries: Vec<Grant>,
+    used_ids: Vec<u32>,
+    free_ids: Vec<u32>,
     pub(super) transferred: u64,
     pub(super) copied: u64,
 }
 
 /// A segment that left this process.
 #[derive(Debug)]
-struct Granted {
+struct Grant {
     extent: Option<Extent>,
     len: u64,
     generation: u32,
-    lane: u32,
-    /// Where its id stands among those in use.
+    slot: u32,
+    /// Index of its id in `used_ids`.
     position: usize,
-    /// Since when it is on its way from a worker that died.
-    orphaned: Option<Instant>,
-    /// The trainer copies it at the moment: it must not be freed.
+    /// When the exit of its worker was detected, if the segment was offered.
+    orphaned_at: Option<Instant>,
+    /// The trainer copies it: it must not be freed.
     copying: bool,
 }
 
-/// What the trainer does with a segment that it was offered.
-enum Taking {
-    /// It is the trainer's.
-    Over(Extent, u64),
-    /// Its worker still has it.
+/// How the trainer adopts a segment.
+pub(super) enum Adoption {
+    /// The trainer holds the segment now.
+    Transfer(Extent, u64),
+    /// The worker still maps the segment; the trainer copies it.
     Copy(Extent, u64),
 }
 
 impl Grants {
-    /// Bytes of the arena that they take.
+    /// Bytes of the arena that the granted segments take.
     pub(super) fn capacity(&self) -> u64 {
-        self.out.iter().map(|id| self.all[*id as usize].extent.map_or(0, |extent| extent.capacity)).sum()
+        self.used_ids.iter().map(|id| self.entries[*id as usize].extent.map_or(0, |extent| extent.capacity)).sum()
     }
 
-    /// An id for a segment of `lane`, and its generation; `None` when all are in use.
-    fn add(&mut self, lane: u32, extent: Extent, len: u64) -> Option<(u32, u32)> {
-        let position = self.out.len();
-        let granted = |generation| Granted {
+    /// Adds a segment of the worker of `slot`. Returns its id and generation; `None` when all ids are in use.
+    pub(super) fn add(&mut self, slot: u32, extent: Extent, len: u64) -> Option<(u32, u32)> {
+        let position = self.used_ids.len();
+        let grant = |generation| Grant {
             extent: Some(extent),
             len,
             generation,
-            lane,
+            slot,
             position,
-            orphaned: None,
+            orphaned_at: None,
             copying: false,
         };
-        let id = match self.free.pop() {
+        let id = match self.free_ids.pop() {
             Some(id) => {
-                let generation = words::next_generation(self.all[id as usize].generation);
-                self.all[id as usize] = granted(generation);
+                let generation = sync::next_generation(self.entries[id as usize].generation);
+                self.entries[id as usize] = grant(generation);
                 id
             }
-            None if self.all.len() < SEGMENTS as usize => {
-                self.all.push(granted(words::next_generation(0)));
-                u32::try_from(self.all.len() - 1).expect("less than a million")
+            None if self.entries.len() < SEGMENTS as usize => {
+                self.entries.push(grant(sync::next_generation(0)));
+                u32::try_from(self.entries.len() - 1).expect("less than a million")
             }
             None => return None,
         };
-        self.out.push(id);
-        Some((id, self.all[id as usize].generation))
+        self.used_ids.push(id);
+        Some((id, self.entries[id as usize].generation))
     }
 
-    /// Begins to take a segment; `None` when it was not offered, or was taken before.
-    fn take(&mut self, id: u32, generation: u32, place: Option<Place>) -> Option<Taking> {
-        let granted = self.all.get_mut(id as usize).filter(|granted| granted.generation == generation)?;
-        if granted.copying {
+    /// Starts the adoption of a segment; `None` if it was not offered, or was adopted before.
+    pub(super) fn adopt(&mut self, id: u32, generation: u32, state: Option<GrantState>) -> Option<Adoption> {
+        let grant = self.entries.get_mut(id as usize).filter(|grant| grant.generation == generation)?;
+        if grant.copying {
             return None;
         }
-        match place? {
-            Place::Claimed | Place::Released => None,
-            Place::Offered if granted.orphaned.is_none() => {
-                granted.copying = true;
-                Some(Taking::Copy(granted.extent?, granted.len))
+        match state? {
+            GrantState::Claimed | GrantState::Returned => None,
+            GrantState::Offered if grant.orphaned_at.is_none() => {
+                grant.copying = true;
+                Some(Adoption::Copy(grant.extent?, grant.len))
             }
-            // The worker dropped it, or it died.
-            Place::Offered | Place::Transferred => {
+            // The worker dropped it, or has exited.
+            GrantState::Offered | GrantState::Transferred => {
                 let (extent, len) = self.remove(id)?;
                 self.transferred += 1;
-                Some(Taking::Over(extent, len))
+                Some(Adoption::Transfer(extent, len))
             }
         }
     }
 
-    /// Ends the copying of a segment; `made` tells whether it succeeded. Returns the segment itself where its worker has
-    /// died or, which `decline` tells, dropped it meanwhile; the copy is not needed then.
-    fn copied(&mut self, id: u32, made: bool, decline: impl FnOnce() -> bool) -> Option<(Extent, u64)> {
-        let granted = &mut self.all[id as usize];
-        granted.copying = false;
-        if granted.orphaned.is_none() && decline() {
-            self.copied += u64::from(made);
+    /// Ends the copy of a segment, which `succeeded` or not. If its worker has exited or, as `decline` reports, dropped
+    /// the segment meanwhile, returns the segment itself: the copy is not needed then.
+    pub(super) fn finish_copy(
+        &mut self,
+        id: u32,
+        succeeded: bool,
+        decline: impl FnOnce() -> bool,
+    ) -> Option<(Extent, u64)> {
+        let grant = &mut self.entries[id as usize];
+        grant.copying = false;
+        if grant.orphaned_at.is_none() && decline() {
+            self.copied += u64::from(succeeded);
             return None;
         }
         self.transferred += 1;
         self.remove(id)
     }
 
-    /// Takes a segment out: what it was, unless it is gone already.
     fn remove(&mut self, id: u32) -> Option<(Extent, u64)> {
-        let granted = &mut self.all[id as usize];
-        let (extent, len, position) = (granted.extent.take()?, granted.len, granted.position);
-        self.out.swap_remove(position);
-        if let Some(moved) = self.out.get(position) {
-            self.all[*moved as usize].position = position;
+        let grant = &mut self.entries[id as usize];
+        let (extent, len, position) = (grant.extent.take()?, grant.len, grant.position);
+        self.used_ids.swap_remove(position);
+        if let Some(moved) = self.used_ids.get(position) {
+            self.entries[*moved as usize].position = position;
         }
-        self.free.push(id);
+        self.free_ids.push(id);
         Some((extent, len))
     }
-}
 
-impl Arena {
-    /// Moves a segment to the worker of `lane`.
-    ///
-    /// # Errors
-    /// The segment, when there are a million already.
-    pub(super) fn grant(&self, lane: u32, mut segment: Segment) -> Result<Answer, Segment> {
-        let _inside = fork::enter();
-        let mut books = self.books();
-        let len = segment.len;
-        let extent = segment.extent.expect("it is there until it is granted or dropped");
-        let Some((id, generation)) = books.grants.add(lane, extent, len) else { return Err(segment) };
-        segment.extent = None;
-        words::grant(Header(self.map()).state(id), generation);
-        Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
-    }
-
-    /// The bytes of a segment that a worker offered to the trainer: the segment itself once the worker has dropped it, a
-    /// copy as long as it has not. `None` when it was not offered, or was taken before.
-    ///
-    /// # Errors
-    /// The arena is full, and the system has no more memory for a copy.
-    pub fn adopt(self: &Arc<Self>, id: u32, generation: u32) -> io::Result<Option<Buffer>> {
-        if id >= SEGMENTS {
-            return Ok(None);
-        }
-        let word = Header(self.map()).state(id);
-        let taking = {
-            let _inside = fork::enter();
-            let grants = &mut self.books().grants;
-            grants.take(id, generation, words::place(word, generation))
-        };
-        match taking {
-            None => Ok(None),
-            Some(Taking::Over(extent, len)) => Ok(Some(Segment::new(self.clone(), extent, len).buffer())),
-            Some(Taking::Copy(extent, len)) => {
-                // Not under the lock: it may be large. `copying` keeps the extent from being freed.
-                let copy = Segment::copied(self, extent, len);
-                let over = {
-                    let _inside = fork::enter();
-                    self.books().grants.copied(id, copy.is_ok(), || words::decline(word, generation))
-                };
-                match over {
-                    Some((extent, len)) => Ok(Some(Segment::new(self.clone(), extent, len).buffer())),
-                    None => copy.map(Some),
-                }
-            }
-        }
-    }
-
-    /// Frees what workers have released, and what those of `dead` lanes had. What these had offered is kept for a while:
-    /// the trainer may take it yet. Returns how many bytes were freed.
-    pub(super) fn sweep(&self, dead: &[u32]) -> u64 {
-        self.sweep_with(dead, ORPHANED)
-    }
-
-    /// Frees what workers that died had offered to a trainer. To be called when no loader reads any more.
-    pub fn collect(&self) -> u64 {
-        self.sweep_with(&[], SETTLED)
-    }
-
-    fn sweep_with(&self, dead: &[u32], patience: Duration) -> u64 {
-        let _inside = fork::enter();
-        let mut books = self.books();
-        let Books { space, grants: Grants { all, out, free, .. }, .. } = &mut *books;
+    /// Frees in `space` what workers returned, and the segments of the workers of the `exited` slots. What an exited
+    /// worker had offered is freed after `orphan_timeout` only. `state` returns the state of a segment, by id and
+    /// generation. Returns the number of bytes freed.
+    pub(super) fn reclaim(
+        &mut self,
+        exited: &[u32],
+        orphan_timeout: Duration,
+        space: &mut Space,
+        state: impl Fn(u32, u32) -> Option<GrantState>,
+    ) -> u64 {
+        let Self { entries, used_ids, free_ids, .. } = self;
         let mut freed = 0;
-        out.retain(|id| {
-            let segment = &mut all[*id as usize];
-            let dead = dead.contains(&segment.lane);
-            let gone = match words::place(Header(self.map()).state(*id), segment.generation) {
-                Some(Place::Released) => true,
-                Some(Place::Offered | Place::Transferred) => {
-                    if dead && segment.orphaned.is_none() {
-                        segment.orphaned = Some(Instant::now());
+        used_ids.retain(|id| {
+            let grant = &mut entries[*id as usize];
+            let exited = exited.contains(&grant.slot);
+            let unused = match state(*id, grant.generation) {
+                Some(GrantState::Returned) => true,
+                Some(GrantState::Offered | GrantState::Transferred) => {
+                    if exited && grant.orphaned_at.is_none() {
+                        grant.orphaned_at = Some(Instant::now());
                     }
-                    !segment.copying && segment.orphaned.is_some_and(|since| since.elapsed() >= patience)
+                    !grant.copying && grant.orphaned_at.is_some_and(|since| since.elapsed() >= orphan_timeout)
                 }
-                Some(Place::Claimed) | None => dead,
+                Some(GrantState::Claimed) | None => exited,
             };
-            if let Some(extent) = segment.extent.take_if(|_| gone) {
-                free.push(*id);
-                space.give(extent);
+            if let Some(extent) = grant.extent.take_if(|_| unused) {
+                free_ids.push(*id);
+                space.free(extent);
                 freed += extent.capacity;
             }
-            !gone
+            !unused
         });
         if freed > 0 {
-            out.iter().enumerate().for_each(|(position, id)| all[*id as usize].position = position);
+            used_ids.iter().enumerate().for_each(|(position, id)| entries[*id as usize].position = position);
         }
-        self.cool(&mut books);
         freed
     }
 }

@@ -1,9 +1,9 @@
-//! Where things lie in the file of an arena. Touches no segment; what is done with its words is in `words`.
+//! Layout of the arena's file. Touches no segment; `sync` defines the protocols on its words.
 //!
 //! ```text
 //! header   one page: owner, budget, flags
-//! states   one word a granted segment: which of those that had it, and where it is
-//! lanes    one a worker: its request, and the answers
+//! states   one word per granted segment: generation and state
+//! slots    one per worker: its request and the answers
 //! data     segments
 //! ```
 
@@ -11,30 +11,30 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::map::Map;
 
-/// What the file of an arena begins with; the last byte is the version of this layout.
+/// First bytes of the file; the last byte is the version of this layout.
 pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x01");
 
-/// How many segments can be with workers and in transit at a time.
+/// Maximum number of segments that are granted to workers or on their way to the trainer.
 pub(super) const SEGMENTS: u32 = 1 << 20;
-/// How many workers can be attached at a time.
-pub(super) const LANES: u32 = 256;
-/// How many objects one request names at most, wanted and announced; what is more takes several.
-pub(super) const MOST_OBJECTS: usize = 4096;
-/// How many bytes of names one request has at most.
-pub(super) const MOST_NAME_BYTES: usize = 8 * MOST_OBJECTS;
+/// Maximum number of attached workers.
+pub(super) const SLOTS: u32 = 256;
+/// Maximum number of objects in one request, demanded and announced; a longer list takes several requests.
+pub(super) const MAX_OBJECTS: usize = 4096;
+/// Maximum length of all names in one request.
+pub(super) const MAX_NAME_BYTES: usize = 8 * MAX_OBJECTS;
 
 const STATES: u64 = 4096;
-const LANES_START: u64 = STATES + 4 * SEGMENTS as u64;
-const LANE_BYTES: u64 = 34 * 4096;
+const SLOTS_START: u64 = STATES + 4 * SEGMENTS as u64;
+const SLOT_BYTES: u64 = 34 * 4096;
 const REQUEST: u64 = 64;
-const ANSWERS: u64 = REQUEST + 8 * MOST_OBJECTS as u64;
-/// Where segments begin.
+const ANSWERS: u64 = REQUEST + 8 * MAX_OBJECTS as u64;
+/// Offset of the first segment.
 pub(super) const DATA: u64 = 40 << 20;
 
-const _: () = assert!(ANSWERS + 24 * MOST_OBJECTS as u64 <= LANE_BYTES);
-const _: () = assert!(LANES_START + LANES as u64 * LANE_BYTES <= DATA);
+const _: () = assert!(ANSWERS + 24 * MAX_OBJECTS as u64 <= SLOT_BYTES);
+const _: () = assert!(SLOTS_START + SLOTS as u64 * SLOT_BYTES <= DATA);
 
-/// The header.
+/// The header of the file.
 #[derive(Clone, Copy)]
 pub(super) struct Header<'a>(pub(super) &'a Map);
 
@@ -46,95 +46,95 @@ impl<'a> Header<'a> {
     pub(super) fn owner(self) -> &'a AtomicU32 {
         self.0.word(8)
     }
-    /// One behind the last lane that was ever taken.
-    pub(super) fn lanes(self) -> &'a AtomicU32 {
+    /// Index of the last slot that was ever used, plus one.
+    pub(super) fn slots(self) -> &'a AtomicU32 {
         self.0.word(12)
     }
-    /// Not 0 while the owner waits for memory: whoever releases some, rings.
-    pub(super) fn starving(self) -> &'a AtomicU32 {
+    /// Nonzero while the owner waits for memory: a process that drops a segment notifies the owner.
+    pub(super) fn memory_needed(self) -> &'a AtomicU32 {
         self.0.word(16)
     }
-    /// Not 0 once the owner answers nobody any more, though it may live.
+    /// Nonzero once the owner answers no further requests, though its process may live.
     pub(super) fn closed(self) -> &'a AtomicU32 {
         self.0.word(20)
     }
-    /// What segments may take, in bytes.
+    /// Limit of the bytes of all segments.
     pub(super) fn budget(self) -> &'a AtomicU64 {
         self.0.long(24)
     }
-    /// The word of granted segment `id`.
+    /// State word of granted segment `id`.
     pub(super) fn state(self, id: u32) -> &'a AtomicU32 {
         assert!(id < SEGMENTS);
         self.0.word(STATES + 4 * u64::from(id))
     }
-    pub(super) fn lane(self, index: u32) -> Lane<'a> {
-        assert!(index < LANES);
-        Lane { map: self.0, base: LANES_START + u64::from(index) * LANE_BYTES }
+    pub(super) fn slot(self, index: u32) -> WorkerSlot<'a> {
+        assert!(index < SLOTS);
+        WorkerSlot { map: self.0, base: SLOTS_START + u64::from(index) * SLOT_BYTES }
     }
 }
 
-/// A lane. A request and its answers are published by `asked` and `answered`: what else lies in a lane is written
-/// before its number is stored with `Release`, and read after that was loaded with `Acquire`.
+/// The slot of a worker. The sequence numbers `requested` and `answered` publish a request and its answers: the other
+/// words are written before the number is stored with `Release`, and read after it is loaded with `Acquire`.
 #[derive(Clone, Copy)]
-pub(super) struct Lane<'a> {
+pub(super) struct WorkerSlot<'a> {
     map: &'a Map,
     base: u64,
 }
 
-impl<'a> Lane<'a> {
-    /// Process id of the worker; 0 while nobody's.
+impl<'a> WorkerSlot<'a> {
+    /// Process id of the worker; 0 while the slot is free.
     pub(super) fn worker(self) -> &'a AtomicU32 {
         self.map.word(self.base)
     }
     /// Number of the last request.
-    pub(super) fn asked(self) -> &'a AtomicU32 {
+    pub(super) fn requested(self) -> &'a AtomicU32 {
         self.map.word(self.base + 4)
     }
-    /// Number of the last request that was answered. Workers sleep on it.
+    /// Number of the last answered request. The worker waits on it as a futex.
     pub(super) fn answered(self) -> &'a AtomicU32 {
         self.map.word(self.base + 8)
     }
-    /// How many objects the request wants.
+    /// Number of demanded objects.
     pub(super) fn count(self) -> &'a AtomicU32 {
         self.map.word(self.base + 12)
     }
-    /// What they are objects of.
+    /// Number of the source that the objects belong to.
     pub(super) fn source(self) -> &'a AtomicU64 {
         self.map.long(self.base + 16)
     }
-    /// How many objects it announces: they stand behind those that it wants.
-    pub(super) fn ahead(self) -> &'a AtomicU32 {
+    /// Number of announced objects; they follow the demanded ones.
+    pub(super) fn announced(self) -> &'a AtomicU32 {
         self.map.word(self.base + 24)
     }
-    /// For which iterator of the worker it announces them.
+    /// Iterator of the worker that announced them.
     pub(super) fn iterator(self) -> &'a AtomicU32 {
         self.map.word(self.base + 28)
     }
-    /// Which iterator of the worker has ended; 0 for none.
+    /// Iterator of the worker that ended; 0 for none.
     pub(super) fn ended(self) -> &'a AtomicU32 {
         self.map.word(self.base + 32)
     }
-    /// How many bytes of names stand in place of numbers; 0 for numbers.
+    /// Length of the names, which replace numbers; 0 for numbers.
     pub(super) fn name_bytes(self) -> &'a AtomicU32 {
         self.map.word(self.base + 56)
     }
     /// Object `position` of the request.
     pub(super) fn object(self, position: usize) -> &'a AtomicU64 {
-        assert!(position < MOST_OBJECTS);
+        assert!(position < MAX_OBJECTS);
         self.map.long(self.base + REQUEST + 8 * position as u64)
     }
     /// Word `part` of answer `position`.
     pub(super) fn answer(self, position: usize, part: u64) -> &'a AtomicU64 {
-        assert!(position < MOST_OBJECTS && part < 3);
+        assert!(position < MAX_OBJECTS && part < 3);
         self.map.long(self.base + ANSWERS + 24 * position as u64 + 8 * part)
     }
 }
 
-/// The answer of who cannot answer.
+/// Written for each object before the handler runs; remains where the handler gives no answer.
 pub(super) const REFUSED: Answer = Answer { id: SEGMENTS, generation: 0, offset: 0, len: 0, failed: true };
 
-impl Lane<'_> {
-    /// Writes names, which are not more than `MOST_NAME_BYTES`, in place of numbers.
+impl WorkerSlot<'_> {
+    /// Writes names, of at most `MAX_NAME_BYTES` bytes, instead of numbers.
     pub(super) fn write_names(self, bytes: &[u8]) {
         use std::sync::atomic::Ordering::Relaxed;
         for (position, part) in bytes.chunks(8).enumerate() {
@@ -142,13 +142,13 @@ impl Lane<'_> {
             word[..part.len()].copy_from_slice(part);
             self.object(position).store(u64::from_le_bytes(word), Relaxed);
         }
-        self.name_bytes().store(u32::try_from(bytes.len()).expect("at most MOST_NAME_BYTES"), Relaxed);
+        self.name_bytes().store(u32::try_from(bytes.len()).expect("at most MAX_NAME_BYTES"), Relaxed);
     }
 
-    /// The bytes of the names, as many as it says and there can be.
+    /// The bytes of the names. The length is limited to `MAX_NAME_BYTES`, even if the worker wrote a larger one.
     pub(super) fn read_names(self) -> Vec<u8> {
         use std::sync::atomic::Ordering::Relaxed;
-        let count = (self.name_bytes().load(Relaxed) as usize).min(MOST_NAME_BYTES);
+        let count = (self.name_bytes().load(Relaxed) as usize).min(MAX_NAME_BYTES);
         let mut bytes = Vec::with_capacity(count.next_multiple_of(8));
         for position in 0..count.div_ceil(8) {
             bytes.extend_from_slice(&self.object(position).load(Relaxed).to_le_bytes());
@@ -158,22 +158,22 @@ impl Lane<'_> {
     }
 }
 
-/// One answer.
+/// The answer for one object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// The granted segment, and which of those that had this id.
+    /// Id of the granted segment; `generation` distinguishes the segments that had this id.
     pub id: u32,
     pub generation: u32,
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
     pub len: u64,
-    /// Whether the bytes are those of an error.
+    /// Whether the bytes are a serialized error.
     pub failed: bool,
 }
 
 const FAILED: u64 = 1 << 63;
 
-impl Lane<'_> {
+impl WorkerSlot<'_> {
     pub(super) fn write_answer(self, position: usize, answer: Answer) {
         use std::sync::atomic::Ordering::Relaxed;
         let Answer { id, generation, offset, len, failed } = answer;

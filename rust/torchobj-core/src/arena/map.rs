@@ -1,5 +1,5 @@
-//! The file of an arena, in memory: made, mapped, and punched. Knows nothing of what lies where.
-#![expect(unsafe_code, reason = "maps a file and points into it; each use says which invariant it keeps")]
+//! Creates, maps and punches the file of an arena. `layout` defines its content.
+#![expect(unsafe_code, reason = "maps a file and points into it; each use states its invariant")]
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use rustix::fs::{
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// A file without a name, mapped whole. Its length never changes: that is sealed.
+/// A `memfd`, mapped whole. Its length is sealed.
 #[derive(Debug)]
 pub(super) struct Map {
     file: OwnedFd,
@@ -20,14 +20,14 @@ pub(super) struct Map {
     len: usize,
 }
 
-// SAFETY: the mapping is shared memory at a fixed address; what lies in it is reached by atomics, or by `copy_in` and
-// `copy_out` and `Memory`, whose callers say who else has access.
+// SAFETY: the mapping is shared memory at a fixed address. All access is by atomics or through `Memory`, whose callers
+// guarantee exclusive access to their range.
 unsafe impl Send for Map {}
 // SAFETY: as above.
 unsafe impl Sync for Map {}
 
 impl Map {
-    /// A new file without a name and without bytes.
+    /// Creates an empty `memfd`.
     ///
     /// # Errors
     /// The system refuses it.
@@ -35,10 +35,10 @@ impl Map {
         Ok(memfd_create("torchobj-arena", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?)
     }
 
-    /// A new file, made `len` bytes long, none of which has a page.
+    /// Extends an empty file to `len` bytes, seals and maps it. It has no pages yet.
     ///
     /// # Errors
-    /// The system refuses so long a file, or so much of the address space. The file may be tried with another length.
+    /// The system refuses the length or the address space. The caller may retry with another length.
     pub(super) fn create(file: OwnedFd, len: u64) -> io::Result<Self> {
         ftruncate(&file, len)?;
         let map = Self::of(file)?;
@@ -46,14 +46,14 @@ impl Map {
         Ok(map)
     }
 
-    /// The file of another process.
+    /// Maps the file that another process created.
     ///
     /// # Errors
-    /// It is not sealed, or the system refuses so much of the address space.
+    /// The file is not sealed, or the system refuses the address space.
     pub(super) fn attach(file: OwnedFd) -> io::Result<Self> {
-        // One that can shrink would make reading it a fault.
+        // Access to a file that another process shrinks raises SIGBUS.
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no file of an arena"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is not an arena"));
         }
         Self::of(file)
     }
@@ -61,10 +61,10 @@ impl Map {
     fn of(file: OwnedFd) -> io::Result<Self> {
         let len = usize::try_from(fstat(&file)?.st_size).map_err(io::Error::other)?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no memory that exists.
+        // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing memory.
         let start =
             unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED | MapFlags::NORESERVE, &file, 0) }?;
-        // Advice only. SAFETY: the range is exactly the mapping made above.
+        // Advice only. SAFETY: the range is exactly the mapping created above.
         let _ = unsafe { madvise(start, len, Advice::LinuxDontDump) };
         Ok(Self { file, start: NonNull::new(start.cast()).expect("the kernel maps nothing at 0"), len })
     }
@@ -79,45 +79,46 @@ impl Map {
         self.len as u64
     }
 
-    /// Gives the pages of a range back; it reads as zeroes from then on.
+    /// Releases the pages of a range; it reads as zeroes afterwards.
     pub(super) fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
         Ok(fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len)?)
     }
 
-    /// Where `len` bytes at `offset` are.
+    /// Address of `len` bytes at `offset`.
     ///
     /// # Panics
-    /// When they lie outside.
+    /// The range exceeds the file.
     pub(super) fn at(&self, offset: u64, len: u64) -> NonNull<u8> {
         assert!(
             offset.checked_add(len).is_some_and(|end| end <= self.len()),
-            "{len} bytes at {offset} of {}",
+            "range of {len} bytes at {offset} exceeds the file of {} bytes",
             self.len
         );
-        // SAFETY: the offset lies within the mapping, as was just checked.
+        // SAFETY: the offset is within the mapping, as was just checked.
         unsafe { self.start.add(usize::try_from(offset).expect("it is mapped")) }
     }
 
-    /// The word at `offset`, a multiple of 4.
+    /// The 32-bit word at `offset`, a multiple of 4.
     pub(super) fn word(&self, offset: u64) -> &AtomicU32 {
-        let place = self.at(offset, 4).cast::<AtomicU32>();
-        assert!(place.is_aligned());
-        // SAFETY: within the mapping, aligned, and mapped for as long as `self`; all access to it is by atomics.
-        unsafe { place.as_ref() }
+        let word = self.at(offset, 4).cast::<AtomicU32>();
+        assert!(word.is_aligned());
+        // SAFETY: within the mapping, aligned, and mapped as long as `self` lives; all access to it is atomic.
+        unsafe { word.as_ref() }
     }
 
-    /// The double word at `offset`, a multiple of 8.
+    /// The 64-bit word at `offset`, a multiple of 8.
     pub(super) fn long(&self, offset: u64) -> &AtomicU64 {
-        let place = self.at(offset, 8).cast::<AtomicU64>();
-        assert!(place.is_aligned());
+        let word = self.at(offset, 8).cast::<AtomicU64>();
+        assert!(word.is_aligned());
         // SAFETY: as in `word`.
-        unsafe { place.as_ref() }
+        unsafe { word.as_ref() }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: `attach` made exactly this mapping; whatever points into it keeps the `Map`. It cannot fail.
+        // SAFETY: `of` created exactly this mapping, and everything that points into it keeps the `Map`. The call
+        // cannot fail.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -1,30 +1,34 @@
-//! Memory that a rank's process and its DataLoader workers share: bodies land in it once, and are read where they lie.
+//! Shared memory between a rank's process and its DataLoader workers. The owner reads objects into it; workers and the
+//! trainer map the same pages, so no bytes are copied.
 //!
-//! * **Who.** The *owner* is the process that reads from the store: it alone allocates and frees. A *worker* is a process
-//!   that the owner started; it asks for objects, gets segments, and says when it is done with them. The *trainer* is the
-//!   owner again, when a worker transfers a segment to it.
-//! * **What.** One file without a name (`memfd`), sealed, mapped whole by each: much larger than the budget, and sparse.
-//!   It is gone when the last process that has it is gone; nothing is left in `/dev/shm`, whose size does not matter.
-//! * **The life of a segment.** *Filling*: a read of the owner's writes to it. *Landed*: written, and nobody else's yet.
-//!   *Claimed*: granted to one worker. *Offered*: the worker pickled it for the trainer, and still has it. *Transferred*:
-//!   the worker has dropped it since. *Held*: the trainer's. *Free*. At each moment it has one owner, who may write to it;
-//!   while it is *offered* both processes read it and neither writes. A word in the file tells these states apart.
-//! * **Transfer.** A worker drops an offered segment when its Python object is deallocated: only then can nothing in the
-//!   worker reach the memory, whatever library kept a pointer to it. A trainer that gets the offer earlier copies the
-//!   bytes and declines, and the segment stays the worker's.
-//! * **When it is free again.** A segment in the owner's process: when the last view of it is gone. A claimed one: when
-//!   the worker dropped it, or died. A transferred one: when the trainer took and dropped it, or the worker died and the
-//!   trainer did not take it for a while.
-//! * **Asking.** A worker has a lane: it writes a request, rings the owner's bell (an eventfd), and sleeps on a futex
-//!   until all answers are there. A killed worker leaves nothing half-written that anybody reads: numbers publish. It is
-//!   one message a batch, which also names what this worker will want next, so that every decision is the owner's, who
-//!   keeps the only books; nothing is locked across processes. Objects are asked for by the owner's numbers, or by names
-//!   where a worker cannot know those.
-//! * **Fork.** A forked child inherits the mapping and the bell. It may attach as a worker; what it has copies of, the
-//!   parent's segments, it never frees.
-//! * **Memory.** Pages of what is free are used again while used and free ones together fit the budget; beyond it, and
-//!   when nothing is read for a while, they are punched out of the file.
+//! * **Actors.** The *owner* is the process that reads from the store. Only the owner allocates and frees segments. A
+//!   *worker* is a process that the owner started: it requests objects, receives segments and returns them. The
+//!   *trainer* runs in the owner's process and receives segments that workers offer to it.
+//! * **File.** An arena is one sealed `memfd`, mapped whole by each process. It is sparse and much larger than the
+//!   budget. The kernel deletes it when the last process that maps it exits; nothing remains in `/dev/shm`, and the
+//!   size of `/dev/shm` does not matter.
+//! * **Life of a segment.** *Free* → *filling*: a read of the owner writes to it → *ready*: written, not granted yet →
+//!   *claimed*: granted to one worker → *offered*: the worker pickled it for the trainer and still maps it →
+//!   *transferred*: the worker has dropped it since → *held*: by the trainer → *free*. Each segment has one holder at a
+//!   time, and only the holder writes to it. While a segment is *offered*, both processes read it and neither writes.
+//!   The states after *ready* are stored in one word of the file per segment (`sync`).
+//! * **Transfer.** A worker drops an offered segment when its Python object is deallocated: from then on nothing in the
+//!   worker can reach the memory, even if a library kept a pointer to it. A trainer that receives the offer earlier
+//!   copies the bytes and declines the offer; the worker keeps the segment.
+//! * **When memory is freed.** A segment of the owner: when its last view is dropped. A claimed segment: when the
+//!   worker drops it or exits. A transferred segment: when the trainer drops it, or, after the worker has exited, when
+//!   the trainer has not adopted it within a timeout.
+//! * **Requests.** A worker has a `WorkerSlot` in the file. It writes a request there, notifies the owner's eventfd,
+//!   and waits on a futex for the answers. Requests and answers are published by a release-store of a sequence number,
+//!   so a worker that is killed mid-write exposes nothing. A loader sends one message per batch, which also announces
+//!   the objects of later batches. The owner keeps all state and makes all decisions; no lock is shared between
+//!   processes. Objects are identified by numbers of the owner, or by names where a worker cannot know the numbers.
+//! * **Fork.** A forked child inherits the mapping and the eventfd and can attach as a worker. It never frees the
+//!   segments of its parent of which it inherited copies.
+//! * **Pages.** Pages of free segments stay resident, and are reused, while used and free bytes together fit the
+//!   budget. Beyond the budget, and when no read runs, the owner punches them out of the file.
 
+mod exchange;
 mod grants;
 mod layout;
 mod map;
@@ -34,7 +38,7 @@ mod segment;
 mod serve;
 mod size;
 mod space;
-mod words;
+mod sync;
 mod worker;
 
 #[cfg(test)]
@@ -43,7 +47,7 @@ mod models;
 mod tests;
 
 pub use owner::{Arena, Usage};
-pub use request::{Asked, Request};
+pub use request::{Request, RequestedObjects};
 pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
-pub use worker::{Ahead, Claim, Offer, Reply, Unanswered, Worker};
+pub use worker::{Announcement, Claim, Offer, Reply, Unanswered, Worker};

@@ -1,4 +1,4 @@
-//! Every interleaving of two processes, and every order in which one may see what the other wrote, of the steps in `words`.
+//! Checks every interleaving of two processes, and every allowed memory order, of the protocols in `sync` with loom.
 #![expect(unsafe_code, reason = "reads and writes cells that loom watches")]
 
 use loom::cell::UnsafeCell;
@@ -6,7 +6,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering, fence};
 use loom::thread;
 
-use super::words::{self, Place, Word};
+use super::sync::{self, GrantState, Word};
 
 impl Word for AtomicU32 {
     fn load(&self, order: Ordering) -> u32 {
@@ -15,7 +15,7 @@ impl Word for AtomicU32 {
     fn store(&self, value: u32, order: Ordering) {
         self.store(value, order);
     }
-    fn exchange(&self, from: u32, to: u32) -> bool {
+    fn compare_exchange(&self, from: u32, to: u32) -> bool {
         self.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
     fn fence() {
@@ -25,33 +25,33 @@ impl Word for AtomicU32 {
 
 fn write(bytes: &UnsafeCell<u32>, value: u32) {
     // SAFETY: loom fails the test when another thread has access.
-    bytes.with_mut(|place| unsafe { *place = value });
+    bytes.with_mut(|state| unsafe { *state = value });
 }
 
 fn read(bytes: &UnsafeCell<u32>) -> u32 {
     // SAFETY: as in `write`.
-    bytes.with(|place| unsafe { *place })
+    bytes.with(|state| unsafe { *state })
 }
 
-/// What two processes share of one segment. Who reads or writes its bytes while another may write is found out.
+/// The words and bytes of one segment that two processes share. loom detects racing access to the bytes.
 #[derive(Debug)]
 struct Shared {
     word: AtomicU32,
-    starving: AtomicU32,
-    bell: AtomicU32,
+    memory_needed: AtomicU32,
+    eventfd: AtomicU32,
     bytes: UnsafeCell<u32>,
 }
 
 impl Shared {
-    /// Granted to a worker, as the first that had its word.
+    /// A segment that was granted to a worker, as the first of its word.
     fn granted(bytes: u32) -> Arc<Self> {
         let shared = Self {
             word: AtomicU32::new(0),
-            starving: AtomicU32::new(0),
-            bell: AtomicU32::new(0),
+            memory_needed: AtomicU32::new(0),
+            eventfd: AtomicU32::new(0),
             bytes: UnsafeCell::new(bytes),
         };
-        words::grant(&shared.word, 1);
+        sync::grant(&shared.word, 1);
         Arc::new(shared)
     }
 
@@ -63,53 +63,53 @@ impl Shared {
         read(&self.bytes)
     }
 
-    fn place(&self) -> Option<Place> {
-        words::place(&self.word, 1)
+    fn state(&self) -> Option<GrantState> {
+        sync::grant_state(&self.word, 1)
     }
 }
 
 #[test]
-fn no_release_is_missed_by_an_owner_that_starves() {
+fn a_waiting_owner_misses_no_dropped_segment() {
     loom::model(|| {
         let shared = Shared::granted(1);
         let worker = shared.clone();
         let worker = thread::spawn(move || {
-            if words::release(&worker.word, 1, &worker.starving) {
-                words::publish(&worker.bell, 1);
+            if sync::drop_claim(&worker.word, 1, &worker.memory_needed) {
+                sync::publish(&worker.eventfd, 1);
             }
         });
-        // It looked before, and there was nothing.
-        let seen = words::starve(&shared.starving) && shared.place() == Some(Place::Released);
+        // The owner found no free memory before.
+        let seen = sync::set_memory_needed(&shared.memory_needed) && shared.state() == Some(GrantState::Returned);
         worker.join().unwrap();
-        assert!(seen || words::published(&shared.bell) == 1, "the owner sleeps, and there is memory");
+        assert!(seen || sync::published(&shared.eventfd) == 1, "the owner waits although memory is free");
     });
 }
 
 #[test]
-fn an_owner_that_starves_still_needs_not_look_again() {
+fn an_owner_that_still_waits_needs_no_second_check() {
     loom::model(|| {
         let shared = Shared::granted(1);
-        assert!(words::starve(&shared.starving));
-        assert!(!words::starve(&shared.starving));
+        assert!(sync::set_memory_needed(&shared.memory_needed));
+        assert!(!sync::set_memory_needed(&shared.memory_needed));
         let worker = shared.clone();
-        let worker = thread::spawn(move || words::release(&worker.word, 1, &worker.starving));
-        assert!(worker.join().unwrap(), "nobody rang");
+        let worker = thread::spawn(move || sync::drop_claim(&worker.word, 1, &worker.memory_needed));
+        assert!(worker.join().unwrap(), "the owner was not notified");
     });
 }
 
 #[test]
-fn what_was_offered_and_dropped_is_the_trainers_with_what_the_worker_wrote() {
+fn an_offered_and_dropped_segment_has_the_bytes_that_the_worker_wrote() {
     loom::model(|| {
         let shared = Shared::granted(1);
         let worker = shared.clone();
         let worker = thread::spawn(move || {
             worker.write(2);
-            assert!(words::offer(&worker.word, 1));
-            // What it still has it may read.
+            assert!(sync::offer(&worker.word, 1));
+            // The worker still maps the segment and may read it.
             assert_eq!(worker.read(), 2);
-            assert!(!words::release(&worker.word, 1, &worker.starving));
+            assert!(!sync::drop_claim(&worker.word, 1, &worker.memory_needed));
         });
-        if shared.place() == Some(Place::Transferred) {
+        if shared.state() == Some(GrantState::Transferred) {
             assert_eq!(shared.read(), 2);
             shared.write(3);
         }
@@ -118,48 +118,49 @@ fn what_was_offered_and_dropped_is_the_trainers_with_what_the_worker_wrote() {
 }
 
 #[test]
-fn what_is_copied_while_its_worker_has_it_is_one_processs_afterwards() {
+fn a_segment_copied_while_its_worker_maps_it_has_one_holder_afterwards() {
     loom::model(|| {
         let shared = Shared::granted(1);
         let worker = shared.clone();
         let worker = thread::spawn(move || {
             worker.write(2);
-            assert!(words::offer(&worker.word, 1));
+            assert!(sync::offer(&worker.word, 1));
             assert_eq!(worker.read(), 2);
-            words::release(&worker.word, 1, &worker.starving);
+            sync::drop_claim(&worker.word, 1, &worker.memory_needed);
         });
-        let offered = shared.place() == Some(Place::Offered);
+        let offered = shared.state() == Some(GrantState::Offered);
         if offered {
             assert_eq!(shared.read(), 2);
-            if !words::decline(&shared.word, 1) {
+            if !sync::decline(&shared.word, 1) {
                 // The worker dropped it meanwhile.
-                assert_eq!(shared.place(), Some(Place::Transferred));
+                assert_eq!(shared.state(), Some(GrantState::Transferred));
                 shared.write(3);
             }
         }
         worker.join().unwrap();
-        let places = if offered { &[Place::Transferred, Place::Released][..] } else { &[Place::Transferred] };
-        assert!(places.contains(&shared.place().unwrap()), "a segment that nobody has would never be freed");
+        let states =
+            if offered { &[GrantState::Transferred, GrantState::Returned][..] } else { &[GrantState::Transferred] };
+        assert!(states.contains(&shared.state().unwrap()), "a segment without a holder would never be freed");
         shared.write(4);
     });
 }
 
 #[test]
-fn what_is_released_goes_to_the_next_worker_and_the_last_one_touches_it_no_more() {
+fn a_returned_segment_is_granted_again_and_its_last_worker_cannot_change_it() {
     loom::model(|| {
         let shared = Shared::granted(1);
         let first = shared.clone();
         let first = thread::spawn(move || {
             first.write(2);
-            words::release(&first.word, 1, &first.starving);
-            // Dropped twice, or late.
-            assert!(!words::release(&first.word, 1, &first.starving));
-            assert!(!words::offer(&first.word, 1));
+            sync::drop_claim(&first.word, 1, &first.memory_needed);
+            // Dropped twice, or after the segment was freed.
+            assert!(!sync::drop_claim(&first.word, 1, &first.memory_needed));
+            assert!(!sync::offer(&first.word, 1));
         });
-        if shared.place() == Some(Place::Released) {
+        if shared.state() == Some(GrantState::Returned) {
             shared.write(3);
-            words::grant(&shared.word, 2);
-            assert_eq!(words::place(&shared.word, 1), None);
+            sync::grant(&shared.word, 2);
+            assert_eq!(sync::grant_state(&shared.word, 1), None);
             assert_eq!(shared.read(), 3);
         }
         first.join().unwrap();
@@ -167,41 +168,41 @@ fn what_is_released_goes_to_the_next_worker_and_the_last_one_touches_it_no_more(
 }
 
 #[test]
-fn a_segment_is_transferred_or_released_and_never_both() {
+fn a_segment_is_transferred_or_returned_and_never_both() {
     loom::model(|| {
         let shared = Shared::granted(1);
         let pickler = shared.clone();
-        let pickler = thread::spawn(move || words::offer(&pickler.word, 1));
-        words::release(&shared.word, 1, &shared.starving);
-        let place = if pickler.join().unwrap() { Place::Transferred } else { Place::Released };
-        assert_eq!(shared.place(), Some(place));
+        let pickler = thread::spawn(move || sync::offer(&pickler.word, 1));
+        sync::drop_claim(&shared.word, 1, &shared.memory_needed);
+        let state = if pickler.join().unwrap() { GrantState::Transferred } else { GrantState::Returned };
+        assert_eq!(shared.state(), Some(state));
     });
 }
 
 #[test]
-fn a_number_that_is_seen_comes_with_what_belongs_to_it() {
+fn a_published_number_makes_its_data_visible() {
     loom::model(|| {
-        let asked = Arc::new((AtomicU32::new(0), UnsafeCell::new(0), AtomicU32::new(0), UnsafeCell::new(0)));
-        let worker = asked.clone();
+        let request = Arc::new((AtomicU32::new(0), UnsafeCell::new(0), AtomicU32::new(0), UnsafeCell::new(0)));
+        let worker = request.clone();
         let worker = thread::spawn(move || {
             write(&worker.1, 7);
-            words::publish(&worker.0, 1);
-            (words::published(&worker.2) == 1).then(|| read(&worker.3))
+            sync::publish(&worker.0, 1);
+            (sync::published(&worker.2) == 1).then(|| read(&worker.3))
         });
-        if words::published(&asked.0) == 1 {
-            write(&asked.3, read(&asked.1) + 1);
-            words::publish(&asked.2, 1);
+        if sync::published(&request.0) == 1 {
+            write(&request.3, read(&request.1) + 1);
+            sync::publish(&request.2, 1);
         }
         assert!(matches!(worker.join().unwrap(), None | Some(8)));
     });
 }
 
 #[test]
-fn generations_fit_beside_a_place() {
+fn a_generation_and_a_state_fit_into_one_word() {
     let last = u32::MAX >> 2;
-    assert_eq!(words::next_generation(last), 0);
+    assert_eq!(sync::next_generation(last), 0);
     let word = std::sync::atomic::AtomicU32::new(0);
-    words::grant(&word, last);
-    assert_eq!(words::place(&word, last), Some(Place::Claimed));
-    assert_eq!(words::place(&word, 0), None);
+    sync::grant(&word, last);
+    assert_eq!(sync::grant_state(&word, last), Some(GrantState::Claimed));
+    assert_eq!(sync::grant_state(&word, 0), None);
 }

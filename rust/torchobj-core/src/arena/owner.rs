@@ -1,4 +1,4 @@
-//! The owner's side of an arena: the only one that allocates and frees.
+//! The owner's side of an arena: allocates and frees segments, and reads the requests of workers.
 
 use std::fmt;
 use std::io;
@@ -11,120 +11,120 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 
 use super::grants::Grants;
-use super::layout::{self, Answer, DATA, Header, LANES};
+use super::layout::{self, Answer, DATA, Header, SLOTS};
 use super::map::Map;
-use super::request::{Asked, Request, split_names};
-use super::segment::Segment;
+use super::request::{Request, RequestedObjects, split_names};
+use super::segment::{Allocator, Segment};
 use super::size::{self, Limits, Size};
 use super::space::{Extent, Space, capacity_of};
-use super::words;
+use super::sync;
 use crate::fork;
 
 /// An arena, in the process that owns it.
 pub struct Arena {
     map: Arc<Map>,
-    bell: OwnedFd,
+    eventfd: OwnedFd,
     owner: u32,
     budget: u64,
-    books: Mutex<Books>,
+    state: Mutex<State>,
 }
 
-pub(super) struct Books {
+pub(super) struct State {
     pub(super) space: Space,
     pub(super) grants: Grants,
     overdrawn: u64,
 }
 
-/// What an arena holds, in bytes.
+/// Memory use of an arena, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What segments may take.
+    /// Limit of `used`.
     pub budget: u64,
-    /// What they take.
+    /// Bytes of all segments.
     pub used: u64,
-    /// What workers hold of that, and what is on its way to the trainer.
+    /// Bytes of segments that were granted to workers and not returned; those on their way to the trainer included.
     pub granted: u64,
-    /// How often the budget was overdrawn.
+    /// Number of segments that were allocated beyond the budget.
     pub overdrawn: u64,
-    /// Segments that the trainer took over from workers.
+    /// Number of segments that the trainer adopted without a copy.
     pub transferred: u64,
-    /// Segments that it copied, since the worker still had them.
+    /// Number of segments that the trainer copied, because their worker still mapped them.
     pub copied: u64,
 }
 
 impl Arena {
-    /// A new arena whose segments take `budget` bytes, and more only when somebody waits. The budget is smaller where the
-    /// limits of the process leave less; that is logged.
+    /// Creates an arena whose segments take `budget` bytes; a demanded object may exceed it. Logs a warning and uses a
+    /// smaller budget where the limits of the process require it.
     ///
     /// # Errors
-    /// The system refuses a file in memory, or its address space. The message says what to do about it.
+    /// The system refuses the `memfd` or the address space. The message names the limit to raise.
     pub fn create(budget: u64) -> io::Result<Arc<Self>> {
         Self::create_within(budget, Limits::of_process())
     }
 
-    pub(super) fn create_within(wanted: u64, limits: Limits) -> io::Result<Arc<Self>> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let bell = bell.map_err(|error| size::refused("eventfd", error.into()))?;
-        let file = Map::file_in_memory().map_err(|error| size::refused("memfd_create", error))?;
-        let mut fits = Size::within(wanted, limits);
+    pub(super) fn create_within(requested_budget: u64, limits: Limits) -> io::Result<Arc<Self>> {
+        let eventfd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let eventfd = eventfd.map_err(|error| size::creation_error("eventfd", error.into()))?;
+        let file = Map::file_in_memory().map_err(|error| size::creation_error("memfd_create", error))?;
+        let mut fits = Size::within(requested_budget, limits);
         let (map, Size { budget, space }) = loop {
-            let Some(size) = fits else { return Err(size::too_little(limits)) };
+            let Some(size) = fits else { return Err(size::limits_too_low(limits)) };
             match Map::create(file.try_clone()?, DATA + size.space) {
                 Ok(map) => break (map, size),
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EFBIG)) => fits = size.halved(),
-                Err(error) => return Err(size::refused("its file", error)),
+                Err(error) => return Err(size::creation_error("its file", error)),
             }
         };
-        if budget < wanted {
+        if budget < requested_budget {
             log::warn!(
-                "objects that are read ahead may take {} MiB instead of {} MiB of memory: {limits}",
+                "the memory for objects that are read ahead is limited to {} MiB instead of {} MiB: {limits}",
                 budget >> 20,
-                wanted >> 20
+                requested_budget >> 20
             );
         }
         let header = Header(&map);
         header.owner().store(std::process::id(), Relaxed);
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
-        let books = Books { space: Space::new(space, budget), grants: Grants::default(), overdrawn: 0 };
-        Ok(Arc::new(Self { map: Arc::new(map), bell, owner: std::process::id(), budget, books: Mutex::new(books) }))
+        let state = State { space: Space::new(space, budget), grants: Grants::default(), overdrawn: 0 };
+        Ok(Arc::new(Self { map: Arc::new(map), eventfd, owner: std::process::id(), budget, state: Mutex::new(state) }))
     }
 
-    /// Its file, for who attaches.
+    /// The arena's file. Another process attaches to it.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.map.file()
     }
 
-    /// What workers ring when they ask; a wait for it is a wait for requests.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// The eventfd that workers notify after writing a request.
+    pub fn eventfd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
     }
 
-    /// The file's mapping, which forked children have too.
+    /// The mapping of the file. Forked children share it.
     pub(super) fn map(&self) -> &Arc<Map> {
         &self.map
     }
 
-    /// The process that owns it.
+    /// Process id of the owner.
     pub fn owner(&self) -> u32 {
         self.owner
     }
 
-    /// Whether this is the process that owns it, and not a forked child.
+    /// Returns whether the current process is the owner; false in a forked child.
     pub fn is_ours(&self) -> bool {
         self.owner == std::process::id()
     }
 
-    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        assert!(self.is_ours(), "only the owner of an arena keeps its books, process {}: a bug", self.owner);
-        self.books.lock().expect("no holder of this lock panics")
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        assert!(self.is_ours(), "the state of an arena belongs to its owner, process {}: a bug", self.owner);
+        self.state.lock().expect("no holder of this lock panics")
     }
 
-    /// What it holds.
+    /// Current memory use.
     pub fn usage(&self) -> Usage {
         let _inside = fork::enter();
-        let books = self.books();
-        let Books { space, grants, overdrawn } = &*books;
+        let state = self.state();
+        let State { space, grants, overdrawn } = &*state;
         Usage {
             budget: space.budget(),
             used: space.used(),
@@ -135,52 +135,52 @@ impl Arena {
         }
     }
 
-    /// What segments may take, in bytes.
+    /// Limit of the bytes of all segments.
     pub fn budget(&self) -> u64 {
         self.budget
     }
 
-    /// Whether the budget has room for `len` bytes beside `reserved`.
+    /// Returns whether a segment of `len` bytes fits the budget together with the segments in use and `reserved` bytes.
     pub fn fits(&self, len: u64, reserved: u64) -> bool {
         let _inside = fork::enter();
-        let books = self.books();
-        books.space.used().saturating_add(reserved).saturating_add(capacity_of(len)) <= books.space.budget()
+        let state = self.state();
+        state.space.used().saturating_add(reserved).saturating_add(capacity_of(len)) <= state.space.budget()
     }
 
-    /// How much of the budget `len` bytes take.
+    /// Bytes of the budget that a segment of `len` bytes takes.
     pub fn charge(len: u64) -> u64 {
         capacity_of(len)
     }
 
-    /// A segment of `len` bytes, whether or not the budget has room.
+    /// Allocates a segment of `len` bytes, also beyond the budget.
     ///
     /// # Errors
-    /// The file is full: of what is in use, or for this one.
+    /// The file has no free extent of this size.
     pub fn segment(self: &Arc<Self>, len: u64) -> io::Result<Arc<Segment>> {
         let _inside = fork::enter();
-        let mut books = self.books();
-        let extent = match books.space.take(len) {
+        let mut state = self.state();
+        let extent = match state.space.allocate(len) {
             Some(extent) => extent,
-            None => self.take_of_what_is_free(&mut books, len)?,
+            None => self.allocate_merged(&mut state, len)?,
         };
-        if books.space.used() > books.space.budget() {
-            books.overdrawn += 1;
+        if state.space.used() > state.space.budget() {
+            state.overdrawn += 1;
         }
-        self.cool(&mut books);
+        self.release_pages(&mut state);
         Ok(Segment::new(self.clone(), extent, len))
     }
 
-    /// An extent of what is free in pieces of other sizes.
-    fn take_of_what_is_free(&self, books: &mut Books, len: u64) -> io::Result<Extent> {
-        for extent in books.space.cool(0) {
+    /// Merges free extents of all size classes and allocates an extent from the result.
+    fn allocate_merged(&self, state: &mut State, len: u64) -> io::Result<Extent> {
+        for extent in state.space.release(0) {
             let _ = self.map.punch(DATA + extent.offset, extent.capacity);
         }
-        books.space.merge();
-        let (size, used) = (books.space.size(), books.space.used());
-        books.space.take(len).ok_or_else(|| {
+        state.space.merge();
+        let (size, used) = (state.space.size(), state.space.used());
+        state.space.allocate(len).ok_or_else(|| {
             let message = format!(
-                "the arena, which has {} MiB for objects that are read ahead, has no room for {len} bytes beside the {} \
-                 MiB in use: let go of batches, or allow this process more address space (ulimit -v)",
+                "the arena ({} MiB for objects that are read ahead) has no free space for {len} bytes; {} MiB are in use: \
+                 delete batches that are not needed, or allow this process more address space (ulimit -v)",
                 size >> 20,
                 used >> 20
             );
@@ -188,115 +188,121 @@ impl Arena {
         })
     }
 
-    /// Gives back the pages of what is free beyond the budget.
-    pub(super) fn cool(&self, books: &mut Books) {
-        let limit = books.space.budget();
-        for extent in books.space.cool(limit) {
-            // A file in memory can be punched; if not, its pages stay, and are used again.
+    /// Releases the pages of free extents beyond the budget.
+    pub(super) fn release_pages(&self, state: &mut State) {
+        let limit = state.space.budget();
+        for extent in state.space.release(limit) {
+            // If the system refuses to punch the hole, the pages stay resident and are reused.
             let _ = self.map.punch(DATA + extent.offset, extent.capacity);
         }
     }
 
-    /// Gives back the pages of everything that is free. For when nothing is read for a while.
-    pub fn rest(&self) {
+    /// Releases the pages of all free extents. Called when no read runs.
+    pub fn release_free_pages(&self) {
         let _inside = fork::enter();
-        let mut books = self.books();
-        for extent in books.space.cool(0) {
+        let mut state = self.state();
+        for extent in state.space.release(0) {
             let _ = self.map.punch(DATA + extent.offset, extent.capacity);
         }
     }
 
-    pub(super) fn free(&self, extent: Extent) {
-        // A forked child has a copy of what its parent owned; it frees nothing.
-        if self.is_ours() {
-            let _inside = fork::enter();
-            let mut books = self.books();
-            books.space.give(extent);
-            self.cool(&mut books);
-            drop(books);
-            if words::needed(Header(&self.map).starving()) {
-                ring(&self.bell);
-            }
+    /// Requests a notification of the eventfd when memory is freed. Returns false if this was requested already.
+    /// Otherwise frees what workers returned before the call; the caller checks for free memory again.
+    pub fn set_memory_needed(&self) -> bool {
+        let newly_set = sync::set_memory_needed(Header(&self.map).memory_needed());
+        if newly_set {
+            self.reclaim(&[]);
         }
+        newly_set
     }
 
-    /// Says that the owner waits for memory: from now on its bell rings when some comes back. Whether that is news; what
-    /// came back before is free then, and is to be looked at again.
-    pub fn starve(&self) -> bool {
-        let news = words::starve(Header(&self.map).starving());
-        if news {
-            self.sweep(&[]);
-        }
-        news
+    /// Cancels [`set_memory_needed`](Self::set_memory_needed).
+    pub fn clear_memory_needed(&self) {
+        Header(&self.map).memory_needed().store(0, Relaxed);
     }
 
-    /// Says that the owner does not wait for memory.
-    pub fn sate(&self) {
-        Header(&self.map).starving().store(0, Relaxed);
-    }
-
-    /// Says that nobody answers any more.
+    /// Marks the arena as closed: the owner answers no further requests.
     pub(super) fn close(&self) {
         Header(&self.map).closed().store(1, Release);
     }
 
-    /// Whether the owner waits for memory.
-    pub(super) fn starves(&self) -> bool {
-        Header(&self.map).starving().load(Relaxed) != 0
+    /// Returns whether the owner waits for free memory.
+    pub(super) fn is_memory_needed(&self) -> bool {
+        Header(&self.map).memory_needed().load(Relaxed) != 0
     }
 
-    /// Lanes that have a worker, with its process id.
-    pub(super) fn lanes(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+    /// Slots that have a worker, with its process id.
+    pub(super) fn slots(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
         let header = Header(&self.map);
-        let end = header.lanes().load(Acquire).min(LANES);
-        (0..end).map(move |index| (index, header.lane(index).worker().load(Acquire))).filter(|(_, worker)| *worker != 0)
+        let end = header.slots().load(Acquire).min(SLOTS);
+        (0..end).map(move |index| (index, header.slot(index).worker().load(Acquire))).filter(|(_, worker)| *worker != 0)
     }
 
-    /// The request of a lane, if its number is not `last`.
-    pub(super) fn request(&self, lane: u32, last: u32) -> Option<Request> {
-        let shared = Header(&self.map).lane(lane);
-        let number = words::published(shared.asked());
+    /// The request of a slot, unless its number is `last`.
+    pub(super) fn request(&self, slot: u32, last: u32) -> Option<Request> {
+        let shared = Header(&self.map).slot(slot);
+        let number = sync::published(shared.requested());
         if number == last {
             return None;
         }
-        let count = (shared.count().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
-        let end = (count + shared.ahead().load(Relaxed) as usize).min(layout::MOST_OBJECTS);
+        let count = (shared.count().load(Relaxed) as usize).min(layout::MAX_OBJECTS);
+        let end = (count + shared.announced().load(Relaxed) as usize).min(layout::MAX_OBJECTS);
         let numbers =
             |positions: Range<usize>| positions.map(|position| shared.object(position).load(Relaxed)).collect();
-        let (objects, ahead) = match shared.read_names() {
-            bytes if bytes.is_empty() => (Asked::Numbers(numbers(0..count)), numbers(count..end)),
-            bytes => (Asked::Names(split_names(&bytes, count)), Vec::new()),
+        let (objects, announced) = match shared.read_names() {
+            bytes if bytes.is_empty() => (RequestedObjects::Numbers(numbers(0..count)), numbers(count..end)),
+            bytes => (RequestedObjects::Names(split_names(&bytes, count)), Vec::new()),
         };
         let (source, iterator) = (shared.source().load(Relaxed), shared.iterator().load(Relaxed));
         let ended = Some(shared.ended().load(Relaxed)).filter(|ended| *ended != 0);
-        Some(Request { lane, number, source, objects, ahead, iterator, ended })
+        Some(Request { slot, number, source, objects, announced, iterator, ended })
     }
 
-    pub(super) fn write_answer(&self, lane: u32, position: usize, answer: Answer) {
-        Header(&self.map).lane(lane).write_answer(position, answer);
+    pub(super) fn write_answer(&self, slot: u32, position: usize, answer: Answer) {
+        Header(&self.map).slot(slot).write_answer(position, answer);
     }
 
     /// Publishes the answers of a request and wakes its worker.
-    pub(super) fn publish(&self, lane: u32, number: u32) {
-        let answered = Header(&self.map).lane(lane).answered();
-        words::publish(answered, number);
-        // Nobody there is as good as somebody woken.
+    pub(super) fn publish(&self, slot: u32, number: u32) {
+        let answered = Header(&self.map).slot(slot).answered();
+        sync::publish(answered, number);
+        // An error means that no worker waits.
         let _ = futex::wake(answered, futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Makes a lane anybody's again, after its worker is gone and its segments are swept.
-    pub(super) fn vacate(&self, lane: u32) {
-        let lane = Header(&self.map).lane(lane);
-        lane.asked().store(0, Relaxed);
-        lane.answered().store(0, Relaxed);
-        lane.worker().store(0, Release);
+    /// Frees a slot. The worker has exited and its segments were freed.
+    pub(super) fn vacate(&self, slot: u32) {
+        let slot = Header(&self.map).slot(slot);
+        slot.requested().store(0, Relaxed);
+        slot.answered().store(0, Relaxed);
+        slot.worker().store(0, Release);
     }
 }
 
-/// Rings a bell.
-pub(super) fn ring(bell: &OwnedFd) {
-    // A full counter is a bell that rings.
-    let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+impl Allocator for Arena {
+    fn map(&self) -> &Map {
+        &self.map
+    }
+
+    fn free(&self, extent: Extent) {
+        // A forked child has copies of its parent's segments and must not free them.
+        if self.is_ours() {
+            let _inside = fork::enter();
+            let mut state = self.state();
+            state.space.free(extent);
+            self.release_pages(&mut state);
+            drop(state);
+            if sync::memory_needed(Header(&self.map).memory_needed()) {
+                notify(&self.eventfd);
+            }
+        }
+    }
+}
+
+/// Notifies an eventfd.
+pub(super) fn notify(eventfd: &OwnedFd) {
+    // The write fails only when the counter is at its maximum: the eventfd is readable then.
+    let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
 }
 
 impl fmt::Debug for Arena {

@@ -1,34 +1,34 @@
-//! What a worker asks for, as its owner reads it out of the lane. Knows not where it stands there.
+//! A request of a worker, parsed from its slot by the owner. `layout` reads the slot itself.
 
-/// What a worker asked for.
+/// A request of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Of which lane it came.
-    pub lane: u32,
+    /// Index of the worker's slot.
+    pub slot: u32,
     pub(super) number: u32,
-    /// What the objects are objects of.
+    /// Number of the source that the objects belong to.
     pub source: u64,
-    /// Those that are wanted now.
-    pub objects: Asked,
-    /// The numbers of those that will be wanted, in this order; none behind names.
-    pub ahead: Vec<u64>,
-    /// For which iterator these are announced: the worker's own name for it.
+    /// Demanded objects: the worker waits for them.
+    pub objects: RequestedObjects,
+    /// Announced objects, in the order of use; empty when objects are identified by names.
+    pub announced: Vec<u64>,
+    /// Iterator that announced them; the worker assigns this number.
     pub iterator: u32,
-    /// The iterator that has ended: what was announced for it is not wanted any more.
+    /// Iterator that ended: its announced objects are not needed any more.
     pub ended: Option<u32>,
 }
 
-/// How a worker names what it asks for.
+/// The objects of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Asked {
-    /// By number.
+pub enum RequestedObjects {
+    /// Identified by number.
     Numbers(Vec<u64>),
-    /// By name; `None` where the worker wrote less than it said.
+    /// Identified by name; `None` where the worker wrote fewer names than it counted.
     Names(Vec<Option<Vec<u8>>>),
 }
 
-impl Asked {
-    /// How many.
+impl RequestedObjects {
+    /// Number of objects.
     pub fn len(&self) -> usize {
         match self {
             Self::Numbers(numbers) => numbers.len(),
@@ -36,13 +36,13 @@ impl Asked {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// `count` names, each behind its length in two bytes.
+/// Splits `count` names, each preceded by its length in two bytes.
 pub(super) fn split_names(mut bytes: &[u8], count: usize) -> Vec<Option<Vec<u8>>> {
     let mut next = || {
         let (length, rest) = bytes.split_first_chunk::<2>()?;

@@ -1,47 +1,37 @@
-//! Pieces of an arena in the process that owns it.
-#![expect(unsafe_code, reason = "makes memory of segments; the use says which invariant it keeps")]
+//! A range of the arena in the owner's process. Reports its end to the allocator that it came from.
+#![expect(unsafe_code, reason = "creates memory regions over segments; the use states its invariant")]
 
 use std::fmt;
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::layout::DATA;
-use super::owner::Arena;
+use super::map::Map;
 use super::space::Extent;
-use crate::buffer::{Buffer, Landing, Memory};
+use crate::buffer::{Buffer, Memory, PendingBuffer};
 
-/// A piece of the arena that this process owns; free again when dropped.
+/// Where the extent of a segment comes from and returns to.
+pub(super) trait Allocator: Send + Sync {
+    /// The mapping that contains the extent.
+    fn map(&self) -> &Map;
+
+    /// Frees the extent of a dropped segment.
+    fn free(&self, extent: Extent);
+}
+
+/// A range of the arena that the owner's process may write to. Dropping it frees the range.
 pub struct Segment {
-    pub(super) arena: Arc<Arena>,
-    /// Gone once it is granted.
+    allocator: Arc<dyn Allocator>,
+    /// `None` after it was granted to a worker.
     pub(super) extent: Option<Extent>,
     pub(super) len: u64,
-    /// Whether its memory was lent: once.
-    lent: AtomicBool,
+    /// Whether `memory` was called.
+    taken: AtomicBool,
 }
 
 impl Segment {
-    pub(super) fn new(arena: Arc<Arena>, extent: Extent, len: u64) -> Arc<Self> {
-        Arc::new(Self { arena, extent: Some(extent), len, lent: AtomicBool::new(false) })
-    }
-
-    /// The bytes of an extent of the arena, in a segment of their own, or on the heap if the arena is full. No other
-    /// thread or process may write to the extent meanwhile.
-    ///
-    /// # Errors
-    /// The system has no more memory.
-    pub(super) fn copied(arena: &Arc<Arena>, extent: Extent, len: u64) -> io::Result<Buffer> {
-        let start = arena.map().at(DATA + extent.offset, len);
-        let memory = arena.segment(len).map(|segment| segment.memory());
-        let len = usize::try_from(len).expect("it is mapped");
-        let (landing, mut dest) = Landing::new(memory.or_else(|_| Memory::allocate(len))?);
-        // SAFETY: `len` bytes at `start` are mapped, as `at` checked, and live with the arena. The one caller (`adopt`)
-        // has an extent that a worker offered: that worker does not write to it any more, and the extent is not freed,
-        // so nobody else gets it, while it is marked as `copying`.
-        dest.fill(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) });
-        drop(dest);
-        Ok(landing.finish(len).expect("its one writer was just dropped"))
+    pub(super) fn new(allocator: Arc<dyn Allocator>, extent: Extent, len: u64) -> Arc<Self> {
+        Arc::new(Self { allocator, extent: Some(extent), len, taken: AtomicBool::new(false) })
     }
 
     /// Length in bytes.
@@ -49,33 +39,33 @@ impl Segment {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its bytes, which are written already.
+    /// The bytes, which were written before.
     ///
     /// # Panics
     /// As [`memory`](Self::memory).
     pub fn buffer(self: &Arc<Self>) -> Buffer {
-        let (landing, dest) = Landing::new(self.memory());
+        let (pending, dest) = PendingBuffer::new(self.memory());
         drop(dest);
-        landing.finish(usize::MAX).expect("its one writer was just dropped")
+        pending.finish(usize::MAX).expect("its only writer was just dropped")
     }
 
-    /// Its bytes, to be written and read. The segment lives as long as these do.
+    /// The memory of the segment, for one writer. Keeps the segment alive.
     ///
     /// # Panics
-    /// When its memory was lent before.
+    /// A second call.
     pub fn memory(self: &Arc<Self>) -> Memory {
-        assert!(!self.lent.swap(true, Ordering::Relaxed), "the memory of a segment is lent once");
-        let extent = self.extent.expect("it is there until it is granted or dropped");
-        let start = self.arena.map().at(DATA + extent.offset, self.len);
+        assert!(!self.taken.swap(true, Ordering::Relaxed), "the memory of a segment is taken once");
+        let extent = self.extent.expect("it is present until the segment is granted or dropped");
+        let start = self.allocator.map().at(DATA + extent.offset, self.len);
         let len = usize::try_from(self.len).expect("it is mapped");
-        // SAFETY: the extent is this segment's alone until it is given back, which the `Arc` in `keep` puts off (to be
-        // granted it must be out of its `Arc`); it is lent once, as was just checked; the mapping lives with the arena; a file's pages read as zeroes before
-        // they are written.
+        // SAFETY: only this segment uses the extent until it is freed, and the `Arc` passed to `taken` keeps it (a
+        // segment is granted only after it was moved out of its `Arc`); `memory` returns it once, as was just checked;
+        // the mapping lives as long as the arena; pages of a `memfd` read as zeroes before the first write.
         unsafe { Memory::lent(start, len, Box::new(self.clone())) }
     }
 }
@@ -83,9 +73,22 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         if let Some(extent) = self.extent.take() {
-            self.arena.free(extent);
+            self.allocator.free(extent);
         }
     }
+}
+
+/// Copies the bytes of an extent of `map` into `memory`. No thread or process writes to the extent meanwhile.
+pub(super) fn copy(map: &Map, extent: Extent, len: u64, memory: Memory) -> Buffer {
+    let start = map.at(DATA + extent.offset, len);
+    let len = usize::try_from(len).expect("it is mapped");
+    let (pending, mut dest) = PendingBuffer::new(memory);
+    // SAFETY: `len` bytes at `start` are mapped, as `at` checked, and the mapping lives as long as `map`. The only
+    // caller (`Arena::adopt`) passes an extent that a worker offered: the worker does not write to it any more, and the
+    // extent is neither freed nor granted again while its grant is marked as `copying`.
+    dest.fill(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) });
+    drop(dest);
+    pending.finish(len).expect("its only writer was just dropped")
 }
 
 impl fmt::Debug for Segment {

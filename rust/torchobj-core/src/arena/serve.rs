@@ -1,5 +1,5 @@
-//! The owner's service: hears what workers ask, and sees when they die. Leaves what to answer to its handler.
-#![expect(unsafe_code, reason = "registers a descriptor; the use says which invariant it keeps")]
+//! The owner's service task: receives requests of workers and detects their exit. The handler answers the requests.
+#![expect(unsafe_code, reason = "registers a descriptor; the use states its invariant")]
 
 use std::collections::HashMap;
 use std::io;
@@ -19,63 +19,64 @@ use super::owner::Arena;
 use super::request::Request;
 use super::segment::Segment;
 
-/// How often the owner looks which workers live. A death is seen by torch within five seconds.
-const TICK: Duration = Duration::from_secs(1);
+/// Interval at which the owner checks for workers that exited. torch detects an exit within five seconds.
+const EXIT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What an owner does for its workers.
+/// Answers the requests of workers.
 pub trait Handler: Send + Sync + 'static {
-    /// A worker asks. Every position of the request is to be answered, at once or later; one that is not is refused when
-    /// the last copy of `answers` is dropped.
-    fn ask(&self, request: Request, answers: Arc<Answers>);
+    /// A worker sent a request. The handler answers each of its objects, in this call or later; objects without an
+    /// answer are refused when the last copy of `answers` is dropped.
+    fn on_request(&self, request: Request, answers: Arc<Answers>);
 
-    /// The worker of a lane is gone: what it announced is not wanted any more.
-    fn gone(&self, lane: u32);
+    /// The worker of a slot has exited: its announced objects are not needed any more.
+    fn on_worker_exit(&self, slot: u32);
 
-    /// Memory may have come back.
-    fn room(&self);
+    /// Memory may have been freed.
+    fn on_memory_freed(&self);
 }
 
-/// The answers to one request. Published when nobody is left who could give another.
+/// The answers to one request. Published when the last copy is dropped.
 #[derive(Debug)]
 pub struct Answers {
     arena: Arc<Arena>,
-    lane: u32,
+    slot: u32,
     number: u32,
-    /// The worker died: nobody waits. Dropped after the rest: its other holder learns by it that all is published.
-    gone: Arc<AtomicBool>,
+    /// Set when the worker has exited. Declared last, so that it is dropped after the answers were published, which the
+    /// other holder relies on.
+    cancelled: Arc<AtomicBool>,
 }
 
 impl Answers {
-    fn new(arena: &Arc<Arena>, request: &Request, gone: &Arc<AtomicBool>) -> Arc<Self> {
-        let (lane, number) = (request.lane, request.number);
+    fn new(arena: &Arc<Arena>, request: &Request, cancelled: &Arc<AtomicBool>) -> Arc<Self> {
+        let (slot, number) = (request.slot, request.number);
         for position in 0..request.objects.len() {
-            arena.write_answer(lane, position, REFUSED);
+            arena.write_answer(slot, position, REFUSED);
         }
-        Arc::new(Self { arena: arena.clone(), lane, number, gone: gone.clone() })
+        Arc::new(Self { arena: arena.clone(), slot, number, cancelled: cancelled.clone() })
     }
 
-    /// Whether nobody waits any more.
-    pub fn gone(&self) -> bool {
-        self.gone.load(Ordering::Acquire)
+    /// Returns whether the worker has exited and needs no answer.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
     }
 
-    /// The object at `position` has landed.
-    pub fn land(&self, position: usize, segment: Segment) {
+    /// Answers the object at `position` with its bytes.
+    pub fn complete(&self, position: usize, segment: Segment) {
         self.answer(position, segment, false);
     }
 
-    /// The object at `position` could not be read: `segment` holds the error.
+    /// Answers the object at `position` with a serialized error in `segment`.
     pub fn fail(&self, position: usize, segment: Segment) {
         self.answer(position, segment, true);
     }
 
     fn answer(&self, position: usize, segment: Segment, failed: bool) {
-        if self.gone() {
+        if self.is_cancelled() {
             return;
         }
-        match self.arena.grant(self.lane, segment) {
-            Ok(answer) => self.arena.write_answer(self.lane, position, Answer { failed, ..answer }),
-            // A million segments are with workers that never let go of any.
+        match self.arena.grant(self.slot, segment) {
+            Ok(answer) => self.arena.write_answer(self.slot, position, Answer { failed, ..answer }),
+            // All segment ids are in use: a million segments were granted and not returned.
             Err(segment) => drop(segment),
         }
     }
@@ -83,122 +84,123 @@ impl Answers {
 
 impl Drop for Answers {
     fn drop(&mut self) {
-        self.arena.publish(self.lane, self.number);
+        self.arena.publish(self.slot, self.number);
     }
 }
 
-/// What is known of a lane's worker.
-struct Known {
+/// The worker of a slot.
+struct WorkerWatch {
     worker: u32,
     process: Option<Pid>,
-    /// Readable when it is gone; `None` where the system gives none.
-    watch: Option<OwnedFd>,
-    last: u32,
+    /// pidfd of the worker; `None` if the system provides none.
+    pidfd: Option<OwnedFd>,
+    last_request: u32,
     /// Shared with the answers to its last request.
-    gone: Arc<AtomicBool>,
+    cancelled: Arc<AtomicBool>,
 }
 
-impl Known {
+impl WorkerWatch {
     fn new(worker: u32) -> Self {
         let process = i32::try_from(worker).ok().and_then(Pid::from_raw);
-        let watch = process.and_then(watch);
-        Self { worker, process, watch, last: 0, gone: Arc::default() }
+        let pidfd = process.and_then(open_pidfd);
+        Self { worker, process, pidfd, last_request: 0, cancelled: Arc::default() }
     }
 
-    fn gone(&self) -> bool {
-        self.process.is_none_or(|process| is_gone(process, self.watch.as_ref()))
+    fn has_exited(&self) -> bool {
+        self.process.is_none_or(|process| has_exited(process, self.pidfd.as_ref()))
     }
 
-    /// Tells those who answer its last request that nobody waits. Whether there are any.
-    fn leave(&mut self) -> bool {
-        self.gone.store(true, Ordering::Release);
-        Arc::get_mut(&mut self.gone).is_none()
+    /// Cancels the answers to its last request. Returns whether a holder of them remains.
+    fn cancel(&mut self) -> bool {
+        self.cancelled.store(true, Ordering::Release);
+        Arc::get_mut(&mut self.cancelled).is_none()
     }
 }
 
-/// What tells when a process is gone. None where the system gives none: it is gone already, or there are no descriptors.
-pub(super) fn watch(process: Pid) -> Option<OwnedFd> {
+/// Opens a pidfd. `None` if the process has exited or the system provides none.
+pub(super) fn open_pidfd(process: Pid) -> Option<OwnedFd> {
     pidfd_open(process, PidfdFlags::empty()).ok()
 }
 
-/// Whether a process is gone, where `watch` is what the function of that name gave.
-pub(super) fn is_gone(process: Pid, watch: Option<&OwnedFd>) -> bool {
-    match watch {
-        Some(watch) => {
+/// Returns whether a process has exited. `pidfd` is the result of [`open_pidfd`].
+pub(super) fn has_exited(process: Pid, pidfd: Option<&OwnedFd>) -> bool {
+    match pidfd {
+        Some(pidfd) => {
             let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-            matches!(poll(&mut [PollFd::new(watch, PollFlags::IN)], Some(&now)), Ok(1..))
+            matches!(poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)), Ok(1..))
         }
         None => test_kill_process(process) == Err(Errno::SRCH),
     }
 }
 
-/// Serves the workers of `arena` for as long as what this returns is polled. If it ends, be it by a panic, they are told.
-/// To be called on a runtime.
+/// Serves the workers of `arena` while the returned future is polled. When the future is dropped, even by a panic, the
+/// arena is closed and waiting workers get an error. Call it on a tokio runtime.
 ///
 /// # Errors
-/// The bell cannot be waited for.
+/// tokio cannot wait on the eventfd.
 pub fn serve(arena: Arc<Arena>, handler: impl Handler) -> io::Result<impl Future<Output = io::Result<()>> + Send> {
-    let bell = arena.bell().try_clone_to_owned()?;
-    // SAFETY: the descriptor is its `OwnedFd`'s alone, which names the same one until it is dropped with `bell`.
-    let bell = unsafe { AsyncFd::register_with_interest(bell, Interest::READABLE) }?;
-    let open = Open(arena);
-    Ok(async move { listen(&open.0, &bell, &handler).await })
+    let eventfd = arena.eventfd().try_clone_to_owned()?;
+    // SAFETY: the `OwnedFd` alone owns the descriptor, so the number stays valid until `eventfd` is dropped.
+    let eventfd = unsafe { AsyncFd::register_with_interest(eventfd, Interest::READABLE) }?;
+    let arena = CloseOnDrop(arena);
+    Ok(async move { listen(&arena.0, &eventfd, &handler).await })
 }
 
-/// An arena whose workers get answers.
-struct Open(Arc<Arena>);
+/// Closes the arena when dropped.
+struct CloseOnDrop(Arc<Arena>);
 
-impl Drop for Open {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.close();
     }
 }
 
-async fn listen(arena: &Arc<Arena>, bell: &AsyncFd<OwnedFd>, handler: &impl Handler) -> io::Result<()> {
-    let mut lanes: HashMap<u32, Known> = HashMap::new();
-    let mut dying: Vec<u32> = Vec::new();
-    let mut tick = tokio::time::interval(TICK);
+async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl Handler) -> io::Result<()> {
+    let mut slots: HashMap<u32, WorkerWatch> = HashMap::new();
+    let mut exiting: Vec<u32> = Vec::new();
+    let mut tick = tokio::time::interval(EXIT_CHECK_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let ticked = tokio::select! {
-            ready = bell.readable() => {
+            ready = eventfd.readable() => {
                 let mut count = [0; 8];
-                // Another wake-up may have emptied it.
-                let _ = rustix::io::read(bell.get_ref(), &mut count);
+                // Fails if an earlier wake-up has read the counter.
+                let _ = rustix::io::read(eventfd.get_ref(), &mut count);
                 ready?.clear_ready();
                 false
             }
             _ = tick.tick() => true,
         };
-        for (lane, worker) in arena.lanes() {
-            let known = lanes.entry(lane).or_insert_with(|| Known::new(worker));
-            if known.worker != worker {
-                *known = Known::new(worker);
+        for (slot, worker) in arena.slots() {
+            let worker_watch = slots.entry(slot).or_insert_with(|| WorkerWatch::new(worker));
+            if worker_watch.worker != worker {
+                *worker_watch = WorkerWatch::new(worker);
             }
-            if let Some(request) = arena.request(lane, known.last) {
-                known.last = request.number;
-                known.gone = Arc::default();
-                let answers = Answers::new(arena, &request, &known.gone);
-                handler.ask(request, answers);
+            if let Some(request) = arena.request(slot, worker_watch.last_request) {
+                worker_watch.last_request = request.number;
+                worker_watch.cancelled = Arc::default();
+                let answers = Answers::new(arena, &request, &worker_watch.cancelled);
+                handler.on_request(request, answers);
             }
         }
         if ticked {
-            let died = lanes.iter().filter(|(lane, known)| !dying.contains(lane) && known.gone());
-            let died: Vec<u32> = died.map(|(lane, _)| *lane).collect();
-            died.iter().for_each(|lane| handler.gone(*lane));
-            dying.extend(died);
+            let exited =
+                slots.iter().filter(|(slot, worker_watch)| !exiting.contains(slot) && worker_watch.has_exited());
+            let exited: Vec<u32> = exited.map(|(slot, _)| *slot).collect();
+            exited.iter().for_each(|slot| handler.on_worker_exit(*slot));
+            exiting.extend(exited);
         }
-        if arena.sweep(&dying) > 0 || ticked || arena.starves() {
-            handler.room();
+        if arena.reclaim(&exiting) > 0 || ticked || arena.is_memory_needed() {
+            handler.on_memory_freed();
         }
-        dying.retain(|lane| {
-            // Reads that were begun for it end first: their answers must not reach the lane's next worker.
-            if lanes.get_mut(lane).is_some_and(Known::leave) {
+        exiting.retain(|slot| {
+            // Pending reads for the exited worker complete first: their answers must not reach the slot's next worker.
+            if slots.get_mut(slot).is_some_and(WorkerWatch::cancel) {
                 return true;
             }
-            arena.sweep(&[*lane]);
-            arena.vacate(*lane);
-            lanes.remove(lane);
+            arena.reclaim(&[*slot]);
+            arena.vacate(*slot);
+            slots.remove(slot);
             false
         });
     }

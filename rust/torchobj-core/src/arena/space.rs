@@ -1,51 +1,52 @@
-//! Which bytes of an arena are whose: extents by size class, and how many bytes are in use. Touches no memory.
+//! Allocates extents of an arena by size class and counts the bytes in use. Touches no memory.
 //!
-//! An extent that comes back is kept *warm*, its pages in memory, and is the first to be handed out again: a page that
-//! is touched for the first time costs more than the copy of its bytes. Where used and warm bytes together exceed the
-//! budget, warm extents are *cooled*: whoever asked punches their pages out of the file. Cold extents keep their place.
+//! A free extent keeps its pages *resident* and is the first to be allocated again: the first access to a page costs
+//! more than copying its bytes. When used and resident bytes together exceed the budget, the pages of free extents are
+//! *released*: the caller punches them out of the file. A released extent keeps its offset.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// What extents are measured in: a page, where pages have 4 KiB.
+/// Unit of extents: one page of 4 KiB.
 pub(super) const GRANULE: u64 = 4096;
 
-/// Classes grow by a quarter of a power of two, so that at most a fifth of an extent is never touched.
+/// Size classes per power of two: at most a fifth of an extent is unused.
 const STEPS: u64 = 4;
 
-/// A piece of the arena.
+/// A range of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Where it begins, from the beginning of the space.
+    /// Start, relative to the start of the space.
     pub offset: u64,
-    /// How long it is: the size of its class.
+    /// Length in bytes: the size of the class.
     pub capacity: u64,
 }
 
-/// Free extents of one class, the newest last.
+/// Free extents of one size class, the most recently freed last.
 #[derive(Debug, Default)]
 struct Class {
-    warm: VecDeque<u64>,
-    cold: Vec<u64>,
+    resident: VecDeque<u64>,
+    released: Vec<u64>,
 }
 
-/// The books of an arena.
+/// The free and used extents of an arena.
 #[derive(Debug)]
 pub(super) struct Space {
     size: u64,
     budget: u64,
-    /// Nothing behind this was ever handed out.
+    /// Extents beyond this offset were never allocated.
     end: u64,
     used: u64,
-    warm: u64,
+    resident: u64,
     classes: BTreeMap<u64, Class>,
-    /// What is free and of no class, by where it begins: its length. Without pages.
+    /// Free ranges without pages that belong to no class: length by offset.
     gaps: BTreeMap<u64, u64>,
 }
 
-/// More than any file of an arena has. What is longer counts as this: no space has room for it, and sums do not overflow.
+/// Exceeds the size of every arena file. Longer requests count as this length: they are refused, and sums do not
+/// overflow.
 const LARGEST: u64 = 1 << 48;
 
-/// The capacity of the smallest class that holds `len` bytes, or [`LARGEST`].
+/// Capacity of the smallest class that holds `len` bytes, at most [`LARGEST`].
 pub(super) fn capacity_of(len: u64) -> u64 {
     let granules = len.min(LARGEST).div_ceil(GRANULE).max(1);
     if granules <= STEPS {
@@ -57,34 +58,34 @@ pub(super) fn capacity_of(len: u64) -> u64 {
 }
 
 impl Space {
-    /// `size` bytes, of which `budget` may have pages.
+    /// A space of `size` bytes, of which `budget` bytes may be resident.
     pub(super) fn new(size: u64, budget: u64) -> Self {
-        Self { size, budget, end: 0, used: 0, warm: 0, classes: BTreeMap::new(), gaps: BTreeMap::new() }
+        Self { size, budget, end: 0, used: 0, resident: 0, classes: BTreeMap::new(), gaps: BTreeMap::new() }
     }
 
-    /// Bytes that are handed out.
+    /// Bytes of allocated extents.
     pub(super) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Bytes that there are.
+    /// Size of the space in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Bytes that may have pages.
+    /// Maximum number of resident bytes, unless used extents exceed it.
     pub(super) fn budget(&self) -> u64 {
         self.budget
     }
 
-    /// An extent for `len` bytes, whether or not the budget has room; `None` when the space itself is used up.
-    pub(super) fn take(&mut self, len: u64) -> Option<Extent> {
+    /// Allocates an extent for `len` bytes, also beyond the budget. `None` when no free range is large enough.
+    pub(super) fn allocate(&mut self, len: u64) -> Option<Extent> {
         let capacity = capacity_of(len);
         let class = self.classes.entry(capacity).or_default();
-        let offset = if let Some(offset) = class.warm.pop_back() {
-            self.warm -= capacity;
+        let offset = if let Some(offset) = class.resident.pop_back() {
+            self.resident -= capacity;
             offset
-        } else if let Some(offset) = class.cold.pop() {
+        } else if let Some(offset) = class.released.pop() {
             offset
         } else if self.size - self.end >= capacity {
             let offset = self.end;
@@ -103,17 +104,17 @@ impl Space {
         Some(Extent { offset, capacity })
     }
 
-    /// Takes an extent back.
-    pub(super) fn give(&mut self, extent: Extent) {
+    /// Frees an extent.
+    pub(super) fn free(&mut self, extent: Extent) {
         self.used -= extent.capacity;
-        self.warm += extent.capacity;
-        self.classes.entry(extent.capacity).or_default().warm.push_back(extent.offset);
+        self.resident += extent.capacity;
+        self.classes.entry(extent.capacity).or_default().resident.push_back(extent.offset);
     }
 
-    /// Makes gaps of everything that is cold, joined with those beside: extents of any class can be cut from them.
+    /// Joins all released extents with their neighbours; extents of any class can be allocated from the result.
     pub(super) fn merge(&mut self) {
         for (capacity, class) in &mut self.classes {
-            self.gaps.extend(class.cold.drain(..).map(|offset| (offset, *capacity)));
+            self.gaps.extend(class.released.drain(..).map(|offset| (offset, *capacity)));
         }
         let mut merged: Vec<(u64, u64)> = Vec::new();
         for (offset, length) in std::mem::take(&mut self.gaps) {
@@ -122,28 +123,28 @@ impl Space {
                 _ => merged.push((offset, length)),
             }
         }
-        // What ends where nothing was handed out yet is not handed out any more.
+        // A free range that ends at `end` joins the part that was never allocated.
         if let Some((offset, _)) = merged.pop_if(|(offset, length)| *offset + *length == self.end) {
             self.end = offset;
         }
         self.gaps = merged.into_iter().collect();
     }
 
-    /// Extents to be punched out so that used and warm bytes are within `limit`, or nothing is warm any more. Each is
-    /// cold from now on, and must be punched before it is taken again.
-    pub(super) fn cool(&mut self, limit: u64) -> Vec<Extent> {
-        let mut punched = Vec::new();
-        // Large ones first: few calls for many bytes.
+    /// Selects free extents to release until used and resident bytes fit `limit` or no free extent is resident. The
+    /// caller punches each of them out of the file before the next allocation.
+    pub(super) fn release(&mut self, limit: u64) -> Vec<Extent> {
+        let mut released = Vec::new();
+        // Large extents first: fewer system calls.
         for (&capacity, class) in self.classes.iter_mut().rev() {
-            while self.used + self.warm > limit {
-                // The oldest: those that came back last are taken again first.
-                let Some(offset) = class.warm.pop_front() else { break };
-                class.cold.push(offset);
-                self.warm -= capacity;
-                punched.push(Extent { offset, capacity });
+            while self.used + self.resident > limit {
+                // The oldest first: the most recently freed are reused first.
+                let Some(offset) = class.resident.pop_front() else { break };
+                class.released.push(offset);
+                self.resident -= capacity;
+                released.push(Extent { offset, capacity });
             }
         }
-        punched
+        released
     }
 }
 
@@ -155,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Adds an extent, which overlaps none that is there.
+    /// Adds an extent and asserts that it overlaps none of the others.
     fn insert(extents: &mut BTreeMap<u64, Extent>, extent: Extent) {
         if let Some((_, before)) = extents.range(..=extent.offset).next_back() {
             assert!(before.offset + before.capacity <= extent.offset, "{before:?} overlaps {extent:?}");
@@ -167,104 +168,104 @@ mod tests {
     }
 
     proptest! {
-        /// As the arena does: what does not fit is tried again after a merge.
+        /// As in `Arena`, an allocation that fails is repeated after a merge.
         #[test]
-        fn extents_of_a_space_that_is_used_up_never_overlap(steps in prop::collection::vec((any::<bool>(), 1_u64..100_000, any::<prop::sample::Index>()), 1..200)) {
+        fn extents_of_a_full_space_never_overlap(steps in prop::collection::vec((any::<bool>(), 1_u64..100_000, any::<prop::sample::Index>()), 1..200)) {
             let mut space = Space::new(1 << 19, 1 << 18);
-            let mut out: BTreeMap<u64, Extent> = BTreeMap::new();
+            let mut allocated: BTreeMap<u64, Extent> = BTreeMap::new();
             for (take, len, which) in steps {
-                if take || out.is_empty() {
-                    let taken = space.take(len).or_else(|| {
-                        space.cool(0);
+                if take || allocated.is_empty() {
+                    let taken = space.allocate(len).or_else(|| {
+                        space.release(0);
                         space.merge();
-                        space.take(len)
+                        space.allocate(len)
                     });
                     let Some(extent) = taken else { continue };
                     prop_assert!(extent.offset + extent.capacity <= 1 << 19);
-                    insert(&mut out, extent);
+                    insert(&mut allocated, extent);
                 } else {
-                    let offset = *which.get(&out.keys().copied().collect::<Vec<_>>());
-                    space.give(out.remove(&offset).unwrap());
+                    let offset = *which.get(&allocated.keys().copied().collect::<Vec<_>>());
+                    space.free(allocated.remove(&offset).unwrap());
                 }
             }
-            // Once all is free, all of it can be had at once.
-            out.values().for_each(|extent| space.give(*extent));
-            space.cool(0);
+            // Once all extents are free, the whole space can be allocated as one.
+            allocated.values().for_each(|extent| space.free(*extent));
+            space.release(0);
             space.merge();
-            prop_assert_eq!(space.take(1 << 19).map(|extent| extent.offset), Some(0));
+            prop_assert_eq!(space.allocate(1 << 19).map(|extent| extent.offset), Some(0));
         }
 
         #[test]
-        fn a_class_holds_what_it_is_for_and_wastes_little(len in 1_u64..1 << 40) {
+        fn a_size_class_fits_its_lengths_with_little_waste(len in 1_u64..1 << 40) {
             let capacity = capacity_of(len);
             prop_assert!(capacity >= len && capacity.is_multiple_of(GRANULE));
             prop_assert!(capacity - len < GRANULE.max(len / 4 + GRANULE));
             prop_assert_eq!(capacity_of(capacity), capacity);
         }
 
-        /// Against the plainest model: a list of what is out.
+        /// Compared with a simple model: a list of the allocated extents.
         #[test]
-        fn extents_that_are_out_never_overlap(steps in prop::collection::vec((any::<bool>(), 1_u64..300_000, any::<prop::sample::Index>()), 1..200)) {
+        fn allocated_extents_never_overlap(steps in prop::collection::vec((any::<bool>(), 1_u64..300_000, any::<prop::sample::Index>()), 1..200)) {
             let budget = 1 << 20;
             let mut space = Space::new(1 << 40, budget);
-            let mut out: BTreeMap<u64, Extent> = BTreeMap::new();
+            let mut allocated: BTreeMap<u64, Extent> = BTreeMap::new();
             for (take, len, which) in steps {
-                if take || out.is_empty() {
-                    let extent = space.take(len).unwrap();
+                if take || allocated.is_empty() {
+                    let extent = space.allocate(len).unwrap();
                     prop_assert!(extent.capacity >= len);
-                    insert(&mut out, extent);
+                    insert(&mut allocated, extent);
                 } else {
-                    let offset = *which.get(&out.keys().copied().collect::<Vec<_>>());
-                    space.give(out.remove(&offset).unwrap());
+                    let offset = *which.get(&allocated.keys().copied().collect::<Vec<_>>());
+                    space.free(allocated.remove(&offset).unwrap());
                 }
-                for punched in space.cool(budget) {
-                    prop_assert!(!out.contains_key(&punched.offset));
+                for released in space.release(budget) {
+                    prop_assert!(!allocated.contains_key(&released.offset));
                 }
-                let used: u64 = out.values().map(|extent| extent.capacity).sum();
+                let used: u64 = allocated.values().map(|extent| extent.capacity).sum();
                 prop_assert_eq!(space.used(), used);
-                prop_assert!(space.warm == 0 || space.used + space.warm <= budget);
+                prop_assert!(space.resident == 0 || space.used + space.resident <= budget);
             }
         }
     }
 
     #[test]
-    fn what_came_back_last_is_taken_first_and_what_is_cold_last() {
+    fn the_most_recently_freed_extent_is_reused_first_and_released_extents_last() {
         let mut space = Space::new(1 << 30, 1 << 30);
-        let [a, b] = [5000, 5000].map(|len| space.take(len).unwrap());
-        space.give(a);
-        space.give(b);
-        assert_eq!(space.cool(b.capacity), [a]);
-        assert_eq!([space.take(6000), space.take(6000)], [Some(b), Some(a)]);
+        let [a, b] = [5000, 5000].map(|len| space.allocate(len).unwrap());
+        space.free(a);
+        space.free(b);
+        assert_eq!(space.release(b.capacity), [a]);
+        assert_eq!([space.allocate(6000), space.allocate(6000)], [Some(b), Some(a)]);
     }
 
     #[test]
-    fn a_length_that_nothing_has_is_refused_and_overflows_nothing() {
+    fn a_length_beyond_the_largest_is_refused_without_overflow() {
         assert_eq!(capacity_of(u64::MAX), LARGEST);
-        assert!(Space::new(1 << 47, 4096).take(u64::MAX).is_none());
+        assert!(Space::new(1 << 47, 4096).allocate(u64::MAX).is_none());
     }
 
     #[test]
-    fn what_is_free_in_pieces_of_another_class_is_used_once_nothing_else_is_left() {
+    fn free_extents_of_other_classes_are_merged_when_the_space_is_full() {
         let mut space = Space::new(64 << 10, 64 << 10);
-        let small: Vec<Extent> = (0..16).map(|_| space.take(4096).unwrap()).collect();
-        assert!(space.take(4096).is_none());
-        // All but one in the middle.
-        small.iter().filter(|extent| extent.offset != 20 << 10).for_each(|extent| space.give(*extent));
-        assert!(space.take(32 << 10).is_none());
-        assert_eq!(space.cool(0).len(), 15);
+        let small: Vec<Extent> = (0..16).map(|_| space.allocate(4096).unwrap()).collect();
+        assert!(space.allocate(4096).is_none());
+        // Free all but one in the middle.
+        small.iter().filter(|extent| extent.offset != 20 << 10).for_each(|extent| space.free(*extent));
+        assert!(space.allocate(32 << 10).is_none());
+        assert_eq!(space.release(0).len(), 15);
         space.merge();
-        let large = space.take(32 << 10).unwrap();
+        let large = space.allocate(32 << 10).unwrap();
         assert_eq!(large.offset, 24 << 10);
-        assert_eq!(space.take(20 << 10).map(|extent| extent.offset), Some(0));
-        assert_eq!(space.take(8 << 10).map(|extent| extent.offset), Some(56 << 10));
-        assert!(space.take(1).is_none());
+        assert_eq!(space.allocate(20 << 10).map(|extent| extent.offset), Some(0));
+        assert_eq!(space.allocate(8 << 10).map(|extent| extent.offset), Some(56 << 10));
+        assert!(space.allocate(1).is_none());
     }
 
     #[test]
-    fn a_space_can_be_used_up() {
+    fn a_full_space_refuses_allocations() {
         let mut space = Space::new(8192, 4096);
-        assert!(space.take(8193).is_none());
-        assert!(space.take(8192).is_some());
-        assert!(space.take(1).is_none());
+        assert!(space.allocate(8193).is_none());
+        assert!(space.allocate(8192).is_some());
+        assert!(space.allocate(1).is_none());
     }
 }

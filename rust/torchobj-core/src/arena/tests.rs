@@ -1,4 +1,4 @@
-//! An arena whose handler does what a test says.
+//! An arena with a scripted handler.
 
 use std::sync::Arc;
 
@@ -9,77 +9,77 @@ use crate::runtime::runtime;
 
 const MIB: u64 = 1 << 20;
 
-/// Lands everything, or answers nothing.
+/// Answers every object, or none.
 struct Scripted {
     arena: Arc<Arena>,
-    lands: bool,
+    answers_all: bool,
 }
 
 impl Handler for Scripted {
-    fn ask(&self, request: Request, answers: Arc<Answers>) {
-        for position in (0..request.objects.len()).filter(|_| self.lands) {
-            answers.land(position, Arc::into_inner(self.arena.segment(100).unwrap()).unwrap());
+    fn on_request(&self, request: Request, answers: Arc<Answers>) {
+        for position in (0..request.objects.len()).filter(|_| self.answers_all) {
+            answers.complete(position, Arc::into_inner(self.arena.segment(100).unwrap()).unwrap());
         }
     }
 
-    fn gone(&self, _lane: u32) {}
+    fn on_worker_exit(&self, _slot: u32) {}
 
-    fn room(&self) {}
+    fn on_memory_freed(&self) {}
 }
 
-fn served(arena: &Arc<Arena>, lands: bool) {
-    let (arena, handler) = (arena.clone(), Scripted { arena: arena.clone(), lands });
+fn served(arena: &Arc<Arena>, answers_all: bool) {
+    let (arena, handler) = (arena.clone(), Scripted { arena: arena.clone(), answers_all });
     let _context = runtime().enter();
     let service = serve(arena, handler).unwrap();
     runtime().spawn(async move { service.await.unwrap() });
 }
 
-fn never() -> Result<(), ()> {
+fn no_check() -> Result<(), ()> {
     Ok(())
 }
 
 #[test]
-fn what_comes_for_a_request_that_was_interrupted_is_given_back_at_the_next() {
+fn answers_to_an_interrupted_request_are_returned_at_the_next_request() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let ended = worker.ask(1, &[1, 2, 3], Ahead::default(), || Err("a signal"));
+    let ended = worker.request(1, &[1, 2, 3], Announcement::default(), || Err("a signal"));
     assert!(matches!(ended, Err(Unanswered::Interrupted("a signal"))));
     served(&arena, true);
-    let replies = worker.ask(1, &[4], Ahead::default(), never).unwrap();
-    assert!(matches!(&replies[..], [Reply::Landed(_)]));
-    arena.sweep(&[]);
+    let replies = worker.request(1, &[4], Announcement::default(), no_check).unwrap();
+    assert!(matches!(&replies[..], [Reply::Claimed(_)]));
+    arena.reclaim(&[]);
     assert_eq!(arena.usage().used, Arena::charge(100));
     drop(replies);
-    arena.sweep(&[]);
+    arena.reclaim(&[]);
     assert_eq!(arena.usage().used, 0);
-    assert_eq!(arena.lanes().count(), 1);
+    assert_eq!(arena.slots().count(), 1);
 }
 
 #[test]
-fn a_request_that_only_announces_and_was_interrupted_is_not_overwritten_before_it_is_heard() {
+fn an_interrupted_announcement_is_not_overwritten_before_the_owner_reads_it() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let ask = |announced: &[u64]| {
-        let ahead = Ahead { iterator: 1, objects: announced };
-        worker.ask(1, &[], ahead, || Err("a signal"))
+    let request = |objects: &[u64]| {
+        let announced = Announcement { iterator: 1, objects };
+        worker.request(1, &[], announced, || Err("a signal"))
     };
-    for announced in [[1, 2], [3, 4]] {
-        assert!(matches!(ask(&announced), Err(Unanswered::Interrupted("a signal"))));
-        let request = arena.request(0, 0).unwrap();
-        assert_eq!((request.number, request.ahead), (1, vec![1, 2]));
+    for objects in [[1, 2], [3, 4]] {
+        assert!(matches!(request(&objects), Err(Unanswered::Interrupted("a signal"))));
+        let read = arena.request(0, 0).unwrap();
+        assert_eq!((read.number, read.announced), (1, vec![1, 2]));
     }
     served(&arena, true);
-    let replies = worker.ask(1, &[5], Ahead::default(), never).unwrap();
-    assert!(matches!(&replies[..], [Reply::Landed(_)]));
+    let replies = worker.request(1, &[5], Announcement::default(), no_check).unwrap();
+    assert!(matches!(&replies[..], [Reply::Claimed(_)]));
 }
 
 #[test]
-fn an_answer_that_nobody_gives_is_a_refusal_and_no_wait() {
+fn an_object_without_an_answer_is_refused_without_a_wait() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, false);
     for _ in 0..2 {
-        let replies = worker.ask(1, &[1, 2], Ahead::default(), never).unwrap();
+        let replies = worker.request(1, &[1, 2], Announcement::default(), no_check).unwrap();
         let [Reply::Failed(first), Reply::Failed(_)] = &replies[..] else { panic!("{replies:?}") };
         assert_eq!(Error::from_bytes(first).kind(), ErrorKind::Io);
     }
@@ -89,17 +89,17 @@ fn an_answer_that_nobody_gives_is_a_refusal_and_no_wait() {
 struct Broken;
 
 impl Handler for Broken {
-    fn ask(&self, _request: Request, _answers: Arc<Answers>) {
+    fn on_request(&self, _request: Request, _answers: Arc<Answers>) {
         panic!("by the test");
     }
 
-    fn gone(&self, _lane: u32) {}
+    fn on_worker_exit(&self, _slot: u32) {}
 
-    fn room(&self) {}
+    fn on_memory_freed(&self) {}
 }
 
 #[test]
-fn a_service_that_ended_is_seen_by_who_waits_and_by_who_asks_then() {
+fn a_stopped_service_fails_pending_and_later_requests() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     let service = {
@@ -107,15 +107,15 @@ fn a_service_that_ended_is_seen_by_who_waits_and_by_who_asks_then() {
         serve(arena.clone(), Broken).unwrap()
     };
     let service = runtime().spawn(service);
-    // The answers are dropped by the panic, and so refused: that is an end too.
-    drop(worker.ask(1, &[1], Ahead::default(), never));
+    // The panic drops the answers, which refuses the request: that completes it too.
+    drop(worker.request(1, &[1], Announcement::default(), no_check));
     assert!(runtime().block_on(service).unwrap_err().is_panic());
-    let ended = worker.ask(1, &[1], Ahead::default(), never);
+    let ended = worker.request(1, &[1], Announcement::default(), no_check);
     assert!(matches!(ended, Err(Unanswered::OwnerGone)));
 }
 
 #[test]
-fn a_file_that_is_too_short_for_an_arena_is_refused() {
+fn a_file_too_short_for_an_arena_is_refused() {
     let short = super::map::Map::create(super::map::Map::file_in_memory().unwrap(), 4096).unwrap();
     let copy = || short.file().try_clone_to_owned().unwrap();
     let refused = Worker::attach(copy(), copy()).unwrap_err();
@@ -123,82 +123,87 @@ fn a_file_that_is_too_short_for_an_arena_is_refused() {
 }
 
 #[test]
-fn a_worker_of_its_own_in_a_child_has_another_lane() {
+fn a_worker_for_a_child_process_has_its_own_slot() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
-    let again = Arc::new(worker.again().unwrap());
+    let again = Arc::new(worker.for_child().unwrap());
     served(&arena, true);
     for worker in [&worker, &again] {
-        assert!(matches!(worker.ask(1, &[4], Ahead::default(), never).as_deref(), Ok([Reply::Landed(_)])));
+        assert!(matches!(
+            worker.request(1, &[4], Announcement::default(), no_check).as_deref(),
+            Ok([Reply::Claimed(_)])
+        ));
     }
-    assert_eq!(arena.lanes().count(), 2);
+    assert_eq!(arena.slots().count(), 2);
 }
 
 #[test]
-fn segments_are_adopted_in_any_order_beside_those_that_are_released() {
+fn segments_are_adopted_in_any_order_along_with_returned_ones() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, true);
     let mut random = fastrand::Rng::with_seed(5);
     let mut held = Vec::new();
     for _ in 0..50 {
-        let wanted: Vec<u64> = (0..random.u64(1..20)).collect();
-        held.extend(worker.ask(1, &wanted, Ahead::default(), never).unwrap());
+        let requested: Vec<u64> = (0..random.u64(1..20)).collect();
+        held.extend(worker.request(1, &requested, Announcement::default(), no_check).unwrap());
         for _ in 0..random.usize(0..held.len()) {
-            let Reply::Landed(claim) = held.swap_remove(random.usize(0..held.len())) else { panic!("all land") };
+            let Reply::Claimed(claim) = held.swap_remove(random.usize(0..held.len())) else {
+                panic!("all are answered")
+            };
             if random.bool() {
                 let offer = claim.offer().unwrap();
                 drop(claim);
                 assert_eq!(arena.adopt(offer.id, offer.generation).unwrap().unwrap().len(), 100);
             }
         }
-        arena.sweep(&[]);
+        arena.reclaim(&[]);
         assert_eq!(arena.usage().granted, held.len() as u64 * Arena::charge(100));
     }
     drop(held);
-    arena.sweep(&[]);
+    arena.reclaim(&[]);
     assert_eq!(arena.usage().used, 0);
 }
 
 fn read(worker: &Arc<Worker>) -> Arc<Claim> {
-    let replies = worker.ask(1, &[1], Ahead::default(), never).unwrap();
-    let Ok([Reply::Landed(claim)]) = <[Reply; 1]>::try_from(replies) else { panic!("it lands") };
+    let replies = worker.request(1, &[1], Announcement::default(), no_check).unwrap();
+    let Ok([Reply::Claimed(claim)]) = <[Reply; 1]>::try_from(replies) else { panic!("it answers_all") };
     claim
 }
 
-/// A sample of sevens that a worker keeps, and its offer to the trainer.
-fn kept_and_offered(worker: &Arc<Worker>) -> (Buffer, Offer) {
+/// Bytes (all 7) that a worker still holds, and its offer to the trainer.
+fn held_and_offered(worker: &Arc<Worker>) -> (Buffer, Offer) {
     let claim = read(worker);
-    let mut kept = claim.buffer();
-    kept.as_mut_slice().fill(7);
+    let mut held = claim.buffer();
+    held.as_mut_slice().fill(7);
     let offer = claim.offer().unwrap();
-    (kept, offer)
+    (held, offer)
 }
 
 #[test]
-fn what_its_worker_still_has_is_copied_and_stays_the_workers() {
+fn a_segment_that_its_worker_still_maps_is_copied_and_stays_claimed() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, true);
-    let (kept, offer) = kept_and_offered(&worker);
+    let (held, offer) = held_and_offered(&worker);
     let mut copy = arena.adopt(offer.id, offer.generation).unwrap().unwrap();
     copy.as_mut_slice().fill(8);
-    assert_eq!(kept.as_slice(), [7; 100]);
-    assert!(arena.adopt(offer.id, offer.generation).unwrap().is_none(), "an offer is taken once");
+    assert_eq!(held.as_slice(), [7; 100]);
+    assert!(arena.adopt(offer.id, offer.generation).unwrap().is_none(), "an offer is adopted once");
     let usage = arena.usage();
     assert_eq!((usage.copied, usage.transferred, usage.used), (1, 0, 2 * Arena::charge(100)));
-    drop(kept);
-    arena.sweep(&[]);
+    drop(held);
+    arena.reclaim(&[]);
     drop(copy);
     assert_eq!(arena.usage().used, 0);
 }
 
 #[test]
-fn a_copy_is_made_on_the_heap_where_the_arena_is_full() {
+fn a_copy_is_on_the_heap_if_the_arena_is_full() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, true);
-    let (kept, offer) = kept_and_offered(&worker);
+    let (held, offer) = held_and_offered(&worker);
     let mut filled = Vec::new();
     let mut len = 1 << 47;
     while len >= Arena::charge(1) {
@@ -209,30 +214,30 @@ fn a_copy_is_made_on_the_heap_where_the_arena_is_full() {
     }
     let mut copy = arena.adopt(offer.id, offer.generation).unwrap().unwrap();
     copy.as_mut_slice().fill(8);
-    assert_eq!((kept.as_slice(), copy.as_slice()), (&[7; 100][..], &[8; 100][..]));
+    assert_eq!((held.as_slice(), copy.as_slice()), (&[7; 100][..], &[8; 100][..]));
     assert_eq!((arena.usage().copied, arena.usage().transferred), (1, 0));
-    drop((kept, filled));
-    arena.sweep(&[]);
+    drop((held, filled));
+    arena.reclaim(&[]);
     assert_eq!(arena.usage().used, 0);
 }
 
 #[test]
-fn what_a_worker_offered_before_it_died_is_the_trainers_without_a_copy() {
+fn an_offer_of_an_exited_worker_is_adopted_without_a_copy() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
     served(&arena, true);
     let (taken, left) = (read(&worker), read(&worker));
     let [offer, _] = [&taken, &left].map(|claim| claim.offer().unwrap());
-    // As a process that was killed leaves them.
+    // As a killed process leaves them.
     std::mem::forget((taken, left));
-    arena.sweep(&[0]);
+    arena.reclaim(&[0]);
     assert!(arena.adopt(offer.id, offer.generation).unwrap().is_some());
     assert_eq!((arena.usage().copied, arena.usage().transferred), (0, 1));
-    assert_eq!(arena.usage().used, Arena::charge(100), "the other one may be taken yet");
+    assert_eq!(arena.usage().used, Arena::charge(100), "the trainer may still adopt the other one");
 }
 
 #[test]
-fn an_arena_that_is_nearly_full_uses_what_is_free_again_for_other_sizes() {
+fn a_nearly_full_arena_reuses_free_extents_for_other_sizes() {
     let limits = super::size::Limits { address_space: None, file: Some(60 * MIB) };
     let arena = Arena::create_within(64 * MIB, limits).unwrap();
     assert_eq!(arena.budget(), 5 * MIB);
@@ -240,45 +245,45 @@ fn an_arena_that_is_nearly_full_uses_what_is_free_again_for_other_sizes() {
         let segments: Vec<_> = std::iter::from_fn(|| arena.segment(len).ok()).collect();
         assert!(segments.len() as u64 * Arena::charge(len) > 15 * MIB);
         let full = arena.segment(len).unwrap_err().to_string();
-        assert!(full.contains("the arena, which has 20 MiB") && full.contains("ulimit -v"), "{full}");
+        assert!(full.contains("the arena (20 MiB for objects") && full.contains("ulimit -v"), "{full}");
     }
 }
 
 #[test]
-#[should_panic(expected = "the memory of a segment is lent once")]
-fn the_memory_of_a_segment_is_lent_once() {
+#[should_panic(expected = "the memory of a segment is taken once")]
+fn the_memory_of_a_segment_is_taken_once() {
     let segment = Arena::create(MIB).unwrap().segment(100).unwrap();
     let _first = segment.memory();
     let _second = segment.memory();
 }
 
 #[test]
-fn memory_that_this_process_gives_back_rings_while_it_starves() {
+fn freed_memory_notifies_the_owner_while_it_waits() {
     let arena = Arena::create(MIB).unwrap();
-    let rang = || rustix::io::read(arena.bell(), &mut [0; 8]).is_ok();
+    let notified = || rustix::io::read(arena.eventfd(), &mut [0; 8]).is_ok();
     drop(arena.segment(100).unwrap());
-    assert!(!rang());
-    assert!(arena.starve());
-    assert!(!arena.starve(), "it is no news");
+    assert!(!notified());
+    assert!(arena.set_memory_needed());
+    assert!(!arena.set_memory_needed(), "requested before");
     drop(arena.segment(100).unwrap());
-    assert!(rang());
-    arena.sate();
+    assert!(notified());
+    arena.clear_memory_needed();
     drop(arena.segment(100).unwrap());
-    assert!(!rang());
+    assert!(!notified());
 }
 
 #[test]
-fn a_process_is_gone_also_where_nothing_watches_it() {
+fn an_exit_is_detected_with_and_without_a_pidfd() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let process = rustix::process::Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
-    let watch = super::serve::watch(process);
-    assert!(watch.is_some());
-    for watch in [None, watch.as_ref()] {
-        assert!(!super::serve::is_gone(process, watch));
+    let pidfd = super::serve::open_pidfd(process);
+    assert!(pidfd.is_some());
+    for pidfd in [None, pidfd.as_ref()] {
+        assert!(!super::serve::has_exited(process, pidfd));
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    for watch in [None, watch.as_ref()] {
-        assert!(super::serve::is_gone(process, watch));
+    for pidfd in [None, pidfd.as_ref()] {
+        assert!(super::serve::has_exited(process, pidfd));
     }
 }

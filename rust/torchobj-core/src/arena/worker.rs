@@ -1,6 +1,6 @@
-//! A worker's side of an arena: asks for objects, and holds what it was granted. Allocates and frees nothing, takes no
-//! lock that another thread could have held at a fork.
-#![expect(unsafe_code, reason = "makes memory of segments; each use says which invariant it keeps")]
+//! A worker's side of an arena: requests objects and holds the segments that it was granted. Allocates and frees
+//! nothing, and takes no lock that another thread could have held at a fork.
+#![expect(unsafe_code, reason = "creates memory regions over segments; each use states its invariant")]
 
 use std::fmt;
 use std::io;
@@ -13,284 +13,288 @@ use rustix::event::Timespec;
 use rustix::process::Pid;
 use rustix::thread::futex;
 
-use super::layout::{self, Answer, Header, LANES, Lane, MOST_NAME_BYTES, MOST_OBJECTS, REFUSED};
+use super::layout::{self, Answer, Header, MAX_NAME_BYTES, MAX_OBJECTS, REFUSED, SLOTS, WorkerSlot};
 use super::map::Map;
-use super::owner::{Arena, ring};
-use super::serve::{is_gone, watch};
-use super::words;
-use crate::buffer::{Buffer, Landing, Memory};
+use super::owner::{Arena, notify};
+use super::serve::{has_exited, open_pidfd};
+use super::sync;
+use crate::buffer::{Buffer, Memory, PendingBuffer};
 use crate::error::{Error, ErrorKind, Operation};
 
-/// How often a worker that waits looks whether the owner lives.
-const GLANCE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// Interval at which a waiting worker checks that the owner lives.
+const OWNER_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// An arena, in a process that another one owns it for.
+/// An arena, in a process that does not own it.
 pub struct Worker {
     map: Arc<Map>,
-    bell: OwnedFd,
+    eventfd: OwnedFd,
     owner: Pid,
-    /// Readable when the owner is gone; `None` where the system gives none.
-    watch: Option<OwnedFd>,
+    /// pidfd of the owner; `None` if the system provides none.
+    pidfd: Option<OwnedFd>,
     process: u32,
-    /// The lane that this process took. One request at a time.
-    lane: Mutex<Option<Taken>>,
-    /// Names of iterators; 0 is none's.
+    /// The slot of this process. It sends one request at a time.
+    slot: Mutex<Option<TakenSlot>>,
+    /// Next iterator number; 0 means no iterator.
     iterators: AtomicU32,
-    /// Iterators whose end the owner was not told. Held for a moment only: it may be a signal's handler that ends one.
-    ended: Mutex<Vec<u32>>,
+    /// Iterators that ended and were not reported to the owner yet. Locked only briefly: a signal handler may end an
+    /// iterator.
+    ended_iterators: Mutex<Vec<u32>>,
 }
 
-/// A lane, as its worker knows it.
+/// The slot of this process, and its last request.
 #[derive(Clone, Copy)]
-struct Taken {
+struct TakenSlot {
     index: u32,
-    /// Of the last request.
     number: u32,
-    /// How many answers to that, which may announce only, nobody has looked at: who asked was interrupted.
-    left: Option<usize>,
+    /// Number of answers to the last request (0 if it only announced) that were not read, because the caller was
+    /// interrupted.
+    unread: Option<usize>,
 }
 
-/// Objects that a worker will want, and for which of its iterators.
+/// Objects that a worker will demand later, for one of its iterators.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Ahead<'a> {
-    /// What [`Worker::new_iterator`] gave.
+pub struct Announcement<'a> {
+    /// Number from [`Worker::new_iterator`].
     pub iterator: u32,
-    /// In the order in which they will be wanted.
+    /// In the order of use.
     pub objects: &'a [u64],
 }
 
-/// Why a worker got no answers.
+/// Error of a request that got no answers.
 #[derive(Debug)]
 pub enum Unanswered<E> {
-    /// The process that owns the arena is gone.
+    /// The process that owns the arena has exited or closed it.
     OwnerGone,
-    /// There are as many workers as there are lanes.
-    NoLane,
-    /// What the caller's glance said.
+    /// All slots are in use.
+    NoFreeSlot,
+    /// The caller's check returned an error.
     Interrupted(E),
 }
 
-/// What became of one object.
+/// The result for one object.
 #[derive(Debug)]
 pub enum Reply {
     /// Its bytes.
-    Landed(Arc<Claim>),
-    /// An error, as [`crate::error::Error::to_bytes`] wrote it.
+    Claimed(Arc<Claim>),
+    /// An error, serialized by [`crate::error::Error::to_bytes`].
     Failed(Vec<u8>),
 }
 
 impl Worker {
-    /// In a forked child of the owner.
+    /// Attaches in a forked child of the owner.
     ///
     /// # Errors
-    /// The owner is gone, or the system gives no more descriptors.
+    /// The owner has exited, or no file descriptor is available.
     pub fn inherit(arena: &Arena) -> io::Result<Self> {
-        Self::on(arena.map().clone(), arena.bell().try_clone_to_owned()?)
+        Self::new(arena.map().clone(), arena.eventfd().try_clone_to_owned()?)
     }
 
-    /// In a process that got the descriptors by other means.
+    /// Attaches in a process that received the descriptors from the owner.
     ///
     /// # Errors
-    /// They are not those of an arena, or the owner is gone.
-    pub fn attach(file: OwnedFd, bell: OwnedFd) -> io::Result<Self> {
-        Self::on(Arc::new(Map::attach(file)?), bell)
+    /// The descriptors are not those of an arena, or the owner has exited.
+    pub fn attach(file: OwnedFd, eventfd: OwnedFd) -> io::Result<Self> {
+        Self::new(Arc::new(Map::attach(file)?), eventfd)
     }
 
-    /// The descriptors to [`attach`](Self::attach) by, in a process that was given them by number.
-    pub fn received(file: RawFd, bell: RawFd) -> [OwnedFd; 2] {
-        // SAFETY: whoever calls has just got these descriptors from `multiprocessing`, for this, and uses them no more.
-        [file, bell].map(|number| unsafe { OwnedFd::from_raw_fd(number) })
+    /// Takes ownership of descriptors for [`attach`](Self::attach) that were received as numbers.
+    pub fn received(file: RawFd, eventfd: RawFd) -> [OwnedFd; 2] {
+        // SAFETY: the caller has just received these descriptors from `multiprocessing` and does not use them
+        // otherwise.
+        [file, eventfd].map(|number| unsafe { OwnedFd::from_raw_fd(number) })
     }
 
-    /// In a forked child of a worker: one of its own. The lane and the locks of this one are its process's.
+    /// Attaches in a forked child of this worker, which needs its own slot and locks.
     ///
     /// # Errors
     /// As [`inherit`](Self::inherit).
-    pub fn again(&self) -> io::Result<Self> {
-        Self::on(self.map.clone(), self.bell.try_clone()?)
+    pub fn for_child(&self) -> io::Result<Self> {
+        Self::new(self.map.clone(), self.eventfd.try_clone()?)
     }
 
-    fn on(map: Arc<Map>, bell: OwnedFd) -> io::Result<Self> {
+    fn new(map: Arc<Map>, eventfd: OwnedFd) -> io::Result<Self> {
         let header = Header(&map);
         if map.len() < layout::DATA || header.magic().load(Acquire) != layout::MAGIC {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is no arena of this version of torchobj"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the file is not an arena of this version of torchobj",
+            ));
         }
         let owner = i32::try_from(header.owner().load(Relaxed)).ok().and_then(Pid::from_raw);
         let owner = owner.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the arena has no owner"))?;
-        let watch = watch(owner);
-        if is_gone(owner, watch.as_ref()) {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the process that owns the arena is gone"));
+        let pidfd = open_pidfd(owner);
+        if has_exited(owner, pidfd.as_ref()) {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the process that owns the arena has exited"));
         }
-        let (lane, ended) = (Mutex::new(None), Mutex::new(Vec::new()));
+        let (slot, ended_iterators) = (Mutex::new(None), Mutex::new(Vec::new()));
         let process = std::process::id();
-        Ok(Self { map, bell, owner, watch, process, lane, iterators: AtomicU32::new(1), ended })
+        Ok(Self { map, eventfd, owner, pidfd, process, slot, iterators: AtomicU32::new(1), ended_iterators })
     }
 
-    /// Whether this is the process that made this, and not a forked child.
+    /// Returns whether the current process attached this worker; false in a forked child.
     pub fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
 
-    /// The arena's file, for who attaches.
+    /// The arena's file. Another process attaches to it.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.map.file()
     }
 
-    /// What the owner listens to.
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// The eventfd that the owner waits on.
+    pub fn eventfd(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
     }
 
-    /// Whether the owner's process is gone.
-    fn orphaned(&self) -> bool {
-        is_gone(self.owner, self.watch.as_ref())
+    fn owner_exited(&self) -> bool {
+        has_exited(self.owner, self.pidfd.as_ref())
     }
 
-    /// What the owner's segments may take, in bytes.
+    /// Limit of the bytes of all segments.
     pub fn budget(&self) -> u64 {
         Header(&self.map).budget().load(Relaxed)
     }
 
-    /// A new iterator of this worker: what is announced for it can be cancelled together.
+    /// Starts an iterator of this worker. All objects that are announced for it can be cancelled together.
     pub fn new_iterator(&self) -> u32 {
         self.iterators.fetch_add(1, Relaxed)
     }
 
-    /// Ends an iterator. The owner hears it with the next request, or by the end of this process; until then others may
-    /// have the memory of what it did not use.
+    /// Ends an iterator. The owner is notified with the next request, or when this process exits; the memory of unused
+    /// announced objects may be reused before.
     pub fn end_iterator(&self, iterator: u32) {
-        self.ended.lock().expect("no holder of this lock panics").push(iterator);
+        self.ended_iterators.lock().expect("no holder of this lock panics").push(iterator);
     }
 
-    /// Asks for objects of `source` and waits for all of them; `ahead` is announced behind them. `glance` is called
-    /// about once a second, and at signals; what it returns as an error ends the wait.
+    /// Requests objects of `source` and waits for all of them; `announced` objects follow them. `check` is called about
+    /// once a second and on signals; an error of it ends the wait.
     ///
     /// # Errors
     /// See [`Unanswered`].
-    pub fn ask<E>(
+    pub fn request<E>(
         self: &Arc<Self>,
         source: u64,
         mut objects: &[u64],
-        mut ahead: Ahead<'_>,
-        mut glance: impl FnMut() -> Result<(), E>,
+        mut announced: Announcement<'_>,
+        mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let mut lane = self.lane.lock().expect("no holder of this lock panics");
+        let mut slot = self.slot.lock().expect("no holder of this lock panics");
         let mut replies = Vec::with_capacity(objects.len());
-        while !(objects.is_empty() && ahead.objects.is_empty()) {
-            let (now, later) = objects.split_at(objects.len().min(MOST_OBJECTS));
-            let (behind, rest) = ahead.objects.split_at(ahead.objects.len().min(MOST_OBJECTS - now.len()));
-            (objects, ahead.objects) = (later, rest);
-            let write = |shared: Lane<'_>| {
-                for (position, object) in now.iter().chain(behind).enumerate() {
+        while !(objects.is_empty() && announced.objects.is_empty()) {
+            let (demanded, objects_left) = objects.split_at(objects.len().min(MAX_OBJECTS));
+            let capacity = MAX_OBJECTS - demanded.len();
+            let (later, later_left) = announced.objects.split_at(announced.objects.len().min(capacity));
+            (objects, announced.objects) = (objects_left, later_left);
+            let write = |shared: WorkerSlot<'_>| {
+                for (position, object) in demanded.iter().chain(later).enumerate() {
                     shared.object(position).store(*object, Relaxed);
                 }
-                shared.ahead().store(u32::try_from(behind.len()).expect("at most MOST_OBJECTS"), Relaxed);
-                shared.iterator().store(ahead.iterator, Relaxed);
+                shared.announced().store(u32::try_from(later.len()).expect("at most MAX_OBJECTS"), Relaxed);
+                shared.iterator().store(announced.iterator, Relaxed);
             };
-            replies.append(&mut self.request(&mut lane, source, now.len(), write, &mut glance)?);
+            replies.append(&mut self.send(&mut slot, source, demanded.len(), write, &mut check)?);
         }
         Ok(replies)
     }
 
-    /// Asks for objects of `source` by names; otherwise as [`ask`](Self::ask).
+    /// Requests objects of `source` by name; otherwise like [`request`](Self::request).
     ///
     /// # Errors
     /// See [`Unanswered`].
     ///
     /// # Panics
-    /// A name is longer than a request: 32 KiB.
-    pub fn ask_by_name<E>(
+    /// A name exceeds the size of a request, 32 KiB.
+    pub fn request_by_name<E>(
         self: &Arc<Self>,
         source: u64,
-        names: &[Vec<u8>],
-        mut glance: impl FnMut() -> Result<(), E>,
+        mut names: &[Vec<u8>],
+        mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let mut lane = self.lane.lock().expect("no holder of this lock panics");
+        let mut slot = self.slot.lock().expect("no holder of this lock panics");
         let mut replies = Vec::with_capacity(names.len());
-        let mut rest = names;
-        while !rest.is_empty() {
+        while !names.is_empty() {
             let mut bytes = Vec::new();
             let mut count = 0;
-            for name in rest.iter().take(MOST_OBJECTS) {
-                if bytes.len() + 2 + name.len() > MOST_NAME_BYTES {
+            for name in names.iter().take(MAX_OBJECTS) {
+                if bytes.len() + 2 + name.len() > MAX_NAME_BYTES {
                     break;
                 }
                 bytes.extend_from_slice(&u16::try_from(name.len()).expect("at most 32 KiB").to_le_bytes());
                 bytes.extend_from_slice(name);
                 count += 1;
             }
-            assert!(count > 0, "a name of {} bytes fits into no request", rest[0].len());
-            let write = |shared: Lane<'_>| shared.write_names(&bytes);
-            replies.append(&mut self.request(&mut lane, source, count, write, &mut glance)?);
-            rest = &rest[count..];
+            assert!(count > 0, "a name of {} bytes exceeds the size of a request", names[0].len());
+            let write = |shared: WorkerSlot<'_>| shared.write_names(&bytes);
+            replies.append(&mut self.send(&mut slot, source, count, write, &mut check)?);
+            names = &names[count..];
         }
         Ok(replies)
     }
 
-    /// One request, whose `count` wanted objects `write` writes to the lane, with what else it says.
-    fn request<E>(
+    /// Sends one request with `count` demanded objects, which `write` writes to the slot, and waits for the answers.
+    fn send<E>(
         self: &Arc<Self>,
-        lane: &mut Option<Taken>,
+        slot: &mut Option<TakenSlot>,
         source: u64,
         count: usize,
-        write: impl FnOnce(Lane<'_>),
-        glance: &mut impl FnMut() -> Result<(), E>,
+        write: impl FnOnce(WorkerSlot<'_>),
+        check: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let taken = match *lane {
+        let taken = match *slot {
             Some(taken) => taken,
-            None => Taken { index: self.take_lane().ok_or(Unanswered::NoLane)?, number: 0, left: None },
+            None => TakenSlot { index: self.take_slot().ok_or(Unanswered::NoFreeSlot)?, number: 0, unread: None },
         };
         let index = taken.index;
-        if let Some(left) = taken.left {
-            // Until it is answered the owner may read the lane.
-            self.wait(index, taken.number, glance)?;
-            drop(self.replies(index, left));
+        if let Some(unread) = taken.unread {
+            // The owner may read the slot until it has answered the interrupted request.
+            self.wait(index, taken.number, check)?;
+            drop(self.replies(index, unread));
         }
         let number = taken.number.wrapping_add(1);
-        *lane = Some(Taken { index, number, left: Some(count) });
-        let shared = Header(&self.map).lane(index);
-        // What this request does not say, the one before may have said.
-        for word in [shared.name_bytes(), shared.ahead(), shared.iterator()] {
+        *slot = Some(TakenSlot { index, number, unread: Some(count) });
+        let shared = Header(&self.map).slot(index);
+        // Clears what the previous request may have set.
+        for word in [shared.name_bytes(), shared.announced(), shared.iterator()] {
             word.store(0, Relaxed);
         }
         write(shared);
         shared.source().store(source, Relaxed);
-        shared.count().store(u32::try_from(count).expect("at most MOST_OBJECTS"), Relaxed);
-        let ended = self.ended.lock().expect("no holder of this lock panics").pop();
+        shared.count().store(u32::try_from(count).expect("at most MAX_OBJECTS"), Relaxed);
+        let ended = self.ended_iterators.lock().expect("no holder of this lock panics").pop();
         shared.ended().store(ended.unwrap_or(0), Relaxed);
-        words::publish(shared.asked(), number);
-        ring(&self.bell);
-        self.wait(index, number, glance)?;
-        *lane = Some(Taken { index, number, left: None });
+        sync::publish(shared.requested(), number);
+        notify(&self.eventfd);
+        self.wait(index, number, check)?;
+        *slot = Some(TakenSlot { index, number, unread: None });
         Ok(self.replies(index, count))
     }
 
-    fn replies(self: &Arc<Self>, lane: u32, count: usize) -> Vec<Reply> {
-        let shared = Header(&self.map).lane(lane);
+    fn replies(self: &Arc<Self>, slot: u32, count: usize) -> Vec<Reply> {
+        let shared = Header(&self.map).slot(slot);
         (0..count).map(|position| self.reply(shared.read_answer(position))).collect()
     }
 
-    fn take_lane(&self) -> Option<u32> {
+    fn take_slot(&self) -> Option<u32> {
         let header = Header(&self.map);
-        let taken = (0..LANES)
-            .find(|index| header.lane(*index).worker().compare_exchange(0, self.process, AcqRel, Relaxed).is_ok())?;
-        header.lanes().fetch_max(taken + 1, AcqRel);
+        let taken = (0..SLOTS)
+            .find(|index| header.slot(*index).worker().compare_exchange(0, self.process, AcqRel, Relaxed).is_ok())?;
+        header.slots().fetch_max(taken + 1, AcqRel);
         Some(taken)
     }
 
-    fn wait<E>(&self, lane: u32, number: u32, glance: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
-        let answered = Header(&self.map).lane(lane).answered();
+    fn wait<E>(&self, slot: u32, number: u32, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
+        let answered = Header(&self.map).slot(slot).answered();
         loop {
-            let seen = words::published(answered);
+            let seen = sync::published(answered);
             if seen == number {
                 return Ok(());
             }
-            // Woken, interrupted, too late, or changed meanwhile: all mean to look again.
-            let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&GLANCE));
-            if woken.is_err() && words::published(answered) != number {
-                glance().map_err(Unanswered::Interrupted)?;
-                // Nobody answers any more, though its process may live.
-                if self.orphaned() || Header(&self.map).closed().load(Acquire) != 0 {
+            // Woken, interrupted, timed out, or changed before the wait: all require another check.
+            let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&OWNER_CHECK_INTERVAL));
+            if woken.is_err() && sync::published(answered) != number {
+                check().map_err(Unanswered::Interrupted)?;
+                // A closed arena gives no answers, though its process may live.
+                if self.owner_exited() || Header(&self.map).closed().load(Acquire) != 0 {
                     return Err(Unanswered::OwnerGone);
                 }
             }
@@ -299,28 +303,29 @@ impl Worker {
 
     fn reply(self: &Arc<Self>, answer: Answer) -> Reply {
         if answer == REFUSED {
-            let message = "its memory could not be passed to a worker: a million buffers are with workers, or a bug";
+            let message = "the owner could not grant the object to a worker: a million segments are in use, or a bug";
             return Reply::Failed(Error::new(ErrorKind::Io, Operation::Get, "", message).to_bytes());
         }
-        let claim = Arc::new(Claim { worker: self.clone(), answer, lent: AtomicBool::new(false) });
-        if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Landed(claim) }
+        let claim = Arc::new(Claim { worker: self.clone(), answer, taken: AtomicBool::new(false) });
+        if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Claimed(claim) }
     }
 }
 
-/// A segment that a worker was granted. Dropping it transfers it to the trainer if it was offered, and else releases it.
+/// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
+/// any other to the owner.
 pub struct Claim {
     worker: Arc<Worker>,
     answer: Answer,
-    /// Whether its memory was lent: once.
-    lent: AtomicBool,
+    /// Whether `buffer` was called.
+    taken: AtomicBool,
 }
 
-/// The name under which the trainer finds a segment that a worker offered to it.
+/// Identifies a segment that a worker offered, for the trainer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
     /// Id of the granted segment.
     pub id: u32,
-    /// Which of the segments that had this id.
+    /// Distinguishes the segments that had this id.
     pub generation: u32,
 }
 
@@ -330,7 +335,7 @@ impl Claim {
         self.answer.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.answer.len == 0
     }
@@ -340,42 +345,43 @@ impl Claim {
         Header(&self.worker.map).owner().load(Relaxed)
     }
 
-    /// Offers the segment to the trainer, which gets its memory once this claim is dropped, and a copy of its bytes before
-    /// that. Until the claim is dropped its bytes may be read here, and not be written. `None` where it was offered
-    /// before, and in a forked child of the worker.
+    /// Offers the segment to the trainer, which adopts its memory once this claim is dropped, and copies the bytes
+    /// before that. Until the claim is dropped, this process may read the bytes but not write them. `None` if the
+    /// segment was offered before, and in a forked child of the worker.
     pub fn offer(&self) -> Option<Offer> {
         let Answer { id, generation, .. } = self.answer;
-        let offered = self.worker.is_ours() && words::offer(Header(&self.worker.map).state(id), generation);
+        let offered = self.worker.is_ours() && sync::offer(Header(&self.worker.map).state(id), generation);
         offered.then_some(Offer { id, generation })
     }
 
-    /// Its bytes. The claim lives as long as these do.
+    /// The bytes. They keep the claim alive.
     ///
     /// # Panics
-    /// When it is called twice.
+    /// A second call.
     pub fn buffer(self: &Arc<Self>) -> Buffer {
-        assert!(!self.lent.swap(true, Relaxed), "the memory of a claim is lent once");
+        assert!(!self.taken.swap(true, Relaxed), "the memory of a claim is taken once");
         let Answer { offset, len, .. } = self.answer;
         let start = self.worker.map.at(offset, len);
         let len = usize::try_from(len).expect("it is mapped");
-        // SAFETY: the owner granted the segment to this process alone, and takes it back only after the claim in `keep`
-        // is dropped; it is lent once, as was just checked; the mapping lives with the worker; the owner wrote these bytes
-        // before it answered. Once it is offered (`offer`) the owner may read it too, and nobody writes to it.
+        // SAFETY: the owner granted the segment to this process alone, and frees it only after the claim, which is
+        // passed to `lent`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
+        // worker; the owner wrote these bytes before it answered. After an offer (`offer`) the owner may read the
+        // segment too, and neither process writes to it.
         let memory = unsafe { Memory::lent(start, len, Box::new(self.clone())) };
-        let (landing, dest) = Landing::new(memory);
+        let (pending, dest) = PendingBuffer::new(memory);
         drop(dest);
-        landing.finish(len).expect("its one writer was just dropped")
+        pending.finish(len).expect("its only writer was just dropped")
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // A forked child of a worker holds a copy of a claim that is not its own.
+        // A forked child has a copy of a claim that belongs to its parent.
         if self.worker.is_ours() {
             let Answer { id, generation, .. } = self.answer;
             let header = Header(&self.worker.map);
-            if words::release(header.state(id), generation, header.starving()) {
-                ring(&self.worker.bell);
+            if sync::drop_claim(header.state(id), generation, header.memory_needed()) {
+                notify(&self.worker.eventfd);
             }
         }
     }

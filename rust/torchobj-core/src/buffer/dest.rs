@@ -1,5 +1,5 @@
-//! Writing to memory, and reading it once it is written.
-#![expect(unsafe_code, reason = "hands out disjoint slices of a region; each use says which invariant it keeps")]
+//! Writing to a region, and reading it once it is written.
+#![expect(unsafe_code, reason = "hands out disjoint slices of a region; each use states its invariant")]
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::Memory;
 
-/// Counts the bytes that writers receive, for a task that watches how fast they come.
+/// Counts the bytes that writers receive, so that a task can watch the rate.
 #[derive(Clone, Debug, Default)]
 pub struct Progress(Arc<AtomicU64>);
 
 impl Progress {
-    /// Bytes received so far.
+    /// Number of bytes received.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -22,77 +22,75 @@ impl Progress {
     }
 }
 
-/// A piece of memory with one writer, filled from its start.
-///
-/// Cannot be cloned: pieces of one region never overlap.
+/// A disjoint part of a region with one writer, filled from its start. Cannot be cloned.
 pub struct Dest {
     memory: Arc<Memory>,
     start: usize,
     end: usize,
     filled: usize,
-    /// How much of what counts as filled lies before the end of the last piece that was handed on.
+    /// Value of `filled` when the last part was carved out.
     carved: usize,
-    /// Where received bytes are counted, if they are watched.
+    /// Counts received bytes, if set.
     progress: Option<Progress>,
 }
 
 impl Dest {
-    /// Room in bytes, filled or not.
+    /// Capacity in bytes, filled or not.
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
-    /// Whether it has no room at all.
+    /// Returns whether the capacity is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many bytes were written.
+    /// Number of bytes that were written.
     pub fn filled(&self) -> usize {
         self.filled
     }
 
-    /// How many bytes can still be written.
+    /// Number of bytes that can still be written.
     pub fn remaining(&self) -> usize {
         self.len() - self.filled
     }
 
-    /// The room that is left. Write to its front, then say how much by [`advance`](Self::advance).
+    /// The unfilled bytes. Write to the start of the slice, then call [`advance`](Self::advance).
     pub fn unfilled_mut(&mut self) -> &mut [u8] {
         let at = self.start + self.filled;
-        // SAFETY: `start..end` lies within the region (`Landing::new` and `split_off` keep `end <= memory.len()`), no
-        // other `Dest` covers it (they are cut disjoint and cannot be cloned), no `Buffer` of this region exists while
-        // this holds its `Arc` (`Landing::finish`), and regions are initialised.
+        // SAFETY: `start..end` is within the region (`PendingBuffer::new` and `split_off` keep `end <= memory.len()`),
+        // no other `Dest` covers it (they are disjoint and cannot be cloned), no `Buffer` of this region exists while
+        // this holds its `Arc` (`PendingBuffer::finish`), and regions are initialised.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr().add(at), self.end - at) }
     }
 
-    /// Says that the first `bytes` of the room that was left are written.
+    /// Marks the first `bytes` of the unfilled bytes as written.
     ///
     /// # Panics
-    /// When that is more than there was room for.
+    /// `bytes` exceeds [`remaining`](Self::remaining).
     pub fn advance(&mut self, bytes: usize) {
-        assert!(bytes <= self.remaining(), "advanced by {bytes} with {} left", self.remaining());
+        assert!(bytes <= self.remaining(), "advanced by {bytes} with {} remaining", self.remaining());
         self.filled += bytes;
         if let Some(progress) = &self.progress {
             progress.add(bytes);
         }
     }
 
-    /// Counts what is received here from now on.
+    /// Counts the bytes received from now on in `progress`.
     pub fn count_in(&mut self, progress: &Progress) {
         self.progress = Some(progress.clone());
     }
 
-    /// Drops what was written behind the first `filled` bytes, to be written again.
+    /// Discards the bytes after the first `filled`, to write them again.
     ///
     /// # Panics
-    /// When less was written, or part of it was handed on.
+    /// Fewer bytes were written, or a discarded one was carved out.
     pub fn rewind(&mut self, filled: usize) {
         assert!((self.carved..=self.filled).contains(&filled), "rewound to {filled} of {}", self.filled);
         self.filled = filled;
     }
 
-    /// Copies as much of `bytes` as there is room for, and says how much that was.
+    /// Copies as many of `bytes` as fit. Returns their number.
     pub fn fill(&mut self, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.remaining());
         self.unfilled_mut()[..count].copy_from_slice(&bytes[..count]);
@@ -100,10 +98,10 @@ impl Dest {
         count
     }
 
-    /// What was written here, behind the last piece that was carved out.
+    /// The bytes that were written since the last part was carved out.
     pub fn written(&self) -> &[u8] {
-        // SAFETY: the range lies within the region as in `unfilled_mut`. Only this `Dest` writes to it, what others were
-        // handed lies before (`carve`) or behind it (`split_off`), and `&self` keeps it from being written meanwhile.
+        // SAFETY: the range is within the region as in `unfilled_mut`. Only this `Dest` writes to it: parts of other
+        // writers are before (`carve`) or after it (`split_off`), and `&self` prevents writes meanwhile.
         unsafe {
             std::slice::from_raw_parts(
                 self.memory.start().as_ptr().add(self.start + self.carved),
@@ -112,22 +110,22 @@ impl Dest {
         }
     }
 
-    /// Cuts off everything behind the first `at` bytes. Nothing may be written there yet.
+    /// Splits off everything after the first `at` bytes. Nothing may be written there yet.
     ///
     /// # Panics
-    /// When `at` lies outside, or behind it is written already.
+    /// `at` exceeds the capacity, or more than `at` bytes were written.
     #[must_use]
     pub fn split_off(&mut self, at: usize) -> Self {
         assert!(at <= self.len() && self.filled <= at, "cut at {at} of {} with {} filled", self.len(), self.filled);
-        let rest = self.piece(self.start + at, self.end);
+        let rest = self.part(self.start + at, self.end);
         self.end = self.start + at;
         rest
     }
 
-    /// Takes out the first `at` bytes. Nothing may be written here yet.
+    /// Splits off the first `at` bytes. Nothing may be written yet.
     ///
     /// # Panics
-    /// When `at` lies outside, or something is written.
+    /// `at` exceeds the capacity, or bytes were written.
     #[must_use]
     pub fn split_to(&mut self, at: usize) -> Self {
         assert_eq!(self.filled, 0, "cut at {at} with {} filled", self.filled);
@@ -135,20 +133,20 @@ impl Dest {
         std::mem::replace(self, rest)
     }
 
-    /// Hands the next `length` bytes of room to another writer. Here they count as filled.
+    /// Carves out the next `length` unfilled bytes for another writer. They count as filled here.
     ///
     /// # Panics
-    /// When there is less room.
+    /// `length` exceeds [`remaining`](Self::remaining).
     #[must_use]
     pub fn carve(&mut self, length: usize) -> Self {
         let start = self.start + self.filled;
-        assert!(length <= self.remaining(), "carved {length} with {} left", self.remaining());
+        assert!(length <= self.remaining(), "carved {length} with {} remaining", self.remaining());
         self.filled += length;
         self.carved = self.filled;
-        self.piece(start, start + length)
+        self.part(start, start + length)
     }
 
-    fn piece(&self, start: usize, end: usize) -> Self {
+    fn part(&self, start: usize, end: usize) -> Self {
         let (memory, progress) = (self.memory.clone(), self.progress.clone());
         Self { memory, start, end, filled: 0, carved: 0, progress }
     }
@@ -162,20 +160,20 @@ impl fmt::Debug for Dest {
 
 /// A region that is being written.
 #[derive(Debug)]
-pub struct Landing(Arc<Memory>);
+pub struct PendingBuffer(Arc<Memory>);
 
-impl Landing {
-    /// Opens a region for writing: the landing to wait with, and the one piece that covers it all.
+impl PendingBuffer {
+    /// Opens a region for writing. Returns the handle that finishes it, and one `Dest` that covers all of it.
     pub fn new(memory: Memory) -> (Self, Dest) {
         let memory = Arc::new(memory);
         let dest = Dest { memory: memory.clone(), start: 0, end: memory.len(), filled: 0, carved: 0, progress: None };
         (Self(memory), dest)
     }
 
-    /// The region, to be read, its first `len` bytes; or the landing again while a writer exists.
+    /// Returns the first `len` bytes of the region for reading.
     ///
     /// # Errors
-    /// A `Dest` of the region is still there.
+    /// Returns the `PendingBuffer` if a `Dest` of the region still exists.
     pub fn finish(self, len: usize) -> Result<Buffer, Self> {
         let memory = Arc::try_unwrap(self.0).map_err(Self)?;
         let len = len.min(memory.len());
@@ -183,7 +181,7 @@ impl Landing {
     }
 }
 
-/// Bytes that have landed. One owner: no writer, no other reader.
+/// The bytes of a finished read. Has one owner, no writer and no other reader.
 pub struct Buffer {
     memory: Memory,
     len: usize,
@@ -195,25 +193,26 @@ impl Buffer {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the region has at least `len` initialised bytes, and a `Buffer` is made only when no `Dest` is left.
+        // SAFETY: the region has at least `len` initialised bytes, and a `Buffer` exists only after the last `Dest` was
+        // dropped.
         unsafe { std::slice::from_raw_parts(self.memory.start().as_ptr(), self.len) }
     }
 
-    /// Where the bytes begin, for who exports them to another language and keeps this buffer meanwhile.
+    /// Address of the first byte, for bindings that export it and keep this buffer meanwhile.
     pub fn start(&self) -> std::ptr::NonNull<u8> {
         self.memory.start()
     }
 
-    /// The bytes, to be changed.
+    /// The bytes, writable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_slice`, and `&mut self` is the only access.
+        // SAFETY: as in `as_slice`; `&mut self` is the only access.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr(), self.len) }
     }
 }
@@ -236,19 +235,19 @@ mod tests {
 
     #[test]
     fn a_region_cannot_be_read_while_a_writer_exists() {
-        let (landing, mut dest) = Landing::new(Memory::allocate(8).unwrap());
+        let (pending, mut dest) = PendingBuffer::new(Memory::allocate(8).unwrap());
         let mut tail = dest.split_off(5);
         assert_eq!(dest.fill(b"hello, all"), 5);
-        let landing = landing.finish(8).unwrap_err();
+        let pending = pending.finish(8).unwrap_err();
         drop(dest);
         tail.fill(b"you");
         drop(tail);
-        assert_eq!(landing.finish(8).unwrap().as_slice(), b"helloyou");
+        assert_eq!(pending.finish(8).unwrap().as_slice(), b"helloyou");
     }
 
     #[test]
-    fn pieces_cover_the_region_once() {
-        let (landing, mut dest) = Landing::new(Memory::allocate(100_000).unwrap());
+    fn parts_cover_the_region_once() {
+        let (pending, mut dest) = PendingBuffer::new(Memory::allocate(100_000).unwrap());
         let mut pieces = Vec::new();
         while dest.len() > 7_000 {
             let rest = dest.split_off(7_000);
@@ -259,13 +258,13 @@ mod tests {
             piece.unfilled_mut().fill(u8::try_from(index).unwrap());
         }
         drop(pieces);
-        let buffer = landing.finish(usize::MAX).unwrap();
+        let buffer = pending.finish(usize::MAX).unwrap();
         assert!(buffer.as_slice().iter().enumerate().all(|(at, byte)| usize::from(*byte) == at / 7_000));
     }
 
     #[test]
-    fn received_bytes_are_counted_once_in_every_piece() {
-        let (_landing, mut dest) = Landing::new(Memory::allocate(10).unwrap());
+    fn received_bytes_are_counted_once_in_every_part() {
+        let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(10).unwrap());
         let progress = Progress::default();
         dest.count_in(&progress);
         let mut tail = dest.split_off(6);
@@ -278,20 +277,20 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_were_dropped_are_written_again() {
-        let (landing, mut dest) = Landing::new(Memory::allocate(6).unwrap());
+    fn discarded_bytes_are_written_again() {
+        let (pending, mut dest) = PendingBuffer::new(Memory::allocate(6).unwrap());
         dest.fill(b"wrong");
         dest.rewind(1);
         assert_eq!((dest.filled(), dest.remaining()), (1, 5));
         dest.fill(b"right");
         drop(dest);
-        assert_eq!(landing.finish(6).unwrap().as_slice(), b"wright");
+        assert_eq!(pending.finish(6).unwrap().as_slice(), b"wright");
     }
 
     #[test]
-    #[should_panic(expected = "advanced by 9 with 8 left")]
-    fn a_writer_cannot_claim_more_than_its_room() {
-        let (_landing, mut dest) = Landing::new(Memory::allocate(8).unwrap());
+    #[should_panic(expected = "advanced by 9 with 8 remaining")]
+    fn a_writer_cannot_advance_beyond_its_end() {
+        let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(8).unwrap());
         dest.advance(9);
     }
 }

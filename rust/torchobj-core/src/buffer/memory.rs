@@ -1,5 +1,5 @@
-//! Regions of memory and who gives them back. Knows nothing of what is written to them.
-#![expect(unsafe_code, reason = "owns raw regions; each use says which invariant it keeps")]
+//! Regions of memory and their owners. The content is up to the users.
+#![expect(unsafe_code, reason = "owns raw regions; each use states its invariant")]
 
 use std::any::Any;
 use std::fmt;
@@ -16,26 +16,26 @@ pub struct Memory {
     owner: Owner,
 }
 
-/// How a region is given back.
+/// Who frees a region.
 enum Owner {
-    /// Nothing to give back: the region is empty.
+    /// The region is empty: nothing to free.
     Empty,
-    /// A boxed slice of the global allocator, turned into raw parts.
+    /// A boxed slice of the global allocator, as raw parts.
     Heap,
-    /// A block of the pool; its capacity is that of a size class, or of its own.
+    /// A block of the pool; `capacity` is that of its size class.
     Pooled { capacity: usize },
-    /// The caller's: kept exported until this is dropped.
+    /// Lent by a caller; dropping `_keep` returns it.
     Lent { _keep: Box<dyn Any + Send + Sync> },
 }
 
-// SAFETY: a `Memory` is the only owner of its region (constructors below take it over whole), so moving it to another
-// thread moves the region; what is lent is `Send + Sync` itself.
+// SAFETY: a `Memory` is the only owner of its region (the constructors below take ownership of all of it), so moving it
+// to another thread moves the region; the owner of a lent region is `Send + Sync` itself.
 unsafe impl Send for Memory {}
-// SAFETY: through `&Memory` the region can only be read, and only by `Buffer`, which exists when no writer does.
+// SAFETY: through `&Memory` the region can only be read, and only by `Buffer`, which exists only without writers.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Zeroed or recycled memory of `len` bytes; what it holds is unspecified.
+    /// Allocates `len` bytes, zeroed or recycled; their contents are unspecified.
     ///
     /// # Errors
     /// The system has no more memory.
@@ -43,7 +43,7 @@ impl Memory {
         if len == 0 {
             return Ok(Self { start: NonNull::dangling(), len, owner: Owner::Empty });
         }
-        if len < pool::SMALLEST_BYTES {
+        if len < pool::MIN_POOLED_BYTES {
             let boxed = Box::into_raw(vec![0_u8; len].into_boxed_slice());
             let start = NonNull::new(boxed.cast::<u8>()).expect("a Box is never null");
             return Ok(Self { start, len, owner: Owner::Heap });
@@ -52,11 +52,11 @@ impl Memory {
         Ok(Self { start, len, owner: Owner::Pooled { capacity } })
     }
 
-    /// Memory of the caller's.
+    /// Memory that a caller lends.
     ///
     /// # Safety
-    /// `start..start + len` is initialised, writable, and neither moved nor freed until `keep` is dropped; nobody
-    /// else writes to it meanwhile through Rust references.
+    /// `start..start + len` is initialised, writable, and neither moved nor freed until `keep` is dropped. Until then
+    /// no other Rust reference writes to it.
     pub unsafe fn lent(start: NonNull<u8>, len: usize, keep: Box<dyn Any + Send + Sync>) -> Self {
         Self { start, len, owner: Owner::Lent { _keep: keep } }
     }
@@ -66,19 +66,19 @@ impl Memory {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The addresses that it covers: to tell regions apart, not to be used.
+    /// The addresses of the region, to compare regions; not for access.
     pub fn addresses(&self) -> Range<usize> {
         let start = self.start.addr().get();
         start..start + self.len
     }
 
-    /// Asks the kernel for huge pages where none were touched yet: one fault then brings 2 MiB. (Fresh memory of 1 GiB,
-    /// measured: 0.57 s until it was written, and so 0.25 s.)
+    /// Asks the kernel for huge pages where no page was touched yet: one fault then maps 2 MiB. (Writing to 1 GiB of
+    /// new memory, measured: 0.57 s without, 0.25 s with huge pages.)
     pub fn advise_huge_pages(&self) {
         #[cfg(target_os = "linux")]
         {
@@ -86,9 +86,9 @@ impl Memory {
             let first = start.next_multiple_of(pool::HUGE_PAGE_BYTES);
             let length = end.saturating_sub(first) / pool::HUGE_PAGE_BYTES * pool::HUGE_PAGE_BYTES;
             if length > 0 {
-                // Advice only: where the kernel has no huge pages, small ones do.
-                // SAFETY: `first..first + length` lies within the region, which is mapped while `self` lives; what its
-                // pages hold does not change.
+                // Advice only: without huge pages the kernel uses small ones.
+                // SAFETY: `first..first + length` is within the region, which is mapped while `self` lives; the
+                // contents of its pages do not change.
                 let _ = unsafe {
                     let first = self.start.as_ptr().add(first - start).cast();
                     rustix::mm::madvise(first, length, rustix::mm::Advice::LinuxHugepage)
@@ -97,7 +97,7 @@ impl Memory {
         }
     }
 
-    /// Where it begins.
+    /// Start of the region.
     pub(super) fn start(&self) -> NonNull<u8> {
         self.start
     }
@@ -129,7 +129,7 @@ impl fmt::Debug for Memory {
     }
 }
 
-/// What a test lends.
+/// A lent region of a test.
 #[cfg(test)]
 struct Back {
     slice: NonNull<[u8]>,
@@ -137,7 +137,7 @@ struct Back {
 }
 
 #[cfg(test)]
-// SAFETY: its slice is its own, and nobody looks at it before the drop.
+// SAFETY: it owns its slice, and nothing accesses the slice before the drop.
 unsafe impl Send for Back {}
 #[cfg(test)]
 // SAFETY: as above.
@@ -146,19 +146,19 @@ unsafe impl Sync for Back {}
 #[cfg(test)]
 impl Drop for Back {
     fn drop(&mut self) {
-        // SAFETY: `sent_back` made it of a `Box`, and only this drop takes it back.
+        // SAFETY: `sent_back` created it from a `Box`, and only this drop frees it.
         let slice = unsafe { Box::from_raw(self.slice.as_ptr()) };
-        // A test may have gone without it.
+        // The receiver may be gone.
         let _ = self.back.send(slice[1..].to_vec());
     }
 }
 
 #[cfg(test)]
 impl Memory {
-    /// Memory of `len` zeros at an odd address, that are sent to `back` once nobody writes to them any more.
+    /// Memory of `len` zeros at an odd address. Its bytes are sent to `back` once it is dropped.
     pub(crate) fn sent_back(len: usize, back: std::sync::mpsc::Sender<Vec<u8>>) -> Self {
         let slice = NonNull::from(Box::leak(vec![0_u8; len + 1].into_boxed_slice()));
-        // SAFETY: one byte lies before, and `Back` keeps all of them until it is dropped.
+        // SAFETY: one byte precedes it, and `Back` keeps all of them until it is dropped.
         unsafe { Self::lent(slice.cast::<u8>().add(1), len, Box::new(Back { slice, back })) }
     }
 }

@@ -1,18 +1,18 @@
-//! Memory that bytes land in. The only module of this crate with `unsafe`.
+//! Memory that reads write to. With `arena` and `fork`, the only modules of this crate with `unsafe`.
 //!
-//! A [`Memory`] is a region of bytes: ours, or lent by the caller until it is dropped. While it is being written it is
-//! cut into [`Dest`]s, disjoint pieces each with one writer, and nobody but that writer can read it. A writer may sit in a thread or
-//! in a task that was cancelled a moment ago: the region lives until the last `Dest` is gone, and only then does
-//! [`Landing::finish`] turn it into a [`Buffer`] that can be read. So no byte changes under a reader's eyes, and no
-//! writer writes to memory that was given back.
+//! A [`Memory`] is a region of bytes that this process owns, or that a caller lends until the `Memory` is dropped.
+//! While it is being written it is divided into disjoint [`Dest`]s, each with one writer; nothing can read it. A writer
+//! may be a thread, or a task that was just cancelled, so the region lives until its last `Dest` is dropped. Only then
+//! does [`PendingBuffer::finish`] turn it into a [`Buffer`] that can be read. Therefore no byte changes while it is
+//! read, and no writer writes to freed memory.
 //!
-//! Every region is initialised before it becomes a `Dest` (zeroed by the kernel, or recycled), so `&mut [u8]` is
-//! always sound. Regions of 1 KiB and more are recycled through [`pool`]: fresh pages cost more than the copy into
-//! them (measured: 110 KiB bodies, 27 faults).
+//! Every region is initialised before it becomes a `Dest` (zeroed by the kernel, or recycled), so `&mut [u8]` is always
+//! sound. Regions of at least 1 KiB are recycled through [`pool`]: faults on new pages cost more than the copy into
+//! them (measured: 27 faults for a body of 110 KiB).
 
 mod dest;
 mod memory;
 mod pool;
 
-pub use dest::{Buffer, Dest, Landing, Progress};
+pub use dest::{Buffer, Dest, PendingBuffer, Progress};
 pub use memory::Memory;

@@ -1,9 +1,9 @@
-//! Recycled blocks of 1 KiB and more, by size class. Knows nothing of who uses them.
+//! Recycles blocks of at least 1 KiB by size class, for any user.
 //!
-//! The first write to a fresh page costs a fault and a zeroing by the kernel, more than the copy of the bytes. Blocks
-//! that come back are kept, at most [`RETAINED_BYTES`] of them, the newest handed out first because it is warm. (The
-//! allocator gives a batch of 4 KiB blocks back to the kernel: 1.25 faults an object, 1.5 of 15 µs.)
-#![expect(unsafe_code, reason = "maps and unmaps pages; each use says which invariant it keeps")]
+//! The first write to a new page costs a fault and zeroing by the kernel, more than the copy of the bytes. Freed blocks
+//! are kept, up to [`RETAINED_BYTES`], and the most recently freed is reused first because it is in the cache. (The
+//! system allocator returns a batch of 4 KiB blocks to the kernel: 1.25 faults per object, 1.5 of 15 µs.)
+#![expect(unsafe_code, reason = "maps and unmaps pages; each use states its invariant")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
@@ -14,48 +14,48 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::fork;
 
-/// Below this the allocator does as well.
-pub(super) const SMALLEST_BYTES: usize = 1 << 10;
+/// Smaller blocks come from the system allocator, which is equally fast for them.
+pub(super) const MIN_POOLED_BYTES: usize = 1 << 10;
 
-/// From here on a block is a mapping of its own; a smaller one is the allocator's.
+/// Blocks of at least this size are mapped; smaller ones come from the system allocator.
 const MAPPED_BYTES: usize = 32 << 10;
 
-/// Blocks above this are never kept: they are few, and the kernel maps them in huge pages.
-const LARGEST_KEPT_BYTES: usize = 16 << 20;
+/// Larger blocks are never kept: they are few, and the kernel maps them in huge pages.
+const MAX_POOLED_BYTES: usize = 16 << 20;
 
-/// How much is kept in all: a batch of images, or the parts of one upload.
+/// Maximum size of all kept blocks: a batch of images, or the parts of one upload.
 const RETAINED_BYTES: usize = 64 << 20;
 
-/// Where huge pages begin to pay: the size of one on x86-64 and on aarch64 with 4 KiB pages.
+/// Size of a huge page on x86-64, and on aarch64 with 4 KiB pages.
 #[cfg(target_os = "linux")]
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Classes grow by a quarter of a power of two, so that at most a fifth of a block's pages stay untouched.
+/// Size classes per power of two: at most a fifth of a block's pages stay untouched.
 const STEPS: usize = 4;
 
-/// A free block: its pages are mapped, initialised, and nobody else knows them.
+/// A free block. Its pages are mapped and initialised, and nothing else refers to it.
 struct Free(NonNull<u8>);
 
-// SAFETY: a free block has no user; whoever takes it out of the pool is its only one.
+// SAFETY: a free block has no user, and only the user that takes it out of the pool accesses it.
 unsafe impl Send for Free {}
 
 struct Pool {
-    /// Free blocks by class; the newest last.
+    /// Free blocks by class, the most recently freed last.
     classes: [Vec<Free>; CLASSES],
     retained_bytes: usize,
 }
 
-/// Classes from `SMALLEST_BYTES` to `LARGEST_KEPT_BYTES`: fourteen doublings of four steps, and the last itself.
+/// Classes from `MIN_POOLED_BYTES` to `MAX_POOLED_BYTES`: fourteen doublings of four steps, and the last itself.
 const CLASSES: usize = 14 * STEPS + 1;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool { classes: [const { Vec::new() }; CLASSES], retained_bytes: 0 });
 
-/// Class and capacity of the smallest block that holds `len`; `None` when such blocks are not kept.
+/// Class and capacity of the smallest block that holds `len` bytes; `None` if blocks of this size are not kept.
 fn class_of(len: usize) -> Option<(usize, usize)> {
-    if len > LARGEST_KEPT_BYTES {
+    if len > MAX_POOLED_BYTES {
         return None;
     }
-    let mut base = SMALLEST_BYTES;
+    let mut base = MIN_POOLED_BYTES;
     let mut class = 0;
     while base * 2 <= len {
         base *= 2;
@@ -66,7 +66,7 @@ fn class_of(len: usize) -> Option<(usize, usize)> {
     Some((class + steps, base + steps * step))
 }
 
-/// A block for `len` bytes, and its capacity, to be given back with it.
+/// Takes a block for `len` bytes. Returns it with its capacity, which `give` needs.
 pub(super) fn take(len: usize) -> io::Result<(NonNull<u8>, usize)> {
     let (class, capacity) = match class_of(len) {
         Some((class, capacity)) => (Some(class), capacity),
@@ -84,7 +84,7 @@ pub(super) fn take(len: usize) -> io::Result<(NonNull<u8>, usize)> {
     Ok((block, capacity))
 }
 
-/// Takes a block back from its only user.
+/// Returns a block, from its only user, to the pool.
 pub(super) fn give(block: NonNull<u8>, capacity: usize) {
     if let Some((class, _)) = class_of(capacity) {
         let _inside = fork::enter();
@@ -96,7 +96,7 @@ pub(super) fn give(block: NonNull<u8>, capacity: usize) {
         }
     }
     if capacity < MAPPED_BYTES {
-        // SAFETY: `allocate` made this block with this layout, and its only user has given it back.
+        // SAFETY: `allocate` created this block with this layout, and its only user has returned it.
         unsafe { dealloc(block.as_ptr(), layout(capacity)) }
     } else {
         unmap(block, capacity);
@@ -108,26 +108,27 @@ fn layout(capacity: usize) -> Layout {
 }
 
 fn allocate(capacity: usize) -> io::Result<NonNull<u8>> {
-    // SAFETY: the smallest class is larger than nothing.
+    // SAFETY: the smallest class is not empty.
     NonNull::new(unsafe { alloc_zeroed(layout(capacity)) }).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
 fn map(capacity: usize) -> io::Result<NonNull<u8>> {
-    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory that exists.
+    // SAFETY: a new mapping at an address that the kernel chooses overlaps no existing memory.
     let start = unsafe {
         mmap_anonymous(std::ptr::null_mut(), capacity, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
     }?;
     #[cfg(target_os = "linux")]
     if capacity >= HUGE_PAGE_BYTES {
-        // Advice only: where the kernel has no huge pages, small ones do.
-        // SAFETY: the range is exactly the mapping made above.
+        // Advice only: without huge pages the kernel uses small ones.
+        // SAFETY: the range is exactly the mapping created above.
         let _ = unsafe { rustix::mm::madvise(start, capacity, rustix::mm::Advice::LinuxHugepage) };
     }
     Ok(NonNull::new(start.cast()).expect("the kernel maps nothing at 0"))
 }
 
 fn unmap(block: NonNull<u8>, capacity: usize) {
-    // SAFETY: `map` made exactly this mapping, and its only user has given it back. It cannot fail for such a range.
+    // SAFETY: `map` created exactly this mapping, and its only user has returned it. The call cannot fail for such a
+    // range.
     let _ = unsafe { munmap(block.as_ptr().cast(), capacity) };
 }
 
@@ -139,7 +140,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_class_holds_what_it_is_for_and_wastes_little(len in SMALLEST_BYTES..=LARGEST_KEPT_BYTES) {
+        fn a_size_class_fits_its_lengths_with_little_waste(len in MIN_POOLED_BYTES..=MAX_POOLED_BYTES) {
             let (class, capacity) = class_of(len).unwrap();
             prop_assert!(class < CLASSES && capacity >= len && capacity - len <= capacity / 5 + 1, "{class} {capacity}");
             prop_assert_eq!(class_of(capacity), Some((class, capacity)));
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_comes_back_is_handed_out_again() {
+    fn a_freed_block_is_reused() {
         for len in [1_234, 12_345_678] {
             let (block, capacity) = take(len).unwrap();
             give(block, capacity);

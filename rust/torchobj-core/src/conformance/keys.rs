@@ -1,12 +1,12 @@
-//! Which keys a store holds, and that it holds them apart.
+//! Keys: each is stored unchanged or refused, and different keys are different objects.
 
 use super::{Subject, get, kind_of, put};
 use crate::error::ErrorKind;
 use crate::manifest::Manifest;
 use crate::types::PutOptions;
 
-/// Keys that clients and servers have broken on.
-fn nasty() -> Vec<String> {
+/// Keys that have caused failures of clients and servers.
+fn unusual_keys() -> Vec<String> {
     let mut keys: Vec<String> = [
         "plain",
         "a b",
@@ -68,9 +68,9 @@ fn nasty() -> Vec<String> {
     keys
 }
 
-pub(super) async fn every_key_is_itself_or_refused(subject: Subject) {
+pub(super) async fn every_key_is_stored_unchanged_or_refused(subject: Subject) {
     let rules = subject.store().capabilities().keys;
-    for key in nasty() {
+    for key in unusual_keys() {
         let body = format!("body of {key}");
         let put = subject.put(&key, body.clone().into_bytes().into_payload(), &PutOptions::default()).await;
         if rules.refusal(&key).is_some() {
@@ -95,10 +95,10 @@ pub(super) async fn every_key_is_itself_or_refused(subject: Subject) {
     }
 }
 
-pub(super) async fn keys_that_differ_hold_different_objects(subject: Subject) {
+pub(super) async fn different_keys_are_different_objects(subject: Subject) {
     let rules = subject.store().capabilities().keys;
-    let alike = ["a/b", "a//b", "a///b", "/a/b", "a/b/", "a/./b", "x/../a/b", "a%2Fb", "A/b", "a+b", "a b", "a%20b"];
-    let keys: Vec<&str> = alike.into_iter().filter(|key| rules.refusal(key).is_none()).collect();
+    let similar = ["a/b", "a//b", "a///b", "/a/b", "a/b/", "a/./b", "x/../a/b", "a%2Fb", "A/b", "a+b", "a b", "a%20b"];
+    let keys: Vec<&str> = similar.into_iter().filter(|key| rules.refusal(key).is_none()).collect();
     for key in &keys {
         put(&subject, key, format!("body of {key}")).await;
     }
@@ -107,7 +107,7 @@ pub(super) async fn keys_that_differ_hold_different_objects(subject: Subject) {
     }
 }
 
-/// Shorthand of these tests.
+/// Converts bytes to a payload.
 trait IntoPayload {
     fn into_payload(self) -> crate::types::Payload;
 }

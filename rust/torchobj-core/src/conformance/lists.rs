@@ -1,4 +1,4 @@
-//! Listings: complete, in order, selected by prefix and delimiter, in pages.
+//! Listings: complete, ordered, selected by prefix and delimiter, in pages.
 
 use super::{Subject, put};
 use crate::list::Filter;
@@ -63,12 +63,12 @@ pub(super) async fn a_listing_begins_after_a_key(subject: Subject) {
     assert_eq!(pages(&subject, request).await.0, strings(["c", "d"]));
 }
 
-pub(super) async fn an_empty_prefix_is_an_empty_listing(subject: Subject) {
+pub(super) async fn a_prefix_without_objects_has_an_empty_listing(subject: Subject) {
     let request = ListRequest { prefix: "nothing/here/", ..ListRequest::default() };
     assert_eq!(pages(&subject, request).await, (Vec::new(), Vec::new(), 1));
 }
 
-pub(super) async fn a_manifest_holds_what_was_listed(subject: Subject) {
+pub(super) async fn a_manifest_has_the_listed_objects(subject: Subject) {
     let keys: Vec<String> = (0..30).map(|index| format!("train/{index:02}.png")).collect();
     fill(&subject, &keys).await;
     put(&subject, "train/labels.csv", "").await;

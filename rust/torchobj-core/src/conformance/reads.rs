@@ -1,19 +1,20 @@
-//! Reading: whole objects, ranges, versions, many at a time, and as a file.
+//! Reads: whole objects, ranges, versions, many objects, and a file-like reader.
 
 use super::{Subject, get, get_range, kind_of, pattern, put};
-use crate::buffer::{Landing, Memory};
+use crate::buffer::{Memory, PendingBuffer};
 use crate::crc32::Crc32;
+use crate::engine::Destination;
 use crate::error::ErrorKind;
-use crate::read::{Job, Read, ReadAhead, Scatter, Segment, Target, Window, get_many, scatter};
+use crate::read::{Job, Read, ReadAhead, ReadAheadConfig, ScatterRange, ScatterRead, get_many, scatter, try_get_many};
 use crate::types::{ByteRange, Version};
 
-pub(super) async fn what_was_put_is_read(subject: Subject) {
+pub(super) async fn a_written_object_is_read(subject: Subject) {
     for length in [1, 2, 4096, 110 << 10, 1 << 20] {
         let body = pattern(length, 1);
         let version = put(&subject, "k", body.clone()).await;
-        let landed = subject.get(Read::whole("k")).await.unwrap();
-        assert_eq!(landed.buffer.as_slice(), body, "{length}");
-        assert_eq!((landed.size, landed.version), (length as u64, Some(version)), "{length}");
+        let fetched = subject.get(Read::whole("k")).await.unwrap();
+        assert_eq!(fetched.buffer.as_slice(), body, "{length}");
+        assert_eq!((fetched.size, fetched.version), (length as u64, Some(version)), "{length}");
         let known = Read { size: Some(length as u64), ..Read::whole("k") };
         assert_eq!(subject.get(known).await.unwrap().buffer.as_slice(), body, "{length}, known");
     }
@@ -22,14 +23,14 @@ pub(super) async fn what_was_put_is_read(subject: Subject) {
 pub(super) async fn an_empty_object_is_read(subject: Subject) {
     put(&subject, "empty", "").await;
     for size in [None, Some(0)] {
-        let landed = subject.get(Read { size, ..Read::whole("empty") }).await.unwrap();
-        assert_eq!((landed.buffer.len(), landed.size), (0, 0));
+        let fetched = subject.get(Read { size, ..Read::whole("empty") }).await.unwrap();
+        assert_eq!((fetched.buffer.len(), fetched.size), (0, 0));
     }
     assert_eq!(subject.head("empty").await.unwrap().size, 0);
     assert_eq!(kind_of(get_range(&subject, "empty", 1..2).await), ErrorKind::Range);
 }
 
-pub(super) async fn ranges_are_the_bytes_they_name(subject: Subject) {
+pub(super) async fn ranges_have_the_requested_bytes(subject: Subject) {
     let body = pattern(1000, 2);
     put(&subject, "k", body.clone()).await;
     for range in [0..1, 0..1000, 10..20, 999..1000, 990..2000, 5..5] {
@@ -57,7 +58,7 @@ pub(super) async fn a_missing_object_is_not_found(subject: Subject) {
     assert!(error.url().ends_with("missing"), "{error}");
 }
 
-pub(super) async fn a_version_that_is_gone_is_changed(subject: Subject) {
+pub(super) async fn a_read_of_a_replaced_version_fails_as_changed(subject: Subject) {
     let old = put(&subject, "k", pattern(500, 3)).await;
     let pinned = |version: &Version| Read { version: Some(version.clone()), ..Read::whole("k") };
     assert_eq!(subject.get(pinned(&old)).await.unwrap().buffer.as_slice(), pattern(500, 3));
@@ -73,8 +74,8 @@ pub(super) async fn a_large_object_is_read_in_parts(subject: Subject) {
         let body = pattern(usize::try_from(length).unwrap(), length);
         put(&subject, "large", body.clone()).await;
         for size in [None, Some(length)] {
-            let landed = subject.get(Read { size, ..Read::whole("large") }).await.unwrap();
-            assert!(landed.buffer.as_slice() == body, "{length} {size:?}");
+            let fetched = subject.get(Read { size, ..Read::whole("large") }).await.unwrap();
+            assert!(fetched.buffer.as_slice() == body, "{length} {size:?}");
         }
         let middle = length / 3..length - 5;
         let expected = &body[usize::try_from(middle.start).unwrap()..usize::try_from(middle.end).unwrap()];
@@ -82,54 +83,56 @@ pub(super) async fn a_large_object_is_read_in_parts(subject: Subject) {
     }
 }
 
-pub(super) async fn many_objects_come_in_their_order(subject: Subject) {
+pub(super) async fn many_objects_are_returned_in_order(subject: Subject) {
     let mut jobs = Vec::new();
     for index in 0..150_u64 {
         let length = usize::try_from(index * 37).unwrap();
         put(&subject, &format!("k{index}"), pattern(length, index)).await;
-        let given = (index % 3 == 0).then(|| Target::Given(Memory::allocate(length + 10).unwrap()));
+        let given = (index % 3 == 0).then(|| Destination::Memory(Memory::allocate(length + 10).unwrap()));
         let into = given.unwrap_or_default();
-        jobs.push(Job { client: subject.clone(), read: Read { into, ..Read::whole(format!("k{index}")) } });
+        jobs.push(Job { client: subject.clone(), read: Read::whole(format!("k{index}")), into });
     }
-    for (index, landed) in get_many(jobs, true).await.into_iter().enumerate() {
-        assert_eq!(landed.unwrap().buffer.as_slice(), pattern(index * 37, index as u64), "{index}");
+    for (index, fetched) in try_get_many(jobs).await.unwrap().into_iter().enumerate() {
+        assert_eq!(fetched.buffer.as_slice(), pattern(index * 37, index as u64), "{index}");
     }
 }
 
-pub(super) async fn one_missing_object_does_not_spoil_the_others(subject: Subject) {
+pub(super) async fn one_missing_object_does_not_fail_the_others(subject: Subject) {
     put(&subject, "here", "yes").await;
-    let job = |key: &str| Job { client: subject.clone(), read: Read::whole(key) };
-    let results = get_many(vec![job("here"), job("missing"), job("here")], false).await;
+    let job = |key: &str| Job::new(subject.clone(), Read::whole(key));
+    let results = get_many(vec![job("here"), job("missing"), job("here")]).await;
     let kinds: Vec<_> =
-        results.into_iter().map(|result| result.map(|landed| landed.size).map_err(|e| e.kind())).collect();
+        results.into_iter().map(|result| result.map(|fetched| fetched.size).map_err(|e| e.kind())).collect();
     assert_eq!(kinds, [Ok(3), Err(ErrorKind::NotFound), Ok(3)]);
-    assert!(get_many(Vec::new(), true).await.is_empty());
+    assert!(get_many(Vec::new()).await.is_empty());
 }
 
 pub(super) async fn a_buffer_that_is_too_small_is_refused(subject: Subject) {
     put(&subject, "k", pattern(100, 5)).await;
-    let into = |length| Read { into: Target::Given(Memory::allocate(length).unwrap()), ..Read::whole("k") };
-    let error = subject.get(into(99)).await.unwrap_err();
+    let into = |length| subject.get_into(Read::whole("k"), Memory::allocate(length).unwrap());
+    let error = into(99).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("99"), "{error}");
-    assert_eq!(subject.get(into(100)).await.unwrap().buffer.as_slice(), pattern(100, 5));
+    assert_eq!(into(100).await.unwrap().0.buffer.as_slice(), pattern(100, 5));
 }
 
-pub(super) async fn a_file_like_reader_reads_what_is_there(subject: Subject) {
+pub(super) async fn a_file_like_reader_reads_the_bytes_of_the_object(subject: Subject) {
     let body = pattern(3 << 20, 6);
     put(&subject, "file", body.clone()).await;
-    for window in
-        [Window::default(), Window { jump_bytes: 50_000, ahead_bytes: 0 }, Window { jump_bytes: 0, ahead_bytes: 0 }]
-    {
-        read_here_and_there(&subject, &body, window).await;
+    for window in [
+        ReadAheadConfig::default(),
+        ReadAheadConfig { jump_bytes: 50_000, ahead_bytes: 0 },
+        ReadAheadConfig { jump_bytes: 0, ahead_bytes: 0 },
+    ] {
+        read_at_random_positions(&subject, &body, window).await;
     }
     put(&subject, "empty", "").await;
-    assert_eq!(ReadAhead::new(subject.clone(), "empty", Window::default()).size().await.unwrap(), 0);
-    let missing = ReadAhead::new(subject, "missing", Window::default()).size().await;
+    assert_eq!(ReadAhead::new(subject.clone(), "empty", ReadAheadConfig::default()).size().await.unwrap(), 0);
+    let missing = ReadAhead::new(subject, "missing", ReadAheadConfig::default()).size().await;
     assert_eq!(kind_of(missing), ErrorKind::NotFound);
 }
 
-async fn read_here_and_there(subject: &Subject, body: &[u8], window: Window) {
+async fn read_at_random_positions(subject: &Subject, body: &[u8], window: ReadAheadConfig) {
     let mut reader = ReadAhead::new(subject.clone(), "file", window);
     assert_eq!(reader.size().await.unwrap(), body.len() as u64);
     let mut rng = fastrand::Rng::with_seed(11);
@@ -139,39 +142,39 @@ async fn read_here_and_there(subject: &Subject, body: &[u8], window: Window) {
             position = rng.usize(0..body.len() + 100);
         }
         let length = if step % 31 == 0 { 2 << 20 } else { rng.usize(0..100_000) };
-        let (landing, mut dest) = Landing::new(Memory::allocate(length).unwrap());
+        let (pending, mut dest) = PendingBuffer::new(Memory::allocate(length).unwrap());
         let count = reader.read_at(position as u64, &mut dest).await.unwrap();
         drop(dest);
         let expected = &body[position.min(body.len())..(position + length).min(body.len())];
         assert_eq!(count, expected.len(), "{position} {length}");
-        assert!(landing.finish(count).unwrap().as_slice() == expected, "{position} {length}");
+        assert!(pending.finish(count).unwrap().as_slice() == expected, "{position} {length}");
         position += count;
     }
 }
 
-pub(super) async fn segments_of_one_body_land_each_in_its_memory(subject: Subject) {
+pub(super) async fn ranges_of_one_body_are_read_each_into_its_memory(subject: Subject) {
     let body = pattern(1 << 20, 12);
     let version = put(&subject, "k", body.clone()).await;
     let ranges = [400_000..1_000_000, 0..70_000, 70_000..70_001, 70_500..71_000, 80_000..80_000, 100_000..399_999];
-    let segments = ranges.iter().map(|range| {
+    let targets = ranges.iter().map(|range| {
         let memory = Memory::allocate(range.len()).unwrap();
-        Segment { offset: range.start as u64, memory }
+        ScatterRange::new(range.start as u64, memory)
     });
-    let job = Scatter { client: subject.clone(), key: "k".to_owned(), version: None, segments: segments.collect() };
+    let job = ScatterRead { client: subject.clone(), key: "k".to_owned(), version: None, ranges: targets.collect() };
     let scattered = scatter(vec![job], true).await.unwrap().remove(0);
     assert_eq!((scattered.size, scattered.version), (1 << 20, Some(version)));
     let sums = ranges.map(|range| Crc32::of(&body[range]).value());
     assert_eq!(scattered.crc32, sums);
 }
 
-pub(super) async fn both_ends_come_with_size_and_version(subject: Subject) {
+pub(super) async fn head_and_tail_have_size_and_version(subject: Subject) {
     for length in [0, 1, 150, 1000] {
         let body = pattern(length, 13);
         let version = put(&subject, "k", body.clone()).await;
-        let ends = subject.get_ends("k", 100, 70).await.unwrap();
+        let ends = subject.get_head_and_tail("k", 100, 70).await.unwrap();
         assert_eq!(ends.head.as_slice(), &body[..length.min(100)], "{length}");
         assert_eq!(ends.tail.as_slice(), &body[length.saturating_sub(70)..], "{length}");
         assert_eq!((ends.size, ends.version), (length as u64, Some(version)), "{length}");
     }
-    assert_eq!(kind_of(subject.get_ends("missing", 100, 70).await), ErrorKind::NotFound);
+    assert_eq!(kind_of(subject.get_head_and_tail("missing", 100, 70).await), ErrorKind::NotFound);
 }

@@ -1,4 +1,4 @@
-//! Uploads in parts: whole at the commit, invisible before it, gone after an abort.
+//! Uploads in parts: complete at the commit, invisible before it, deleted by an abort.
 
 use super::writes::some_attributes;
 use super::{Subject, get, kind_of, pattern, put};
@@ -6,7 +6,7 @@ use crate::error::ErrorKind;
 use crate::types::{Condition, PutOptions, Version};
 use crate::upload::{Gather, Piece, Writer};
 
-/// A body of two full parts and a little.
+/// A body of two full parts and a smaller one.
 fn large(subject: &Subject, seed: u64) -> bytes::Bytes {
     let part = subject.policy().part_bytes.max(subject.store().capabilities().min_part_bytes);
     let length = (2 * part + 12_345).max(subject.policy().whole_below_bytes);
@@ -27,7 +27,7 @@ async fn unfinished(subject: &Subject) -> usize {
     subject.uploads("").await.unwrap().len()
 }
 
-pub(super) async fn a_large_put_is_whole(subject: Subject) {
+pub(super) async fn a_large_put_is_complete(subject: Subject) {
     let body = large(&subject, 1);
     let attributes = subject.store().capabilities().attributes.then(some_attributes).unwrap_or_default();
     let options = PutOptions { attributes: attributes.clone(), ..PutOptions::default() };
@@ -39,7 +39,7 @@ pub(super) async fn a_large_put_is_whole(subject: Subject) {
     assert_eq!(unfinished(&subject).await, 0);
 }
 
-pub(super) async fn a_writer_makes_what_was_written(subject: Subject) {
+pub(super) async fn a_writer_makes_an_object_of_the_written_bytes(subject: Subject) {
     for (name, body) in [("small", pattern(1000, 2)), ("large", large(&subject, 3))] {
         let mut writer = Writer::new(subject.clone(), name, PutOptions::default()).unwrap();
         write(&mut writer, &body, 100_003).await;
@@ -52,7 +52,7 @@ pub(super) async fn a_writer_makes_what_was_written(subject: Subject) {
     assert_eq!(unfinished(&subject).await, 0);
 }
 
-pub(super) async fn what_is_gathered_is_whole_with_its_checksums(subject: Subject) {
+pub(super) async fn a_gathered_object_is_complete_with_its_checksums(subject: Subject) {
     for (name, seed, body) in [("small", 4, pattern(9000, 4)), ("large", 5, large(&subject, 5))] {
         let mut gather = Gather::new(subject.clone(), name, PutOptions::default(), None).unwrap();
         let record = body.slice(3..body.len() - 11);
@@ -74,7 +74,7 @@ pub(super) async fn what_is_gathered_is_whole_with_its_checksums(subject: Subjec
     assert_eq!(unfinished(&subject).await, 0);
 }
 
-pub(super) async fn what_was_gathered_and_not_closed_leaves_nothing(subject: Subject) {
+pub(super) async fn an_aborted_gather_leaves_nothing(subject: Subject) {
     put(&subject, "kept", "before").await;
     let mut gather = Gather::new(subject.clone(), "kept", PutOptions::default(), None).unwrap();
     gather.write(vec![Piece::Record(large(&subject, 6))]).await.unwrap();
@@ -85,7 +85,7 @@ pub(super) async fn what_was_gathered_and_not_closed_leaves_nothing(subject: Sub
     assert_eq!(unfinished(&subject).await, 0);
 }
 
-pub(super) async fn a_writer_of_nothing_makes_an_empty_object(subject: Subject) {
+pub(super) async fn a_writer_without_bytes_makes_an_empty_object(subject: Subject) {
     let mut writer = Writer::new(subject.clone(), "empty", PutOptions::default()).unwrap();
     writer.close().await.unwrap();
     assert_eq!(subject.head("empty").await.unwrap().size, 0);
@@ -107,7 +107,7 @@ pub(super) async fn a_dropped_writer_leaves_nothing(subject: Subject) {
     let mut writer = Writer::new(subject.clone(), "k", PutOptions::default()).unwrap();
     write(&mut writer, &large(&subject, 6), 1 << 20).await;
     drop(writer);
-    // The abort runs in the background; its own limit ends the wait.
+    // The abort runs in the background.
     tokio::task::spawn_blocking(|| crate::runtime::cleaned_up(std::time::Duration::from_secs(20))).await.unwrap();
     assert_eq!(unfinished(&subject).await, 0);
     assert_eq!(get(&subject, "k").await.unwrap(), b"before");
@@ -151,7 +151,7 @@ pub(super) async fn a_wrong_part_is_refused_at_the_commit(subject: Subject) {
     assert_eq!(get(&subject, "k").await.unwrap(), body);
 }
 
-pub(super) async fn an_upload_that_ended_takes_no_parts(subject: Subject) {
+pub(super) async fn an_aborted_upload_accepts_no_parts(subject: Subject) {
     let store = subject.store();
     let upload = store.begin_upload("k", &PutOptions::default()).await.unwrap();
     let part = store.put_part(&upload, 1, 0, &pattern(10, 10).into()).await.unwrap();

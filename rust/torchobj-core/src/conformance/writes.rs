@@ -1,8 +1,12 @@
-//! Writing in one request, copying, deleting.
+//! Writes in one request, copies, and deletes.
+
+use crc_fast::{CrcAlgorithm, checksum as crc};
 
 use super::{Subject, get, kind_of, pattern, put};
+use crate::buffer::{Memory, PendingBuffer};
 use crate::error::ErrorKind;
-use crate::types::{Attributes, Condition, Payload, PutOptions};
+use crate::store::ObjectChecksum;
+use crate::types::{Attributes, ByteRange, Condition, GetRequest, Payload, PutOptions};
 use crate::url::ObjectUrl;
 
 fn when(condition: Condition) -> PutOptions {
@@ -35,7 +39,7 @@ pub(super) async fn a_put_replaces(subject: Subject) {
     assert_eq!(get(&subject, "k").await.unwrap(), pieces.concat());
 }
 
-pub(super) async fn attributes_are_kept(subject: Subject) {
+pub(super) async fn attributes_are_stored(subject: Subject) {
     let options = PutOptions { attributes: some_attributes(), ..PutOptions::default() };
     let put = subject.put("k", payload("x"), &options).await;
     if !subject.store().capabilities().attributes {
@@ -47,6 +51,31 @@ pub(super) async fn attributes_are_kept(subject: Subject) {
     let class = head.attributes.storage_class.clone();
     assert_eq!(head.attributes, Attributes { storage_class: class, ..some_attributes() });
     assert!(head.modified_ms.is_some_and(|modified| modified > 1_700_000_000_000), "{head:?}");
+}
+
+pub(super) async fn a_get_has_the_attributes_and_the_checksum_of_the_object(subject: Subject) {
+    let attributes = if subject.store().capabilities().attributes { some_attributes() } else { Attributes::default() };
+    let body = pattern(10_000, 4);
+    let options = PutOptions { attributes, ..PutOptions::default() };
+    subject.put("k", body.clone().into(), &options).await.unwrap();
+    let attributes = subject.head("k").await.unwrap().attributes;
+    for range in [None, Some(ByteRange::Bounded(10..20))] {
+        let request = GetRequest { key: "k", range, size: None, version: None };
+        let mut result = subject.store().open(request).await.unwrap();
+        let checksum = result.checksum();
+        match checksum {
+            Some(ObjectChecksum::Crc32(found)) => assert_eq!(u64::from(found), crc(CrcAlgorithm::Crc32IsoHdlc, &body)),
+            Some(ObjectChecksum::Crc32C(found)) => assert_eq!(u64::from(found), crc(CrcAlgorithm::Crc32Iscsi, &body)),
+            Some(ObjectChecksum::Crc64Nvme(found)) => assert_eq!(found, crc(CrcAlgorithm::Crc64Nvme, &body)),
+            Some(ObjectChecksum::Md5(_) | ObjectChecksum::Sha256(_)) | None => {}
+        }
+        assert_eq!(result.attributes(), attributes);
+        // Reading the body changes neither the attributes nor the checksum.
+        let length = usize::try_from(result.range().end - result.range().start).unwrap();
+        let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(length).unwrap());
+        result.read_into(&mut dest).await.unwrap();
+        assert_eq!((dest.remaining(), result.attributes(), result.checksum()), (0, attributes.clone(), checksum));
+    }
 }
 
 pub(super) async fn a_put_if_absent_never_replaces(subject: Subject) {
@@ -61,7 +90,7 @@ pub(super) async fn a_put_if_absent_never_replaces(subject: Subject) {
     assert_eq!(get(&subject, "k").await.unwrap(), b"one");
 }
 
-pub(super) async fn a_put_if_matches_replaces_only_that(subject: Subject) {
+pub(super) async fn a_put_if_matches_replaces_only_this_version(subject: Subject) {
     let old = put(&subject, "k", "one").await;
     let replaced = subject.put("k", payload("two"), &when(Condition::Matches(old.clone()))).await;
     if !subject.store().capabilities().put_if_matches {
@@ -74,7 +103,7 @@ pub(super) async fn a_put_if_matches_replaces_only_that(subject: Subject) {
     assert_eq!(get(&subject, "k").await.unwrap(), b"two");
 }
 
-pub(super) async fn of_two_conditional_writers_one_wins(subject: Subject) {
+pub(super) async fn one_of_two_conditional_writers_succeeds(subject: Subject) {
     if !subject.store().capabilities().put_if_absent {
         return;
     }
@@ -89,7 +118,7 @@ pub(super) async fn of_two_conditional_writers_one_wins(subject: Subject) {
     }
 }
 
-pub(super) async fn a_copy_is_the_same_object(subject: Subject) {
+pub(super) async fn a_copy_has_the_same_bytes_and_attributes(subject: Subject) {
     let attributes = if subject.store().capabilities().attributes { some_attributes() } else { Attributes::default() };
     let options = PutOptions { attributes: attributes.clone(), ..PutOptions::default() };
     subject.put("folder/from here", payload("x"), &options).await.unwrap();
@@ -105,7 +134,7 @@ pub(super) async fn a_copy_is_the_same_object(subject: Subject) {
     assert_eq!(kind_of(subject.copy(&foreign, "x").await), ErrorKind::Unsupported);
 }
 
-pub(super) async fn deleted_objects_are_gone(subject: Subject) {
+pub(super) async fn deleted_objects_are_not_found(subject: Subject) {
     let keys: Vec<String> = (0..12).map(|index| format!("folder/a b&{index}<>")).collect();
     for key in &keys {
         put(&subject, key, "x").await;

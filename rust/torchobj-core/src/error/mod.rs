@@ -1,16 +1,16 @@
-//! The one error of this crate and of every store: what kind of failure, in which operation, on which URL.
-//! Decisions match [`ErrorKind`]; nothing reads the text.
+//! The error type of this crate and of every store: the kind of failure, the operation and the URL. Decisions match
+//! [`ErrorKind`], never the text.
 
-mod travel;
+mod serialize;
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::time::Duration;
 
-/// Result of anything that touches a store.
+/// Result of an operation on a store.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, by what can be done about it.
+/// Kinds of failures. A kind determines whether a request is retried and which exception Python raises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -18,49 +18,49 @@ pub enum ErrorKind {
     NotFound,
     /// No such bucket or folder.
     NoBucket,
-    /// The credentials are valid, the permission is missing.
+    /// The credentials are valid, but the permission is missing.
     AccessDenied,
-    /// No credentials were found, or the store knows them not.
+    /// No credentials were found, or the store does not accept them.
     Credentials,
-    /// The object is no longer the version that was asked for.
+    /// The object no longer has the requested version.
     Changed,
-    /// A condition of a write did not hold: the object exists, or another writer was first.
+    /// The condition of a write does not hold: the object exists, or has another version.
     Precondition,
-    /// The range begins behind the end of the object.
+    /// The range begins at or after the end of the object.
     Range,
-    /// The store cannot hold this key.
+    /// The store does not support this key.
     InvalidKey,
-    /// The store cannot do this.
+    /// The store does not support this operation.
     Unsupported,
-    /// The store understood the request and refuses it for ever.
+    /// The store rejects the request permanently.
     InvalidRequest,
-    /// A setting or a URL is wrong.
+    /// A setting or a URL is invalid.
     Config,
-    /// The store asks for fewer requests (503 SlowDown, 429).
+    /// The store throttles requests (503 SlowDown, 429).
     Throttled,
     /// The store failed (500, 502, 503, 504).
     Server,
-    /// No connection could be made.
+    /// The connection could not be established.
     Connect,
-    /// The connection broke within a request.
+    /// The connection broke during a request.
     Reset,
-    /// A kept connection had been closed by the store before this request reached it.
+    /// The store closed a pooled connection before this request reached it.
     Stale,
-    /// Nothing came for too long.
+    /// A timeout expired.
     Timeout,
     /// The body ended before its announced length.
     ShortBody,
-    /// The answer is not what was asked for: another range, no length, a malformed head.
+    /// The response does not match the request: another range, no length, or a malformed head.
     Protocol,
-    /// The bucket lives in another region; the store has learnt which.
+    /// The bucket is in another region. The store has detected it and uses it from now on.
     Misaddressed,
-    /// The clock of this machine is off; the store has learnt by how much.
+    /// The clock of this machine is wrong. The store has detected the clock skew and corrects for it from now on.
     ClockSkew,
-    /// The credentials expired; the store has asked for new ones.
+    /// The credentials expired. The store has requested new ones.
     ExpiredCredentials,
-    /// The multipart upload is gone: completed, aborted, or never begun.
+    /// The multipart upload does not exist: completed, aborted, or never begun.
     UploadGone,
-    /// Bytes arrived, and are not what was sent.
+    /// The received bytes differ from those sent.
     Integrity,
     /// The local disk or memory failed.
     Io,
@@ -68,21 +68,21 @@ pub enum ErrorKind {
     Cancelled,
 }
 
-/// When the same request may be tried again.
+/// Whether and when a failed request may be retried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
-    /// It would fail again.
+    /// Never: it would fail again.
     Never,
-    /// At once: something was learnt, or a stale connection was used up.
+    /// At once: the store has corrected its region, clock or credentials, or a pooled connection was stale.
     Now,
     /// After a backoff.
     Later,
-    /// After a longer backoff: the store is overloaded.
+    /// After a longer backoff: the store throttles requests.
     Throttled,
 }
 
 impl ErrorKind {
-    /// When a request that failed so may be tried again.
+    /// Returns whether and when a request that failed with this kind may be retried.
     pub fn retry(self) -> Retry {
         match self {
             Self::Throttled => Retry::Throttled,
@@ -98,13 +98,13 @@ impl ErrorKind {
         }
     }
 
-    /// Whether the store may have done what was asked although no answer arrived.
+    /// Returns whether the store may have processed the request although the response is missing.
     pub fn outcome_unknown(self) -> bool {
         matches!(self, Self::Server | Self::Reset | Self::Stale | Self::Timeout | Self::ShortBody | Self::Protocol)
     }
 }
 
-/// What was being done.
+/// Operations on a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -124,7 +124,7 @@ pub enum Operation {
     PutPart,
     /// Making an upload visible.
     Commit,
-    /// Forgetting an upload.
+    /// Aborting an upload.
     Abort,
     /// Listing unfinished uploads.
     ListUploads,
@@ -153,7 +153,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// A failure of one operation on one URL. Small to move: its fields are boxed.
+/// A failure of one operation on one URL. Its fields are boxed, so that a `Result` is small.
 pub struct Error(Box<Fields>);
 
 struct Fields {
@@ -172,7 +172,7 @@ struct Fields {
 }
 
 impl Error {
-    /// An error with a message that says what the caller does not know yet; the rest is added by `with_…`.
+    /// An error with a message. Its text already contains the operation and the URL; the `with_…` methods add details.
     pub fn new(kind: ErrorKind, operation: Operation, url: impl Into<String>, message: impl Into<String>) -> Self {
         Self(Box::new(Fields {
             kind,
@@ -190,7 +190,7 @@ impl Error {
         }))
     }
 
-    /// The HTTP status and the store's own error code, if it sent one.
+    /// Sets the HTTP status and the error code of the store, if it sent one.
     #[must_use]
     pub fn with_status(mut self, status: u16, code: Option<String>) -> Self {
         self.0.status = Some(status);
@@ -198,28 +198,28 @@ impl Error {
         self
     }
 
-    /// The id by which the store's operators find this request.
+    /// Sets the store's id of the request.
     #[must_use]
     pub fn with_request_id(mut self, request_id: Option<String>) -> Self {
         self.0.request_id = request_id;
         self
     }
 
-    /// How long the store asked to wait.
+    /// Sets the wait that the store requested by `Retry-After`.
     #[must_use]
     pub fn with_retry_after(mut self, retry_after: Option<Duration>) -> Self {
         self.0.retry_after = retry_after;
         self
     }
 
-    /// What the user can do next.
+    /// Sets the next step for the user.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.0.hint = Some(hint.into());
         self
     }
 
-    /// How often it was tried, and for how long.
+    /// Sets the number of attempts and the time since the first one.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32, elapsed: Duration) -> Self {
         self.0.attempts = attempts;
@@ -227,41 +227,41 @@ impl Error {
         self
     }
 
-    /// The error underneath.
+    /// Sets the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// The same failure under another kind: a caller knows more than the store did.
+    /// Replaces the kind: for a caller that can classify the failure better than the store.
     #[must_use]
     pub fn with_kind(mut self, kind: ErrorKind) -> Self {
         self.0.kind = kind;
         self
     }
 
-    /// What went wrong, for decisions.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What was being done.
+    /// The operation that failed.
     pub fn operation(&self) -> Operation {
         self.0.operation
     }
 
-    /// On which URL.
+    /// The URL of the object or bucket.
     pub fn url(&self) -> &str {
         &self.0.url
     }
 
-    /// HTTP status, where there was an answer.
+    /// The HTTP status, if there was a response.
     pub fn status(&self) -> Option<u16> {
         self.0.status
     }
 
-    /// The store's own error code, as `SlowDown`.
+    /// The error code of the store, such as `SlowDown`.
     pub fn code(&self) -> Option<&str> {
         self.0.code.as_deref()
     }
@@ -271,19 +271,19 @@ impl Error {
         self.0.request_id.as_deref()
     }
 
-    /// How long the store asked to wait.
+    /// The wait that the store requested by `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// How often it was tried.
+    /// The number of attempts.
     pub fn attempts(&self) -> u32 {
         self.0.attempts
     }
 }
 
 impl fmt::Display for Error {
-    /// One line: `get s3://b/k: 503 SlowDown: please wait, after 5 attempts in 12.4 s (request id ABC); hint`.
+    /// Writes one line: `get s3://b/k: 503 SlowDown: please wait, after 5 attempts in 12.4 s (request id ABC); hint`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fields = &*self.0;
         write!(f, "{} {}:", fields.operation, fields.url)?;
@@ -301,7 +301,7 @@ impl fmt::Display for Error {
             write!(f, ": {source}")?;
         }
         match (fields.attempts, fields.elapsed) {
-            // Refused before anything was asked.
+            // Rejected without a request.
             (1, _) if fields.status.is_none() && fields.kind.retry() == Retry::Never => {}
             (1, _) => write!(f, ", after 1 attempt")?,
             (attempts, Some(elapsed)) => write!(f, ", after {attempts} attempts in {:.1} s", elapsed.as_secs_f64())?,
@@ -334,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_names_everything_an_operator_needs() {
+    fn the_text_has_status_code_attempts_request_id_and_hint() {
         let error = Error::new(ErrorKind::Throttled, Operation::Get, "s3://b/k", "please wait")
             .with_status(503, Some("SlowDown".into()))
             .with_request_id(Some("ABC".into()))
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_without_an_answer_still_reads_well() {
+    fn the_text_of_an_error_without_a_response_has_the_attempt() {
         let error = Error::new(ErrorKind::Connect, Operation::List, "s3://b/", "cannot connect to h:1");
         assert_eq!(error.to_string(), "list s3://b/: cannot connect to h:1, after 1 attempt");
     }

@@ -1,14 +1,14 @@
-//! Values that live in the process that made them. What becomes of them in a forked child is decided here; how the fork
-//! itself is made safe is `super`'s.
+//! Values that are only used and dropped in the process that made them. A forked child leaks its copy. The handlers of the
+//! fork itself are in the parent module.
 
 use super::generation;
 
-/// Something of this process: connections, tasks, locks. A forked child has a copy that it can neither use nor drop: it
-/// leaks it.
+/// A value of one process, such as connections, tasks or locks. A forked child can neither use nor drop its copy, and leaks
+/// it.
 #[derive(Debug)]
 pub struct Local<T> {
     process: u32,
-    /// Taken by `take` only.
+    /// `None` after `take`.
     value: Option<T>,
 }
 
@@ -18,7 +18,7 @@ impl<T> Local<T> {
         Self { process: generation(), value: Some(value) }
     }
 
-    /// The value in `slot`, made anew where there is none or where it is the parent's.
+    /// Returns the value in `slot`. Calls `make` if the slot is empty or holds a value of the parent process.
     pub fn in_slot(slot: &mut Option<Self>, make: impl FnOnce() -> T) -> &mut T {
         if slot.as_ref().and_then(Self::get).is_none() {
             *slot = Some(Self::new(make()));
@@ -31,29 +31,29 @@ impl<T> Local<T> {
         self.value.as_ref().filter(|_| self.is_here())
     }
 
-    /// The value, to be changed; `None` in a forked child.
+    /// The value, mutably; `None` in a forked child.
     pub fn get_mut(&mut self) -> Option<&mut T> {
         let here = self.is_here();
         self.value.as_mut().filter(|_| here)
     }
 
-    /// The value, without asking the system where this is: for what only tasks of its own process reach.
+    /// The value, without a check of the process: for values that only tasks of their own process can reach.
     ///
     /// # Panics
-    /// When it was taken.
+    /// If the value was taken.
     pub fn own(&self) -> &T {
-        self.value.as_ref().expect("nobody goes on with what was taken")
+        self.value.as_ref().expect("the value was not taken")
     }
 
-    /// The same, to be changed.
+    /// The value, mutably and without a check of the process.
     ///
     /// # Panics
-    /// When it was taken.
+    /// If the value was taken.
     pub fn own_mut(&mut self) -> &mut T {
-        self.value.as_mut().expect("nobody goes on with what was taken")
+        self.value.as_mut().expect("the value was not taken")
     }
 
-    /// The value, for its owner to end; `None` in a forked child, and once it was taken.
+    /// Takes the value; `None` in a forked child, or if it was taken before.
     pub fn take(&mut self) -> Option<T> {
         if self.is_here() { self.value.take() } else { None }
     }
@@ -77,13 +77,13 @@ mod tests {
 
     use super::*;
 
-    /// As a forked child has it.
+    /// A value as in a forked child.
     fn inherited<T>(value: T) -> Local<T> {
         Local { process: generation() + 1, value: Some(value) }
     }
 
     #[test]
-    fn a_value_is_used_taken_and_dropped_where_it_was_made() {
+    fn a_value_is_used_taken_and_dropped_in_its_process() {
         let value = Rc::new(());
         let mut local = Local::new(value.clone());
         assert!(local.get().is_some() && local.get_mut().is_some());
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_neither_uses_nor_drops_what_its_parent_made() {
+    fn a_child_neither_uses_nor_drops_a_value_of_its_parent() {
         let value = Rc::new(());
         let mut local = inherited(value.clone());
         assert!(local.get().is_none() && local.get_mut().is_none() && local.take().is_none());
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_filled_once_in_a_process_and_anew_in_its_child() {
+    fn a_slot_is_filled_once_per_process() {
         let mut slot = None;
         *Local::in_slot(&mut slot, || 1) += 1;
         assert_eq!(*Local::in_slot(&mut slot, || 7), 2);
@@ -111,6 +111,6 @@ mod tests {
         let mut slot = Some(inherited(parents.clone()));
         Local::in_slot(&mut slot, || Rc::new(()));
         assert!(slot.is_some_and(|local| local.get().is_some()));
-        assert_eq!(Rc::strong_count(&parents), 2, "the parent's is leaked");
+        assert_eq!(Rc::strong_count(&parents), 2, "the parent's value is leaked");
     }
 }

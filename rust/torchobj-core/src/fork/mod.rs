@@ -1,18 +1,18 @@
-//! What must hold when the process forks.
+//! Makes forking safe.
 //!
-//! A forked child has one thread. Whatever lock another thread held at that moment stays locked for ever in the child,
-//! and every socket of the parent is open in it too. So:
+//! A forked child has one thread. A lock that another thread held during the fork stays locked in the child for ever, and
+//! all sockets of the parent are open in the child as well. Therefore:
 //!
-//! * Each short critical section that a child may enter later runs inside [`enter`]. Handlers of `pthread_atfork` wait
-//!   until nobody is inside, and let nobody in until the fork is done; then no such lock is held.
-//! * Sockets are opened and closed inside, and registered here; the child closes its copies of them raw, without
-//!   the objects that own them, which belong to a runtime whose threads do not exist in the child.
-//! * Everything else of the parent (runtime, clients, pools of connections) is leaked in the child and built anew:
-//!   see [`Local`].
+//! * Each short critical section that a child may enter later is guarded by [`enter`]. The `pthread_atfork` handlers wait
+//!   until no thread is inside and block new entries until the fork is done, so that no such lock is held during a fork.
+//! * Sockets are opened and closed inside, and registered here. The child closes its copies of the descriptors directly,
+//!   not through their owners, which belong to a runtime whose threads do not exist in the child.
+//! * All other state of the parent (runtime, clients, connection pools) is leaked in the child and created again: see
+//!   [`Local`].
 //!
-//! Not by the hooks of Python's `os.register_at_fork`: between its `before` and the fork another thread may get the GIL
-//! and wait, with it, to enter, while the forking thread waits for the GIL. Nothing runs between a handler of
-//! `pthread_atfork` and the fork.
+//! The hooks of Python's `os.register_at_fork` cannot do this: between `before` and the fork another thread may take the
+//! GIL and wait in [`enter`], while the forking thread waits for the GIL. Nothing runs between a `pthread_atfork` handler
+//! and the fork.
 #![expect(unsafe_code, reason = "pthread_atfork, and closing a descriptor that no object of this process owns")]
 
 mod local;
@@ -27,28 +27,28 @@ use std::time::Duration;
 pub use local::Local;
 
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
-static CLOSED: AtomicBool = AtomicBool::new(false);
+static FORKING: AtomicBool = AtomicBool::new(false);
 static SOCKETS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
 thread_local! {
-    /// How often this thread is inside; only the outermost entry counts.
+    /// Number of nested entries of this thread; only the outermost one counts.
     static DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Proof of being inside; leaving is dropping it.
+/// A section during which the process does not fork. Ends on drop.
 #[derive(Debug)]
-pub struct Inside(());
+pub struct ForkGuard(());
 
-/// Enters a section during which the process does not fork. Short: no waiting for the network, for Python's GIL, nor
-/// for another lock that is held across such a wait.
-pub fn enter() -> Inside {
+/// Enters a section during which the process does not fork. The section must be short: it must not wait for the network,
+/// for Python's GIL, or for a lock that is held during such a wait.
+pub fn enter() -> ForkGuard {
     static HANDLERS: Once = Once::new();
     HANDLERS.call_once(install);
     DEPTH.with(|depth| {
         if depth.get() == 0 {
             loop {
                 INSIDE.fetch_add(1, Ordering::SeqCst);
-                if !CLOSED.load(Ordering::SeqCst) {
+                if !FORKING.load(Ordering::SeqCst) {
                     break;
                 }
                 INSIDE.fetch_sub(1, Ordering::SeqCst);
@@ -57,10 +57,10 @@ pub fn enter() -> Inside {
         }
         depth.set(depth.get() + 1);
     });
-    Inside(())
+    ForkGuard(())
 }
 
-impl Drop for Inside {
+impl Drop for ForkGuard {
     fn drop(&mut self) {
         DEPTH.with(|depth| {
             depth.set(depth.get() - 1);
@@ -72,49 +72,49 @@ impl Drop for Inside {
 }
 
 fn install() {
-    // SAFETY: the handlers are functions of this library, which is never unloaded; they do not unwind (no step of theirs
-    // panics), and are called by fork() in the forking thread only.
-    let refused = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
-    assert_eq!(refused, 0, "the system has no memory for three handlers");
+    // SAFETY: the handlers are functions of this library, which is never unloaded; they do not unwind, because none of
+    // their steps panics; fork() calls them in the forking thread only.
+    let error = unsafe { libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child)) };
+    assert_eq!(error, 0, "pthread_atfork fails only without memory");
 }
 
-/// In the forking thread, which is not inside. Returns when nobody is.
+/// Runs in the forking thread, which is not inside. Returns when no thread is inside.
 extern "C" fn before() {
-    CLOSED.store(true, Ordering::SeqCst);
+    FORKING.store(true, Ordering::SeqCst);
     while INSIDE.load(Ordering::SeqCst) != 0 {
         std::thread::yield_now();
     }
 }
 
 extern "C" fn after_in_parent() {
-    CLOSED.store(false, Ordering::SeqCst);
+    FORKING.store(false, Ordering::SeqCst);
 }
 
 /// Closes the inherited sockets.
 extern "C" fn after_in_child() {
-    CLOSED.store(false, Ordering::SeqCst);
-    // Nobody was inside at the fork, so nobody holds this lock.
+    FORKING.store(false, Ordering::SeqCst);
+    // No thread was inside during the fork, so this lock is free.
     if let Ok(mut sockets) = SOCKETS.lock() {
         for socket in std::mem::take(&mut *sockets) {
-            // SAFETY: the parent's object owns its own descriptor, not this copy, and is never dropped in the child.
-            // A failure leaves nothing to be done.
+            // SAFETY: no object of the child owns this copy of the descriptor: its owner in the parent is never dropped in
+            // the child. A failure is ignored, because nothing can be done about it.
             let _ = unsafe { libc::close(socket) };
         }
     }
 }
 
-/// Which process this is. State that was built under another number belongs to the parent and must not be touched.
+/// Identifies this process. State with another number belongs to the parent process and must not be used.
 pub fn generation() -> u32 {
     std::process::id()
 }
 
-/// Notes a socket of ours. To be called inside, in the same section that opened it.
-pub fn register(_inside: &Inside, socket: RawFd) {
+/// Registers a socket, to be closed in forked children. Called in the section that opens it.
+pub fn register(_guard: &ForkGuard, socket: RawFd) {
     SOCKETS.lock().expect("no holder of this lock panics").insert(socket);
 }
 
-/// Forgets a socket of ours. To be called inside, in the same section that closes it.
-pub fn forget(_inside: &Inside, socket: RawFd) {
+/// Removes a socket from the registered ones. Called in the section that closes it.
+pub fn unregister(_guard: &ForkGuard, socket: RawFd) {
     SOCKETS.lock().expect("no holder of this lock panics").remove(&socket);
 }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_is_inside_while_the_door_is_closed() {
+    fn no_thread_is_inside_during_a_fork() {
         let entered = AtomicUsize::new(0);
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {

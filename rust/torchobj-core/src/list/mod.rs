@@ -1,4 +1,4 @@
-//! Lists a prefix into a manifest, keeping what a filter lets pass. `pages` validates pages.
+//! Lists a prefix into a manifest. A filter selects the objects; `pages` validates the pages.
 
 mod pages;
 
@@ -14,10 +14,10 @@ use crate::types::ListEntry;
 
 pub use self::pages::Pages;
 
-/// A listing that takes longer than this says in the log how far it is, as often.
-const REPORT_EVERY: Duration = Duration::from_secs(2);
+/// Interval at which the progress of a long listing is logged.
+const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Which objects of a listing are wanted. Directory markers, empty objects whose keys end in `/`, never are.
+/// Selects objects of a listing. Directory markers (empty objects whose keys end in `/`) are never selected.
 #[derive(Debug, Default)]
 pub struct Filter {
     glob: Option<GlobMatcher>,
@@ -26,15 +26,16 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// `glob` is matched with what follows the prefix: `*` and `?` stay within a component, `**` does not. A key must
-    /// end in one of `suffixes`, if there are any. At most `limit` objects are taken, the first in key order.
+    /// `glob` is matched against the key without the prefix: `*` and `?` match within a component, `**` matches across
+    /// components. If `suffixes` is not empty, a key must end in one of them. At most `limit` objects are selected, the first
+    /// in key order.
     ///
     /// # Errors
-    /// `Config` when `glob` is no pattern.
+    /// `Config` if `glob` is not a valid pattern.
     pub fn new(glob: Option<&str>, suffixes: Vec<String>, limit: Option<usize>) -> Result<Self> {
         let compile = |pattern: &str| {
             let glob = GlobBuilder::new(pattern).literal_separator(true).build().map_err(|source| {
-                Error::new(ErrorKind::Config, Operation::List, format!("glob={pattern:?}"), "not a pattern")
+                Error::new(ErrorKind::Config, Operation::List, format!("glob={pattern:?}"), "not a valid pattern")
                     .with_source(source)
             })?;
             Ok(glob.compile_matcher())
@@ -42,7 +43,7 @@ impl Filter {
         Ok(Self { glob: glob.map(compile).transpose()?, suffixes, limit })
     }
 
-    fn passes(&self, prefix: &str, entry: &ListEntry) -> bool {
+    fn selects(&self, prefix: &str, entry: &ListEntry) -> bool {
         let marker = entry.size == Some(0) && entry.key.ends_with('/');
         let suffix = self.suffixes.is_empty() || self.suffixes.iter().any(|suffix| entry.key.ends_with(suffix));
         let relative = entry.key.strip_prefix(prefix).unwrap_or(&entry.key);
@@ -50,43 +51,44 @@ impl Filter {
     }
 }
 
-/// How far a listing into a manifest is.
+/// The state of a listing into a manifest.
 #[derive(Debug)]
 pub struct Listed {
     pages: Pages,
     prefix: String,
-    /// Objects that the filter let pass.
-    taken: usize,
-    seen: usize,
+    /// Number of objects that the filter selected.
+    selected: usize,
+    /// Number of keys received.
+    received: usize,
     started: Instant,
     reported: Instant,
 }
 
 impl Listed {
-    /// Before the first page of what is under `prefix`.
+    /// A listing of `prefix`, before its first page.
     pub fn new(prefix: &str) -> Self {
         let now = Instant::now();
         let pages = Pages::new(prefix, None, None);
-        Self { pages, prefix: prefix.to_owned(), taken: 0, seen: 0, started: now, reported: now }
+        Self { pages, prefix: prefix.to_owned(), selected: 0, received: 0, started: now, reported: now }
     }
 
-    /// The entries of the next page that `filter` lets pass.
+    /// Returns the entries of the next page that `filter` selects.
     async fn page(&mut self, client: &Client, filter: &Filter) -> Result<Vec<ListEntry>> {
         let Some(mut page) = self.pages.next(client).await? else { return Ok(Vec::new()) };
-        self.seen += page.entries.len();
-        if self.reported.elapsed() >= REPORT_EVERY {
+        self.received += page.entries.len();
+        if self.reported.elapsed() >= REPORT_INTERVAL {
             self.reported = Instant::now();
             let seconds = self.started.elapsed().as_secs_f64();
-            log::info!("listing {}: {} keys after {seconds:.1} s", client.store().url(&self.prefix), self.seen);
+            log::info!("listing {}: {} keys after {seconds:.1} s", client.store().url(&self.prefix), self.received);
         }
-        page.entries.retain(|entry| filter.passes(&self.prefix, entry));
+        page.entries.retain(|entry| filter.selects(&self.prefix, entry));
         Ok(page.entries)
     }
 }
 
 impl Client {
-    /// Lists everything under `prefix` that `filter` lets pass, in key order. `base` is what the manifest calls this
-    /// bucket.
+    /// Lists the objects under `prefix` that `filter` selects, in key order. `base` is the URL of this bucket in the
+    /// manifest.
     ///
     /// # Errors
     /// Those of [`Pages::next`].
@@ -97,11 +99,11 @@ impl Client {
         Ok(())
     }
 
-    /// The next page of a listing as `list_into` makes; returns whether there are more. A store that lists in no order
-    /// gives one page, of everything: its order is that of the keys on every rank and in every epoch.
+    /// Adds the next page of a listing. Returns whether there are more. The listing of a store without ordered listings is
+    /// added at once, sorted by key, so that its order is the same on every rank and in every epoch.
     ///
     /// # Errors
-    /// As `list_into`.
+    /// Those of [`Pages::next`].
     pub async fn list_page_into(
         &self,
         manifest: &mut Manifest,
@@ -117,10 +119,10 @@ impl Client {
             pages::sort(self, &listed.prefix, &mut entries)?;
         }
         for entry in entries {
-            if filter.limit.is_some_and(|limit| listed.taken >= limit) {
+            if filter.limit.is_some_and(|limit| listed.selected >= limit) {
                 return Ok(false);
             }
-            listed.taken += 1;
+            listed.selected += 1;
             manifest.push(base, &entry.key, entry.size, entry.version.as_ref());
         }
         Ok(!listed.pages.ended())
@@ -136,30 +138,30 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stays_within_a_component_and_two_do_not() {
+    fn a_star_matches_within_a_component_and_two_stars_match_across() {
         let one = Filter::new(Some("*.jpg"), Vec::new(), None).unwrap();
         let any = Filter::new(Some("**/*.jpg"), Vec::new(), None).unwrap();
-        assert!(one.passes("train/", &entry("train/a.jpg", 1)));
-        assert!(!one.passes("train/", &entry("train/x/a.jpg", 1)));
-        assert!(any.passes("train/", &entry("train/x/y/a.jpg", 1)) && any.passes("train/", &entry("train/a.jpg", 1)));
+        assert!(one.selects("train/", &entry("train/a.jpg", 1)));
+        assert!(!one.selects("train/", &entry("train/x/a.jpg", 1)));
+        assert!(any.selects("train/", &entry("train/x/y/a.jpg", 1)) && any.selects("train/", &entry("train/a.jpg", 1)));
     }
 
     #[test]
-    fn directory_markers_are_never_taken_and_empty_objects_are() {
+    fn directory_markers_are_never_selected_and_empty_objects_are() {
         let all = Filter::default();
-        assert!(!all.passes("", &entry("folder/", 0)));
-        assert!(all.passes("", &entry("folder/", 3)) && all.passes("", &entry("empty", 0)));
+        assert!(!all.selects("", &entry("folder/", 0)));
+        assert!(all.selects("", &entry("folder/", 3)) && all.selects("", &entry("empty", 0)));
     }
 
     #[test]
-    fn any_of_the_suffixes_will_do() {
+    fn a_key_with_any_of_the_suffixes_is_selected() {
         let filter = Filter::new(None, vec![".png".into(), ".jpg".into()], None).unwrap();
-        assert!(filter.passes("", &entry("a.png", 1)) && filter.passes("", &entry("a.jpg", 1)));
-        assert!(!filter.passes("", &entry("a.txt", 1)));
+        assert!(filter.selects("", &entry("a.png", 1)) && filter.selects("", &entry("a.jpg", 1)));
+        assert!(!filter.selects("", &entry("a.txt", 1)));
     }
 
     #[test]
-    fn a_broken_glob_is_a_config_error_that_names_it() {
+    fn an_invalid_glob_is_a_config_error_that_names_it() {
         let error = Filter::new(Some("a[b"), Vec::new(), None).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(error.to_string().contains("a[b"), "{error}");

@@ -1,5 +1,5 @@
-//! The pages of one listing. Refuses pages that do not go on: keys or tokens that come again, and pages without an end.
-//! Keeps no entries.
+//! Requests and validates the pages of one listing: repeated keys, repeated tokens and endless empty pages are errors.
+//! Stores no entries.
 
 use std::collections::HashSet;
 
@@ -9,9 +9,9 @@ use crate::types::{ListEntry, ListPage, ListRequest};
 
 /// Maximum number of consecutive pages without a key. S3 returns empty pages for the delete markers of a versioned
 /// bucket: 10 000 pages hold 10 million of them.
-const MOST_EMPTY_PAGES: usize = 10_000;
+const MAX_EMPTY_PAGES: usize = 10_000;
 
-/// A listing, and how far it has come.
+/// A listing and its position.
 #[derive(Clone, Debug, Default)]
 pub struct Pages {
     prefix: String,
@@ -19,7 +19,7 @@ pub struct Pages {
     start_after: Option<String>,
     continuation: Option<String>,
     ended: bool,
-    /// Every token so far.
+    /// All continuation tokens so far.
     tokens: HashSet<String>,
     last_key: Option<String>,
     last_prefix: Option<String>,
@@ -27,25 +27,24 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// A listing of what begins with `prefix` and sorts behind `start_after`. Keys with `delimiter` behind the prefix are
-    /// folded into common prefixes.
+    /// A listing of the keys that begin with `prefix` and sort after `start_after`. Keys with `delimiter` after the prefix
+    /// are grouped into common prefixes.
     pub fn new(prefix: &str, delimiter: Option<&str>, start_after: Option<&str>) -> Self {
         let own = |text: Option<&str>| text.map(str::to_owned);
         let (delimiter, start_after) = (own(delimiter), own(start_after));
         Self { prefix: prefix.to_owned(), delimiter, start_after, ..Self::default() }
     }
 
-    /// Whether the last page was given.
+    /// Returns whether the last page was returned.
     pub fn ended(&self) -> bool {
         self.ended
     }
 
-    /// The next page; `None` behind the last.
+    /// Returns the next page; `None` after the last one.
     ///
     /// # Errors
-    /// `NoBucket`, `AccessDenied`, and what persists after the retries; `Protocol` where the listing does not go on: a
-    /// key comes twice, comes out of order from a store that lists in order, or lies outside of the prefix, or a token
-    /// comes again.
+    /// `NoBucket`, `AccessDenied`, and errors that persist after the retries; `Protocol` if a key is repeated, is out of
+    /// order although the store lists in order, or does not begin with the prefix, or if a token is repeated.
     pub async fn next(&mut self, client: &Client) -> Result<Option<ListPage>> {
         if self.ended {
             return Ok(None);
@@ -58,7 +57,7 @@ impl Pages {
             max_entries: None,
         };
         let mut page = client.list(request).await?;
-        // A start key may be part of the listing, as with GCS.
+        // GCS includes the start key in the listing.
         page.entries.retain(|entry| self.start_after.as_deref() != Some(&entry.key));
         let ordered = client.store().capabilities().ordered_listing;
         self.check(&page, ordered).map_err(|problem| refused(client, &self.prefix, &problem))?;
@@ -70,8 +69,8 @@ impl Pages {
     fn check(&mut self, page: &ListPage, ordered: bool) -> Result<(), String> {
         let Self { prefix, last_key, last_prefix, .. } = self;
         let keys = page.entries.iter().map(|entry| &entry.key);
-        ascend(prefix, last_key, keys, ordered)?;
-        ascend(prefix, last_prefix, page.prefixes.iter(), ordered)?;
+        check_order(prefix, last_key, keys, ordered)?;
+        check_order(prefix, last_prefix, page.prefixes.iter(), ordered)?;
         if page.entries.is_empty() && page.prefixes.is_empty() {
             self.empty_pages += 1;
         } else {
@@ -81,15 +80,15 @@ impl Pages {
         if !self.tokens.insert(token.clone()) {
             return Err("the listing repeats a continuation token: it would never end".to_owned());
         }
-        if self.empty_pages >= MOST_EMPTY_PAGES {
-            return Err(format!("{MOST_EMPTY_PAGES} pages in a row without a key, and the listing goes on"));
+        if self.empty_pages >= MAX_EMPTY_PAGES {
+            return Err(format!("the listing has {MAX_EMPTY_PAGES} consecutive pages without a key"));
         }
         Ok(())
     }
 }
 
-/// Checks that `keys` come behind `last`, which becomes the last of them.
-fn ascend<'a>(
+/// Checks that `keys` begin with `prefix` and, if `ordered`, ascend from `last`. Updates `last` to the last of them.
+fn check_order<'a>(
     prefix: &str,
     last: &mut Option<String>,
     keys: impl Iterator<Item = &'a String>,
@@ -99,10 +98,10 @@ fn ascend<'a>(
     let mut end = None;
     for key in keys {
         if !key.starts_with(prefix) {
-            return Err(format!("the listing of {prefix:?} has {key:?}, which does not begin with it"));
+            return Err(format!("the listing of prefix {prefix:?} has key {key:?}, which does not begin with it"));
         }
         if let Some(before) = before.filter(|before| key == before || ordered && key.as_str() < *before) {
-            return Err(follows(key, before));
+            return Err(wrong_order(key, before));
         }
         before = Some(key);
         end = Some(key);
@@ -113,23 +112,23 @@ fn ascend<'a>(
     Ok(())
 }
 
-fn follows(key: &str, before: &str) -> String {
-    format!("the listing has {key:?} behind {before:?}: each key must come once, and in order")
+fn wrong_order(key: &str, before: &str) -> String {
+    format!("the listing has {key:?} after {before:?}: keys must be unique and in order")
 }
 
 fn refused(client: &Client, prefix: &str, problem: &str) -> Error {
     let error = client.store().error(ErrorKind::Protocol, Operation::List, prefix, problem);
-    error.with_hint("does a cache or a proxy between here and the store repeat pages?")
+    error.with_hint("check whether a cache or a proxy before the store repeats pages")
 }
 
-/// Sorts what a store lists in no order.
+/// Sorts the entries of a store without ordered listings.
 ///
 /// # Errors
-/// `Protocol` when a key comes twice.
+/// `Protocol` if a key is repeated.
 pub(super) fn sort(client: &Client, prefix: &str, entries: &mut [ListEntry]) -> Result<()> {
     entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
     match entries.windows(2).find(|pair| pair[0].key == pair[1].key) {
-        Some(pair) => Err(refused(client, prefix, &follows(&pair[1].key, &pair[0].key))),
+        Some(pair) => Err(refused(client, prefix, &wrong_order(&pair[1].key, &pair[0].key))),
         None => Ok(()),
     }
 }
@@ -145,7 +144,7 @@ mod tests {
     use crate::transfer::Policy;
     use crate::wrap::FaultyStore;
 
-    /// A client whose listings are made by `page`, of a number from 0 and the request.
+    /// A client whose listing pages are returned by `page`, called with the page number from 0 and the request.
     fn client(ordered: bool, page: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) -> Client {
         let faulty = FaultyStore::new(Arc::new(MemoryStore::new("m")));
         faulty.list_by(ordered, page);
@@ -177,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keys_that_come_again_or_out_of_order_are_an_error_that_names_both() {
+    async fn repeated_or_unordered_keys_are_an_error_that_names_both() {
         for (first, second, names) in [
             (&["a", "b"][..], &["b", "c"][..], ["\"b\"", "\"b\""]),
             (&["a", "a"], &["b"], ["\"a\"", "\"a\""]),
@@ -187,20 +186,20 @@ mod tests {
             let error = listed(&two_pages(true, first, second), None).await.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Protocol);
             let text = error.to_string();
-            assert!(text.contains(&format!("{} behind {}", names[0], names[1])), "{text}");
+            assert!(text.contains(&format!("{} after {}", names[0], names[1])), "{text}");
         }
         let keys = listed(&two_pages(true, &["a", "b"], &["c", "ä"]), None).await.unwrap();
         assert_eq!(keys, ["a", "b", "c", "ä"]);
     }
 
     #[tokio::test]
-    async fn a_listing_without_order_is_sorted_as_a_whole_and_has_each_key_once() {
+    async fn an_unordered_listing_is_sorted_and_has_each_key_once() {
         let client = || two_pages(false, &["d", "b"], &["c", "a"]);
         assert_eq!(listed(&client(), None).await.unwrap(), ["a", "b", "c", "d"]);
         assert_eq!(listed(&client(), Some(2)).await.unwrap(), ["a", "b"]);
         let error = listed(&two_pages(false, &["d", "b"], &["a", "d"]), None).await.unwrap_err();
-        assert!(error.to_string().contains("\"d\" behind \"d\""), "{error}");
-        // Page by page it is the same.
+        assert!(error.to_string().contains("\"d\" after \"d\""), "{error}");
+        // `list_page_into` gives the same order.
         let (client, mut listed, mut manifest) = (client(), Listed::new(""), Manifest::default());
         let filter = Filter::default();
         while client.list_page_into(&mut manifest, "m://m", &filter, &mut listed).await.unwrap() {}
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_start_key_that_is_listed_too_is_dropped() {
+    async fn a_listed_start_key_is_dropped() {
         let client = client(true, |_, request| {
             assert_eq!(request.start_after, Some("b"));
             page(&["b", "c"], None)
@@ -224,7 +223,7 @@ mod tests {
         assert!(error.to_string().contains("\"mine/\"") && error.to_string().contains("\"other/a\""), "{error}");
     }
 
-    /// How many pages are asked for before the listing ends in an error.
+    /// Returns the number of pages before the listing ends with an error.
     async fn pages_until_refused(client: &Client, delimiter: Option<&str>) -> usize {
         let (mut pages, mut count) = (Pages::new("", delimiter, None), 0);
         loop {
@@ -240,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_listing_that_does_not_go_on_is_an_error_soon() {
+    async fn a_listing_that_repeats_itself_or_never_ends_is_an_error() {
         for ordered in [true, false] {
             let same = client(ordered, |_, _| page(&["a"], Some("t")));
             assert_eq!(pages_until_refused(&same, None).await, 1);
@@ -253,12 +252,12 @@ mod tests {
             });
             assert_eq!(pages_until_refused(&folders, Some("/")).await, 1);
             let empty = client(ordered, |number, _| page(&[], Some(&number.to_string())));
-            assert_eq!(pages_until_refused(&empty, None).await, MOST_EMPTY_PAGES - 1);
+            assert_eq!(pages_until_refused(&empty, None).await, MAX_EMPTY_PAGES - 1);
         }
     }
 
     #[tokio::test]
-    async fn empty_pages_before_a_key_are_passed_over() {
+    async fn empty_pages_before_a_key_are_skipped() {
         let client = client(true, |number, _| match number {
             0..1000 => page(&[], Some(&number.to_string())),
             _ => page(&["a"], None),

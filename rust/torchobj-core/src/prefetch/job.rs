@@ -1,34 +1,34 @@
-//! What a window hands out: objects by number, reads to be made, and what they will take of the budget.
+//! Types that the window exchanges with its users: objects, jobs and decisions.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::Notify;
 
-/// An object of a source, by number.
+/// An object of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Object {
-    /// The source.
+    /// Number of the source.
     pub source: u64,
-    /// Its number there.
+    /// Number of the object in the source.
     pub index: u64,
 }
 
-/// Bytes that will be taken of the budget; no longer when it is dropped.
+/// Bytes that a pending read will take of the budget. Dropping it ends the reservation.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(crate) struct Reservation {
     total: Arc<AtomicU64>,
     bytes: u64,
 }
 
 impl Reservation {
-    /// Adds `bytes` to `total` for as long as this lives.
+    /// Adds `bytes` to `total` while the reservation lives.
     pub(super) fn new(total: &Arc<AtomicU64>, bytes: u64) -> Self {
         total.fetch_add(bytes, Ordering::Relaxed);
         Self { total: total.clone(), bytes }
     }
 
-    /// How many.
+    /// Number of reserved bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -40,51 +40,40 @@ impl Drop for Reservation {
     }
 }
 
-/// A read that is to be made.
+/// A read to run.
 #[derive(Debug)]
-pub(super) struct Job {
-    pub number: u64,
-    pub object: Object,
-    pub reservation: Reservation,
-    /// The budget has no room for it; somebody waits.
-    pub overdraws: bool,
-    /// Told when nobody wants it any more.
-    pub cancelled: Arc<Notify>,
+pub(crate) struct Job {
+    pub(super) number: u64,
+    pub(super) object: Object,
+    pub(super) reservation: Reservation,
+    /// The read is demanded and exceeds the budget.
+    pub(super) exceeds_budget: bool,
+    /// Notified when the result is not needed any more.
+    pub(super) cancelled: Arc<Notify>,
 }
 
-/// What to do next.
+/// The next action.
 #[derive(Debug)]
 pub(super) enum Next<B> {
-    /// Read this.
+    /// Run this read.
     Start(Job),
-    /// Drop this, and ask again.
+    /// Drop this result, then call again.
     Evict(B),
-    /// There is nothing to read.
+    /// No object is queued.
     Idle,
-    /// There is, and no memory for it.
-    Starved,
+    /// An object is queued, but there is no memory for it.
+    OutOfMemory,
 }
 
-/// Why no further read was begun.
+/// State of an object when it was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Halt {
-    /// There is nothing to read.
-    Idle,
-    /// There is, and no memory for it.
-    Starved,
-    /// There is, and as many reads are in flight as may be.
-    Limited,
-}
-
-/// How a use that was taken had fared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// It was there.
+pub(super) enum TakeOutcome {
+    /// It was ready.
     Hit,
-    /// It was on its way.
-    Late,
-    /// It was announced, and had to be read at once.
+    /// It was being read, or its read had failed.
+    InFlight,
+    /// It was announced, but its read had not started.
     Queued,
-    /// Nobody had announced it.
-    Missed,
+    /// It was not announced.
+    Unannounced,
 }

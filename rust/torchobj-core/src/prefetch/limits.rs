@@ -1,63 +1,59 @@
-//! How many reads the clients of all sources permit, and what their requests met. Makes no client, and no read.
+//! Sums the concurrency limits and metrics of the clients of all sources. Creates no client and sends no request.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard};
 
-use super::{Known, Prefetcher};
+use super::{KnownSource, Prefetcher};
 use crate::client::Client;
+use crate::engine::add_once;
 use crate::fork;
-use crate::transfer::{Measured, Metrics, Permits};
+use crate::transfer::{ConcurrencyLimit, Metrics, MetricsSnapshot};
 
 impl Prefetcher {
-    fn permits(&self) -> MutexGuard<'_, Vec<Arc<Permits>>> {
-        self.permits.lock().expect("no holder of this lock panics")
+    fn limits(&self) -> MutexGuard<'_, Vec<Arc<ConcurrencyLimit>>> {
+        self.limits.lock().expect("no holder of this lock panics")
     }
 
     fn metrics(&self) -> MutexGuard<'_, Vec<Arc<Metrics>>> {
         self.metrics.lock().expect("no holder of this lock panics")
     }
 
-    /// Counts what the requests of these clients meet from now on.
-    pub(super) fn see_metrics<'a>(&self, clients: impl IntoIterator<Item = &'a Arc<Client>>) {
+    /// Includes the requests of these clients in the metrics.
+    pub(super) fn add_metrics<'a>(&self, clients: impl IntoIterator<Item = &'a Arc<Client>>) {
         let mut metrics = self.metrics();
         clients.into_iter().for_each(|client| add_once(&mut metrics, client.metrics()));
     }
 
-    /// Asks the clients of these sources for permits from now on, and no others.
-    pub(super) fn see_permits(&self, sources: &HashMap<u64, Known>) {
-        let mut permits = self.permits();
-        permits.clear();
-        let mut see = |client: &Arc<Client>| add_once(&mut permits, client.permits());
+    /// Sets the clients whose limits are summed: those of these sources.
+    pub(super) fn update_limits(&self, sources: &HashMap<u64, KnownSource>) {
+        let mut limits = self.limits();
+        limits.clear();
+        let mut add = |client: &Arc<Client>| add_once(&mut limits, client.permits());
         for known in sources.values() {
             match known {
-                Known::Listed(source) => source.clients.iter().for_each(&mut see),
-                Known::Named(names) => names.made().for_each(&mut see),
+                KnownSource::Listed(source) => source.clients.iter().for_each(&mut add),
+                KnownSource::Named(names) => names.clients().for_each(&mut add),
             }
         }
     }
 
-    /// What the requests met of all clients that there ever were.
-    pub(super) fn measured(&self) -> Measured {
-        let mut requests = Measured::default();
-        self.metrics().iter().for_each(|metrics| requests.merge(&metrics.measured()));
+    /// Metrics of the requests of all clients ever added.
+    pub(super) fn measured(&self) -> MetricsSnapshot {
+        let mut requests = MetricsSnapshot::default();
+        self.metrics().iter().for_each(|metrics| requests.merge(&metrics.snapshot()));
         requests
     }
 
-    /// How many announced reads there may be at a time. One that waits to try again is no request in flight.
+    /// Maximum number of concurrent announced reads. A read that is backing off has no request in flight and does not
+    /// count.
     pub(super) fn limit(&self) -> usize {
         let _inside = fork::enter();
-        self.permits().iter().map(|permits| permits.ahead() + permits.resting()).sum::<usize>().max(1)
+        self.limits().iter().map(|limit| limit.read_ahead_limit() + limit.backing_off()).sum::<usize>().max(1)
     }
 
-    /// Says that more reads could be made if there were leave.
-    pub(super) fn reach(&self) {
+    /// Records that demand exceeded the limit.
+    pub(super) fn record_demand_exceeded(&self) {
         let _inside = fork::enter();
-        self.permits().iter().for_each(|permits| permits.reach());
-    }
-}
-
-fn add_once<T>(all: &mut Vec<Arc<T>>, one: &Arc<T>) {
-    if !all.iter().any(|other| Arc::ptr_eq(other, one)) {
-        all.push(one.clone());
+        self.limits().iter().for_each(|limit| limit.demand_exceeded());
     }
 }

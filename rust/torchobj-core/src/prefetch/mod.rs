@@ -1,83 +1,94 @@
-//! Reads ahead of who uses it: one prefetcher for a process and its workers, in the order that was announced.
+//! Reads objects ahead of their use, for a process and its DataLoader workers, in the announced order.
 //!
-//! `window` keeps the books and decides what is next; `drive` reads; `answer` serves workers through the arena. A
-//! *source* is a manifest with its clients, or `names` that come one by one; an object is a source and a number.
-//! Announcing is a hint: whoever takes an object gets it, announced or not, and what was announced only comes sooner.
+//! * **Actors.** One [`Prefetcher`] per process owns an [`Arena`] and reads all objects into it. Callers in the same
+//!   process call [`take`](Prefetcher::take); workers send requests through the arena. A loader announces the objects
+//!   of later batches with [`announce`](Prefetcher::announce).
+//! * **Sources and objects.** A source is a manifest with its clients ([`Source`]), or a set of names that callers add
+//!   one by one (`names`). An [`Object`] is the number of a source and the number of an object in it.
+//! * **Modules.** `window` keeps the announced order and decides which object is read or evicted next; it does no I/O.
+//!   `source` implements the engine's `Source`: it runs the reads that `window` selects. `serve` answers the requests
+//!   of workers. `limits` adds up the permits of all clients. `shortage` writes the warnings about memory.
+//! * **Memory.** A read allocates its segment when the response's length is known, and a reservation counts against the
+//!   budget until then. Announced reads stay within the budget; demanded reads start although they exceed it. A segment
+//!   is freed when its caller or worker drops it; the prefetcher continues then.
+//!
+//! An announcement is a hint: `take` returns every object, announced or not, and an announced one earlier.
 
-mod answer;
-mod drive;
 mod job;
 mod limits;
 mod names;
+mod serve;
 mod shortage;
+mod source;
 mod stats;
 mod window;
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use self::job::Found;
 pub use self::job::Object;
-pub use self::names::Clients;
+use self::job::TakeOutcome;
+pub use self::names::CreateClient;
 use self::names::Names;
 pub use self::stats::Stats;
-use self::stats::Waiting;
+use self::stats::WaitTimer;
 use self::window::{Delivery, Window};
 use crate::arena::{Answers, Arena, Segment};
 use crate::client::Client;
+use crate::engine::Tasks;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::fork;
 use crate::manifest::Manifest;
 use crate::object_ref::ObjectRef;
-use crate::read::Landed;
+use crate::read::ReadResult;
 use crate::runtime::runtime;
-use crate::transfer::{Metrics, Permits};
+use crate::transfer::{ConcurrencyLimit, Metrics};
 
-/// What is taken for the size of an object that is not known, before one was read.
+/// Assumed size of an object of unknown size, before one was read.
 const UNKNOWN_BYTES: u64 = 128 << 10;
 
-/// A manifest, and who reads its objects.
+/// A manifest and the clients that read its objects.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The objects.
     pub manifest: Arc<Manifest>,
-    /// For each of the manifest's bases.
+    /// One client for each base of the manifest.
     pub clients: Vec<Arc<Client>>,
 }
 
-/// What the number of an object is a number of.
+/// A source that was added.
 #[derive(Debug)]
-enum Known {
+enum KnownSource {
     Listed(Source),
     Named(Names),
 }
 
-/// What a read leaves: bytes in a segment.
+/// The result of a read: bytes in a segment of the arena.
 #[derive(Debug)]
 struct Body {
-    landed: Landed,
+    result: ReadResult,
     segment: Arc<Segment>,
 }
 
-/// Who waits for an object.
+/// A caller that waits for an object.
 #[derive(Debug)]
-enum Wish {
-    /// A worker.
-    Answer { answers: Arc<Answers>, position: usize, waiting: Arc<Waiting> },
-    /// This process.
-    Local(oneshot::Sender<Result<Landed>>),
+enum Waiter {
+    /// A worker. `timer` measures the wait of its whole request.
+    Answer { answers: Arc<Answers>, position: usize, timer: Arc<WaitTimer> },
+    /// A caller in this process.
+    Local(oneshot::Sender<Result<ReadResult>>),
 }
 
-impl Wish {
-    /// Whether nobody waits any more.
-    fn gone(&self) -> bool {
+impl Waiter {
+    /// Returns whether the caller has stopped waiting.
+    fn is_closed(&self) -> bool {
         match self {
-            Self::Answer { answers, .. } => answers.gone(),
+            Self::Answer { answers, .. } => answers.is_cancelled(),
             Self::Local(sender) => sender.is_closed(),
         }
     }
@@ -87,135 +98,133 @@ impl Wish {
 #[derive(Debug)]
 pub struct Prefetcher {
     arena: Arc<Arena>,
-    window: Mutex<Window<Body, Wish>>,
-    sources: Mutex<HashMap<u64, Known>>,
-    announcing: Mutex<HashMap<(u32, u32), u64>>,
+    window: Mutex<Window<Body, Waiter>>,
+    sources: Mutex<HashMap<u64, KnownSource>>,
+    worker_iterators: Mutex<HashMap<(u32, u32), u64>>,
     next: AtomicU64,
-    in_flight: AtomicUsize,
-    /// Whether a thread found as many drivers as may be since a driver was last given up.
-    refused: AtomicBool,
-    /// Of the sources that there are, each once.
-    permits: Mutex<Vec<Arc<Permits>>>,
-    /// Of the clients of all sources that there ever were, each once: clients live as long as the process.
+    /// Running reads.
+    tasks: Tasks,
+    /// Concurrency limits of the clients of all current sources, each once.
+    limits: Mutex<Vec<Arc<ConcurrencyLimit>>>,
+    /// Metrics of the clients of all sources ever added, each once. Clients live as long as the process.
     metrics: Mutex<Vec<Arc<Metrics>>>,
-    /// Of the objects whose size was not known.
+    /// Moving average of the sizes that were unknown before the read.
     mean_bytes: AtomicU64,
     stats: stats::Counters,
     shortage: Mutex<shortage::Shortage>,
-    /// Since when nothing is read, and how much was by then.
-    idle: Mutex<Option<(Instant, u64)>>,
+    /// When the prefetcher became idle, and the number of objects read by then.
+    idle_since: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Prefetcher {
-    /// A prefetcher whose segments take `budget` bytes. It makes as many reads at a time as the clients of its sources
-    /// permit, less what they keep for others. It serves workers from now on, for as long as the process lives.
+    /// Starts a prefetcher whose segments take `budget` bytes, and the task that serves workers as long as the process
+    /// lives. The limit of concurrent reads is the sum of what the clients of its sources allow for read-ahead.
     ///
     /// # Errors
-    /// The system refuses the arena, or to wait for who asks.
+    /// The system refuses the arena or its eventfd.
     pub fn start(budget: u64) -> io::Result<Arc<Self>> {
-        let prefetcher = Self::unserved(budget)?;
+        let prefetcher = Self::without_service(budget)?;
         let service = {
             let _context = runtime().enter();
             crate::arena::serve(prefetcher.arena.clone(), prefetcher.clone())?
         };
         runtime().spawn(async move {
             if let Err(error) = service.await {
-                log::error!("workers get no answers: {error}");
+                log::error!("requests of DataLoader workers are not answered any more: {error}");
             }
         });
         Ok(prefetcher)
     }
 
-    /// The same, for this process alone.
-    fn unserved(budget: u64) -> io::Result<Arc<Self>> {
+    /// A prefetcher that serves no workers.
+    fn without_service(budget: u64) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             arena: Arena::create(budget)?,
             window: Mutex::default(),
             sources: Mutex::default(),
-            announcing: Mutex::default(),
+            worker_iterators: Mutex::default(),
             next: AtomicU64::new(1),
-            in_flight: AtomicUsize::new(0),
-            refused: AtomicBool::new(false),
-            permits: Mutex::default(),
+            tasks: Tasks::new(runtime().handle().clone()),
+            limits: Mutex::default(),
             metrics: Mutex::default(),
             mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
             stats: stats::Counters::default(),
             shortage: Mutex::default(),
-            idle: Mutex::default(),
+            idle_since: Mutex::default(),
         }))
     }
 
-    /// Where bodies land.
+    /// The arena that holds the objects.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    fn window(&self) -> MutexGuard<'_, Window<Body, Wish>> {
+    fn window(&self) -> MutexGuard<'_, Window<Body, Waiter>> {
         self.window.lock().expect("no holder of this lock panics")
     }
 
-    fn sources(&self) -> MutexGuard<'_, HashMap<u64, Known>> {
+    fn sources(&self) -> MutexGuard<'_, HashMap<u64, KnownSource>> {
         self.sources.lock().expect("no holder of this lock panics")
     }
 
-    fn new_number(&self) -> u64 {
+    fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Makes a source known. Returns its number.
+    /// Adds a source. Returns its number.
     pub fn add_source(&self, source: Source) -> u64 {
         let _inside = fork::enter();
-        let number = self.new_number();
-        self.see_metrics(&source.clients);
+        let number = self.next_number();
+        self.add_metrics(&source.clients);
         let mut sources = self.sources();
-        sources.insert(number, Known::Listed(source));
-        self.see_permits(&sources);
+        sources.insert(number, KnownSource::Listed(source));
+        self.update_limits(&sources);
         number
     }
 
-    /// Makes a source known whose objects are named as they come. Returns its number.
-    pub fn add_names(&self, clients: Arc<Clients>) -> u64 {
+    /// Adds a source whose objects are named one by one. Returns its number.
+    pub fn add_names(&self, create_client: Arc<CreateClient>) -> u64 {
         let _inside = fork::enter();
-        let number = self.new_number();
-        self.sources().insert(number, Known::Named(Names::new(clients)));
+        let number = self.next_number();
+        self.sources().insert(number, KnownSource::Named(Names::new(create_client)));
         number
     }
 
-    /// The objects of `source` that have these names, to be announced at once: the number of what is not announced is
-    /// forgotten some time.
+    /// Numbers of the objects of `source` with these names. Announce them immediately: numbers that are neither
+    /// announced nor demanded are removed after some time.
     pub fn objects<'a>(&self, source: u64, names: impl Iterator<Item = &'a ObjectRef>) -> Vec<Object> {
         self.sweep(source);
         let number = |name: &ObjectRef| {
             let _inside = fork::enter();
-            Wanted::Name { source, record: name.to_bytes() }.object(&mut self.sources())
+            Demand::Name { source, record: name.to_bytes() }.object(&mut self.sources())
         };
         names.map(number).collect()
     }
 
-    /// Forgets names that nobody uses, once they are many.
+    /// Removes unused names once there are many.
     fn sweep(&self, source: u64) {
         let _inside = fork::enter();
-        if let Some(Known::Named(names)) = self.sources().get_mut(&source)
+        if let Some(KnownSource::Named(names)) = self.sources().get_mut(&source)
             && names.is_full()
         {
-            names.sweep(&self.window().used_of(source));
+            names.sweep(&self.window().numbers_of(source));
         }
     }
 
-    /// Forgets a source. What is being read of it is read to its end.
+    /// Removes a source. Its running reads complete.
     pub fn remove_source(&self, number: u64) {
         let _inside = fork::enter();
         let mut sources = self.sources();
         sources.remove(&number);
-        self.see_permits(&sources);
+        self.update_limits(&sources);
     }
 
-    /// A new iterator: what is announced for it can be cancelled together.
+    /// Starts an iterator. All objects that are announced for it can be cancelled together.
     pub fn new_iterator(&self) -> u64 {
-        self.new_number()
+        self.next_number()
     }
 
-    /// Says that these objects will be taken, in this order, behind what was announced for the iterator before.
+    /// Announces that these objects will be taken, in this order, after the objects announced for the iterator before.
     pub fn announce(self: &Arc<Self>, iterator: u64, objects: &[Object]) {
         {
             let _inside = fork::enter();
@@ -228,13 +237,13 @@ impl Prefetcher {
         self.pump();
     }
 
-    /// How many bytes are announced for an iterator and not taken.
+    /// Bytes that are announced for an iterator and not taken.
     pub fn pending(&self, iterator: u64) -> u64 {
         let _inside = fork::enter();
         self.window().announced_bytes(iterator)
     }
 
-    /// Forgets what was announced for an iterator and not taken.
+    /// Drops the objects that are announced for an iterator and not taken.
     pub fn cancel(self: &Arc<Self>, iterator: u64) {
         let bodies = {
             let _inside = fork::enter();
@@ -244,12 +253,12 @@ impl Prefetcher {
         self.pump();
     }
 
-    /// What an object will take of the budget.
-    fn charge(&self, sources: &HashMap<u64, Known>, object: Object) -> u64 {
+    /// Bytes of the budget that an object takes.
+    fn charge(&self, sources: &HashMap<u64, KnownSource>, object: Object) -> u64 {
         let mean = self.mean_bytes.load(Ordering::Relaxed);
         match sources.get(&object.source) {
-            Some(Known::Listed(source)) => charge(&source.manifest, object.index, Some(mean)),
-            Some(Known::Named(names)) => {
+            Some(KnownSource::Listed(source)) => charge(&source.manifest, object.index, Some(mean)),
+            Some(KnownSource::Named(names)) => {
                 let length = names.get(object.index).and_then(|name| name.length());
                 Arena::charge(length.unwrap_or(mean))
             }
@@ -257,39 +266,39 @@ impl Prefetcher {
         }
     }
 
-    /// Takes objects, all at once. Results are in their order. Dropping the future forgets the results.
-    pub async fn take(self: &Arc<Self>, objects: &[Object]) -> Vec<Result<Landed>> {
-        self.take_each(objects.iter().copied().map(Wanted::Number)).await
+    /// Takes objects, concurrently. The results have the order of `objects`. Dropping the future discards the results.
+    pub async fn take(self: &Arc<Self>, objects: &[Object]) -> Vec<Result<ReadResult>> {
+        self.take_each(objects.iter().copied().map(Demand::Number)).await
     }
 
-    /// Takes objects of `source` by their names; otherwise as [`take`](Self::take).
-    pub async fn take_by_name(self: &Arc<Self>, source: u64, names: &[Arc<ObjectRef>]) -> Vec<Result<Landed>> {
+    /// Takes objects of `source` by name; otherwise like [`take`](Self::take).
+    pub async fn take_by_name(self: &Arc<Self>, source: u64, names: &[Arc<ObjectRef>]) -> Vec<Result<ReadResult>> {
         self.sweep(source);
-        self.take_each(names.iter().map(|name| Wanted::Name { source, record: name.to_bytes() })).await
+        self.take_each(names.iter().map(|name| Demand::Name { source, record: name.to_bytes() })).await
     }
 
-    async fn take_each(self: &Arc<Self>, wanted: impl ExactSizeIterator<Item = Wanted>) -> Vec<Result<Landed>> {
-        let _waiting = self.stats.waiting();
-        let (senders, receivers): (Vec<_>, Vec<_>) = (0..wanted.len()).map(|_| oneshot::channel()).unzip();
-        self.wish(wanted.zip(senders.into_iter().map(Wish::Local)));
+    async fn take_each(self: &Arc<Self>, demands: impl ExactSizeIterator<Item = Demand>) -> Vec<Result<ReadResult>> {
+        let _timer = self.stats.wait_timer();
+        let (senders, receivers): (Vec<_>, Vec<_>) = (0..demands.len()).map(|_| oneshot::channel()).unzip();
+        self.demand(demands.zip(senders.into_iter().map(Waiter::Local)));
         let mut taken = Vec::with_capacity(receivers.len());
         for receiver in receivers {
-            taken.push(receiver.await.unwrap_or_else(|_| Err(lost())));
+            taken.push(receiver.await.unwrap_or_else(|_| Err(lost_read())));
         }
         taken
     }
 
-    /// Takes objects for whoever waits for them.
-    fn wish(self: &Arc<Self>, wishes: impl Iterator<Item = (Wanted, Wish)>) {
+    /// Takes each object for its waiter.
+    fn demand(self: &Arc<Self>, waiters: impl Iterator<Item = (Demand, Waiter)>) {
         let mut deliveries = Vec::new();
         {
             let _inside = fork::enter();
-            for (wanted, wish) in wishes {
-                // Held until the number is in use: no sweep comes between.
+            for (demand, waiter) in waiters {
+                // Locked until the number is in use, so that a concurrent sweep cannot remove it.
                 let mut sources = self.sources();
-                let object = wanted.object(&mut sources);
+                let object = demand.object(&mut sources);
                 let charge = self.charge(&sources, object);
-                let (found, delivery) = self.window().take(object, charge, wish);
+                let (found, delivery) = self.window().take(object, charge, waiter);
                 self.stats.found(found);
                 deliveries.extend(delivery);
             }
@@ -298,13 +307,13 @@ impl Prefetcher {
         self.pump();
     }
 
-    /// Whether anything is announced, or waited for, and not taken.
-    pub fn announced(&self) -> bool {
+    /// Returns whether any object is announced or demanded, and not taken.
+    pub fn has_announced(&self) -> bool {
         let _inside = fork::enter();
         self.window().len() > 0
     }
 
-    /// What it did and does.
+    /// Current counters.
     pub fn stats(&self) -> Stats {
         let _inside = fork::enter();
         let (announced, ahead) = {
@@ -314,7 +323,7 @@ impl Prefetcher {
         self.stats.report(Stats {
             announced,
             ahead,
-            in_flight: self.in_flight.load(Ordering::Relaxed),
+            in_flight: self.tasks.running(),
             limit: self.limit(),
             memory: self.arena.usage(),
             requests: self.measured(),
@@ -323,31 +332,31 @@ impl Prefetcher {
     }
 }
 
-/// What an object of a manifest will take of a budget. `mean` is for those whose size is not known, where one was read.
+/// Bytes of the budget that an object of a manifest takes. `mean` is the assumed size if the manifest has none.
 pub fn charge(manifest: &Manifest, index: u64, mean: Option<u64>) -> u64 {
     let size = usize::try_from(index).ok().and_then(|index| manifest.get(index)?.size);
     Arena::charge(size.or(mean).unwrap_or(UNKNOWN_BYTES))
 }
 
-/// An object that somebody takes.
+/// An object that a caller demands.
 #[derive(Debug)]
-enum Wanted {
+enum Demand {
     Number(Object),
-    /// What [`ObjectRef::to_bytes`] made, of a source of names.
+    /// Serialized by [`ObjectRef::to_bytes`], of a source of names.
     Name {
         source: u64,
         record: Vec<u8>,
     },
 }
 
-impl Wanted {
-    fn object(self, sources: &mut HashMap<u64, Known>) -> Object {
+impl Demand {
+    fn object(self, sources: &mut HashMap<u64, KnownSource>) -> Object {
         match self {
             Self::Number(object) => object,
             Self::Name { source, record } => {
                 let index = match sources.get_mut(&source) {
-                    Some(Known::Named(names)) => names.number(&record),
-                    // Of no source that is there: reading it says so.
+                    Some(KnownSource::Named(names)) => names.number(&record),
+                    // An unknown source: reading this number returns the error.
                     _ => u64::MAX,
                 };
                 Object { source, index }
@@ -356,23 +365,24 @@ impl Wanted {
     }
 }
 
-fn lost() -> Error {
-    Error::new(ErrorKind::Cancelled, Operation::Get, "", "a read was lost: a bug")
+fn lost_read() -> Error {
+    Error::new(ErrorKind::Cancelled, Operation::Get, "", "the read ended without a result: a bug")
 }
 
-fn broken(object: Object) -> Error {
+fn panicked(object: Object) -> Error {
     let message = format!("the read of object {} of source {} panicked: a bug", object.index, object.source);
     Error::new(ErrorKind::Io, Operation::Get, "", message)
 }
 
-fn unknown(object: Object) -> Error {
-    let message = format!("nobody knows object {} of source {}", object.index, object.source);
+fn unknown_object(object: Object) -> Error {
+    let message =
+        format!("object {} of source {} is unknown: the source was removed, or a bug", object.index, object.source);
     Error::new(ErrorKind::Config, Operation::Get, "", message)
 }
 
-type Delivered = Delivery<Body, Wish>;
+type Delivered = Delivery<Body, Waiter>;
 
-impl Found {
+impl TakeOutcome {
     fn index(self) -> usize {
         self as usize
     }

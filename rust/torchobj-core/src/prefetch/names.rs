@@ -1,4 +1,4 @@
-//! Numbers for objects that are named as they come: what is equal has one number while anybody uses it. Reads nothing.
+//! Assigns numbers to objects that are named one by one: equal names share a number while it is in use. Reads nothing.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -8,54 +8,54 @@ use crate::client::Client;
 use crate::error::Result;
 use crate::object_ref::ObjectRef;
 
-/// Makes the client of a base, as `s3://bucket`.
-pub type Clients = dyn Fn(&str) -> Result<Arc<Client>> + Send + Sync;
+/// Creates the client of a base URL such as `s3://bucket`.
+pub type CreateClient = dyn Fn(&str) -> Result<Arc<Client>> + Send + Sync;
 
-/// Names that are kept before it is looked which of them are still used.
-const LEAST_SWEPT: usize = 1 << 16;
+/// Number of names that may be added before unused ones are removed.
+const SWEEP_INTERVAL: usize = 1 << 16;
 
 struct Entry {
     record: Arc<[u8]>,
-    /// The sweep before which it was last asked for.
-    round: u64,
+    /// Value of `Names::sweeps` when the name was last used.
+    sweeps: u64,
 }
 
 /// The names of one source.
 pub(super) struct Names {
-    clients: Arc<Clients>,
-    /// By base.
-    made: HashMap<String, Arc<Client>>,
+    create_client: Arc<CreateClient>,
+    /// By base URL.
+    clients: HashMap<String, Arc<Client>>,
     numbers: HashMap<Arc<[u8]>, u64>,
     entries: HashMap<u64, Entry>,
     next: u64,
-    round: u64,
+    sweeps: u64,
     sweep_at: usize,
 }
 
 impl Names {
-    pub(super) fn new(clients: Arc<Clients>) -> Self {
+    pub(super) fn new(create_client: Arc<CreateClient>) -> Self {
         Self {
-            clients,
-            made: HashMap::new(),
+            create_client,
+            clients: HashMap::new(),
             numbers: HashMap::new(),
             entries: HashMap::new(),
             next: 0,
-            round: 0,
-            sweep_at: LEAST_SWEPT,
+            sweeps: 0,
+            sweep_at: SWEEP_INTERVAL,
         }
     }
 
-    /// The number of what [`ObjectRef::to_bytes`] made.
+    /// The number of a record that [`ObjectRef::to_bytes`] serialized.
     pub(super) fn number(&mut self, record: &[u8]) -> u64 {
-        let round = self.round;
+        let sweeps = self.sweeps;
         if let Some(number) = self.numbers.get(record) {
-            self.entries.get_mut(number).expect("whatever has a number is there").round = round;
+            self.entries.get_mut(number).expect("each number has an entry").sweeps = sweeps;
             return *number;
         }
         let (number, record) = (self.next, Arc::from(record));
         self.next += 1;
         self.numbers.insert(Arc::clone(&record), number);
-        self.entries.insert(number, Entry { record, round });
+        self.entries.insert(number, Entry { record, sweeps });
         number
     }
 
@@ -64,39 +64,39 @@ impl Names {
         ObjectRef::from_bytes(&self.entries.get(&number)?.record)
     }
 
-    /// The client of an object, and whether it was made just now.
+    /// The client of an object, and whether it was just created.
     pub(super) fn client(&mut self, object: &ObjectRef) -> Result<(Arc<Client>, bool)> {
-        if let Some(client) = self.made.get(object.base()) {
+        if let Some(client) = self.clients.get(object.base()) {
             return Ok((client.clone(), false));
         }
-        let client = (self.clients)(object.base())?;
-        self.made.insert(object.base().to_owned(), client.clone());
+        let client = (self.create_client)(object.base())?;
+        self.clients.insert(object.base().to_owned(), client.clone());
         Ok((client, true))
     }
 
-    /// The clients that were made.
-    pub(super) fn made(&self) -> impl Iterator<Item = &Arc<Client>> {
-        self.made.values()
+    /// The clients that were created.
+    pub(super) fn clients(&self) -> impl Iterator<Item = &Arc<Client>> {
+        self.clients.values()
     }
 
-    /// Whether it is time to sweep.
+    /// Returns whether `sweep` should be called.
     pub(super) fn is_full(&self) -> bool {
         self.entries.len() >= self.sweep_at
     }
 
-    /// Forgets what is not among `used`, and was not asked for since the last sweep: a number that was just given out is
-    /// not announced yet.
+    /// Removes names whose numbers are not in `used`, except those requested since the last sweep: their numbers may
+    /// not be announced yet.
     pub(super) fn sweep(&mut self, used: &HashSet<u64>) {
-        let Self { numbers, entries, round, .. } = self;
+        let Self { numbers, entries, sweeps, .. } = self;
         entries.retain(|number, entry| {
-            let kept = entry.round == *round || used.contains(number);
-            if !kept {
+            let keep = entry.sweeps == *sweeps || used.contains(number);
+            if !keep {
                 numbers.remove(&entry.record);
             }
-            kept
+            keep
         });
-        self.round += 1;
-        self.sweep_at = self.entries.len() + LEAST_SWEPT.max(used.len());
+        self.sweeps += 1;
+        self.sweep_at = self.entries.len() + SWEEP_INTERVAL.max(used.len());
     }
 }
 
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_names_have_one_number_and_others_another() {
+    fn equal_names_share_a_number() {
         let mut names = names();
         let first = names.number(&record(1));
         assert_eq!(names.number(&record(1)), first);
@@ -129,19 +129,19 @@ mod tests {
     }
 
     #[test]
-    fn names_that_nobody_uses_are_forgotten_and_used_ones_stay() {
+    fn unused_names_are_removed_and_used_ones_stay() {
         let mut names = names();
         let used = HashSet::from([names.number(&record(0))]);
-        for index in 1..5 * LEAST_SWEPT {
+        for index in 1..5 * SWEEP_INTERVAL {
             names.number(&record(index));
             if names.is_full() {
                 names.sweep(&used);
             }
-            assert!(names.entries.len() <= 2 * LEAST_SWEPT + 1, "{names:?}");
+            assert!(names.entries.len() <= 2 * SWEEP_INTERVAL + 1, "{names:?}");
         }
         assert_eq!(names.numbers.len(), names.entries.len());
         assert_eq!(names.number(&record(0)), *used.iter().next().unwrap());
-        let late = names.number(&record(1));
-        assert_eq!(names.get(late).unwrap().key(), "1");
+        let readded = names.number(&record(1));
+        assert_eq!(names.get(readded).unwrap().key(), "1");
     }
 }

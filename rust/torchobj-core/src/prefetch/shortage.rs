@@ -1,72 +1,73 @@
-//! What to say of reads that overdraw the budget, and who holds the memory. Frees nothing, and logs nothing itself.
+//! Warnings about reads that exceed the budget, with the holders of the memory. Frees nothing and does not log.
 
 use std::time::{Duration, Instant};
 
 use super::job::Next;
 
-/// How long there is no memory before that is said: a large batch is through by then.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is said again.
-const PAUSE: Duration = Duration::from_secs(60);
+/// Duration of a shortage before a warning: a large batch is over by then.
+const WARN_AFTER: Duration = Duration::from_secs(10);
+/// Minimum time between two warnings.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 const MIB: u64 = 1 << 20;
 
-/// Who holds the memory of an arena, in bytes.
+/// Bytes of an arena by holder.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Holders {
     pub budget: u64,
     pub used: u64,
-    /// What workers hold, and what is on its way from them.
+    /// Held by workers, or on their way to the trainer.
     pub workers: u64,
-    /// What was read and not taken, or is being read.
+    /// Read ahead and not taken, or being read.
     pub ahead: u64,
 }
 
-/// Since when memory is short, and what was said of it.
+/// Start of the current shortage, and the warnings so far.
 #[derive(Debug, Default)]
 pub(super) struct Shortage {
-    since: Option<Instant>,
-    said: Option<Instant>,
-    said_large: bool,
+    started_at: Option<Instant>,
+    last_warning: Option<Instant>,
+    warned_large: bool,
 }
 
 impl Shortage {
-    /// Notes a decision of the window's, made at `now`. What is to be said of it.
-    pub(super) fn note<B>(
+    /// Records a decision of the window at `now`. Returns a warning to log.
+    pub(super) fn observe<B>(
         &mut self,
         next: &Next<B>,
         now: Instant,
         holders: impl FnOnce() -> Holders,
     ) -> Option<String> {
         let job = match next {
-            Next::Start(job) if job.overdraws => job,
+            Next::Start(job) if job.exceeds_budget => job,
             Next::Start(_) => {
-                self.since = None;
+                self.started_at = None;
                 return None;
             }
-            Next::Starved => {
-                self.since.get_or_insert(now);
+            Next::OutOfMemory => {
+                self.started_at.get_or_insert(now);
                 return None;
             }
             Next::Evict(_) | Next::Idle => return None,
         };
-        let since = *self.since.get_or_insert(now);
+        let started_at = *self.started_at.get_or_insert(now);
         let holders = holders();
         let charge = job.reservation.bytes();
-        if charge > holders.budget && !self.said_large {
-            self.said_large = true;
+        if charge > holders.budget && !self.warned_large {
+            self.warned_large = true;
             let budget = holders.budget;
             return Some(format!(
-                "an object of {charge} bytes is larger than the budget of {budget} bytes for all that is read ahead, which \
-                 is overdrawn for it and others like it: torchobj.set_budget sets a larger one"
+                "an object of {charge} bytes is larger than the budget of {budget} bytes for objects that are read \
+                 ahead; it is read beyond the budget, like other objects of this size: set a larger budget with \
+                 torchobj.set_memory_budget"
             ));
         }
-        let quiet = self.said.is_none_or(|said| now.duration_since(said) >= PAUSE);
-        if charge > holders.budget || now.duration_since(since) < PATIENCE || !quiet {
+        let due = self.last_warning.is_none_or(|last_warning| now.duration_since(last_warning) >= WARN_INTERVAL);
+        if charge > holders.budget || now.duration_since(started_at) < WARN_AFTER || !due {
             return None;
         }
-        self.said = Some(now);
-        Some(describe(holders, now.duration_since(since)))
+        self.last_warning = Some(now);
+        Some(describe(holders, now.duration_since(started_at)))
     }
 }
 
@@ -76,10 +77,10 @@ fn describe(holders: Holders, lasted: Duration) -> String {
     let [budget, used, workers, ahead, trainer] = [budget, used, workers, ahead, trainer].map(|bytes| bytes / MIB);
     let seconds = lasted.as_secs();
     format!(
-        "for {seconds} s there is no memory to read ahead: of a budget of {budget} MiB {used} MiB are in use; DataLoader \
-         workers hold {workers} MiB, this process holds {trainer} MiB, and {ahead} MiB are read and not taken yet. \
-         Who keeps a view of a buffer, or a reader, keeps its memory: keep a copy instead, or set a larger budget by \
-         torchobj.set_budget"
+        "no memory to read ahead for {seconds} s: {used} MiB of a budget of {budget} MiB are in use; DataLoader \
+         workers hold {workers} MiB, this process holds {trainer} MiB, and {ahead} MiB are read and not taken yet. A \
+         view of a buffer, or a reader, keeps the memory of the whole object: copy the bytes that you keep, or set a \
+         larger budget with torchobj.set_memory_budget"
     )
 }
 
@@ -90,10 +91,10 @@ mod tests {
     use super::super::job::{Job, Object, Reservation};
     use super::*;
 
-    fn start(charge: u64, overdraws: bool) -> Next<()> {
+    fn start(charge: u64, exceeds_budget: bool) -> Next<()> {
         let reservation = Reservation::new(&Arc::default(), charge);
         let object = Object { source: 1, index: 1 };
-        Next::Start(Job { number: 1, object, reservation, overdraws, cancelled: Arc::default() })
+        Next::Start(Job { number: 1, object, reservation, exceeds_budget, cancelled: Arc::default() })
     }
 
     fn holders() -> Holders {
@@ -101,33 +102,33 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_the_memory_is_said_when_it_is_short_for_long_and_not_at_every_read() {
+    fn a_long_shortage_is_warned_of_with_the_holders_and_not_at_every_read() {
         let (mut shortage, began) = (Shortage::default(), Instant::now());
         let after = |seconds| began + Duration::from_secs(seconds);
-        assert_eq!(shortage.note(&Next::<()>::Starved, after(0), holders), None);
-        assert_eq!(shortage.note(&start(MIB, true), after(9), holders), None);
-        let said = shortage.note(&start(MIB, true), after(11), holders).unwrap();
+        assert_eq!(shortage.observe(&Next::<()>::OutOfMemory, after(0), holders), None);
+        assert_eq!(shortage.observe(&start(MIB, true), after(9), holders), None);
+        let warning = shortage.observe(&start(MIB, true), after(11), holders).unwrap();
         for figure in ["for 11 s", "budget of 64 MiB", "workers hold 50 MiB", "this process holds 15 MiB"] {
-            assert!(said.contains(figure), "{said}");
+            assert!(warning.contains(figure), "{warning}");
         }
-        assert_eq!(shortage.note(&start(MIB, true), after(60), holders), None);
-        assert!(shortage.note(&start(MIB, true), after(71), holders).is_some());
+        assert_eq!(shortage.observe(&start(MIB, true), after(60), holders), None);
+        assert!(shortage.observe(&start(MIB, true), after(71), holders).is_some());
     }
 
     #[test]
-    fn memory_that_came_back_ends_a_shortage() {
+    fn a_read_within_the_budget_ends_a_shortage() {
         let (mut shortage, began) = (Shortage::default(), Instant::now());
         let after = |seconds| began + Duration::from_secs(seconds);
-        assert_eq!(shortage.note(&Next::<()>::Starved, after(0), holders), None);
-        assert_eq!(shortage.note(&start(MIB, false), after(8), holders), None);
-        assert_eq!(shortage.note(&start(MIB, true), after(12), holders), None);
+        assert_eq!(shortage.observe(&Next::<()>::OutOfMemory, after(0), holders), None);
+        assert_eq!(shortage.observe(&start(MIB, false), after(8), holders), None);
+        assert_eq!(shortage.observe(&start(MIB, true), after(12), holders), None);
     }
 
     #[test]
-    fn an_object_that_is_larger_than_the_budget_is_said_once() {
+    fn an_object_larger_than_the_budget_is_warned_of_once() {
         let mut shortage = Shortage::default();
-        let said = shortage.note(&start(65 * MIB, true), Instant::now(), holders).unwrap();
-        assert!(said.contains("larger than the budget of 67108864 bytes"), "{said}");
-        assert_eq!(shortage.note(&start(65 * MIB, true), Instant::now(), holders), None);
+        let warning = shortage.observe(&start(65 * MIB, true), Instant::now(), holders).unwrap();
+        assert!(warning.contains("larger than the budget of 67108864 bytes"), "{warning}");
+        assert_eq!(shortage.observe(&start(65 * MIB, true), Instant::now(), holders), None);
     }
 }

@@ -1,12 +1,13 @@
-//! Counts what a prefetcher does. Cheap enough to stay on: a few additions an object.
+//! Counters of a prefetcher. Cheap enough to be always enabled: a few atomic additions per object.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::job::{Found, Halt};
+use super::job::TakeOutcome;
 use crate::arena::Usage;
-use crate::transfer::Measured;
+use crate::engine::Halt;
+use crate::transfer::MetricsSnapshot;
 
 #[derive(Debug, Default)]
 pub(super) struct Counters {
@@ -20,61 +21,61 @@ pub(super) struct Counters {
     waited_us: Arc<AtomicU64>,
 }
 
-/// Somebody waits, for as long as this lives.
+/// Adds the time from its creation to its drop to the total wait.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct WaitTimer {
     since: Instant,
     total_us: Arc<AtomicU64>,
 }
 
-impl Drop for Waiting {
+impl Drop for WaitTimer {
     fn drop(&mut self) {
         let waited_us = u64::try_from(self.since.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.total_us.fetch_add(waited_us, Ordering::Relaxed);
     }
 }
 
-/// What a prefetcher did since it began, and does.
+/// Counters of a prefetcher since it was started, and its current state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Objects that were there when they were taken.
+    /// Objects that were ready when they were taken.
     pub hits: u64,
-    /// Objects that were on their way.
+    /// Objects that were being read when they were taken.
     pub late: u64,
-    /// Objects that were announced and not begun.
+    /// Objects that were announced, and not being read yet, when they were taken.
     pub queued: u64,
-    /// Objects that nobody had announced.
+    /// Objects that were not announced.
     pub misses: u64,
     /// Objects that were read.
     pub objects: u64,
-    /// Their bytes.
+    /// Bytes of these objects.
     pub bytes: u64,
-    /// Reads that failed for good.
+    /// Reads that failed after all retries.
     pub failed: u64,
-    /// Objects that were given up to make room, to be read again.
+    /// Results that were dropped for lack of memory, to be read again.
     pub evicted: u64,
-    /// After how many of the objects that were read no other was begun for want of memory, though more was announced.
+    /// Number of completed reads after which no other read started for lack of memory, although objects were announced.
     pub starved: u64,
-    /// The same for want of leave to have more reads in flight.
+    /// Number of completed reads after which no other read started because the limit of concurrent reads was reached.
     pub limited: u64,
-    /// How long workers and this process waited for objects, from asking to the last answer: the sum of all requests.
+    /// Time that workers and callers waited for objects, from the request to its last answer, summed over all requests.
     pub waited: Duration,
-    /// Uses announced or waited for, and not taken.
+    /// Entries that are announced or demanded, and not taken.
     pub announced: usize,
-    /// Reads at the moment, and at most, but for those that somebody waits for.
+    /// Running reads.
     pub in_flight: usize,
-    /// As said.
+    /// Maximum number of running reads; demanded reads may exceed it.
     pub limit: usize,
-    /// The arena.
+    /// Memory use of the arena.
     pub memory: Usage,
-    /// Bytes of the arena that hold what was announced and read, and not taken.
+    /// Bytes of the arena that hold objects that were read ahead and not taken.
     pub ahead: u64,
-    /// What the requests met of all clients that read for it, whoever made them.
-    pub requests: Measured,
+    /// Metrics of the requests of all clients that it uses, including requests of other users of these clients.
+    pub requests: MetricsSnapshot,
 }
 
 impl Counters {
-    pub(super) fn found(&self, found: Found) {
+    pub(super) fn found(&self, found: TakeOutcome) {
         self.found[found.index()].fetch_add(1, Ordering::Relaxed);
     }
 
@@ -83,7 +84,7 @@ impl Counters {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// How many were read.
+    /// Number of objects read.
     pub(super) fn objects(&self) -> u64 {
         self.objects.load(Ordering::Relaxed)
     }
@@ -96,21 +97,21 @@ impl Counters {
         self.evicted.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An object was read: why no other read was begun then.
+    /// Records, after a read that succeeded, why no other read was started.
     pub(super) fn halted(&self, halt: Halt) {
         match halt {
             Halt::Idle => {}
-            Halt::Starved => drop(self.starved.fetch_add(1, Ordering::Relaxed)),
+            Halt::OutOfMemory => drop(self.starved.fetch_add(1, Ordering::Relaxed)),
             Halt::Limited => drop(self.limited.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
-    /// Somebody begins to wait for objects.
-    pub(super) fn waiting(&self) -> Waiting {
-        Waiting { since: Instant::now(), total_us: self.waited_us.clone() }
+    /// Starts to measure the wait of a request.
+    pub(super) fn wait_timer(&self) -> WaitTimer {
+        WaitTimer { since: Instant::now(), total_us: self.waited_us.clone() }
     }
 
-    /// What was counted here; the rest is as in `now`.
+    /// The counters, with the current state taken from `now`.
     pub(super) fn report(&self, now: Stats) -> Stats {
         let [hits, late, queued, misses] = std::array::from_fn(|index| self.found[index].load(Ordering::Relaxed));
         Stats {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::*;
-use crate::arena::{Ahead, Reply, Unanswered, Worker};
+use crate::arena::{Announcement, Reply, Unanswered, Worker};
 use crate::memory::MemoryStore;
 use crate::transfer::Policy;
 use crate::types::PutOptions;
@@ -41,8 +41,8 @@ fn objects(source: u64, indices: impl IntoIterator<Item = u64>) -> Vec<Object> {
 
 fn client_of(prefetcher: &Prefetcher, source: u64) -> Arc<Client> {
     match &prefetcher.sources()[&source] {
-        Known::Listed(source) => source.clients[0].clone(),
-        Known::Named(_) => panic!("of a listed source"),
+        KnownSource::Listed(source) => source.clients[0].clone(),
+        KnownSource::Named(_) => panic!("the source is listed"),
     }
 }
 
@@ -56,20 +56,20 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     panic!("not within 5 s: {what}");
 }
 
-fn never() -> Result<(), ()> {
+fn no_check() -> Result<(), ()> {
     Ok(())
 }
 
 #[test]
-fn what_was_announced_is_there_when_it_is_taken() {
+fn announced_objects_are_ready_when_they_are_taken() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 100, 5000);
     let order: Vec<u64> = (0..100).map(|index| index * 37 % 100).collect();
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, order.clone()));
-    eventually("all is read", || prefetcher.stats().objects == 100);
+    eventually("all objects are read", || prefetcher.stats().objects == 100);
     let taken = runtime().block_on(prefetcher.take(&objects(source, order.clone())));
-    for (index, landed) in order.iter().zip(taken) {
-        assert!(landed.unwrap().buffer.as_slice() == [u8::try_from(*index).unwrap(); 5000]);
+    for (index, fetched) in order.iter().zip(taken) {
+        assert!(fetched.unwrap().buffer.as_slice() == [u8::try_from(*index).unwrap(); 5000]);
     }
     let stats = prefetcher.stats();
     assert_eq!((stats.hits, stats.late, stats.queued, stats.misses), (100, 0, 0, 0));
@@ -77,30 +77,30 @@ fn what_was_announced_is_there_when_it_is_taken() {
 }
 
 #[test]
-fn nothing_announced_is_right_all_the_same() {
+fn objects_are_read_without_announcement() {
     let (prefetcher, source, _store) = prefetcher(MIB, 20, 300_000);
     let taken = runtime().block_on(prefetcher.take(&objects(source, 0..20)));
-    assert!(taken.iter().enumerate().all(|(index, landed)| {
-        landed.as_ref().unwrap().buffer.as_slice() == vec![u8::try_from(index).unwrap(); 300_000]
+    assert!(taken.iter().enumerate().all(|(index, fetched)| {
+        fetched.as_ref().unwrap().buffer.as_slice() == vec![u8::try_from(index).unwrap(); 300_000]
     }));
     let stats = prefetcher.stats();
     assert_eq!(stats.misses, 20);
-    // 6 MB in a budget of 1 MiB: demanded reads go on, and are counted.
+    // 6 MB in a budget of 1 MiB: demanded reads exceed the budget, and are counted.
     assert!(stats.memory.overdrawn > 0);
     drop(taken);
     assert_eq!(prefetcher.stats().memory.used, 0);
 }
 
 #[test]
-fn announced_reads_stay_within_the_budget_and_go_on_as_it_is_freed() {
+fn announced_reads_stay_within_the_budget_and_continue_when_memory_is_freed() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 200_000);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..64));
     eventually("the budget is used", || prefetcher.stats().objects >= 8);
     for index in 0..64 {
         assert!(prefetcher.stats().memory.used <= 2 * MIB);
-        let [landed] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(&objects(source, [index])))).unwrap();
-        assert_eq!(landed.unwrap().buffer.as_slice()[0], u8::try_from(index).unwrap());
+        let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(&objects(source, [index])))).unwrap();
+        assert_eq!(fetched.unwrap().buffer.as_slice()[0], u8::try_from(index).unwrap());
     }
     let stats = prefetcher.stats();
     assert_eq!((stats.memory.overdrawn, stats.misses, stats.objects), (0, 0, 64));
@@ -114,15 +114,15 @@ fn two_uses_of_an_object_are_read_once_and_share_no_memory() {
     prefetcher.announce(iterator, &uses);
     let mut taken = runtime().block_on(prefetcher.take(&uses));
     taken[0].as_mut().unwrap().buffer.as_mut_slice().fill(99);
-    for (landed, expected) in taken.iter().zip([99, 1, 0, 0, 1]) {
-        assert!(landed.as_ref().unwrap().buffer.as_slice() == [expected; 10_000]);
+    for (fetched, expected) in taken.iter().zip([99, 1, 0, 0, 1]) {
+        assert!(fetched.as_ref().unwrap().buffer.as_slice() == [expected; 10_000]);
     }
     let stats = prefetcher.stats();
     assert_eq!(stats.objects, 2);
 }
 
 #[test]
-fn a_cancelled_iterator_leaves_nothing_behind() {
+fn a_cancelled_iterator_leaves_no_memory_in_use() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 50, 100_000);
     for _ in 0..20 {
         let iterator = prefetcher.new_iterator();
@@ -130,7 +130,7 @@ fn a_cancelled_iterator_leaves_nothing_behind() {
         drop(runtime().block_on(prefetcher.take(&objects(source, 0..3))));
         prefetcher.cancel(iterator);
     }
-    eventually("all is free", || {
+    eventually("all memory is free", || {
         let stats = prefetcher.stats();
         stats.memory.used == 0 && stats.in_flight == 0 && stats.announced == 0
     });
@@ -139,22 +139,22 @@ fn a_cancelled_iterator_leaves_nothing_behind() {
 #[test]
 fn an_iterator_in_use_gets_memory_that_an_idle_one_holds() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 100_000);
-    let (parked, live) = (prefetcher.new_iterator(), prefetcher.new_iterator());
-    prefetcher.announce(parked, &objects(source, 0..32));
-    eventually("the parked one is full", || prefetcher.stats().memory.used > MIB + MIB / 2);
-    prefetcher.announce(live, &objects(source, 32..64));
+    let (idle, in_use) = (prefetcher.new_iterator(), prefetcher.new_iterator());
+    prefetcher.announce(idle, &objects(source, 0..32));
+    eventually("the idle iterator fills the budget", || prefetcher.stats().memory.used > MIB + MIB / 2);
+    prefetcher.announce(in_use, &objects(source, 32..64));
     drop(runtime().block_on(prefetcher.take(&objects(source, [32]))));
-    eventually("the live one reads ahead", || {
-        prefetcher.window().announced_bytes(live) > 0 && prefetcher.stats().evicted > 4
+    eventually("the iterator in use reads ahead", || {
+        prefetcher.window().announced_bytes(in_use) > 0 && prefetcher.stats().evicted > 4
     });
     let taken = runtime().block_on(prefetcher.take(&objects(source, 33..64)));
-    assert!(taken.into_iter().all(|landed| landed.is_ok()));
+    assert!(taken.into_iter().all(|fetched| fetched.is_ok()));
     let taken = runtime().block_on(prefetcher.take(&objects(source, 0..32)));
-    assert!(taken.into_iter().all(|landed| landed.is_ok()));
+    assert!(taken.into_iter().all(|fetched| fetched.is_ok()));
 }
 
 #[test]
-fn an_object_that_cannot_be_read_is_an_error_for_who_needs_it() {
+fn a_failed_read_is_an_error_of_its_object_only() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 3, 100);
     let mut manifest = Manifest::default();
     let client = client_of(&prefetcher, source);
@@ -172,7 +172,7 @@ fn an_object_that_cannot_be_read_is_an_error_for_who_needs_it() {
 }
 
 #[test]
-fn announced_reads_leave_permits_to_those_that_somebody_waits_for() {
+fn announced_reads_keep_permits_free_for_demanded_ones() {
     let (_, _, store) = prefetcher(MIB, 20, 1000);
     let faulty = Arc::new(FaultyStore::new(store));
     let policy = Policy { max_in_flight: 16, max_in_flight_cap: None, ..Policy::default() };
@@ -181,35 +181,35 @@ fn announced_reads_leave_permits_to_those_that_somebody_waits_for() {
     (0..20).for_each(|index| manifest.push("memory://m", &format!("k{index}"), Some(1000), None));
     let prefetcher = Prefetcher::start(8 * MIB).unwrap();
     let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
-    faulty.script(Operation::Get, [Fault::Late(Duration::from_secs(3600)); 12]);
+    faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..20));
-    eventually("as many are read as may be", || faulty.pending() == 0);
+    eventually("the limit of reads is reached", || faulty.pending() == 0);
     let stats = prefetcher.stats();
     assert_eq!((stats.in_flight, stats.limit, stats.objects), (12, 12, 0));
-    let [landed] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(&objects(source, [19])))).unwrap();
-    assert!(landed.unwrap().buffer.as_slice() == [19; 1000]);
-    eventually("nothing else was begun", || prefetcher.stats().in_flight == 12);
+    let [fetched] = <[_; 1]>::try_from(runtime().block_on(prefetcher.take(&objects(source, [19])))).unwrap();
+    assert!(fetched.unwrap().buffer.as_slice() == [19; 1000]);
+    eventually("no other read started", || prefetcher.stats().in_flight == 12);
     assert_eq!(prefetcher.stats().objects, 1);
     prefetcher.cancel(iterator);
-    eventually("what nobody wants is given up", || prefetcher.stats().in_flight == 0);
+    eventually("cancelled reads end", || prefetcher.stats().in_flight == 0);
 }
 
 #[test]
-fn what_the_requests_met_is_counted_of_every_client_once_and_stays_known() {
+fn metrics_include_each_client_once_and_remain_after_its_source_is_removed() {
     let (prefetcher, source, store) = prefetcher(8 * MIB, 30, 1000);
     let faulty = Arc::new(FaultyStore::new(store));
     let client = Arc::new(Client::new(faulty.clone(), Policy::default()));
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Reset), Fault::Fail(ErrorKind::Throttled)]);
     let manifest = match &prefetcher.sources()[&source] {
-        Known::Listed(source) => source.manifest.clone(),
-        Known::Named(_) => panic!("of a listed source"),
+        KnownSource::Listed(source) => source.manifest.clone(),
+        KnownSource::Named(_) => panic!("the source is listed"),
     };
     let another = prefetcher.add_source(Source { manifest: manifest.clone(), clients: vec![client.clone()] });
     let same = prefetcher.add_source(Source { manifest, clients: vec![client] });
     assert_eq!(prefetcher.stats().limit, 2 * 60);
-    let wanted: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
-    assert!(runtime().block_on(prefetcher.take(&wanted)).into_iter().all(|landed| landed.is_ok()));
+    let demands: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
+    assert!(runtime().block_on(prefetcher.take(&demands)).into_iter().all(|fetched| fetched.is_ok()));
     [source, another, same].iter().for_each(|source| prefetcher.remove_source(*source));
     let Stats { requests, limit, .. } = prefetcher.stats();
     assert_eq!((requests.retries, requests.throttled, requests.connect_failures, limit), (2, 1, 0, 1));
@@ -217,71 +217,71 @@ fn what_the_requests_met_is_counted_of_every_client_once_and_stays_known() {
 }
 
 #[test]
-fn a_worker_asks_holds_and_releases() {
+fn a_worker_requests_holds_and_returns_segments() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 60, 20_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..30));
     let order: Vec<u64> = (0..60).rev().collect();
-    let replies = worker.ask(source, &order, Ahead::default(), never).unwrap();
+    let replies = worker.request(source, &order, Announcement::default(), no_check).unwrap();
     for (index, reply) in order.iter().zip(&replies) {
-        let Reply::Landed(claim) = reply else { panic!("{reply:?}") };
+        let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 20_000]);
     }
     assert!(prefetcher.stats().memory.granted > 60 * 20_000);
     drop(replies);
-    eventually("what was released is free", || prefetcher.stats().memory.used == 0);
-    let [Reply::Failed(error)] = &worker.ask(source, &[77], Ahead::default(), never).unwrap()[..] else {
+    eventually("returned segments are free", || prefetcher.stats().memory.used == 0);
+    let [Reply::Failed(error)] = &worker.request(source, &[77], Announcement::default(), no_check).unwrap()[..] else {
         panic!("there are 60")
     };
     assert_eq!(Error::from_bytes(error).kind(), ErrorKind::Config);
 }
 
 #[test]
-fn what_a_worker_announces_is_read_before_it_asks_and_forgotten_when_its_iterator_ends() {
+fn objects_announced_by_a_worker_are_read_early_and_dropped_when_its_iterator_ends() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 60, 20_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     assert_eq!(worker.budget(), prefetcher.arena().budget());
     let [first, second] = [worker.new_iterator(), worker.new_iterator()];
     let ahead: Vec<u64> = (1..40).collect();
-    drop(worker.ask(source, &[0], Ahead { iterator: first, objects: &ahead }, never).unwrap());
-    eventually("all of it is read", || prefetcher.stats().objects == 40);
-    drop(worker.ask(source, &[1, 2], Ahead::default(), never).unwrap());
+    drop(worker.request(source, &[0], Announcement { iterator: first, objects: &ahead }, no_check).unwrap());
+    eventually("all objects are read", || prefetcher.stats().objects == 40);
+    drop(worker.request(source, &[1, 2], Announcement::default(), no_check).unwrap());
     assert_eq!((prefetcher.stats().hits, prefetcher.stats().misses), (2, 1));
     assert_eq!(prefetcher.stats().announced, 37);
-    // Another iterator of the worker leaves it alone.
-    drop(worker.ask(source, &[], Ahead { iterator: second, objects: &[50, 51] }, never).unwrap());
+    // Another iterator of the worker does not affect it.
+    drop(worker.request(source, &[], Announcement { iterator: second, objects: &[50, 51] }, no_check).unwrap());
     assert_eq!(prefetcher.stats().announced, 39);
     worker.end_iterator(first);
-    drop(worker.ask(source, &[50], Ahead::default(), never).unwrap());
+    drop(worker.request(source, &[50], Announcement::default(), no_check).unwrap());
     assert_eq!(prefetcher.stats().announced, 1);
     worker.end_iterator(second);
-    // One that never announced anything.
+    // An iterator without announcements.
     worker.end_iterator(worker.new_iterator());
     for _ in 0..2 {
-        drop(worker.ask(source, &[3], Ahead::default(), never).unwrap());
+        drop(worker.request(source, &[3], Announcement::default(), no_check).unwrap());
     }
-    eventually("all is free", || prefetcher.stats().announced == 0 && prefetcher.stats().memory.used == 0);
+    eventually("all memory is free", || prefetcher.stats().announced == 0 && prefetcher.stats().memory.used == 0);
 }
 
 #[test]
-fn more_than_a_request_holds_is_announced_and_read_by_several() {
+fn lists_longer_than_a_request_are_sent_in_several() {
     let (prefetcher, source, _store) = prefetcher(64 * MIB, 10, 100);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let order: Vec<u64> = (0..10).cycle().take(5000).collect();
-    let ahead = Ahead { iterator: worker.new_iterator(), objects: &order };
-    assert_eq!(worker.ask(source, &order, ahead, never).unwrap().len(), 5000);
+    let ahead = Announcement { iterator: worker.new_iterator(), objects: &order };
+    assert_eq!(worker.request(source, &order, ahead, no_check).unwrap().len(), 5000);
     assert_eq!(prefetcher.stats().announced, 5000);
-    assert_eq!(worker.ask(source, &order, Ahead::default(), never).unwrap().len(), 5000);
+    assert_eq!(worker.request(source, &order, Announcement::default(), no_check).unwrap().len(), 5000);
     assert_eq!(prefetcher.stats().announced, 0);
 }
 
 #[test]
-fn what_a_worker_offers_and_drops_is_the_trainers_once() {
+fn an_offered_and_dropped_segment_is_adopted_once() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 4, 20_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let replies = worker.ask(source, &[3], Ahead::default(), never).unwrap();
-    let [Reply::Landed(claim)] = &replies[..] else { panic!("{replies:?}") };
+    let replies = worker.request(source, &[3], Announcement::default(), no_check).unwrap();
+    let [Reply::Claimed(claim)] = &replies[..] else { panic!("{replies:?}") };
     let offer = claim.offer().unwrap();
     assert_eq!(claim.offer(), None);
     drop(replies);
@@ -294,19 +294,16 @@ fn what_a_worker_offers_and_drops_is_the_trainers_once() {
 }
 
 #[test]
-fn a_worker_that_is_interrupted_stops_waiting() {
-    let (prefetcher, _source, _store) = prefetcher(MIB, 1, 10);
-    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    // A handler that never answers: the request goes to an arena that nobody serves.
-    let deaf = Arena::create(MIB).unwrap();
-    let unheard = Arc::new(Worker::inherit(&deaf).unwrap());
-    let ended = unheard.ask(1, &[1], Ahead::default(), || Err::<(), _>("a signal"));
+fn an_interrupted_worker_stops_waiting() {
+    // An arena without a service task: nothing answers the request.
+    let unserved = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&unserved).unwrap());
+    let ended = worker.request(1, &[1], Announcement::default(), || Err::<(), _>("a signal"));
     assert!(matches!(ended, Err(Unanswered::Interrupted("a signal"))));
-    drop(worker);
 }
 
 #[test]
-fn many_workers_at_once_get_what_they_asked_for() {
+fn many_concurrent_workers_get_the_right_objects() {
     let (prefetcher, source, _store) = prefetcher(4 * MIB, 200, 50_000);
     std::thread::scope(|scope| {
         for seed in 0..4_u64 {
@@ -320,9 +317,9 @@ fn many_workers_at_once_get_what_they_asked_for() {
                     if random.bool() {
                         prefetcher.announce(iterator, &objects(source, batch.clone()));
                     }
-                    let replies = worker.ask(source, &batch, Ahead::default(), never).unwrap();
+                    let replies = worker.request(source, &batch, Announcement::default(), no_check).unwrap();
                     for (index, reply) in batch.iter().zip(replies) {
-                        let Reply::Landed(claim) = reply else { panic!("{reply:?}") };
+                        let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
                         assert!(claim.buffer().as_slice() == [u8::try_from(*index).unwrap(); 50_000]);
                     }
                 }
@@ -330,17 +327,17 @@ fn many_workers_at_once_get_what_they_asked_for() {
             });
         }
     });
-    eventually("all is free", || prefetcher.stats().memory.used == 0);
+    eventually("all memory is free", || prefetcher.stats().memory.used == 0);
 }
 
 #[test]
-fn memory_that_the_trainer_or_a_worker_gives_back_is_read_into_at_once() {
+fn memory_freed_by_the_trainer_or_a_worker_is_reused_at_once() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 100_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..64));
     let mut held = runtime().block_on(prefetcher.take(&objects(source, 0..6)));
-    let mut claimed = worker.ask(source, &[6, 7, 8, 9, 10, 11], Ahead::default(), never).unwrap();
+    let mut claimed = worker.request(source, &[6, 7, 8, 9, 10, 11], Announcement::default(), no_check).unwrap();
     let began = std::time::Instant::now();
     for _ in 0..6 {
         for from_worker in [false, true] {
@@ -353,9 +350,9 @@ fn memory_that_the_trainer_or_a_worker_gives_back_is_read_into_at_once() {
             } else {
                 drop(held.pop());
             }
-            eventually("another one is read", || prefetcher.stats().objects > before);
+            eventually("another object is read", || prefetcher.stats().objects > before);
         }
     }
-    // The owner looks by itself once a second, which would be twelve.
+    // Without notifications the owner checks once a second, which would take twelve seconds.
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }

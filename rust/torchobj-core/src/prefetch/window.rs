@@ -1,14 +1,16 @@
-//! What was announced, in its order, and what became of it. Pure bookkeeping: reads nothing, waits for nothing.
+//! The announced order of objects and their states. Decides which object is read or evicted next; does no I/O and never
+//! waits.
 //!
-//! A *use* is one appearance of an object in an announced order, or one that somebody asked for unannounced. It is
-//! queued, filling, landed or failed, until it is taken; who takes it before it has landed leaves a wish. Two uses of an
-//! object that is being read are served by one read: the later ones *follow* it, and get copies.
+//! An *entry* is one appearance of an object in an announced order, or one unannounced demand for it. An entry is
+//! queued, filling, following, ready or failed until it is taken. A caller that takes an entry that is neither ready
+//! nor failed leaves a `Waiter` in it: the entry is *demanded*. If an object is already being read, further entries for
+//! it *follow* that read and receive copies.
 //!
-//! Wishes come first, whatever the budget. Then the iterator that was used last reads ahead as far as the budget goes;
-//! where others hold the memory that it needs, the iterator that is idle longer gives up what it has not used yet,
-//! until both hold an equal share. Equal, so that two loaders that are used in turn do not take the same memory to and
-//! fro. Who lost a use to another is *parked*: it reads ahead no more until it is used, or it would read the same for
-//! ever.
+//! Demanded entries are read first, also beyond the budget. Then the most recently used iterator reads ahead within the
+//! budget. If other iterators hold the memory that it needs, the least recently used one releases ready entries until
+//! both hold equal shares; with unequal shares, two alternating loaders would evict each other's entries for
+//! ever. An iterator that lost an entry to another is *paused*: it reads ahead again only after its next use, because
+//! it would read the same objects repeatedly.
 
 mod eviction;
 mod figures;
@@ -20,21 +22,21 @@ use std::sync::atomic::AtomicU64;
 
 use tokio::sync::Notify;
 
-use super::job::{Found, Job, Next, Object, Reservation};
+use super::job::{Job, Next, Object, Reservation, TakeOutcome};
 use crate::error::{Error, Result};
 
-/// The iterator of what nobody announced.
-const NOBODY: u64 = 0;
+/// Iterator of entries that were not announced.
+const UNANNOUNCED: u64 = 0;
 
 #[derive(Debug)]
-struct Use<B, W> {
+struct Entry<B, W> {
     object: Object,
     iterator: u64,
     charge: u64,
     state: State<B>,
-    /// Of a use that follows: for its copy.
+    /// Reserves memory for the copy of a following entry.
     reservation: Option<Reservation>,
-    wish: Option<W>,
+    waiter: Option<W>,
 }
 
 #[derive(Debug)]
@@ -42,40 +44,40 @@ enum State<B> {
     Queued,
     Filling(Arc<Notify>),
     Following,
-    Landed(B),
+    Ready(B),
     Failed(Error),
 }
 
 #[derive(Debug, Default)]
-struct Iteration {
+struct IteratorState {
     queued: BTreeSet<u64>,
-    /// Bytes that its uses hold, or will once they are read.
+    /// Bytes that its entries hold, or will hold once they are read.
     announced: u64,
-    /// Bytes that those hold which were begun.
+    /// Bytes of its entries that are ready or being read.
     held: u64,
-    used_at: u64,
-    /// It lost a use to another, and was not used since.
-    parked: bool,
+    last_used: u64,
+    /// An entry was evicted for another iterator, and this one was not used since.
+    paused: bool,
 }
 
-impl Iteration {
-    /// Whether it has anything to read ahead, now.
+impl IteratorState {
+    /// Returns whether the next entry may be read ahead.
     fn reads_ahead(&self) -> bool {
-        !self.parked && !self.queued.is_empty()
+        !self.paused && !self.queued.is_empty()
     }
 }
 
-/// The books of a prefetcher: `B` is what a read leaves, `W` who waits for it.
+/// The state of a prefetcher. `B` is the result of a read, `W` a waiter.
 #[derive(Debug)]
 pub(super) struct Window<B, W> {
-    uses: BTreeMap<u64, Use<B, W>>,
-    /// Uses that nobody took, in order.
-    open: HashMap<Object, VecDeque<u64>>,
-    /// Objects that are being read, with the uses that follow.
-    flights: HashMap<Object, Vec<u64>>,
-    wished: VecDeque<u64>,
-    landed: BTreeSet<u64>,
-    iterations: HashMap<u64, Iteration>,
+    entries: BTreeMap<u64, Entry<B, W>>,
+    /// Entries that were not taken, in announced order.
+    untaken: HashMap<Object, VecDeque<u64>>,
+    /// Objects that are being read, with the entries that follow the read.
+    reading: HashMap<Object, Vec<u64>>,
+    demanded: VecDeque<u64>,
+    ready: BTreeSet<u64>,
+    iterators: HashMap<u64, IteratorState>,
     reserved: Arc<AtomicU64>,
     clock: u64,
     next: u64,
@@ -84,12 +86,12 @@ pub(super) struct Window<B, W> {
 impl<B, W> Default for Window<B, W> {
     fn default() -> Self {
         Self {
-            uses: BTreeMap::new(),
-            open: HashMap::new(),
-            flights: HashMap::new(),
-            wished: VecDeque::new(),
-            landed: BTreeSet::new(),
-            iterations: HashMap::new(),
+            entries: BTreeMap::new(),
+            untaken: HashMap::new(),
+            reading: HashMap::new(),
+            demanded: VecDeque::new(),
+            ready: BTreeSet::new(),
+            iterators: HashMap::new(),
             reserved: Arc::default(),
             clock: 0,
             next: 0,
@@ -97,276 +99,280 @@ impl<B, W> Default for Window<B, W> {
     }
 }
 
-/// Somebody who waited, and what for.
+/// A waiter and its result.
 pub(super) type Delivery<B, W> = (W, Result<B>);
 
 impl<B, W> Window<B, W> {
-    /// Appends a use to the order of `iterator`. `charge` is what it will take of the budget.
+    /// Appends an entry to the order of `iterator`. `charge` is the number of bytes that it takes of the budget.
     pub(super) fn announce(&mut self, iterator: u64, object: Object, charge: u64) {
         let number = self.add(iterator, object, charge, None);
-        self.open.entry(object).or_default().push_back(number);
+        self.untaken.entry(object).or_default().push_back(number);
         let clock = self.clock;
-        let iteration =
-            self.iterations.entry(iterator).or_insert_with(|| Iteration { used_at: clock, ..Default::default() });
-        iteration.queued.insert(number);
-        iteration.announced += charge;
+        let iterator_state =
+            self.iterators.entry(iterator).or_insert_with(|| IteratorState { last_used: clock, ..Default::default() });
+        iterator_state.queued.insert(number);
+        iterator_state.announced += charge;
     }
 
-    fn add(&mut self, iterator: u64, object: Object, charge: u64, wish: Option<W>) -> u64 {
+    fn add(&mut self, iterator: u64, object: Object, charge: u64, waiter: Option<W>) -> u64 {
         self.next += 1;
-        self.uses.insert(self.next, Use { object, iterator, charge, state: State::Queued, reservation: None, wish });
+        self.entries
+            .insert(self.next, Entry { object, iterator, charge, state: State::Queued, reservation: None, waiter });
         self.next
     }
 
-    /// Takes the next use of `object`. What has landed or failed is delivered at once; else `wish` is kept.
-    pub(super) fn take(&mut self, object: Object, charge: u64, wish: W) -> (Found, Option<Delivery<B, W>>) {
+    /// Takes the next entry of `object`. Returns its result if it is ready or failed; otherwise keeps `waiter`.
+    pub(super) fn take(&mut self, object: Object, charge: u64, waiter: W) -> (TakeOutcome, Option<Delivery<B, W>>) {
         self.clock += 1;
-        let Some(number) = self.first_open(object) else {
-            let number = self.add(NOBODY, object, charge, Some(wish));
-            self.wished.push_back(number);
-            return (Found::Missed, None);
+        let Some(number) = self.first_untaken(object) else {
+            let number = self.add(UNANNOUNCED, object, charge, Some(waiter));
+            self.demanded.push_back(number);
+            return (TakeOutcome::Unannounced, None);
         };
         let clock = self.clock;
-        let used = self.uses.get_mut(&number).expect("what is open is there");
-        let iterator = used.iterator;
-        if let Some(iteration) = self.iterations.get_mut(&iterator) {
-            iteration.used_at = clock;
-            iteration.parked = false;
+        let entry = self.entries.get_mut(&number).expect("each untaken number has an entry");
+        let iterator = entry.iterator;
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.last_used = clock;
+            iterator_state.paused = false;
         }
-        match &used.state {
-            State::Landed(_) | State::Failed(_) => {
-                let hit = matches!(used.state, State::Landed(_));
-                let result = self.remove(number).expect("it is there and done");
-                (if hit { Found::Hit } else { Found::Late }, Some((wish, result)))
+        match &entry.state {
+            State::Ready(_) | State::Failed(_) => {
+                let hit = matches!(entry.state, State::Ready(_));
+                let result = self.remove(number).expect("it is ready or failed");
+                (if hit { TakeOutcome::Hit } else { TakeOutcome::InFlight }, Some((waiter, result)))
             }
             State::Filling(_) | State::Following => {
-                used.wish = Some(wish);
-                (Found::Late, None)
+                entry.waiter = Some(waiter);
+                (TakeOutcome::InFlight, None)
             }
             State::Queued => {
-                used.wish = Some(wish);
-                self.wished.push_back(number);
-                if let Some(iteration) = self.iterations.get_mut(&iterator) {
-                    iteration.queued.remove(&number);
+                entry.waiter = Some(waiter);
+                self.demanded.push_back(number);
+                if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+                    iterator_state.queued.remove(&number);
                 }
-                (Found::Queued, None)
+                (TakeOutcome::Queued, None)
             }
         }
     }
 
-    fn first_open(&mut self, object: Object) -> Option<u64> {
-        let open = self.open.get_mut(&object)?;
-        let number = open.pop_front();
-        if open.is_empty() {
-            self.open.remove(&object);
+    fn first_untaken(&mut self, object: Object) -> Option<u64> {
+        let untaken = self.untaken.get_mut(&object)?;
+        let number = untaken.pop_front();
+        if untaken.is_empty() {
+            self.untaken.remove(&object);
         }
         number
     }
 
-    /// Removes a use; its result, if it was done.
+    /// Removes an entry. Returns its result if it is ready or failed.
     fn remove(&mut self, number: u64) -> Option<Result<B>> {
-        let used = self.uses.remove(&number)?;
-        self.landed.remove(&number);
-        if let Some(iteration) = self.iterations.get_mut(&used.iterator) {
-            iteration.announced -= used.charge;
-            iteration.queued.remove(&number);
+        let entry = self.entries.remove(&number)?;
+        self.ready.remove(&number);
+        if let Some(iterator_state) = self.iterators.get_mut(&entry.iterator) {
+            iterator_state.announced -= entry.charge;
+            iterator_state.queued.remove(&number);
         }
-        match used.state {
+        match entry.state {
             State::Queued => None,
             State::Filling(_) | State::Following => {
-                self.release(used.iterator, used.charge);
+                self.subtract_held(entry.iterator, entry.charge);
                 None
             }
-            State::Landed(body) => {
-                self.release(used.iterator, used.charge);
+            State::Ready(body) => {
+                self.subtract_held(entry.iterator, entry.charge);
                 Some(Ok(body))
             }
             State::Failed(error) => Some(Err(error)),
         }
     }
 
-    fn hold(&mut self, iterator: u64, charge: u64) {
-        if let Some(iteration) = self.iterations.get_mut(&iterator) {
-            iteration.held += charge;
+    fn add_held(&mut self, iterator: u64, charge: u64) {
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.held += charge;
         }
     }
 
-    fn release(&mut self, iterator: u64, charge: u64) {
-        if let Some(iteration) = self.iterations.get_mut(&iterator) {
-            iteration.held -= charge;
+    fn subtract_held(&mut self, iterator: u64, charge: u64) {
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.held -= charge;
         }
     }
 
-    /// What to do next for those who wait, where `fits` tells whether the budget has room for so many bytes beside so
-    /// many reserved ones.
-    pub(super) fn next_wished(&mut self, fits: impl Fn(u64, u64) -> bool) -> Option<Next<B>> {
-        while let Some(&number) = self.wished.front() {
-            let Some(used) = self.uses.get(&number) else {
-                self.wished.pop_front();
+    /// The next action for demanded entries. `fits(bytes, reserved)` returns whether the budget has space for `bytes`
+    /// in addition to the `reserved` bytes.
+    pub(super) fn next_demanded(&mut self, fits: impl Fn(u64, u64) -> bool) -> Option<Next<B>> {
+        while let Some(&number) = self.demanded.front() {
+            let Some(entry) = self.entries.get(&number) else {
+                self.demanded.pop_front();
                 continue;
             };
-            if self.flights.contains_key(&used.object) {
-                self.wished.pop_front();
+            if self.reading.contains_key(&entry.object) {
+                self.demanded.pop_front();
                 self.follow(number);
                 continue;
             }
-            let overdraws = !fits(used.charge, self.reserved());
-            // Never what is used earlier than this.
-            if overdraws
+            let exceeds_budget = !fits(entry.charge, self.reserved());
+            // Evicts only entries that are used later than this one, or belong to other iterators.
+            if exceeds_budget
                 && let Some(last) =
-                    self.landed.range(number..).next_back().copied().or_else(|| self.last_of_others(used.iterator))
+                    self.ready.range(number..).next_back().copied().or_else(|| self.last_of_others(entry.iterator))
             {
-                return Some(Next::Evict(self.evict(last, used.iterator)));
+                return Some(Next::Evict(self.evict(last, entry.iterator)));
             }
-            self.wished.pop_front();
-            return Some(Next::Start(self.start(number, overdraws)));
+            self.demanded.pop_front();
+            return Some(Next::Start(self.start(number, exceeds_budget)));
         }
         None
     }
 
-    /// What to do next, for those who wait and then ahead of them; `fits` as for those.
+    /// The next action: for demanded entries first, then for read-ahead. `fits` as in
+    /// [`next_demanded`](Self::next_demanded).
     pub(super) fn next(&mut self, fits: impl Fn(u64, u64) -> bool) -> Next<B> {
-        if let Some(next) = self.next_wished(&fits) {
+        if let Some(next) = self.next_demanded(&fits) {
             return next;
         }
-        let mut by_use: Vec<(u64, u64)> = self
-            .iterations
+        let mut by_last_use: Vec<(u64, u64)> = self
+            .iterators
             .iter()
-            .filter(|(_, iteration)| iteration.reads_ahead())
-            .map(|(iterator, iteration)| (iteration.used_at, *iterator))
+            .filter(|(_, iterator_state)| iterator_state.reads_ahead())
+            .map(|(iterator, iterator_state)| (iterator_state.last_used, *iterator))
             .collect();
-        // Of those used at one time the older first: a next epoch is announced while this one is read.
-        by_use.sort_unstable_by_key(|(used_at, iterator)| (Reverse(*used_at), *iterator));
-        let mut starved = false;
-        for (used_at, iterator) in by_use {
-            while let Some(number) = self.iterations[&iterator].queued.first().copied() {
-                let (object, charge) = (self.uses[&number].object, self.uses[&number].charge);
+        // With equal times of use the older iterator comes first: the next epoch is announced while the current one is
+        // read.
+        by_last_use.sort_unstable_by_key(|(last_used, iterator)| (Reverse(*last_used), *iterator));
+        let mut out_of_memory = false;
+        for (last_used, iterator) in by_last_use {
+            while let Some(number) = self.iterators[&iterator].queued.first().copied() {
+                let (object, charge) = (self.entries[&number].object, self.entries[&number].charge);
                 if !fits(charge, self.reserved()) {
-                    if self.iterations[&iterator].held + charge <= self.share()
-                        && let Some(last) = self.last_of_idler(used_at)
+                    if self.iterators[&iterator].held + charge <= self.share()
+                        && let Some(last) = self.last_of_less_recent(last_used)
                     {
                         return Next::Evict(self.evict(last, iterator));
                     }
-                    starved = true;
+                    out_of_memory = true;
                     break;
                 }
-                if let Some(iteration) = self.iterations.get_mut(&iterator) {
-                    iteration.queued.remove(&number);
+                if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+                    iterator_state.queued.remove(&number);
                 }
-                if self.flights.contains_key(&object) {
+                if self.reading.contains_key(&object) {
                     self.follow(number);
                     continue;
                 }
                 return Next::Start(self.start(number, false));
             }
         }
-        if starved { Next::Starved } else { Next::Idle }
+        if out_of_memory { Next::OutOfMemory } else { Next::Idle }
     }
 
-    fn start(&mut self, number: u64, overdraws: bool) -> Job {
+    fn start(&mut self, number: u64, exceeds_budget: bool) -> Job {
         let cancelled = Arc::new(Notify::new());
-        let used = self.uses.get_mut(&number).expect("the caller looked");
-        used.state = State::Filling(cancelled.clone());
-        let (object, charge, iterator) = (used.object, used.charge, used.iterator);
-        self.hold(iterator, charge);
-        self.flights.insert(object, Vec::new());
+        let entry = self.entries.get_mut(&number).expect("the caller checked that it exists");
+        entry.state = State::Filling(cancelled.clone());
+        let (object, charge, iterator) = (entry.object, entry.charge, entry.iterator);
+        self.add_held(iterator, charge);
+        self.reading.insert(object, Vec::new());
         let reservation = Reservation::new(&self.reserved, charge);
-        Job { number, object, reservation, overdraws, cancelled }
+        Job { number, object, reservation, exceeds_budget, cancelled }
     }
 
     fn follow(&mut self, number: u64) {
-        let used = self.uses.get_mut(&number).expect("the caller looked");
-        used.state = State::Following;
-        used.reservation = Some(Reservation::new(&self.reserved, used.charge));
-        let (object, charge, iterator) = (used.object, used.charge, used.iterator);
-        self.hold(iterator, charge);
-        self.flights.get_mut(&object).expect("the caller looked").push(number);
+        let entry = self.entries.get_mut(&number).expect("the caller checked that it exists");
+        entry.state = State::Following;
+        entry.reservation = Some(Reservation::new(&self.reserved, entry.charge));
+        let (object, charge, iterator) = (entry.object, entry.charge, entry.iterator);
+        self.add_held(iterator, charge);
+        self.reading.get_mut(&object).expect("the caller checked that it exists").push(number);
     }
 
-    /// Ends the flight of a job: from now on nobody follows it. The uses that did, with those that were announced and not
-    /// begun, as far as `fits` says that there is memory, as in `next`: each is to get a copy.
-    pub(super) fn followers(&mut self, object: Object, fits: impl Fn(u64, u64) -> bool) -> Vec<u64> {
-        let queued: Vec<u64> = self.open.get(&object).into_iter().flatten().copied().collect();
+    /// Ends a read: no further entry follows it. Returns the entries that followed, and queued entries of the same
+    /// object as far as `fits` returns true: each of them receives a copy.
+    pub(super) fn take_followers(&mut self, object: Object, fits: impl Fn(u64, u64) -> bool) -> Vec<u64> {
+        let queued: Vec<u64> = self.untaken.get(&object).into_iter().flatten().copied().collect();
         for number in queued {
-            let used = &self.uses[&number];
-            if matches!(used.state, State::Queued) && fits(used.charge, self.reserved()) {
-                let iterator = used.iterator;
-                if let Some(iteration) = self.iterations.get_mut(&iterator) {
-                    iteration.queued.remove(&number);
+            let entry = &self.entries[&number];
+            if matches!(entry.state, State::Queued) && fits(entry.charge, self.reserved()) {
+                let iterator = entry.iterator;
+                if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+                    iterator_state.queued.remove(&number);
                 }
-                self.flights.entry(object).or_default();
+                self.reading.entry(object).or_default();
                 self.follow(number);
             }
         }
-        let mut followers = self.flights.remove(&object).unwrap_or_default();
-        followers.retain(|number| self.uses.contains_key(number));
+        let mut followers = self.reading.remove(&object).unwrap_or_default();
+        followers.retain(|number| self.entries.contains_key(number));
         followers
     }
 
-    /// Whether there is such a use yet: nobody may want it any more.
-    pub(super) fn wants(&self, number: u64) -> bool {
-        self.uses.contains_key(&number)
+    /// Returns whether an entry exists: it may have been cancelled.
+    pub(super) fn contains(&self, number: u64) -> bool {
+        self.entries.contains_key(&number)
     }
 
-    /// Says what became of a use that was being read. Somebody may have waited for it; nobody may want it any more.
-    pub(super) fn done(&mut self, number: u64, result: Result<B>) -> Option<Delivery<B, W>> {
-        let used = self.uses.get_mut(&number)?;
-        // Its memory counts itself now.
-        drop(used.reservation.take());
-        if let Some(wish) = used.wish.take() {
+    /// Sets the result of an entry that was being read, unless it was cancelled. Returns the result if a waiter is
+    /// present.
+    pub(super) fn complete(&mut self, number: u64, result: Result<B>) -> Option<Delivery<B, W>> {
+        let entry = self.entries.get_mut(&number)?;
+        // The result itself uses memory from now on.
+        drop(entry.reservation.take());
+        if let Some(waiter) = entry.waiter.take() {
             self.remove(number);
-            return Some((wish, result));
+            return Some((waiter, result));
         }
         match result {
             Ok(body) => {
-                used.state = State::Landed(body);
-                self.landed.insert(number);
+                entry.state = State::Ready(body);
+                self.ready.insert(number);
             }
             Err(error) => {
-                let (iterator, charge) = (used.iterator, used.charge);
-                used.state = State::Failed(error);
-                self.release(iterator, charge);
+                let (iterator, charge) = (entry.iterator, entry.charge);
+                entry.state = State::Failed(error);
+                self.subtract_held(iterator, charge);
             }
         }
         None
     }
 
-    /// Queues a use again whose leader failed, or for which there was no memory.
-    pub(super) fn again(&mut self, number: u64) {
-        let Some(used) = self.uses.get_mut(&number) else { return };
-        used.state = State::Queued;
-        drop(used.reservation.take());
-        let (iterator, charge, wished) = (used.iterator, used.charge, used.wish.is_some());
-        self.release(iterator, charge);
-        if wished {
-            self.wished.push_back(number);
-        } else if let Some(iteration) = self.iterations.get_mut(&iterator) {
-            iteration.queued.insert(number);
+    /// Queues an entry again, because the read that it followed failed or memory for its copy is missing.
+    pub(super) fn requeue(&mut self, number: u64) {
+        let Some(entry) = self.entries.get_mut(&number) else { return };
+        entry.state = State::Queued;
+        drop(entry.reservation.take());
+        let (iterator, charge, demanded) = (entry.iterator, entry.charge, entry.waiter.is_some());
+        self.subtract_held(iterator, charge);
+        if demanded {
+            self.demanded.push_back(number);
+        } else if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.queued.insert(number);
         }
     }
 
-    /// Forgets an iterator: what nobody took of it is dropped, what somebody waits for stays.
+    /// Removes an iterator: its demanded entries stay, its other entries are dropped. Returns their results.
     pub(super) fn cancel(&mut self, iterator: u64) -> Vec<B> {
-        let Self { uses, open, .. } = self;
+        let Self { entries, untaken, .. } = self;
         let mut numbers = Vec::new();
-        for (number, used) in uses.iter_mut().filter(|(_, used)| used.iterator == iterator) {
-            if used.wish.is_some() {
-                used.iterator = NOBODY;
+        for (number, entry) in entries.iter_mut().filter(|(_, entry)| entry.iterator == iterator) {
+            if entry.waiter.is_some() {
+                entry.iterator = UNANNOUNCED;
             } else {
                 numbers.push(*number);
-                if let Some(others) = open.get_mut(&used.object) {
+                if let Some(others) = untaken.get_mut(&entry.object) {
                     others.retain(|other| other != number);
                     if others.is_empty() {
-                        open.remove(&used.object);
+                        untaken.remove(&entry.object);
                     }
                 }
             }
         }
         let mut bodies = Vec::new();
         for number in numbers {
-            let used = &self.uses[&number];
-            if let State::Filling(cancelled) = &used.state
-                && self.flights.get(&used.object).is_none_or(Vec::is_empty)
+            let entry = &self.entries[&number];
+            if let State::Filling(cancelled) = &entry.state
+                && self.reading.get(&entry.object).is_none_or(Vec::is_empty)
             {
                 cancelled.notify_one();
             }
@@ -374,7 +380,7 @@ impl<B, W> Window<B, W> {
                 bodies.push(body);
             }
         }
-        self.iterations.remove(&iterator);
+        self.iterators.remove(&iterator);
         bodies
     }
 }

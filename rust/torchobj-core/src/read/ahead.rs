@@ -1,9 +1,9 @@
-//! Reads an object as a file: from any position, ahead of a position that moves on, within a bound.
+//! Reads an object like a file: at any position, with read-ahead for sequential reads, within a memory bound.
 //!
-//! What was fetched lies in pieces, within the bound of its [`Window`], the longest unused dropped first. A jump fetches
-//! one small piece, for four bytes of a large object must not fetch it. A reader that goes on has as much fetched ahead
-//! as it has read in one run, up to the bound. What a large read still misses goes straight into the reader's memory,
-//! as parallel ranges, while the pieces behind it are on their way.
+//! Fetched chunks are kept within the bound of [`ReadAheadConfig`]; the least recently used is dropped first. A read
+//! after a jump fetches one small chunk, because reading four bytes must not fetch a large object. Sequential reads
+//! fetch ahead as many bytes as they have read since the last jump, up to the bound. Missing bytes of a large read go
+//! directly to the reader's memory as parallel ranges, while the chunks after them are being fetched.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,79 +12,79 @@ use crate::buffer::{Buffer, Dest};
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::response::Expected;
-use crate::read::{Landed, Read};
+use crate::read::{Read, ReadResult};
 use crate::runtime::Task;
 use crate::types::{ByteRange, Version};
 
-/// What a read misses beyond this goes straight to its memory.
+/// Larger missing ranges are read directly into the reader's memory.
 const DIRECT_BYTES: u64 = 1 << 20;
 
-/// What a reader fetches beside what it is asked for.
+/// Limits of the read-ahead of one reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// The first piece after a jump. By default 256 KiB: the head of an archive with its index, or its tail, is found
-    /// in one request. With 0 exactly what is read is fetched.
+pub struct ReadAheadConfig {
+    /// Size of the first chunk after a jump. The default of 256 KiB covers the head of an archive with its index, or
+    /// its tail, in one request. With 0 exactly the requested bytes are fetched.
     pub jump_bytes: u64,
-    /// How far ahead of its position a reader that goes on fetches at most; 0 for never.
+    /// Maximum distance of the read-ahead from the position of a sequential reader; 0 disables it.
     pub ahead_bytes: u64,
 }
 
-impl Default for Window {
+impl Default for ReadAheadConfig {
     fn default() -> Self {
         Self { jump_bytes: 256 << 10, ahead_bytes: 32 << 20 }
     }
 }
 
-impl Window {
-    /// All pieces of one reader: those ahead, and as much that was read already.
+impl ReadAheadConfig {
+    /// Maximum size of all chunks of a reader: those ahead of its position, and as many bytes behind it.
     fn bound_bytes(self) -> u64 {
         (2 * self.ahead_bytes).max(4 * self.jump_bytes)
     }
 }
 
-/// An object, read as a file.
+/// An object that is read like a file.
 #[derive(Debug)]
 pub struct ReadAhead {
     client: Arc<Client>,
     key: String,
-    window: Window,
-    /// Known from the first answer on.
+    window: ReadAheadConfig,
+    /// Known after the first response.
     size: Option<u64>,
     version: Option<Version>,
-    /// In order of their last use.
-    pieces: Vec<Piece>,
-    /// What was read since the last jump: a read that begins at its end goes on with it.
+    /// In the order of their last use.
+    chunks: Vec<Chunk>,
+    /// The range read since the last jump. A read that starts at its end is sequential.
     run: Range<u64>,
 }
 
 #[derive(Debug)]
-struct Piece {
+struct Chunk {
     range: Range<u64>,
     body: Body,
 }
 
 #[derive(Debug)]
 enum Body {
-    Coming(Task<Result<Landed>>),
-    Here(Buffer),
+    Pending(Task<Result<ReadResult>>),
+    Ready(Buffer),
 }
 
 impl ReadAhead {
-    /// A reader of `key`; nothing is asked before its first use.
-    pub fn new(client: Arc<Client>, key: &str, window: Window) -> Self {
-        Self { client, key: key.to_owned(), window, size: None, version: None, pieces: Vec::new(), run: 0..0 }
+    /// A reader of `key`. Sends no request before its first use.
+    pub fn new(client: Arc<Client>, key: &str, window: ReadAheadConfig) -> Self {
+        Self { client, key: key.to_owned(), window, size: None, version: None, chunks: Vec::new(), run: 0..0 }
     }
 
-    /// Size of the object in bytes, from its first piece when nothing was read before.
+    /// Size of the object in bytes. If it is unknown, fetches the first chunk.
     ///
     /// # Errors
-    /// Those of [`Client::get`].
+    /// Errors of [`Client::get`].
     pub async fn size(&mut self) -> Result<u64> {
         if let Some(size) = self.size {
             return Ok(size);
         }
         let read = Read { range: Some(ByteRange::Bounded(0..self.window.jump_bytes.max(1))), ..Read::whole(&self.key) };
-        let landed = match self.client.get(read).await {
+        let fetched = match self.client.get(read).await {
             // Every range of an empty object is refused.
             Err(error) if error.kind() == ErrorKind::Range => {
                 let head = self.client.head(&self.key).await?;
@@ -94,18 +94,18 @@ impl ReadAhead {
                 (self.size, self.version) = (Some(0), head.version);
                 return Ok(0);
             }
-            landed => landed?,
+            fetched => fetched?,
         };
-        self.size = Some(landed.size);
-        self.version = landed.version;
-        self.pieces.push(Piece { range: 0..landed.buffer.len() as u64, body: Body::Here(landed.buffer) });
-        Ok(landed.size)
+        self.size = Some(fetched.size);
+        self.version = fetched.version;
+        self.chunks.push(Chunk { range: 0..fetched.buffer.len() as u64, body: Body::Ready(fetched.buffer) });
+        Ok(fetched.size)
     }
 
-    /// Fills `dest` with the bytes from `position` on, as far as the object goes, and says how many those were.
+    /// Fills `dest` with the bytes from `position`, up to the object's end. Returns their number.
     ///
     /// # Errors
-    /// Those of [`Client::get`]; `Changed` when the object was replaced since the first read.
+    /// Errors of [`Client::get`]; `Changed` if the object was replaced since the first read.
     pub async fn read_at(&mut self, position: u64, dest: &mut Dest) -> Result<usize> {
         let size = self.size().await?;
         let end = position.saturating_add(dest.len() as u64).min(size);
@@ -115,11 +115,11 @@ impl ReadAhead {
         }
         self.run = if position == self.run.end { self.run.start..end } else { position..end };
         while at < end {
-            if let Some(index) = self.pieces.iter().position(|piece| piece.range.contains(&at)) {
+            if let Some(index) = self.chunks.iter().position(|chunk| chunk.range.contains(&at)) {
                 at += self.copy_from(index, at, end, dest).await?;
                 continue;
             }
-            let next = self.pieces.iter().map(|piece| piece.range.start).filter(|start| *start > at).min();
+            let next = self.chunks.iter().map(|chunk| chunk.range.start).filter(|start| *start > at).min();
             let missing_end = end.min(next.unwrap_or(u64::MAX));
             if missing_end - at >= DIRECT_BYTES || self.window.jump_bytes == 0 {
                 self.fetch_ahead(end, size);
@@ -132,28 +132,28 @@ impl ReadAhead {
         Ok(usize::try_from(end - position).expect("it fits dest"))
     }
 
-    /// Copies what piece `index` has of `at..end`, waiting for it to come; it was used last now.
+    /// Waits for chunk `index`, copies its part of `at..end`, and marks it as the most recently used.
     async fn copy_from(&mut self, index: usize, at: u64, end: u64, dest: &mut Dest) -> Result<u64> {
-        let Piece { range, body } = self.pieces.remove(index);
+        let Chunk { range, body } = self.chunks.remove(index);
         let buffer = match body {
-            Body::Here(buffer) => buffer,
-            Body::Coming(task) => task.await.map_err(|panic| self.lost(&range).with_source(panic))??.buffer,
+            Body::Ready(buffer) => buffer,
+            Body::Pending(task) => task.await.map_err(|panic| self.lost_chunk(&range).with_source(panic))??.buffer,
         };
         if buffer.len() as u64 != range.end - range.start {
-            return Err(self.lost(&range));
+            return Err(self.lost_chunk(&range));
         }
-        let from = usize::try_from(at - range.start).expect("within a piece");
-        let to = usize::try_from(end.min(range.end) - range.start).expect("within a piece");
+        let from = usize::try_from(at - range.start).expect("within a chunk");
+        let to = usize::try_from(end.min(range.end) - range.start).expect("within a chunk");
         let copied = dest.fill(&buffer.as_slice()[from..to]);
-        // A piece that was read to its end is not needed by a reader that goes on, and small jumps back are rare.
+        // A sequential reader does not need a chunk again after its end, and small jumps back are rare.
         if end < range.end || range.end - range.start <= self.window.jump_bytes {
-            self.pieces.push(Piece { range, body: Body::Here(buffer) });
+            self.chunks.push(Chunk { range, body: Body::Ready(buffer) });
         }
         Ok(copied as u64)
     }
 
-    fn lost(&self, range: &Range<u64>) -> Error {
-        let message = format!("bytes {range:?} that were fetched ahead are lost");
+    fn lost_chunk(&self, range: &Range<u64>) -> Error {
+        let message = format!("the read-ahead of bytes {range:?} ended without a result: a bug");
         self.client.store().error(ErrorKind::Cancelled, Operation::Get, &self.key, &message)
     }
 
@@ -166,31 +166,31 @@ impl ReadAhead {
         Ok(length)
     }
 
-    /// Starts to fetch what lies behind `end`, as far ahead as the run has earned.
+    /// Fetches the bytes after `end`, as many as the sequential run allows.
     fn fetch_ahead(&mut self, end: u64, size: u64) {
         let ahead_bytes = (self.run.end - self.run.start).min(self.window.ahead_bytes);
         let goal = (end + ahead_bytes).min(size);
-        let piece_bytes = (ahead_bytes / 4).min(self.client.policy().part_bytes).max(self.window.jump_bytes);
+        let chunk_bytes = (ahead_bytes / 4).min(self.client.policy().part_bytes).max(self.window.jump_bytes);
         let mut at = end;
         while at < goal {
-            match self.pieces.iter().find(|piece| piece.range.contains(&at)) {
-                Some(piece) => at = piece.range.end,
+            match self.chunks.iter().find(|chunk| chunk.range.contains(&at)) {
+                Some(chunk) => at = chunk.range.end,
                 None => {
-                    let next = self.pieces.iter().map(|piece| piece.range.start).filter(|start| *start > at).min();
-                    let piece_end = (at + piece_bytes).min(size).min(next.unwrap_or(u64::MAX));
-                    self.fetch(at..piece_end);
-                    at = piece_end;
+                    let next = self.chunks.iter().map(|chunk| chunk.range.start).filter(|start| *start > at).min();
+                    let chunk_end = (at + chunk_bytes).min(size).min(next.unwrap_or(u64::MAX));
+                    self.fetch(at..chunk_end);
+                    at = chunk_end;
                 }
             }
         }
     }
 
-    /// Starts to fetch a piece; old ones make room.
+    /// Starts to fetch a chunk, and drops old ones beyond the bound.
     fn fetch(&mut self, range: Range<u64>) {
-        let mut held: u64 = self.pieces.iter().map(|piece| piece.range.end - piece.range.start).sum();
+        let mut held: u64 = self.chunks.iter().map(|chunk| chunk.range.end - chunk.range.start).sum();
         held += range.end - range.start;
-        while held > self.window.bound_bytes() && !self.pieces.is_empty() {
-            let dropped = self.pieces.remove(0).range;
+        while held > self.window.bound_bytes() && !self.chunks.is_empty() {
+            let dropped = self.chunks.remove(0).range;
             held -= dropped.end - dropped.start;
         }
         let client = self.client.clone();
@@ -201,11 +201,11 @@ impl ReadAhead {
             ..Read::whole(&self.key)
         };
         let task = Task::spawn(async move { client.get(read).await });
-        self.pieces.push(Piece { range, body: Body::Coming(task) });
+        self.chunks.push(Chunk { range, body: Body::Pending(task) });
     }
 
-    /// Drops what was fetched.
+    /// Drops all chunks.
     pub fn close(&mut self) {
-        self.pieces.clear();
+        self.chunks.clear();
     }
 }

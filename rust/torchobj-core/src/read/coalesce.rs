@@ -1,68 +1,70 @@
-//! Joins the segments that are wanted of an object into parts, each of them one request. Does no I/O.
+//! Merges the ranges of an object into parts, one request each. Does no I/O.
 
 use std::ops::Range;
 
-/// A gap of so many bytes between two segments is read with them: a request costs more.
+/// Smaller gaps between two ranges are read and discarded: another request costs more.
 const SMALL_GAP_BYTES: u64 = 4 << 10;
 
-/// No larger gap is ever read: within the wait for a first byte, 20 ms, a connection brings about so much.
-const LARGEST_GAP_BYTES: u64 = 1 << 20;
+/// Larger gaps are never read: 1 MiB is about what a connection receives in 20 ms, the time to a first byte.
+const MAX_GAP_BYTES: u64 = 1 << 20;
 
-/// Gaps that are not small are read while they are at most this fraction of the bytes that are wanted.
-const WANTED_TO_GAPS: u64 = 8;
+/// Larger gaps are read while they are at most this fraction of the bytes of the ranges.
+const MIN_RANGE_TO_GAP_RATIO: u64 = 8;
 
-/// Some bytes of one segment.
+/// A part of one range.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    /// Which of the segments, in the order they were given.
-    pub(super) segment: usize,
-    /// Which bytes of the object; never empty.
+pub(super) struct Fragment {
+    /// Index of the range, in the order given.
+    pub(super) index: usize,
+    /// Range of the object; never empty.
     pub(super) range: Range<u64>,
 }
 
-/// What one request reads: pieces in the order of their bytes, and the gaps between them.
+/// The range of one request: fragments in the order of their bytes, and the gaps between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// Never empty; they do not overlap.
-    pub(super) pieces: Vec<Piece>,
+    /// Never empty, and without overlaps.
+    pub(super) fragments: Vec<Fragment>,
 }
 
 impl Part {
-    /// The bytes from the first piece to the last.
+    /// The range from the first fragment to the last.
     pub(super) fn range(&self) -> Range<u64> {
-        let first = self.pieces.first().expect("a part has a piece");
-        let last = self.pieces.last().expect("a part has a piece");
+        let first = self.fragments.first().expect("a part has a fragment");
+        let last = self.fragments.last().expect("a part has a fragment");
         first.range.start..last.range.end
     }
 }
 
-/// The parts that read `segments`, which may come in any order and cover the same bytes. None is larger than
-/// `part_bytes`; those of one segment come in the order of its bytes.
-pub(super) fn parts(segments: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
-    let mut order: Vec<usize> = (0..segments.len()).filter(|index| !segments[*index].is_empty()).collect();
-    order.sort_by_key(|index| segments[*index].start);
+/// The parts that read `ranges`, which may overlap and have any order. No part exceeds `part_bytes`; the fragments of
+/// one range are in the order of its bytes.
+pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
+    let mut order: Vec<usize> = (0..ranges.len()).filter(|index| !ranges[*index].is_empty()).collect();
+    order.sort_by_key(|index| ranges[*index].start);
     let (mut parts, mut group) = (Vec::<Part>::new(), Group::default());
-    for segment in order {
-        let mut rest = segments[segment].clone();
+    for index in order {
+        let mut rest = ranges[index].clone();
         let joined = group.join(&rest);
         if !joined {
-            group = Group { end: rest.end, wanted_bytes: rest.end - rest.start, gap_bytes: 0 };
+            group = Group { end: rest.end, range_bytes: rest.end - rest.start, gap_bytes: 0 };
         }
         let mut open = joined;
         while !rest.is_empty() {
             let part = parts.last_mut().filter(|_| open);
-            // What of the part is left behind the gap.
-            let room = part.as_ref().map_or(0, |part| (part.range().start + part_bytes).saturating_sub(rest.start));
-            let piece = |range| Piece { segment, range };
+            // Bytes that the part can still take after the gap.
+            let remaining = part
+                .as_ref()
+                .map_or(0, |part| part.range().start.saturating_add(part_bytes).saturating_sub(rest.start));
+            let fragment = |range| Fragment { index, range };
             match part {
-                Some(part) if room > 0 => {
-                    let cut = rest.end.min(rest.start + room);
-                    part.pieces.push(piece(rest.start..cut));
+                Some(part) if remaining > 0 => {
+                    let cut = rest.end.min(rest.start.saturating_add(remaining));
+                    part.fragments.push(fragment(rest.start..cut));
                     rest.start = cut;
                 }
                 _ => {
-                    let cut = rest.end.min(rest.start + part_bytes);
-                    parts.push(Part { pieces: vec![piece(rest.start..cut)] });
+                    let cut = rest.end.min(rest.start.saturating_add(part_bytes));
+                    parts.push(Part { fragments: vec![fragment(rest.start..cut)] });
                     rest.start = cut;
                 }
             }
@@ -72,26 +74,27 @@ pub(super) fn parts(segments: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
     parts
 }
 
-/// Segments whose gaps are read.
+/// Ranges whose gaps are read.
 #[derive(Debug, Default)]
 struct Group {
     end: u64,
-    wanted_bytes: u64,
-    /// Of the gaps that are not small.
+    range_bytes: u64,
+    /// Total of the gaps above `SMALL_GAP_BYTES`.
     gap_bytes: u64,
 }
 
 impl Group {
-    /// Adds a segment that begins no earlier than those before it; or says that it is too far away, or overlaps them.
-    fn join(&mut self, segment: &Range<u64>) -> bool {
-        let length = segment.end - segment.start;
-        let Some(gap) = segment.start.checked_sub(self.end).filter(|_| self.wanted_bytes > 0) else { return false };
+    /// Adds a range, which starts no earlier than those before it. Returns false if its gap is too large or it
+    /// overlaps them.
+    fn join(&mut self, range: &Range<u64>) -> bool {
+        let length = range.end - range.start;
+        let Some(gap) = range.start.checked_sub(self.end).filter(|_| self.range_bytes > 0) else { return false };
         let gap_bytes = self.gap_bytes + if gap <= SMALL_GAP_BYTES { 0 } else { gap };
-        let wanted_bytes = self.wanted_bytes + length;
-        if gap > LARGEST_GAP_BYTES || gap_bytes * WANTED_TO_GAPS > wanted_bytes {
+        let range_bytes = self.range_bytes + length;
+        if gap > MAX_GAP_BYTES || gap_bytes * MIN_RANGE_TO_GAP_RATIO > range_bytes {
             return false;
         }
-        *self = Self { end: segment.end, wanted_bytes, gap_bytes };
+        *self = Self { end: range.end, range_bytes, gap_bytes };
         true
     }
 }
@@ -106,7 +109,7 @@ mod tests {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
 
-    /// Segments of all sizes, near and far, some of them empty, some over others; in any order.
+    /// Ranges of all sizes, near and far, empty and overlapping, in any order.
     fn layouts() -> impl Strategy<Value = Vec<Range<u64>>> {
         let size = prop_oneof![Just(0), 1..9_u64, 1..20 * KIB, 1..3 * MIB];
         let step = prop_oneof![Just(-3_i64), Just(0), 0..9_i64, 0..6_000_i64, 0..3_000_000_i64];
@@ -124,45 +127,45 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_wanted_byte_is_read_exactly_once_for_its_segment(segments in layouts(), part_bytes in 1000..8 * MIB) {
-            let parts = parts(&segments, part_bytes);
-            let mut reached: Vec<u64> = segments.iter().map(|segment| segment.start).collect();
-            for Piece { segment, range } in parts.iter().flat_map(|part| &part.pieces) {
+        fn each_byte_of_a_range_is_read_exactly_once(ranges in layouts(), part_bytes in 1000..8 * MIB) {
+            let parts = parts(&ranges, part_bytes);
+            let mut reached: Vec<u64> = ranges.iter().map(|range| range.start).collect();
+            for Fragment { index, range } in parts.iter().flat_map(|part| &part.fragments) {
                 prop_assert!(!range.is_empty());
-                prop_assert_eq!(range.start, reached[*segment]);
-                reached[*segment] = range.end;
+                prop_assert_eq!(range.start, reached[*index]);
+                reached[*index] = range.end;
             }
-            prop_assert!(segments.iter().zip(reached).all(|(segment, reached)| segment.end == reached));
+            prop_assert!(ranges.iter().zip(reached).all(|(range, reached)| range.end == reached));
         }
 
         #[test]
-        fn a_part_is_in_order_and_bounded_and_its_gaps_are_small(segments in layouts(), part_bytes in 1000..8 * MIB) {
-            for part in parts(&segments, part_bytes) {
+        fn a_part_is_in_order_and_bounded_and_its_gaps_are_small(ranges in layouts(), part_bytes in 1000..8 * MIB) {
+            for part in parts(&ranges, part_bytes) {
                 prop_assert!(part.range().end - part.range().start <= part_bytes);
-                for [one, next] in part.pieces.array_windows() {
+                for [one, next] in part.fragments.array_windows() {
                     prop_assert!(one.range.end <= next.range.start);
-                    prop_assert!(next.range.start - one.range.end <= LARGEST_GAP_BYTES);
+                    prop_assert!(next.range.start - one.range.end <= MAX_GAP_BYTES);
                 }
             }
         }
 
         #[test]
-        fn the_gaps_are_an_eighth_of_what_is_wanted_and_4_kib_a_segment(segments in layouts()) {
-            let read: u64 = parts(&segments, 8 * MIB).iter().map(|part| part.range().end - part.range().start).sum();
-            let wanted: u64 = segments.iter().map(|segment| segment.end - segment.start).sum();
-            prop_assert!(read <= wanted + wanted / 8 + 4 * KIB * segments.len() as u64);
+        fn gaps_are_limited_to_an_eighth_of_the_ranges_and_4_kib_each(ranges in layouts()) {
+            let read: u64 = parts(&ranges, 8 * MIB).iter().map(|part| part.range().end - part.range().start).sum();
+            let range_bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+            prop_assert!(read <= range_bytes + range_bytes / 8 + 4 * KIB * ranges.len() as u64);
         }
     }
 
-    /// How many requests it takes.
-    fn requests(segments: &[Range<u64>]) -> usize {
-        parts(segments, 8 * MIB).len()
+    /// Number of requests.
+    fn requests(ranges: &[Range<u64>]) -> usize {
+        parts(ranges, 8 * MIB).len()
     }
 
     #[test]
-    fn segments_side_by_side_are_one_request() {
-        let segments: Vec<_> = (0..1000).rev().map(|at| at * 1000..(at + 1) * 1000).collect();
-        assert_eq!(requests(&segments), 1);
+    fn adjacent_ranges_are_one_request() {
+        let ranges: Vec<_> = (0..1000).rev().map(|at| at * 1000..(at + 1) * 1000).collect();
+        assert_eq!(requests(&ranges), 1);
     }
 
     #[test]
@@ -172,20 +175,28 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_of_64_kib_is_read_between_large_segments_alone() {
+    fn a_gap_of_64_kib_is_read_only_between_large_ranges() {
         assert_eq!(requests(&[0..MIB, MIB + 64 * KIB..2 * MIB]), 1);
         assert_eq!(requests(&[0..64 * KIB, 128 * KIB..192 * KIB]), 2);
     }
 
     #[test]
     fn no_gap_above_1_mib_is_read() {
-        let segment = |start| start..start + 3 * MIB;
-        assert_eq!(parts(&[segment(0), segment(3 * MIB), segment(6 * MIB), segment(10 * MIB)], 100 * MIB).len(), 1);
-        assert_eq!(parts(&[segment(0), segment(3 * MIB), segment(6 * MIB), segment(10 * MIB + 1)], 100 * MIB).len(), 2);
+        let range = |start| start..start + 3 * MIB;
+        assert_eq!(parts(&[range(0), range(3 * MIB), range(6 * MIB), range(10 * MIB)], 100 * MIB).len(), 1);
+        assert_eq!(parts(&[range(0), range(3 * MIB), range(6 * MIB), range(10 * MIB + 1)], 100 * MIB).len(), 2);
     }
 
     #[test]
-    fn a_segment_above_a_part_is_cut() {
+    fn a_range_larger_than_a_part_is_divided() {
         assert_eq!(requests(&[5..20 * MIB + 5, 0..5]), 3);
+    }
+
+    #[test]
+    fn a_range_at_the_end_of_the_number_space_ends() {
+        let range = u64::MAX - 100..u64::MAX - 50;
+        let parts = parts(&[range.clone(), range.start + 60..u64::MAX], 8 * MIB);
+        assert_eq!(parts.len(), 1);
+        assert_eq!(parts[0].range(), range.start..u64::MAX);
     }
 }

@@ -1,140 +1,76 @@
-//! Reads one object, or a range of one, into memory: the first answer tells size and version, the rest follows as
-//! parts in parallel, and a body that breaks goes on at its byte. Knows nothing of other objects.
+//! Reads one object, or a range of it, into memory. The first response has the size and version; the other parts follow
+//! in parallel, and a body that breaks off is resumed at its byte. Reads one object only.
 
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::plan;
 use super::response::{Expected, First};
-use crate::buffer::{Buffer, Dest, Landing, Memory, Progress};
+use crate::buffer::{Buffer, Dest, PendingBuffer};
 use crate::client::Client;
+use crate::engine::{Allocate, Heap, Request, Sink, permitted, try_run_all};
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::store::Opened;
-use crate::transfer::{Stall, moving};
+use crate::transfer::{Stall, until_stalled};
 use crate::types::{ByteRange, GetRequest, Version};
 
-/// Where the bytes are to land.
-#[derive(Default)]
-pub enum Target {
-    /// Memory of ours.
-    #[default]
-    Ours,
-    /// Memory of the caller's, that is large enough.
-    Given(Memory),
-    /// Memory that is made once it is known how many bytes there are.
-    Made(Box<dyn FnOnce(usize) -> io::Result<Memory> + Send>),
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ours => "Ours",
-            Self::Given(_) => "Given",
-            Self::Made(_) => "Made",
-        })
-    }
-}
-
-/// What is to be read.
+/// An object, or a range of it, to read.
 #[derive(Debug, Default)]
 pub struct Read {
     /// The object.
     pub key: String,
-    /// Which bytes; `None` for all. An end behind the object's is cut.
+    /// The range; `None` for the whole object. A range that exceeds the object ends with it.
     pub range: Option<ByteRange>,
-    /// Size of the whole object, where a listing told it.
+    /// Size of the whole object, if known from a listing.
     pub size: Option<u64>,
-    /// The version that must answer, where a listing told it.
+    /// The version to read, if known from a listing.
     pub version: Option<Version>,
-    /// Where to.
-    pub into: Target,
 }
 
 impl Read {
-    /// All of one object.
+    /// The whole object.
     pub fn whole(key: impl Into<String>) -> Self {
         Self { key: key.into(), ..Self::default() }
     }
 }
 
-/// What was read.
+/// The bytes of a completed read.
 #[derive(Debug)]
-pub struct Landed {
+pub struct ReadResult {
     /// The bytes.
     pub buffer: Buffer,
     /// Size of the whole object.
     pub size: u64,
-    /// The version they are of.
+    /// The version of the object.
     pub version: Option<Version>,
 }
 
-/// Takes the bytes of one range, in order. What it took stays when a body breaks: the next one goes on there.
-pub(super) trait Sink: Send {
-    /// How many bytes it took.
-    fn filled(&self) -> usize;
-
-    /// How many are still to come.
-    fn remaining(&self) -> usize;
-
-    /// Counts the bytes that it takes from now on.
-    fn progress(&mut self) -> Progress;
-
-    /// Whether it can drop what it took.
-    const REWINDS: bool;
-
-    /// Drops what it took behind the first `filled` bytes.
-    fn rewind(&mut self, filled: usize);
-
-    /// Takes the body of an answer, until that ends or nothing is missing.
-    fn take(&mut self, opened: &mut dyn Opened) -> impl Future<Output = Result<()>> + Send;
-}
-
-impl Sink for Dest {
-    fn filled(&self) -> usize {
-        self.filled()
-    }
-
-    fn remaining(&self) -> usize {
-        self.remaining()
-    }
-
-    fn progress(&mut self) -> Progress {
-        let progress = Progress::default();
-        self.count_in(&progress);
-        progress
-    }
-
-    const REWINDS: bool = true;
-
-    fn rewind(&mut self, filled: usize) {
-        self.rewind(filled);
-    }
-
-    async fn take(&mut self, opened: &mut dyn Opened) -> Result<()> {
-        opened.read_into(self).await
-    }
-}
-
 impl Client {
-    /// Reads an object or a range of it.
+    /// Reads an object or a range of it into new memory.
     ///
     /// # Errors
-    /// `NotFound`, `AccessDenied`, `Changed` when the version that was asked for is gone or another appeared half-way,
-    /// `Range` when the range begins behind the object's end, `Config` when `into` is too small, and what persists
-    /// after the retries.
-    pub async fn get(self: &Arc<Self>, read: Read) -> Result<Landed> {
-        let Read { key, range, size, version, into } = read;
+    /// Those of [`get_into`](Self::get_into).
+    pub async fn get(self: &Arc<Self>, read: Read) -> Result<ReadResult> {
+        Ok(self.get_into(read, Heap).await?.0)
+    }
+
+    /// Reads an object or a range of it into memory from `allocator`, which is called once the length is known. Also
+    /// returns the allocator's handle.
+    ///
+    /// # Errors
+    /// `NotFound`, `AccessDenied`, `Changed` if the requested version does not exist any more or another one appeared
+    /// during the read, `Range` if the range starts beyond the object's end, `Config` if the caller's memory is too
+    /// small, and errors that persist after the retries.
+    pub async fn get_into<A: Allocate>(self: &Arc<Self>, read: Read, allocator: A) -> Result<(ReadResult, A::Handle)> {
+        let Read { key, range, size, version } = read;
         self.store().check_key(Operation::Get, &key)?;
         let want = match &range {
             None => 0..u64::MAX,
             Some(ByteRange::Bounded(range)) => range.clone(),
             Some(ByteRange::From(start)) => *start..u64::MAX,
-            // Where a suffix begins is known from its answer.
+            // The response has the start of a suffix.
             Some(ByteRange::Suffix(_)) => 0..u64::MAX,
         };
         let ask = match range {
@@ -142,67 +78,64 @@ impl Client {
             _ => plan::first(self.policy(), &want, size),
         };
         if want.is_empty() {
-            return self.empty(&key, into, version);
+            let (pending, dest, _, handle) = self.pending(&key, &want, allocator)?;
+            drop(dest);
+            let buffer = pending.finish(0).map_err(|_| self.bug(&want))?;
+            return Ok((ReadResult { buffer, size: 0, version }, handle));
         }
         let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
-        let bytes = plan::asked_bytes(ask.as_ref(), size);
+        let bytes = plan::response_bytes(ask.as_ref(), size);
         let request = GetRequest { key: &key, range: ask, size, version: version.as_ref() };
         let first = match self.open_first(request.clone(), bytes).await {
             // Every range of an empty object is refused. A request without a range shows whether the object is empty.
             Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
                 let whole = self.open_first(GetRequest { range: None, ..request }, bytes).await?;
-                if suffix && whole.opened.size() > 0 {
+                if suffix && whole.result.size() > 0 {
                     return Err(error);
                 }
                 whole
             }
             first => first?,
         };
-        let size = first.opened.size();
-        let version = first.opened.version().cloned().or(version);
-        let answered = first.opened.range();
+        let size = first.result.size();
+        let version = first.result.version().cloned().or(version);
+        let answered = first.result.range();
         let want = if suffix { answered.start..size } else { want.start..want.end.min(size) };
         let expected = Expected { size: Some(size), version: version.clone() };
-        let (landing, dest, length) = self.landing(&key, &want, into)?;
-        self.land(key, first, want.end.min(answered.end)..want.end, expected, dest).await?;
-        let buffer = landing.finish(length).map_err(|_| self.bug(&answered))?;
-        Ok(Landed { buffer, size, version })
+        let (pending, dest, length, handle) = self.pending(&key, &want, allocator)?;
+        self.receive_first(key, first, want.end.min(answered.end)..want.end, expected, dest).await?;
+        let buffer = pending.finish(length).map_err(|_| self.bug(&answered))?;
+        Ok((ReadResult { buffer, size, version }, handle))
     }
 
     fn bug(&self, range: &Range<u64>) -> Error {
         self.store().error(ErrorKind::Io, Operation::Get, "", &format!("a writer of {range:?} outlived its read"))
     }
 
-    fn empty(&self, key: &str, into: Target, version: Option<Version>) -> Result<Landed> {
-        let (landing, dest, _) = self.landing(key, &(0..0), into)?;
-        drop(dest);
-        let buffer = landing.finish(0).map_err(|_| self.bug(&(0..0)))?;
-        Ok(Landed { buffer, size: 0, version })
-    }
-
-    /// Memory for `want`: the caller's if it is large enough, or new.
-    fn landing(&self, key: &str, want: &Range<u64>, into: Target) -> Result<(Landing, Dest, usize)> {
+    /// Memory for `want`.
+    fn pending<A: Allocate>(
+        &self,
+        key: &str,
+        want: &Range<u64>,
+        allocator: A,
+    ) -> Result<(PendingBuffer, Dest, usize, A::Handle)> {
         let length = usize::try_from(want.end - want.start).expect("objects of 2^64 bytes do not exist");
-        let made = match into {
-            Target::Given(memory) if memory.len() < length => {
-                let message = format!("the buffer of {} bytes is too small for {length}", memory.len());
-                return Err(self.store().error(ErrorKind::Config, Operation::Get, key, &message));
+        let (memory, handle) = allocator.allocate(length).map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidInput => {
+                self.store().error(ErrorKind::Config, Operation::Get, key, &source.to_string())
             }
-            Target::Given(memory) => Ok(memory),
-            Target::Ours => Memory::allocate(length),
-            Target::Made(make) => make(length),
-        };
-        let memory = made.map_err(|source| {
-            let message = format!("no memory for {length} bytes");
-            self.store().error(ErrorKind::Io, Operation::Get, key, &message).with_source(source)
+            _ => {
+                let message = format!("no memory for {length} bytes");
+                self.store().error(ErrorKind::Io, Operation::Get, key, &message).with_source(source)
+            }
         })?;
-        let (landing, mut dest) = Landing::new(memory);
+        let (pending, mut dest) = PendingBuffer::new(memory);
         drop(dest.split_off(length));
-        Ok((landing, dest, length))
+        Ok((pending, dest, length, handle))
     }
 
-    /// Receives the first response, and what it does not cover in parts beside it, into `dest`.
-    async fn land(
+    /// Receives the first response, and in parallel the parts that it does not cover, into `dest`.
+    async fn receive_first(
         self: &Arc<Self>,
         key: String,
         first: First,
@@ -221,7 +154,7 @@ impl Client {
         Ok(())
     }
 
-    /// Receives `range` into `dest`, which has room for exactly that, as parts in parallel.
+    /// Receives `range` in parallel parts into `dest`, whose length is that of `range`.
     pub(super) async fn receive_parts(
         self: &Arc<Self>,
         key: Arc<str>,
@@ -233,7 +166,7 @@ impl Client {
         Ok(())
     }
 
-    /// `range` in parts, each with its share of `dest`.
+    /// `range` divided into parts, each with its part of `dest`.
     fn parts(&self, range: Range<u64>, mut dest: Dest) -> impl Iterator<Item = (Range<u64>, Dest)> + use<> {
         let part_bytes = plan::part_bytes(self.policy(), range.end - range.start);
         plan::parts(range, part_bytes).map(move |range| {
@@ -242,34 +175,23 @@ impl Client {
         })
     }
 
-    /// Receives each of `parts` into its sink, all in parallel, the first of them from `first` if its answer is there
-    /// already. Returns the sinks, full, in the order of the parts.
-    pub(super) async fn receive_all<S: Sink + 'static>(
+    /// Receives each of `parts` into its sink, in parallel; the first of them from `first`, if given. Returns the
+    /// filled sinks in the order of the parts.
+    pub(super) async fn receive_all<S: Sink>(
         self: &Arc<Self>,
         key: Arc<str>,
         expected: Expected,
         parts: impl Iterator<Item = (Range<u64>, S)>,
         mut first: Option<First>,
     ) -> Result<Vec<S>> {
-        let mut tasks = JoinSet::new();
-        for (index, (range, mut sink)) in parts.enumerate() {
+        let parts = parts.map(|(range, sink)| {
             let (client, key, expected, first) = (self.clone(), key.clone(), expected.clone(), first.take());
-            tasks.spawn(async move {
-                client.receive(&key, range, &expected, &mut sink, first).await?;
-                Ok::<_, Error>((index, sink))
-            });
-        }
-        let mut full = Vec::with_capacity(tasks.len());
-        while let Some(part) = tasks.join_next().await {
-            full.push(part.map_err(|panic| {
-                self.store().error(ErrorKind::Cancelled, Operation::Get, &key, "a part was lost").with_source(panic)
-            })??);
-        }
-        full.sort_unstable_by_key(|(index, _)| *index);
-        Ok(full.into_iter().map(|(_, sink)| sink).collect())
+            Part { client, key, range, expected, sink, first }
+        });
+        try_run_all(parts.collect(), permitted([self.permits()])).await
     }
 
-    /// Receives `range` into `sink`, resuming after failures, from `first` if the response is there already.
+    /// Receives `range` into `sink`, the first attempt from `first`, if given. Resumes after failures.
     pub(super) async fn receive<S: Sink>(
         &self,
         key: &str,
@@ -279,7 +201,7 @@ impl Client {
         mut first: Option<First>,
     ) -> Result<()> {
         let mut attempts = self.attempts();
-        // An empty object is read too: its body must end where it begins.
+        // The body of an empty object is read too, to check that it is empty.
         while sink.remaining() > 0 || first.is_some() || range.is_empty() {
             let before = sink.filled();
             let error = match self.receive_once(key, &range, expected, sink, first.take()).await {
@@ -305,7 +227,7 @@ impl Client {
         sink: &mut S,
         first: Option<First>,
     ) -> Result<()> {
-        let First { mut opened, answered, mut permit } = match first {
+        let First { mut result, response_at, mut permit } = match first {
             Some(first) => first,
             None => {
                 let ask = ByteRange::Bounded(range.start + sink.filled() as u64..range.end);
@@ -314,38 +236,38 @@ impl Client {
             }
         };
         let refuse = |kind, message: &str| Err(self.store().error(kind, Operation::Get, key, message));
-        if opened.size() < range.end {
-            let message = format!("asked for bytes {range:?}, the object has {}", opened.size());
+        if result.size() < range.end {
+            let message = format!("requested bytes {range:?}, the object has {}", result.size());
             return refuse(ErrorKind::Range, &message);
         }
-        if !opened.announced() && !S::REWINDS {
-            return refuse(ErrorKind::Protocol, "the response does not say how long it is");
+        if !result.announced() && !S::REWINDS {
+            return refuse(ErrorKind::Protocol, "the response has no length");
         }
-        // The sink is full before the end of the body, which alone shows that the body is of the object.
-        if !opened.announced() && opened.range().end > range.end {
-            let message = format!("asked for bytes {range:?}, the response has no Content-Range and no Content-Length");
+        // The sink would be full before the end of the body, and only the end shows that the body is complete.
+        if !result.announced() && result.range().end > range.end {
+            let message = format!("requested bytes {range:?}, the response has no Content-Range and no Content-Length");
             return refuse(ErrorKind::Protocol, &message);
         }
         let (policy, progress, before) = (self.policy(), sink.progress(), sink.filled());
-        let body = sink.take(&mut *opened);
-        let result = moving(policy.idle_timeout, policy.min_bytes_per_s, &progress, body).await;
+        let body = sink.receive(&mut *result);
+        let received = until_stalled(policy.idle_timeout, policy.min_bytes_per_s, &progress, body).await;
         let ended = Instant::now();
-        permit.moved((sink.filled() - before) as u64, ended);
-        let result = match result {
-            Ok(result) => result,
+        permit.transferred((sink.filled() - before) as u64, ended);
+        let received = match received {
+            Ok(received) => received,
             Err(stall) => Err(self.stalled(key, stall, sink.filled())),
         };
-        match &result {
-            Ok(()) => self.metrics().body.add(ended - answered),
-            // It may be of anything: an error page, or half of the object.
-            Err(_) if !opened.announced() => sink.rewind(before),
+        match &received {
+            Ok(()) => self.metrics().body.add(ended - response_at),
+            // A body without a length may be an error page, or incomplete.
+            Err(_) if !result.announced() => sink.rewind(before),
             Err(_) => {}
         }
-        result
+        received
     }
 
     fn stalled(&self, key: &str, stall: Stall, at: usize) -> Error {
-        let error = self.silence(Operation::Get, key, &format!("{stall} at byte {at} of the body"));
+        let error = self.timed_out(Operation::Get, key, &format!("{stall} at byte {at} of the body"));
         match stall {
             Stall::Silent(_) => error,
             Stall::Slow(..) => {
@@ -358,7 +280,27 @@ impl Client {
     }
 }
 
-/// Length of a range that lies in memory.
+/// A range of an object, and the sink that receives it.
+struct Part<S> {
+    client: Arc<Client>,
+    key: Arc<str>,
+    range: Range<u64>,
+    expected: Expected,
+    sink: S,
+    first: Option<First>,
+}
+
+impl<S: Sink> Request for Part<S> {
+    type Output = S;
+
+    async fn run(self) -> Result<S> {
+        let Self { client, key, range, expected, mut sink, first } = self;
+        client.receive(&key, range, &expected, &mut sink, first).await?;
+        Ok(sink)
+    }
+}
+
+/// Length of a range in memory.
 fn length_of(range: &Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).expect("it lies in memory")
+    usize::try_from(range.end - range.start).expect("the range fits into memory")
 }

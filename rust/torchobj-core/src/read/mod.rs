@@ -1,24 +1,28 @@
-//! Reading: which requests an object takes (`plan`), one object (`fetch`), a second
-//! request for what is late (`hedge`), many at a time (`many`), segments of objects into
-//! memory of their own (`coalesce`, `strips`, `scatter`), both ends of an object (`ends`), and a
-//! file-like reader that fetches ahead of its position (`ahead`).
+//! Reads objects. `plan` divides an object into requests and `fetch` runs them, `response` checks their responses and
+//! `hedge` sends a second request when a response is late. On top of these: many objects concurrently (`many`), ranges
+//! into separate memory (`scatter`, with `coalesce` and `scatter_list`), slices of arrays (`slice_plan`, with `tile`),
+//! both ends of an object (`head_and_tail`), and a file-like reader with read-ahead (`ahead`).
 
 mod ahead;
 mod coalesce;
-mod ends;
 mod fetch;
+mod head_and_tail;
 mod hedge;
 mod many;
 mod plan;
 mod response;
 mod scatter;
+mod scatter_list;
+mod slice_plan;
 #[cfg(test)]
 mod slow_bodies;
-mod strips;
+mod tile;
 
-pub use ahead::{ReadAhead, Window};
-pub use ends::Ends;
-pub use fetch::{Landed, Read, Target};
-pub use many::{Job, get_many};
+pub use ahead::{ReadAhead, ReadAheadConfig};
+pub use fetch::{Read, ReadResult};
+pub use head_and_tail::HeadAndTail;
+pub use many::{Job, get_many, try_get_many};
 pub(crate) use plan::parts;
-pub use scatter::{Scatter, Scattered, Segment, scatter};
+pub use scatter::{ScatterRange, ScatterRead, ScatterResult, scatter};
+pub use slice_plan::{BufferedRead, Frame, Outcome, SlicePlan, Wave};
+pub use tile::{Slice, Tile};

@@ -1,14 +1,14 @@
-//! Cuts what is wanted of an object into ranges. Does no I/O.
+//! Divides the range of a read into requests. Does no I/O.
 
 use std::ops::Range;
 
 use crate::transfer::Policy;
 use crate::types::ByteRange;
 
-/// The first request for `want` of an object: `None` asks for all of it.
+/// The range of the first request for `want`; `None` requests the whole object.
 ///
-/// Where the size is unknown the first request is one part: its answer tells the size, and the rest follows in
-/// parallel. (16 MiB at once, measured at 80 MB/s a connection, are slower than two parts of 8.)
+/// If the size is unknown the first request is one part: its response has the size, and the other parts follow in
+/// parallel. (MetricsSnapshot at 80 MB/s per connection: one request of 16 MiB is slower than two parts of 8 MiB.)
 pub(super) fn first(policy: &Policy, want: &Range<u64>, size: Option<u64>) -> Option<ByteRange> {
     match size {
         Some(size) if *want == (0..u64::MAX) && size < policy.whole_below_bytes => None,
@@ -22,9 +22,9 @@ pub(super) fn first(policy: &Policy, want: &Range<u64>, size: Option<u64>) -> Op
     }
 }
 
-/// About how many bytes the answer to `ask` has, where the size of the object is known or not.
-pub(super) fn asked_bytes(ask: Option<&ByteRange>, size: Option<u64>) -> u64 {
-    match ask {
+/// Approximate number of bytes in the response to a request for `range`, as far as the size of the object is known.
+pub(super) fn response_bytes(range: Option<&ByteRange>, size: Option<u64>) -> u64 {
+    match range {
         None => size.unwrap_or(u64::MAX),
         Some(ByteRange::Bounded(range)) => range.end.min(size.unwrap_or(u64::MAX)).saturating_sub(range.start),
         Some(ByteRange::From(start)) => size.unwrap_or(u64::MAX).saturating_sub(*start),
@@ -32,18 +32,18 @@ pub(super) fn asked_bytes(ask: Option<&ByteRange>, size: Option<u64>) -> u64 {
     }
 }
 
-/// No part of an object that nothing else needs smaller is smaller: the wait for a first byte is worth so many bytes.
-const SMALLEST_PART: u64 = 4 << 20;
+/// Minimum size of the parts of one read: smaller ones cost more in waiting for the first byte than they gain.
+const MIN_PART_BYTES: u64 = 4 << 20;
 
-/// The size of the parts for `length` bytes: the policy's, or less where more parts could be under way at once.
+/// The size of the parts of a read of `length` bytes: `policy.part_bytes`, or less if permits would stay idle.
 ///
-/// (128 MiB, measured at 80 MB/s a connection and 20 ms to the first byte: 843 MB/s in parts of 8 MiB.)
+/// (MetricsSnapshot with 128 MiB, 80 MB/s per connection and 20 ms to the first byte: 843 MB/s in parts of 8 MiB.)
 pub(super) fn part_bytes(policy: &Policy, length: u64) -> u64 {
     let even = length.div_ceil(policy.max_in_flight.max(1) as u64);
-    even.clamp(SMALLEST_PART.min(policy.part_bytes), policy.part_bytes)
+    even.clamp(MIN_PART_BYTES.min(policy.part_bytes), policy.part_bytes)
 }
 
-/// `range` in pieces of `part_bytes`, in order; the last may be shorter.
+/// Divides `range` into parts of `part_bytes`, in order; the last may be shorter.
 pub(crate) fn parts(range: Range<u64>, part_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let Range { start, end } = range;
     (start..end)
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_of_unknown_or_large_size_begins_with_one_part() {
+    fn an_object_of_unknown_or_large_size_starts_with_one_part() {
         let policy = Policy::default();
         let part = Some(ByteRange::Bounded(0..8 << 20));
         assert_eq!(first(&policy, &(0..u64::MAX), None), part);
@@ -97,16 +97,16 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_an_answer_are_known_as_far_as_the_size_is() {
-        assert_eq!(asked_bytes(None, Some(7)), 7);
-        assert_eq!(asked_bytes(Some(&ByteRange::Bounded(2..9)), None), 7);
-        assert_eq!(asked_bytes(Some(&ByteRange::Bounded(2..9)), Some(5)), 3);
-        assert_eq!(asked_bytes(Some(&ByteRange::From(2)), Some(9)), 7);
-        assert_eq!(asked_bytes(Some(&ByteRange::Suffix(7)), None), 7);
+    fn the_length_of_a_response_is_known_as_far_as_the_size() {
+        assert_eq!(response_bytes(None, Some(7)), 7);
+        assert_eq!(response_bytes(Some(&ByteRange::Bounded(2..9)), None), 7);
+        assert_eq!(response_bytes(Some(&ByteRange::Bounded(2..9)), Some(5)), 3);
+        assert_eq!(response_bytes(Some(&ByteRange::From(2)), Some(9)), 7);
+        assert_eq!(response_bytes(Some(&ByteRange::Suffix(7)), None), 7);
     }
 
     #[test]
-    fn a_range_is_asked_for_as_it_is_unless_it_is_large() {
+    fn a_range_is_one_request_unless_it_is_large() {
         let policy = Policy::default();
         assert_eq!(first(&policy, &(5..9), None), Some(ByteRange::Bounded(5..9)));
         assert_eq!(first(&policy, &(5..900), Some(100)), Some(ByteRange::Bounded(5..100)));

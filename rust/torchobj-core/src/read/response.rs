@@ -1,14 +1,14 @@
-//! Opens a read and checks that the response is to what was asked: its version, its size, its range. Reads no body.
+//! Opens a read and checks that the response matches the request: version, size and range. Reads no body.
 
 use tokio::time::Instant;
 
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
-use crate::store::Opened;
+use crate::store::GetResult;
 use crate::transfer::Permit;
 use crate::types::{ByteRange, GetRequest, Version};
 
-/// What every response to one read must be of, as far as it is known: from a listing, or from the first response.
+/// What all responses to one read must match, as far as it is known from a listing or from the first response.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Expected {
     /// Size of the whole object in bytes.
@@ -17,16 +17,16 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// A request for `range` of such an object.
+    /// A request for `range` of the expected object.
     pub(super) fn request<'a>(&'a self, key: &'a str, range: Option<ByteRange>) -> GetRequest<'a> {
         GetRequest { key, range, size: self.size, version: self.version.as_ref() }
     }
 }
 
-/// A response whose body is not read yet, and the permit of its request.
+/// A response whose body was not read yet, and the permit of its request.
 pub(super) struct First {
-    pub(super) opened: Box<dyn Opened>,
-    pub(super) answered: Instant,
+    pub(super) result: Box<dyn GetResult>,
+    pub(super) response_at: Instant,
     pub(super) permit: Permit,
 }
 
@@ -45,15 +45,15 @@ impl Client {
         }
     }
 
-    /// One attempt to open a read of about `bytes`.
+    /// One attempt to open a read of about `bytes` bytes.
     pub(super) async fn open_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
         let permit = self.permit().await;
         match self.open(request.clone(), bytes).await {
-            Ok((opened, answered)) => {
-                self.check(&request, &*opened)?;
-                Ok(First { opened, answered, permit })
+            Ok((result, response_at)) => {
+                self.check(&request, &*result)?;
+                Ok(First { result, response_at, permit })
             }
-            // Refused as behind the end of an object that is known to be longer.
+            // Refused as beyond the end, although the object is known to be longer.
             Err(error) if error.kind() == ErrorKind::Range && contains(&request) => {
                 let size = request.size.unwrap_or_default();
                 Err(error
@@ -64,22 +64,25 @@ impl Client {
         }
     }
 
-    /// Refuses a response that is not to `request`. A store that ignores ranges may answer with the whole object, if
-    /// that begins where the range does.
-    fn check(&self, request: &GetRequest<'_>, opened: &dyn Opened) -> Result<()> {
+    /// Returns an error if a response does not match `request`. A store that ignores ranges may respond with the whole
+    /// object, if the range starts at 0.
+    fn check(&self, request: &GetRequest<'_>, result: &dyn GetResult) -> Result<()> {
         let refuse = |kind, message: &str| Err(self.store().error(kind, Operation::Get, request.key, message));
-        if let (Some(asked), Some(got)) = (request.version, opened.version())
-            && asked != got
+        if let (Some(expected), Some(actual)) = (request.version, result.version())
+            && expected != actual
         {
-            return refuse(ErrorKind::Changed, &format!("the object changed: it was {asked:?}, now it is {got:?}"));
+            return refuse(
+                ErrorKind::Changed,
+                &format!("the object changed: it was {expected:?}, now it is {actual:?}"),
+            );
         }
-        let (size, answered) = (opened.size(), opened.range());
+        let (size, answered) = (result.size(), result.range());
         if let Some(expected) = request.size.filter(|expected| *expected != size) {
-            let message = format!("expected an object of {expected} bytes, the response is of one of {size} bytes");
+            let message = format!("expected an object of {expected} bytes, the response is for one of {size} bytes");
             return refuse(ErrorKind::Protocol, &message);
         }
-        if request.version.is_some() && opened.version().is_none() {
-            return refuse(ErrorKind::Protocol, "the response does not say which version it is of");
+        if request.version.is_some() && result.version().is_none() {
+            return refuse(ErrorKind::Protocol, "the response has no version");
         }
         let expected = match &request.range {
             None => 0..size,
@@ -88,14 +91,14 @@ impl Client {
             Some(ByteRange::Suffix(length)) => size.saturating_sub(*length)..size,
         };
         if answered != expected && !(answered == (0..size) && expected.start == 0) {
-            let message = format!("asked for bytes {expected:?} of {size}, the response has {answered:?}");
+            let message = format!("requested bytes {expected:?} of {size}, the response has {answered:?}");
             return refuse(ErrorKind::Protocol, &message);
         }
         Ok(())
     }
 }
 
-/// Whether the object has bytes in the range that is asked for, as far as is known.
+/// Returns whether the object has bytes in the requested range, as far as its size is known.
 fn contains(request: &GetRequest<'_>) -> bool {
     request.size.is_some_and(|size| ByteRange::resolve(request.range.as_ref(), size).is_some() && size > 0)
 }

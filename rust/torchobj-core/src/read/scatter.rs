@@ -1,175 +1,182 @@
-//! Reads segments of objects straight into the memory that they belong to, all in parallel. Which requests that takes
-//! `coalesce` says, where the bytes of each go `strips`, and how one is made, and goes on after a failure, `fetch`.
+//! Reads ranges of objects directly into separate memory, in parallel. `coalesce` chooses the requests,
+//! `scatter_list` distributes their bytes, and `fetch` runs and resumes each request.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use tokio::task::JoinSet;
-
 use super::coalesce::{self, Part};
 use super::plan;
 use super::response::Expected;
-use super::strips::{Room, Strips};
-use crate::buffer::{Dest, Landing, Memory};
+use super::scatter_list::{ScatterList, Target};
+use crate::buffer::{Dest, Memory, PendingBuffer};
 use crate::client::Client;
 use crate::crc32::Crc32;
-use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::engine::{Request, permitted, try_run_all};
+use crate::error::{ErrorKind, Operation, Result};
 use crate::types::{ByteRange, Version};
 
-/// From here on memory is asked for in huge pages: at least one of them has room in it, wherever it begins.
+/// Memory of at least this size is mapped in huge pages: it contains at least one, wherever it starts.
 const HUGE_BYTES: usize = 4 << 20;
 
-/// Bytes that are wanted of an object.
-#[derive(Debug)]
-pub struct Segment {
-    /// Where they begin in the object.
-    pub offset: u64,
-    /// Where they are to land, to its end.
-    pub memory: Memory,
+/// Opens all of `memory` for writing.
+pub(super) fn open(memory: Memory) -> Dest {
+    if memory.len() >= HUGE_BYTES {
+        memory.advise_huge_pages();
+    }
+    PendingBuffer::new(memory).1
 }
 
-impl Segment {
-    /// Which bytes of the object; `None` for more than any object has.
-    fn range(&self) -> Option<Range<u64>> {
-        Some(self.offset..self.offset.checked_add(self.memory.len() as u64)?)
+/// A range of an object, and the memory for it.
+#[derive(Debug)]
+pub struct ScatterRange {
+    /// Start of the range in the object.
+    pub offset: u64,
+    /// Memory to fill completely.
+    pub dest: Dest,
+}
+
+impl ScatterRange {
+    /// The range from `offset` that fills all of `memory`.
+    pub fn new(offset: u64, memory: Memory) -> Self {
+        Self { offset, dest: open(memory) }
     }
 
-    /// Where they are to land, with nothing there yet.
-    fn open(self) -> Dest {
-        if self.memory.len() >= HUGE_BYTES {
-            self.memory.advise_huge_pages();
-        }
-        Landing::new(self.memory).1
+    /// The range in the object; `None` if its end exceeds `u64`.
+    fn range(&self) -> Option<Range<u64>> {
+        Some(self.offset..self.offset.checked_add(self.dest.len() as u64)?)
     }
 }
 
 /// One object of a [`scatter`].
 #[derive(Debug)]
-pub struct Scatter {
-    /// Where it is.
+pub struct ScatterRead {
+    /// The store that holds the object.
     pub client: Arc<Client>,
     /// Its key.
     pub key: String,
-    /// The version that must answer; `None` for whichever it is, the same for all segments.
+    /// The version to read; `None` for the current one, the same for all ranges.
     pub version: Option<Version>,
-    /// What of it, in any order.
-    pub segments: Vec<Segment>,
+    /// The ranges, in any order.
+    pub ranges: Vec<ScatterRange>,
 }
 
-/// What was read of one object.
+/// The result for one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scattered {
-    /// The version that answered.
+pub struct ScatterResult {
+    /// The version that was read.
     pub version: Option<Version>,
     /// Size of the whole object.
     pub size: u64,
-    /// The CRC-32 of each segment, in the order they were given; none where they were not wanted.
+    /// The CRC-32 of each range, in the order given; empty if not requested.
     pub crc32: Vec<u32>,
 }
 
-/// Reads the segments of all `jobs`, as many requests at a time as their clients permit. Results are in the order of the
-/// jobs. Dropping the future ends every read.
+/// Reads the ranges of all `jobs` concurrently, within the limits of their clients. Results are in the order of the
+/// jobs. Dropping the future aborts all reads.
 ///
 /// # Errors
-/// `Range` when a segment reaches behind its object's end, and those of [`Client::get`]: the first failure ends the other
-/// reads, and what the memory then holds is unspecified.
-pub async fn scatter(jobs: Vec<Scatter>, checksum: bool) -> Result<Vec<Scattered>> {
-    let mut tasks = JoinSet::new();
-    for (index, job) in jobs.into_iter().enumerate() {
-        tasks.spawn(async move { Ok::<_, Error>((index, job.read(checksum).await?)) });
-    }
-    let mut results = Vec::with_capacity(tasks.len());
-    while let Some(ended) = tasks.join_next().await {
-        match ended {
-            Ok(result) => results.push(result?),
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-        }
-    }
-    results.sort_unstable_by_key(|(index, _)| *index);
-    Ok(results.into_iter().map(|(_, result)| result).collect())
+/// `Range` if a range exceeds its object, and errors of [`Client::get`]. The first failure aborts the other reads;
+/// the contents of the memory are unspecified then.
+pub async fn scatter(jobs: Vec<ScatterRead>, checksum: bool) -> Result<Vec<ScatterResult>> {
+    let limit = permitted(jobs.iter().map(|job| job.client.permits()));
+    try_run_all(jobs.into_iter().map(|job| Job { job, checksum }).collect(), limit).await
 }
 
-impl Scatter {
-    async fn read(self, checksum: bool) -> Result<Scattered> {
+struct Job {
+    job: ScatterRead,
+    checksum: bool,
+}
+
+impl Request for Job {
+    type Output = ScatterResult;
+
+    async fn run(self) -> Result<ScatterResult> {
+        self.job.read(self.checksum).await
+    }
+}
+
+impl ScatterRead {
+    async fn read(self, checksum: bool) -> Result<ScatterResult> {
         let (client, key) = (self.client.clone(), self.key.clone());
         client.store().check_key(Operation::Get, &key)?;
-        let ranges: Option<Vec<_>> = self.segments.iter().map(Segment::range).collect();
-        let behind = |message: &str| client.store().error(ErrorKind::Range, Operation::Get, &key, message);
-        let ranges = ranges.ok_or_else(|| behind("asked for bytes that no object has"))?;
+        let ranges: Option<Vec<_>> = self.ranges.iter().map(ScatterRange::range).collect();
+        let out_of_range = |message: &str| client.store().error(ErrorKind::Range, Operation::Get, &key, message);
+        let ranges = ranges.ok_or_else(|| out_of_range("the end of a range exceeds 2^64"))?;
         let length = ranges.iter().map(|range| range.end - range.start).sum();
         let parts = coalesce::parts(&ranges, plan::part_bytes(client.policy(), length));
-        let scattered = if parts.is_empty() { self.look(checksum).await } else { self.receive(parts, checksum).await }?;
+        let scattered =
+            if parts.is_empty() { self.read_empty(checksum).await } else { self.receive(parts, checksum).await }?;
         match ranges.iter().find(|range| range.end > scattered.size) {
-            Some(range) => Err(behind(&format!("asked for bytes {range:?}, the object has {}", scattered.size))),
+            Some(range) => Err(out_of_range(&format!("requested bytes {range:?}, the object has {}", scattered.size))),
             None => Ok(scattered),
         }
     }
 
-    /// Where no byte is wanted.
-    async fn look(self, checksum: bool) -> Result<Scattered> {
-        let Self { client, key, version, segments } = self;
+    /// The result for empty ranges only: sends a HEAD request.
+    async fn read_empty(self, checksum: bool) -> Result<ScatterResult> {
+        let Self { client, key, version, ranges } = self;
         let head = client.head(&key).await?;
         if version.is_some() && version != head.version {
             let message = format!("the object changed: it was {version:?}, now it is {:?}", head.version);
             return Err(client.store().error(ErrorKind::Changed, Operation::Get, &key, &message));
         }
-        let crc32 = vec![Crc32::default().value(); if checksum { segments.len() } else { 0 }];
-        Ok(Scattered { version: head.version, size: head.size, crc32 })
+        let crc32 = vec![Crc32::default().value(); if checksum { ranges.len() } else { 0 }];
+        Ok(ScatterResult { version: head.version, size: head.size, crc32 })
     }
 
-    async fn receive(self, parts: Vec<Part>, checksum: bool) -> Result<Scattered> {
-        let Self { client, key, version, segments } = self;
+    async fn receive(self, parts: Vec<Part>, checksum: bool) -> Result<ScatterResult> {
+        let Self { client, key, version, ranges } = self;
         let mut expected = Expected { size: None, version };
         let mut first = None;
         if expected.version.is_none() {
-            // All ask for one version, which the first answer tells.
+            // All requests must read one version: that of the first response.
             let range = parts.first().map(|part| ByteRange::Bounded(part.range()));
-            let bytes = plan::asked_bytes(range.as_ref(), None);
+            let bytes = plan::response_bytes(range.as_ref(), None);
             let response = client.open_first(expected.request(&key, range), bytes).await?;
-            let opened = &response.opened;
-            expected = Expected { size: Some(opened.size()), version: opened.version().cloned() };
+            let result = &response.result;
+            expected = Expected { size: Some(result.size()), version: result.version().cloned() };
             first = Some(response);
         }
-        let mut sums = vec![Crc32::default(); if checksum { segments.len() } else { 0 }];
+        let mut sums = vec![Crc32::default(); if checksum { ranges.len() } else { 0 }];
         let url = client.store().url(&key).into();
-        let parts = deal(parts, segments, checksum, url);
+        let parts = assign_targets(parts, ranges, checksum, url);
         let (mut size, version) = (0, expected.version.clone());
-        for strips in client.receive_all(key.into(), expected, parts, first).await? {
-            size = strips.size();
-            strips.into_sums().into_iter().for_each(|(segment, sum)| sums[segment] = sums[segment].then(sum));
+        for sink in client.receive_all(key.into(), expected, parts, first).await? {
+            size = sink.size();
+            sink.into_sums().into_iter().for_each(|(index, sum)| sums[index] = sums[index].then(sum));
         }
-        Ok(Scattered { version, size, crc32: sums.into_iter().map(Crc32::value).collect() })
+        Ok(ScatterResult { version, size, crc32: sums.into_iter().map(Crc32::value).collect() })
     }
 }
 
-/// The range of each part, and what takes its bytes.
-fn deal(
+/// The range of each part, and the sink for its bytes.
+fn assign_targets(
     parts: Vec<Part>,
-    segments: Vec<Segment>,
+    ranges: Vec<ScatterRange>,
     checksum: bool,
     url: Arc<str>,
-) -> impl Iterator<Item = (Range<u64>, Strips)> {
-    let mut dests: Vec<Dest> = segments.into_iter().map(Segment::open).collect();
+) -> impl Iterator<Item = (Range<u64>, ScatterList)> {
+    let mut dests: Vec<Dest> = ranges.into_iter().map(|range| range.dest).collect();
     parts.into_iter().map(move |part| {
         let range = part.range();
         let mut at = range.start;
-        let rooms = part.pieces.into_iter().map(|piece| {
-            let gap_bytes = length(at..piece.range.start);
-            at = piece.range.end;
-            let dest = dests[piece.segment].split_to(length(piece.range));
-            Room { gap_bytes, segment: piece.segment, dest }
+        let targets = part.fragments.into_iter().map(|fragment| {
+            let gap_bytes = length(at..fragment.range.start);
+            at = fragment.range.end;
+            let dest = dests[fragment.index].split_to(length(fragment.range));
+            Target { gap_bytes, index: fragment.index, dest }
         });
-        let strips = Strips::new(rooms.collect(), checksum, url.clone());
-        (range, strips)
+        let sink = ScatterList::new(targets.collect(), checksum, url.clone());
+        (range, sink)
     })
 }
 
 fn length(range: Range<u64>) -> usize {
-    usize::try_from(range.end - range.start).expect("no more than the memory that was given, and gaps of 1 MiB")
+    usize::try_from(range.end - range.start).expect("at most the length of the given memory, and gaps of 1 MiB")
 }
 
 #[cfg(test)]
-#[expect(clippy::single_range_in_vec_init, reason = "one segment is a list of one range")]
+#[expect(clippy::single_range_in_vec_init, reason = "one range is a list of one range")]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::Duration;
@@ -207,17 +214,17 @@ mod tests {
             self.client.put("k", body.into(), &PutOptions::default()).await.unwrap();
         }
 
-        fn job(&self, ranges: &[Range<usize>]) -> (Scatter, Vec<Receiver<Vec<u8>>>) {
-            let segments = ranges.iter().map(|range| {
+        fn job(&self, ranges: &[Range<usize>]) -> (ScatterRead, Vec<Receiver<Vec<u8>>>) {
+            let ranges = ranges.iter().map(|range| {
                 let (back, receiver) = channel();
-                (Segment { offset: range.start as u64, memory: Memory::sent_back(range.len(), back) }, receiver)
+                (ScatterRange::new(range.start as u64, Memory::sent_back(range.len(), back)), receiver)
             });
-            let (segments, receivers) = segments.unzip();
-            (Scatter { client: self.client.clone(), key: "k".to_owned(), version: None, segments }, receivers)
+            let (ranges, receivers) = ranges.unzip();
+            (ScatterRead { client: self.client.clone(), key: "k".to_owned(), version: None, ranges }, receivers)
         }
 
-        /// Reads `ranges`, and holds them against the object.
-        async fn read(&self, ranges: &[Range<usize>]) -> Result<Scattered> {
+        /// Reads `ranges` and compares them with the object.
+        async fn read(&self, ranges: &[Range<usize>]) -> Result<ScatterResult> {
             let (job, receivers) = self.job(ranges);
             let scattered = scatter(vec![job], true).await?.remove(0);
             for ((range, receiver), crc32) in ranges.iter().zip(receivers).zip(&scattered.crc32) {
@@ -232,9 +239,9 @@ mod tests {
             self.read(ranges).await.unwrap_err().kind()
         }
 
-        /// How many requests it takes to read `ranges`.
+        /// Number of requests that a read of `ranges` sends.
         async fn requests(&self, ranges: &[Range<usize>]) -> usize {
-            self.faulty.script(Operation::Get, [Fault::Late(Duration::ZERO); 100]);
+            self.faulty.script(Operation::Get, [Fault::Delay(Duration::ZERO); 100]);
             let before = self.faulty.pending();
             self.read(ranges).await.unwrap();
             before - self.faulty.pending()
@@ -242,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn every_segment_has_its_bytes_and_their_checksum_through_all_failures() {
+    async fn every_range_has_its_bytes_and_their_checksum_through_all_failures() {
         const SIZE: usize = 3_000_000;
         let mut random = fastrand::Rng::with_seed(11);
         for _ in 0..60 {
@@ -265,33 +272,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_checksum_of_a_segment_in_many_parts_is_that_of_the_catalogue() {
+    async fn the_checksum_of_a_range_in_many_parts_is_the_published_check_value() {
         let bench = Bench::new(Bytes::from_static(b"..123456789.."), 4).await;
         let scattered = bench.read(&[2..11, 2..2, 0..1]).await.unwrap();
         assert_eq!(scattered.crc32[..2], [0xcbf4_3926, 0]);
     }
 
     #[tokio::test]
-    async fn a_body_that_broke_goes_on_at_its_byte() {
+    async fn a_broken_body_resumes_at_its_byte() {
         let bench = Bench::of(1_000_000, 8 << 20).await;
         bench.faulty.script(Operation::Get, [Fault::CutBody(900_000)]);
         let small = (0..500_000).step_by(1000).map(|at| at..at + 999);
         let ranges: Vec<_> = small.chain([500_000..1_000_000]).collect();
         assert_eq!(bench.requests(&ranges).await, 2);
-        assert_eq!(bench.client.metrics().measured().retries, 1);
+        assert_eq!(bench.client.metrics().snapshot().retries, 1);
     }
 
     #[tokio::test]
-    async fn segments_side_by_side_take_one_request_in_any_order() {
+    async fn adjacent_ranges_take_one_request_in_any_order() {
         let bench = Bench::of(1_000_000, 8 << 20).await;
         let ranges: Vec<_> = (0..1000).rev().map(|at| at * 1000..(at + 1) * 1000).collect();
         assert_eq!(bench.requests(&ranges).await, 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_object_that_is_replaced_half_way_is_a_change() {
+    async fn an_object_replaced_during_the_read_is_an_error() {
         let bench = Bench::of(300_000, 100_000).await;
-        bench.faulty.script(Operation::Get, [Fault::Late(Duration::ZERO), Fault::Late(Duration::from_secs(2))]);
+        bench.faulty.script(Operation::Get, [Fault::Delay(Duration::ZERO), Fault::Delay(Duration::from_secs(2))]);
         let replace = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             bench.put(vec![0; 300_000].into()).await;
@@ -302,7 +309,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_the_version_that_was_asked_for_is_read() {
+    async fn only_the_requested_version_is_read() {
         let bench = Bench::of(1000, 8 << 20).await;
         let version = bench.read(&[0..10]).await.unwrap().version;
         assert!(version.is_some());
@@ -311,26 +318,29 @@ mod tests {
                 bench.put(bench.body.clone()).await;
             }
             let (job, _receivers) = bench.job(&[range]);
-            let result = scatter(vec![Scatter { version: version.clone(), ..job }], false).await;
+            let result = scatter(vec![ScatterRead { version: version.clone(), ..job }], false).await;
             match replaced {
                 true => assert_eq!(result.unwrap_err().kind(), ErrorKind::Changed),
                 false => {
-                    assert_eq!(result.unwrap()[0], Scattered { version: version.clone(), size: 1000, crc32: vec![] })
+                    assert_eq!(
+                        result.unwrap()[0],
+                        ScatterResult { version: version.clone(), size: 1000, crc32: vec![] }
+                    )
                 }
             }
         }
     }
 
     #[tokio::test]
-    async fn a_segment_behind_the_end_is_refused() {
+    async fn a_range_beyond_the_end_is_refused() {
         let bench = Bench::of(1000, 8 << 20).await;
-        for behind in [990..1001, 1000..1001, 5000..5001, 1001..1001, 1_000_000..1_000_001] {
-            assert_eq!(bench.kind(&[0..10, behind.clone()]).await, ErrorKind::Range, "{behind:?}");
-            assert_eq!(bench.kind(std::slice::from_ref(&behind)).await, ErrorKind::Range, "{behind:?}");
+        for out_of_range in [990..1001, 1000..1001, 5000..5001, 1001..1001, 1_000_000..1_000_001] {
+            assert_eq!(bench.kind(&[0..10, out_of_range.clone()]).await, ErrorKind::Range, "{out_of_range:?}");
+            assert_eq!(bench.kind(std::slice::from_ref(&out_of_range)).await, ErrorKind::Range, "{out_of_range:?}");
         }
         assert_eq!(bench.read(&[1000..1000]).await.unwrap().size, 1000);
         let (mut job, _receivers) = bench.job(&[0..10]);
-        job.segments[0].offset = u64::MAX;
+        job.ranges[0].offset = u64::MAX;
         assert_eq!(scatter(vec![job], false).await.unwrap_err().kind(), ErrorKind::Range);
     }
 
@@ -344,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_ends_the_reads_of_all_objects_and_no_writer_is_left() {
+    async fn a_failure_aborts_the_reads_of_all_objects_and_their_writers() {
         let (failing, stalled) = (Bench::of(1000, 10_000).await, Bench::of(300_000, 10_000).await);
         failing.faulty.script(Operation::Get, [Fault::Fail(ErrorKind::AccessDenied)]);
         stalled.faulty.script(Operation::Get, [Fault::StallBody(5000); 30]);
@@ -357,7 +367,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_read_that_is_dropped_lets_go_of_its_memory() {
+    async fn a_dropped_read_frees_its_memory() {
         let bench = Bench::of(300_000, 10_000).await;
         bench.faulty.script(Operation::Get, [Fault::StallBody(5000); 30]);
         let (job, receivers) = bench.job(&[0..300_000]);

@@ -1,4 +1,4 @@
-//! Bodies that stand still or drip: each read ends, in its bytes or in an error.
+//! Bodies that stall or are slow: each read ends with its bytes or with an error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::wrap::{Fault, FaultyStore};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A client of an object `k` of `size` bytes, whose reads meet `faults`.
+/// A client of an object `k` of `size` bytes, whose reads fail by `faults`.
 async fn client(policy: Policy, size: usize, faults: impl IntoIterator<Item = Fault>) -> Arc<Client> {
     let faulty = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new(format!("slow-{}", fastrand::u64(..))))));
     let client = Arc::new(Client::new(faulty.clone(), Policy { hedge: false, ..policy }));
@@ -34,28 +34,28 @@ fn read(size: usize) -> Read {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_range_that_stands_still_is_noticed_while_other_parts_arrive() {
+async fn a_stalled_first_range_is_detected_while_other_parts_arrive() {
     let policy = Policy { part_bytes: 1000, whole_below_bytes: 1000, ..Policy::default() };
-    let late = (1..=5).map(|index| Fault::Late(5 * index * SECOND));
+    let late = (1..=5).map(|index| Fault::Delay(5 * index * SECOND));
     let client = client(policy, 6000, std::iter::once(Fault::StallBody(10)).chain(late)).await;
     let began = Instant::now();
-    let landed = client.get(read(6000)).await.unwrap();
-    assert_eq!(landed.buffer.as_slice(), body(6000));
+    let fetched = client.get(read(6000)).await.unwrap();
+    assert_eq!(fetched.buffer.as_slice(), body(6000));
     // 20 s of silence, and one backoff.
     assert!(began.elapsed() <= 26 * SECOND, "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_drips_is_read_on_over_another_connection() {
+async fn a_slow_body_continues_on_another_connection() {
     let client = client(Policy::default(), 100_000, [Fault::DripBody(1)]).await;
     let began = Instant::now();
-    let landed = client.get(read(100_000)).await.unwrap();
-    assert_eq!(landed.buffer.as_slice(), body(100_000));
+    let fetched = client.get(read(100_000)).await.unwrap();
+    assert_eq!(fetched.buffer.as_slice(), body(100_000));
     assert!(began.elapsed() <= 21 * SECOND, "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_drips_on_every_connection_is_an_error_after_a_bounded_time() {
+async fn a_store_slow_on_every_connection_fails_within_a_bounded_time() {
     for size in [100, 100_000, 32 << 20] {
         let client = client(Policy::default(), size, std::iter::repeat_n(Fault::DripBody(1), 100)).await;
         let began = Instant::now();
@@ -73,8 +73,8 @@ async fn a_store_that_drips_on_every_connection_is_an_error_after_a_bounded_time
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_that_arrive_slowly_cost_no_attempt() {
-    // A third of the minimum rate: 24 connections, each of which brings 100 KiB.
+async fn slow_bytes_use_up_no_attempt() {
+    // A third of the minimum rate: 24 connections, each of which transfers 100 KiB.
     let size = (24 * 100) << 10;
     let client = client(Policy::default(), size, std::iter::repeat_n(Fault::DripBody(5 << 10), 100)).await;
     assert_eq!(client.get(read(size)).await.unwrap().buffer.as_slice(), body(size));

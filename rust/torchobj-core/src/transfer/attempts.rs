@@ -1,26 +1,28 @@
-//! Whether and when a request that failed is tried again: by kind, with full jitter, within a count, a time and a quota.
+//! Decides whether and when a failed request is retried: by the kind of the error, with full jitter, within a number of
+//! attempts, a timeout and a quota.
 //!
-//! A store that throttles (503, 429), or sends `Retry-After`, has not failed: such an answer counts
-//! as no attempt and takes no quota. It is waited out for as long as retries may take. With a single attempt there are
-//! no retries at all.
+//! A throttled response (503, 429, or one with `Retry-After`) is no failure: it does not count as an attempt, and its
+//! retry takes nothing from the quota. Throttled requests are retried until the retry timeout. With `max_attempts=1`
+//! nothing is retried.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::{Metrics, Permits, Policy, Quota};
+use super::{ConcurrencyLimit, Metrics, Policy, Quota};
 use crate::error::{Error, ErrorKind, Result, Retry};
 
-/// Backoff before the second attempt is up to twice this; it doubles from there.
+/// The backoff before the second attempt is at most twice this. It doubles with each further attempt.
 const BASE: Duration = Duration::from_millis(50);
-/// The same while the store throttles.
+/// The same for throttled requests.
 const THROTTLED_BASE: Duration = Duration::from_millis(500);
-const LONGEST: Duration = Duration::from_secs(20);
-/// How long a store that never answered may refuse connections: more likely it is not there at all.
-const NEVER_ANSWERED: Duration = Duration::from_secs(5);
-/// Retries that cost no attempt: a stale connection, a learnt region, a learnt clock. Each can happen once or twice.
+const MAX_BACKOFF: Duration = Duration::from_secs(20);
+/// Replaces the retry timeout for failed connects while the store has sent no response yet: its endpoint is probably wrong.
+const FIRST_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Retries that do not count as attempts: after a stale connection, or after the store detected the bucket's region or
+/// its clock skew. Each of these happens once or twice.
 const FREE_RETRIES: u32 = 4;
-/// So many bytes that arrived make an attempt a success that broke, and not a failure.
+/// After an attempt that received this many bytes, the number of attempts starts at zero.
 const PROGRESS_BYTES: usize = 256 << 10;
 
 /// The attempts of one request.
@@ -28,29 +30,30 @@ const PROGRESS_BYTES: usize = 256 << 10;
 pub struct Attempts<'a> {
     policy: &'a Policy,
     quota: &'a Quota,
-    /// Who learns of failures.
-    told: Option<(&'a Permits, &'a Metrics)>,
+    /// Where failures are recorded.
+    recorders: Option<(&'a ConcurrencyLimit, &'a Metrics)>,
     started: Instant,
     /// No attempt begins later than this after `started`.
     limit: Duration,
     total: u32,
+    /// Attempts that count towards `max_attempts`.
     counted: u32,
     free: u32,
-    /// Responses since the last progress that throttled: 503, 429, or with `Retry-After`.
+    /// Throttled responses since the last progress.
     throttled: u32,
-    /// What the retries took from the quota.
+    /// Tokens that the retries took from the quota.
     taken: u32,
     progress_bytes: usize,
     outcome_unknown: bool,
 }
 
 impl<'a> Attempts<'a> {
-    /// Before the first attempt.
+    /// The attempts of a request that is about to begin.
     pub fn new(policy: &'a Policy, quota: &'a Quota) -> Self {
         Self {
             policy,
             quota,
-            told: None,
+            recorders: None,
             started: Instant::now(),
             limit: policy.retry_timeout,
             total: 0,
@@ -63,29 +66,29 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// The same, where permits follow the failures, and they are counted.
+    /// Records failures in `permits` and `metrics`.
     #[must_use]
-    pub fn telling(self, permits: &'a Permits, metrics: &'a Metrics) -> Self {
-        Self { told: Some((permits, metrics)), ..self }
+    pub fn recorded_in(self, permits: &'a ConcurrencyLimit, metrics: &'a Metrics) -> Self {
+        Self { recorders: Some((permits, metrics)), ..self }
     }
 
-    /// The same, with `limit` in place of `retry_timeout`.
+    /// Replaces `retry_timeout` by `limit`.
     #[must_use]
     pub(crate) fn ending_after(self, limit: Duration) -> Self {
         Self { limit, ..self }
     }
 
-    /// The last attempt succeeded.
+    /// Records that the last attempt succeeded.
     pub fn succeeded(&mut self) {
-        if !self.quota.has_answered() {
-            self.quota.answered();
+        if !self.quota.has_responded() {
+            self.quota.record_response();
         }
         if self.taken > 0 {
             self.quota.put_back(std::mem::take(&mut self.taken));
         }
     }
 
-    /// The last attempt received `bytes` before it broke: enough of them, and the count starts anew.
+    /// Records that the last attempt received `bytes` before it failed. The number of attempts restarts after 256 KiB.
     pub fn progressed(&mut self, bytes: usize) {
         self.progress_bytes += bytes;
         if self.progress_bytes >= PROGRESS_BYTES {
@@ -96,23 +99,23 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// Whether any attempt may have had its effect although it failed.
+    /// Returns whether any failed attempt may have taken effect.
     pub fn outcome_unknown(&self) -> bool {
         self.outcome_unknown
     }
 
-    /// The last attempt failed. Waits as long as it should and returns, to try again; or says why not.
+    /// Records that the last attempt failed. Returns after the backoff if the request is to be retried.
     ///
     /// # Errors
-    /// `error` itself, with the number of attempts, when there shall be no other.
+    /// `error` with the number of attempts, if the request is not retried.
     pub async fn failed(&mut self, error: Error) -> Result<()> {
         self.total += 1;
-        if let Some((permits, metrics)) = self.told {
+        if let Some((permits, metrics)) = self.recorders {
             permits.failed(error.kind());
             metrics.failed(error.kind());
         }
         if error.status().is_some() {
-            self.quota.answered();
+            self.quota.record_response();
         }
         self.outcome_unknown |= error.kind().outcome_unknown();
         let mut kind = error.kind().retry();
@@ -136,8 +139,8 @@ impl<'a> Attempts<'a> {
             self.counted += 1;
             backoff(BASE, self.counted, &mut fastrand::Rng::new())
         };
-        let limit = if error.kind() == ErrorKind::Connect && !self.quota.has_answered() {
-            NEVER_ANSWERED.min(self.limit)
+        let limit = if error.kind() == ErrorKind::Connect && !self.quota.has_responded() {
+            FIRST_CONNECT_TIMEOUT.min(self.limit)
         } else {
             self.limit
         };
@@ -147,23 +150,23 @@ impl<'a> Attempts<'a> {
         }
         if !throttled {
             if !self.quota.take() {
-                return Err(self.last(error).with_hint("too many requests of this client fail: it stopped retrying"));
+                return Err(self.last(error).with_hint("not retried: the retry quota of this client is used up"));
             }
             self.taken += 1;
         }
-        if self.counted + self.throttled >= 3 && self.quota.may_say() {
-            log::warn!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
+        if self.counted + self.throttled >= 3 && self.quota.may_warn() {
+            log::warn!("attempt {} failed, retrying in {wait:.1?}: {error}", self.total);
         } else {
-            log::debug!("attempt {} failed, next in {wait:.1?}: {error}", self.total);
+            log::debug!("attempt {} failed, retrying in {wait:.1?}: {error}", self.total);
         }
         self.retried();
-        let _resting = self.told.map(|(permits, _)| permits.rest());
+        let _backing_off = self.recorders.map(|(permits, _)| permits.back_off());
         sleep(wait).await;
         Ok(())
     }
 
     fn retried(&self) {
-        if let Some((_, metrics)) = self.told {
+        if let Some((_, metrics)) = self.recorders {
             metrics.retried();
         }
     }
@@ -171,27 +174,28 @@ impl<'a> Attempts<'a> {
     fn last(&self, error: Error) -> Error {
         let error = error.with_attempts(self.total, self.started.elapsed());
         match error.kind() {
-            ErrorKind::Throttled => error.with_hint("the store asks for fewer requests: lower max_in_flight"),
-            ErrorKind::Connect if !self.quota.has_answered() => error.with_hint("is this the right endpoint?"),
+            ErrorKind::Throttled => error.with_hint("the store throttles requests: lower max_in_flight"),
+            ErrorKind::Connect if !self.quota.has_responded() => error.with_hint("check the endpoint"),
             _ => error,
         }
     }
 }
 
-/// The wait before the `retry`th retry of a request that was throttled: at least what the store asked for. The jitter
-/// on top of that keeps requests that were told the same from coming all at once, and grows, so that an answer of
-/// `Retry-After: 0` is no reason to ask in a loop.
-fn after_throttle(asked: Option<Duration>, retry: u32) -> Duration {
+/// Returns the wait before retry number `retry` of a throttled request: at least the store's `Retry-After`. The added
+/// jitter spreads requests that received the same `Retry-After`. It grows, so that `Retry-After: 0` does not cause a
+/// busy loop.
+fn after_throttle(retry_after: Option<Duration>, retry: u32) -> Duration {
     let rng = &mut fastrand::Rng::new();
-    match asked {
-        Some(asked) => asked + backoff(BASE, retry, rng),
+    match retry_after {
+        Some(retry_after) => retry_after + backoff(BASE, retry, rng),
         None => backoff(THROTTLED_BASE, retry, rng),
     }
 }
 
-/// Full jitter: anything up to the exponential bound. Source: AWS Architecture Blog, "Exponential Backoff And Jitter".
+/// Full jitter: a random duration up to the exponential bound. Source: AWS Architecture Blog, "Exponential Backoff And
+/// Jitter".
 pub(crate) fn backoff(base: Duration, retry: u32, rng: &mut fastrand::Rng) -> Duration {
-    let bound = base.saturating_mul(1 << retry.min(16)).min(LONGEST);
+    let bound = base.saturating_mul(1 << retry.min(16)).min(MAX_BACKOFF);
     bound.mul_f64(rng.f64())
 }
 
@@ -205,19 +209,19 @@ mod tests {
     }
 
     async fn attempts_until_error(policy: &Policy, kind: ErrorKind) -> (u32, Duration) {
-        let (quota, permits, metrics) = (Quota::new(100), Permits::new(1, None), Metrics::default());
+        let (quota, permits, metrics) = (Quota::new(100), ConcurrencyLimit::new(1, None), Metrics::default());
         let started = Instant::now();
-        let mut attempts = Attempts::new(policy, &quota).telling(&permits, &metrics);
+        let mut attempts = Attempts::new(policy, &quota).recorded_in(&permits, &metrics);
         loop {
             if let Err(last) = attempts.failed(error(kind)).await {
-                assert_eq!(metrics.measured().retries, u64::from(last.attempts()) - 1);
+                assert_eq!(metrics.snapshot().retries, u64::from(last.attempts()) - 1);
                 return (last.attempts(), started.elapsed());
             }
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_failure_of_the_server_is_tried_so_often_and_not_more() {
+    async fn a_server_error_is_retried_up_to_max_attempts() {
         let policy = Policy { max_attempts: 4, ..Policy::default() };
         assert_eq!(attempts_until_error(&policy, ErrorKind::Server).await.0, 4);
         assert_eq!(attempts_until_error(&policy, ErrorKind::NotFound).await.0, 1);
@@ -225,25 +229,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn throttling_costs_no_attempt_and_no_quota_and_ends_with_the_timeout() {
+    async fn throttling_takes_no_attempt_and_no_quota_and_ends_with_the_timeout() {
         let policy = Policy { max_attempts: 3, retry_timeout: Duration::from_secs(60), ..Policy::default() };
         let quota = Quota::new(1);
         while quota.take() {}
-        for asked in [None, Some(Duration::from_secs(1)), Some(Duration::ZERO)] {
+        for retry_after in [None, Some(Duration::from_secs(1)), Some(Duration::ZERO)] {
             let (mut attempts, started) = (Attempts::new(&policy, &quota), Instant::now());
-            let throttled = || error(ErrorKind::Throttled).with_retry_after(asked);
+            let throttled = || error(ErrorKind::Throttled).with_retry_after(retry_after);
             let last = loop {
                 if let Err(last) = attempts.failed(throttled()).await {
                     break last;
                 }
             };
-            assert!((6..80).contains(&last.attempts()), "{asked:?}: {}", last.attempts());
+            assert!((6..80).contains(&last.attempts()), "{retry_after:?}: {}", last.attempts());
             assert!(started.elapsed() <= Duration::from_secs(60), "{:?}", started.elapsed());
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_fails_beside_throttling_has_all_its_attempts() {
+    async fn throttled_responses_between_failures_take_none_of_their_attempts() {
         let (policy, quota) = (Policy { max_attempts: 3, ..Policy::default() }, Quota::new(100));
         let mut attempts = Attempts::new(&policy, &quota);
         for _ in 0..2 {
@@ -256,22 +260,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_single_attempt_is_a_single_one_under_throttling_too() {
+    async fn a_throttled_request_is_not_retried_with_a_single_attempt() {
         let policy = Policy { max_attempts: 1, ..Policy::default() };
         assert_eq!(attempts_until_error(&policy, ErrorKind::Throttled).await.0, 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_asks_for_more_time_than_there_is_is_given_up_at_once() {
+    async fn a_request_fails_at_once_if_retry_after_exceeds_the_retry_timeout() {
         let (policy, quota) = (Policy::default(), Quota::new(100));
         let (mut attempts, started) = (Attempts::new(&policy, &quota), Instant::now());
-        let asked = error(ErrorKind::Throttled).with_retry_after(Some(Duration::from_secs(3600)));
-        assert!(attempts.failed(asked).await.is_err());
+        let throttled = error(ErrorKind::Throttled).with_retry_after(Some(Duration::from_secs(3600)));
+        assert!(attempts.failed(throttled).await.is_err());
         assert_eq!(started.elapsed(), Duration::ZERO);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_fails_two_of_three_requests_never_empties_the_quota() {
+    async fn requests_that_succeed_at_the_third_attempt_never_empty_the_quota() {
         let (policy, quota) = (Policy::default(), Quota::new(1));
         for _ in 0..10_000 {
             let mut attempts = Attempts::new(&policy, &quota);
@@ -290,21 +294,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_store_that_never_answered_is_given_up_soon() {
+    async fn failed_connects_end_early_while_the_store_has_never_answered() {
         let (policy, quota) = (Policy { max_attempts: 1000, ..Policy::default() }, Quota::new(100));
         for answered in [false, true] {
             if answered {
-                quota.answered();
+                quota.record_response();
             }
             let started = Instant::now();
             let mut attempts = Attempts::new(&policy, &quota);
             while attempts.failed(error(ErrorKind::Connect)).await.is_ok() {}
-            assert_eq!(started.elapsed() > NEVER_ANSWERED, answered, "{:?}", started.elapsed());
+            assert_eq!(started.elapsed() > FIRST_CONNECT_TIMEOUT, answered, "{:?}", started.elapsed());
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn bytes_that_arrive_start_the_count_anew() {
+    async fn received_bytes_restart_the_number_of_attempts() {
         let policy = Policy { max_attempts: 3, ..Policy::default() };
         let quota = Quota::new(100);
         let mut attempts = Attempts::new(&policy, &quota);

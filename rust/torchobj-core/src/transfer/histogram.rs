@@ -1,16 +1,16 @@
-//! How long things took, counted by order of magnitude: one addition a sample. Knows not what took so long.
+//! A histogram of durations with logarithmic buckets: one addition per sample.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Quarters of each power of two of a microsecond, up to an hour.
+/// Four buckets per power of two of a microsecond, up to an hour.
 const BUCKETS: usize = 4 * 32;
 
-/// Times, counted.
+/// Counts of durations.
 #[derive(Debug)]
 pub struct Histogram([AtomicU64; BUCKETS]);
 
-/// What a histogram held at one moment; of several histograms, if they were added.
+/// The counts of a histogram at one moment, or the sums over several histograms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counts([u64; BUCKETS]);
 
@@ -27,32 +27,32 @@ impl Default for Counts {
 }
 
 impl Histogram {
-    /// Counts one.
+    /// Adds a sample.
     pub fn add(&self, took: Duration) {
         self.0[bucket(took)].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What it holds now.
+    /// The current counts.
     pub fn counts(&self) -> Counts {
         Counts(std::array::from_fn(|index| self.0[index].load(Ordering::Relaxed)))
     }
 
-    /// Forgets half of what it holds, so that what comes counts more than what was.
+    /// Halves all counts, so that new samples weigh more than old ones.
     pub(super) fn halve(&self) {
         for count in &self.0 {
-            // What is added meanwhile is kept.
+            // Not `store`: samples that other threads add meanwhile are kept.
             count.fetch_sub(count.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
         }
     }
 }
 
 impl Counts {
-    /// Adds what another one held.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(&other.0).for_each(|(count, more)| *count += more);
     }
 
-    /// The time within which `share` of the samples were, at most a fifth too long. `None` without samples.
+    /// Returns a duration that `share` of the samples do not exceed, at most a quarter too long. `None` without samples.
     pub fn quantile(&self, share: f64) -> Option<Duration> {
         let total: u64 = self.0.iter().sum();
         let mut before = 0;
@@ -70,11 +70,11 @@ impl Counts {
 fn bucket(took: Duration) -> usize {
     let us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX).max(1);
     let power = us.ilog2() as usize;
-    let quarter = usize::try_from((u128::from(us) << 2 >> power) & 3).expect("of four quarters");
+    let quarter = usize::try_from((u128::from(us) << 2 >> power) & 3).expect("masked to 2 bits");
     (4 * power + quarter).min(BUCKETS - 1)
 }
 
-/// The end of a bucket.
+/// The upper bound of a bucket.
 fn upper(bucket: usize) -> Duration {
     let power = 1_u64 << (bucket / 4);
     Duration::from_nanos(1000 * power + 250 * power * (bucket as u64 % 4 + 1))
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_in_the_bucket_that_ends_behind_it() {
+    fn a_duration_is_below_the_upper_bound_of_its_bucket() {
         for us in (0..10_000).chain([1 << 20, (1 << 33) - 1, u64::MAX]) {
             let took = Duration::from_micros(us);
             let bucket = bucket(took);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_halved_weighs_half_and_what_is_merged_adds() {
+    fn halved_counts_weigh_half_and_merged_counts_add_up() {
         let (old, new) = (Histogram::default(), Histogram::default());
         (0..100).for_each(|_| old.add(Duration::from_millis(100)));
         (0..60).for_each(|_| new.add(Duration::from_millis(1)));

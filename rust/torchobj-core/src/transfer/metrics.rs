@@ -1,16 +1,16 @@
-//! Counts what the requests of a client met: how long they took, how they failed, what was asked a second time.
+//! Metrics of the requests of a client: latencies, failures, retries and hedges.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::histogram::{Counts, Histogram};
 use crate::error::ErrorKind;
 
-/// The counters of one client. Cheap enough to stay on: a few additions a request.
+/// The counters of one client. Always enabled: they cost a few additions per request.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// From a read's request to the head of its answer.
+    /// Time from the request of a read to the head of its response.
     pub(crate) first_byte: Histogram,
-    /// From there to the end of its body.
+    /// Time from the head to the end of the body.
     pub(crate) body: Histogram,
     retries: AtomicU64,
     throttled: AtomicU64,
@@ -19,27 +19,27 @@ pub struct Metrics {
     hedges_won: AtomicU64,
 }
 
-/// What was counted, by one client or by several.
+/// Values of the counters of one client at one moment, or the sums over several clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Measured {
-    /// From a read's request to the head of its answer.
+pub struct MetricsSnapshot {
+    /// Time from the request of a read to the head of its response.
     pub first_byte: Counts,
-    /// From there to the end of its body.
+    /// Time from the head to the end of the body.
     pub body: Counts,
     /// Attempts after the first.
     pub retries: u64,
-    /// Answers that asked for fewer requests (503 `SlowDown`, 429).
+    /// Throttled responses (503 `SlowDown`, 429).
     pub throttled: u64,
-    /// Connections that could not be made.
+    /// Failed connects.
     pub connect_failures: u64,
-    /// Reads that were asked for a second time, for their answer was late.
+    /// Reads that were sent a second time, because the first response took longer than the hedge delay.
     pub hedges: u64,
-    /// Those whose second answer came first.
+    /// Hedged reads whose second response arrived first.
     pub hedges_won: u64,
 }
 
 impl Metrics {
-    /// A request failed so.
+    /// Records that a request failed with an error of this kind.
     pub(crate) fn failed(&self, kind: ErrorKind) {
         match kind {
             ErrorKind::Throttled => self.throttled.fetch_add(1, Ordering::Relaxed),
@@ -48,25 +48,25 @@ impl Metrics {
         };
     }
 
-    /// A request is tried again.
+    /// Records a retry.
     pub(crate) fn retried(&self) {
         self.retries.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A late read is asked for a second time.
+    /// Records a hedge.
     pub(crate) fn hedged(&self) {
         self.hedges.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The second answer came first.
+    /// Records that the second response of a hedged read arrived first.
     pub(crate) fn hedge_won(&self) {
         self.hedges_won.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What was counted until now.
-    pub fn measured(&self) -> Measured {
+    /// The current values.
+    pub fn snapshot(&self) -> MetricsSnapshot {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Measured {
+        MetricsSnapshot {
             first_byte: self.first_byte.counts(),
             body: self.body.counts(),
             retries: count(&self.retries),
@@ -78,8 +78,8 @@ impl Metrics {
     }
 }
 
-impl Measured {
-    /// Adds what another client counted.
+impl MetricsSnapshot {
+    /// Adds the values of another client.
     pub fn merge(&mut self, other: &Self) {
         self.first_byte.merge(&other.first_byte);
         self.body.merge(&other.body);

@@ -1,26 +1,26 @@
-//! The policies that stand once, over every store: how many requests at a time, how fast, how long to wait, when to try again or a
-//! second time; and what the requests met, counted.
+//! The policies above every store: concurrency limit, rate limit, timeouts, retries and hedge delay, and the metrics of the
+//! requests. A store makes one attempt per call.
 
-mod adapt;
+mod aimd;
 mod attempts;
+mod concurrency;
+mod hedge_delay;
 mod histogram;
-mod lateness;
 mod metrics;
-mod pace;
-mod permits;
 mod policy;
 mod quota;
-mod watch;
+mod rate_limit;
+mod timeouts;
 
-pub use adapt::{Adapt, Seen};
+pub use aimd::{Aimd, Sample};
 pub use attempts::Attempts;
 pub(crate) use attempts::backoff;
+pub use concurrency::{ConcurrencyLimit, Permit};
+pub(crate) use hedge_delay::HedgeDelay;
 pub use histogram::{Counts, Histogram};
-pub(crate) use lateness::Lateness;
-pub use metrics::{Measured, Metrics};
-pub use pace::Pace;
-pub use permits::{Permit, Permits};
+pub use metrics::{Metrics, MetricsSnapshot};
 pub use policy::Policy;
 pub use quota::Quota;
-pub(crate) use watch::{Stall, moving};
-pub use watch::{idle, within};
+pub use rate_limit::RateLimit;
+pub(crate) use timeouts::{Stall, until_stalled};
+pub use timeouts::{with_idle_timeout, within};

@@ -1,5 +1,5 @@
-//! Commits one upload in parts. A commit without a response may have made the object, or may still be running, so the
-//! store is asked for the object before the commit is reported as failed. Aborts nothing.
+//! Commits one upload in parts. A commit without a response may have made the object or may still be running, so the object
+//! is checked before an error is returned. Aborts nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::error::{Error, ErrorKind, Operation, Result, Retry};
 use crate::store::ObjectStore;
-use crate::transfer::{Attempts, Permit, Permits, Policy, backoff, idle, within};
+use crate::transfer::{Attempts, ConcurrencyLimit, Permit, Policy, backoff, with_idle_timeout, within};
 use crate::types::{Condition, PartReceipt, Upload, Version};
 
-/// Doubles with each check, up to 20 s: a commit of 900 s takes about a hundred checks.
+/// Doubles with each check, up to 20 s: a commit of 900 s is checked about a hundred times.
 const CHECK_BACKOFF: Duration = Duration::from_millis(500);
 
 /// A commit: the object, its parts and its limits.
 #[derive(Debug)]
 pub struct Commit<'a> {
-    /// Where the upload was begun.
+    /// The store of the upload.
     pub store: &'a dyn ObjectStore,
-    /// Limits on silence (`first_byte_timeout`, `idle_timeout`) and on the whole (`commit_timeout`).
+    /// Idle timeouts (`first_byte_timeout`, `idle_timeout`) and the total timeout (`commit_timeout`).
     pub policy: &'a Policy,
-    /// Each request takes one of these permits; `None` where the caller holds a permit.
-    pub permits: Option<&'a Arc<Permits>>,
+    /// Each request takes one of these permits; `None` if the caller holds a permit.
+    pub permits: Option<&'a Arc<ConcurrencyLimit>>,
     /// The upload.
     pub upload: &'a Upload,
     /// All of its parts, in order.
@@ -31,12 +31,12 @@ pub struct Commit<'a> {
     pub condition: &'a Condition,
 }
 
-/// A commit that failed, as far as is known.
+/// A commit that failed, or whose outcome is unknown.
 #[derive(Debug)]
 pub struct CommitFailure {
     /// The error of the last attempt.
     pub error: Error,
-    /// Whether the store may still be working on an attempt. Aborting the upload could then destroy the object.
+    /// Whether the store may still be processing an attempt. Aborting the upload could then destroy the object.
     pub may_be_running: bool,
 }
 
@@ -47,10 +47,10 @@ impl From<Error> for CommitFailure {
 }
 
 impl Commit<'_> {
-    /// Makes the parts the object. Ends within `commit_timeout`, and one `first_byte_timeout` for a last check.
+    /// Makes the parts the object. Takes at most `commit_timeout`, plus one `first_byte_timeout` for a last check.
     ///
     /// # Errors
-    /// What persists after the retries, where the object is not there either.
+    /// Errors that persist after the retries, if the object does not exist.
     pub async fn run(&self, attempts: Attempts<'_>) -> Result<Version, CommitFailure> {
         let deadline = Instant::now() + self.policy.commit_timeout;
         let mut attempts = attempts.ending_after(self.policy.commit_timeout);
@@ -73,25 +73,25 @@ impl Commit<'_> {
         if !outcome_unknown {
             return Err(error.into());
         }
-        // The condition fails for an earlier attempt too, unless that has made the object.
+        // The condition fails for any earlier attempt as well, unless that attempt made the object.
         may_be_running &= error.kind() != ErrorKind::Precondition;
         let version = self.settle(error, may_be_running.then_some(deadline)).await?;
         attempts.succeeded();
         Ok(version)
     }
 
-    /// One attempt. Its permit is released at its end: the check that may follow takes another.
+    /// Makes one attempt. Its permit is released at its end; a check afterwards takes another one.
     async fn attempt(&self, deadline: Instant, sent: &mut bool) -> Result<Version> {
-        // A store may send white space for minutes while it assembles the parts: only silence ends an attempt early.
+        // A store may send white space for minutes while it assembles the parts, so the timeout is an idle timeout.
         let silence = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
         let attempt = async {
             let _permit = self.permit().await;
-            // `timeout_at` polls once after the deadline too, which would send the request.
+            // `timeout_at` polls once after the deadline as well, which would send the request.
             if Instant::now() >= deadline {
                 return None;
             }
             *sent = true;
-            Some(idle(silence, self.store.commit(self.upload, self.parts, self.condition)).await)
+            Some(with_idle_timeout(silence, self.store.commit(self.upload, self.parts, self.condition)).await)
         };
         match timeout_at(deadline, attempt).await {
             Ok(Some(Some(result))) => result,
@@ -119,7 +119,7 @@ impl Commit<'_> {
         format!("commit_timeout_s={}", self.policy.commit_timeout.as_secs_f64())
     }
 
-    /// Checks whether the commit that failed with `error` made the object. Where it may still be running, checks until
+    /// Checks whether the commit that failed with `error` made the object. If the commit may still be running, checks until
     /// `running_until`.
     async fn settle(&self, error: Error, running_until: Option<Instant>) -> Result<Version, CommitFailure> {
         let may_be_running = running_until.is_some();
@@ -142,8 +142,8 @@ impl Commit<'_> {
         }
     }
 
-    /// Checks until the store answers; where the commit `may_be_running`, until the object is there. Errors that would
-    /// come again end it.
+    /// Checks until the store responds, or until the object exists if the commit `may_be_running`. Returns errors that a
+    /// retry would repeat.
     async fn check(&self, may_be_running: bool) -> Result<Option<Version>> {
         let limit = self.policy.first_byte_timeout;
         let mut number = 0;
@@ -164,8 +164,8 @@ impl Commit<'_> {
     }
 }
 
-/// Whether an attempt ended without a response of the store, which may still be working on it. A proxy reports this as
-/// 502 or 504.
+/// Returns whether an attempt ended without a response of the store, which may still be processing it. A proxy reports this
+/// as 502 or 504.
 fn is_unanswered(error: &Error) -> bool {
     error.kind().outcome_unknown() && matches!(error.status(), None | Some(502 | 504))
 }

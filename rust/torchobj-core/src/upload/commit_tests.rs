@@ -1,4 +1,4 @@
-//! Commits without a response, in paused time over the store in memory.
+//! Commits without a response, with paused time and the store in memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,19 +43,20 @@ fn assert_unknown(error: &Error) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_without_a_response_is_found_with_a_single_permit() {
+async fn the_object_of_a_commit_without_a_response_is_found_with_a_single_permit() {
     let policy = Policy { max_in_flight: 1, max_in_flight_cap: None, commit_timeout: seconds(10), ..policy() };
     let (store, client) = client(policy);
-    store.script(Operation::Commit, [Fault::CommitUnanswered(seconds(1))]);
+    store.script(Operation::Commit, [Fault::CommitWithoutResponse(seconds(1))]);
     let version = put(&client).await.unwrap();
     assert_eq!(client.head("k").await.unwrap().version, Some(version));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_assembles_silently_has_until_the_commit_timeout() {
+async fn a_store_that_sends_nothing_while_it_assembles_has_until_the_commit_timeout() {
     for condition in [Condition::Always, Condition::Absent] {
         let (store, client) = client(policy());
-        store.script(Operation::Commit, [Fault::CommitUnanswered(seconds(60)), Fault::Fail(ErrorKind::UploadGone)]);
+        store
+            .script(Operation::Commit, [Fault::CommitWithoutResponse(seconds(60)), Fault::Fail(ErrorKind::UploadGone)]);
         let version = put_if(&client, condition).await.unwrap();
         assert_eq!((client.head("k").await.unwrap().version, store.pending()), (Some(version), 0));
     }
@@ -64,7 +65,7 @@ async fn a_store_that_assembles_silently_has_until_the_commit_timeout() {
 #[tokio::test(start_paused = true)]
 async fn a_commit_is_checked_again_when_the_check_fails() {
     let (store, client) = client(policy());
-    store.script(Operation::Commit, [Fault::LoseAnswer]);
+    store.script(Operation::Commit, [Fault::LoseResponse]);
     store
         .script(Operation::Head, [ErrorKind::Server, ErrorKind::Reset, ErrorKind::ExpiredCredentials].map(Fault::Fail));
     put(&client).await.unwrap();
@@ -72,9 +73,9 @@ async fn a_commit_is_checked_again_when_the_check_fails() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn attempts_of_a_commit_go_on_after_the_retry_timeout() {
+async fn attempts_of_a_commit_continue_after_the_retry_timeout() {
     let (store, client) = client(policy());
-    store.script(Operation::Commit, [Fault::Late(seconds(3600)); 8]);
+    store.script(Operation::Commit, [Fault::Delay(seconds(3600)); 8]);
     let started = Instant::now();
     put(&client).await.unwrap();
     assert!(started.elapsed() > client.policy().retry_timeout, "{:?}", started.elapsed());
@@ -83,7 +84,7 @@ async fn attempts_of_a_commit_go_on_after_the_retry_timeout() {
 #[tokio::test(start_paused = true)]
 async fn an_upload_whose_commit_may_still_run_is_not_aborted() {
     let (store, client) = client(policy());
-    store.script(Operation::Commit, [Fault::CommitUnanswered(seconds(5000)), Fault::Fail(ErrorKind::UploadGone)]);
+    store.script(Operation::Commit, [Fault::CommitWithoutResponse(seconds(5000)), Fault::Fail(ErrorKind::UploadGone)]);
     let started = Instant::now();
     let error = put(&client).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UploadGone, "{error}");
@@ -117,7 +118,7 @@ async fn a_commit_that_every_attempt_refused_is_checked_once_and_aborted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_is_refused_leaves_the_error_of_the_commit_with_a_hint() {
+async fn a_check_that_is_refused_returns_the_error_of_the_commit_with_a_hint() {
     let (store, client) = client(policy());
     store.script(Operation::Commit, [ErrorKind::Reset, ErrorKind::UploadGone].map(Fault::Fail));
     store.script(Operation::Head, [Fault::Fail(ErrorKind::AccessDenied)]);
@@ -129,10 +130,10 @@ async fn a_check_that_is_refused_leaves_the_error_of_the_commit_with_a_hint() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silent_attempts_and_a_silent_check_end_in_a_timeout() {
+async fn attempts_and_checks_without_a_response_end_in_a_timeout() {
     let (store, client) = client(Policy { max_attempts: 3, ..policy() });
-    store.script(Operation::Commit, [Fault::Late(seconds(7200)); 3]);
-    store.script(Operation::Head, [Fault::Late(seconds(7200)); 1000]);
+    store.script(Operation::Commit, [Fault::Delay(seconds(7200)); 3]);
+    store.script(Operation::Head, [Fault::Delay(seconds(7200)); 1000]);
     let started = Instant::now();
     let error = put(&client).await.unwrap_err();
     assert_eq!((error.kind(), error.attempts()), (ErrorKind::Timeout, 3), "{error}");
@@ -156,7 +157,7 @@ async fn no_commit_is_sent_after_the_commit_timeout() {
             drop(permit);
         });
         let started = Instant::now();
-        let error = timeout(seconds(3000), writer.close()).await.expect("it has an end").unwrap_err();
+        let error = timeout(seconds(3000), writer.close()).await.expect("commit_timeout ends it").unwrap_err();
         assert!(error.to_string().contains("no result within commit_timeout_s=10"), "{error}");
         assert!(!error.to_string().contains(UNKNOWN), "{error}");
         assert!(started.elapsed() <= seconds(10) + seconds(60), "{:?}", started.elapsed());
@@ -165,9 +166,9 @@ async fn no_commit_is_sent_after_the_commit_timeout() {
     }
 }
 
-/// Each of these writes takes retries: a bucket that is not filled again by their success is empty after about fifty.
+/// Each of these writes is retried: without the tokens that their success returns, the quota is used up after about fifty.
 #[tokio::test(start_paused = true)]
-async fn retries_of_what_succeeds_in_the_end_never_empty_the_quota() {
+async fn retries_of_requests_that_succeed_never_empty_the_quota() {
     let (store, client) = client(Policy { max_in_flight: 1, max_in_flight_cap: None, ..policy() });
     for _ in 0..300 {
         store.script(Operation::Commit, [Fault::Fail(ErrorKind::Server); 2]);
@@ -180,7 +181,7 @@ async fn retries_of_what_succeeds_in_the_end_never_empty_the_quota() {
     }
     for _ in 0..300 {
         client.delete(&["small".to_owned()]).await.unwrap();
-        store.script(Operation::Put, [Fault::Fail(ErrorKind::Server), Fault::LoseAnswer]);
+        store.script(Operation::Put, [Fault::Fail(ErrorKind::Server), Fault::LoseResponse]);
         let options = PutOptions { condition: Condition::Absent, ..PutOptions::default() };
         client.put("small", Bytes::from_static(&[7; 10]).into(), &options).await.unwrap();
     }

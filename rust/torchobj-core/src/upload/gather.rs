@@ -1,8 +1,9 @@
-//! Writes an object that is gathered from memory of the caller's, as `writev` gathers: parts are cut from it without a
-//! copy, and may be sent again from it. What is small is packed, so that a part is few pieces.
+//! Writes an object from pieces of the caller's memory, as `writev` does. Parts are sliced from it without a copy, and
+//! retries send the same memory. Small pieces are copied into one, so that a part has few pieces.
 //!
-//! Zip files, and what torch saves in them, have the CRC-32 of a record behind it: it is taken once, as the record goes by,
-//! and is the checksum of the part too. The object appears by [`Gather::close`], if nothing failed, and by nothing else.
+//! In zip files, and in what `torch.save` writes, the CRC-32 of a record follows the record. It is computed once, while
+//! the record is written, and is used for the checksum of the part as well. Only a successful [`Gather::close`] makes the
+//! object.
 
 use std::mem;
 use std::ops::Range;
@@ -16,17 +17,17 @@ use crate::crc32::Crc32;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::types::{ChecksumAlgorithm, Payload, PutOptions, Version};
 
-/// Below this a piece is copied: the kernel takes few pieces by one call.
+/// Smaller pieces are copied: one `writev` call takes few pieces.
 const PACKED_BYTES: usize = 4 << 10;
 
-/// What an object is gathered from.
+/// A piece of an object.
 #[derive(Clone, Debug)]
 pub enum Piece {
-    /// Bytes as they are.
+    /// Bytes without a checksum.
     Literal(Bytes),
-    /// Bytes whose checksum is asked for later. Records are counted from 0.
+    /// Bytes with a checksum, for a later [`Piece::Crc32`]. Records are numbered from 0.
     Record(Bytes),
-    /// The CRC-32 of these records, one behind the other, little-endian; all were written before.
+    /// The CRC-32 of the concatenation of these records, little-endian. All of them must be written before.
     Crc32(Range<usize>),
 }
 
@@ -36,17 +37,17 @@ pub struct Gather {
     client: Arc<Client>,
     key: String,
     options: PutOptions,
-    /// What may be held for it at once that is not the caller's own memory; with `lent`, so is all that is written.
-    most_bytes: u64,
+    /// Maximum memory held for parts in flight, besides the caller's own. With `lent` the caller's memory counts as well.
+    max_bytes: u64,
     lent: bool,
     records: Vec<Crc32>,
     part: Part,
-    /// Full parts of an object that may still become one request.
+    /// Full parts that are not sent yet, because the object may still fit into one request.
     full: Vec<Part>,
     /// Bytes in full parts, and their checksum.
     offset: u64,
     crc32: Crc32,
-    /// Parts given to the session.
+    /// Number of parts passed to the session.
     number: u32,
     session: Option<Session>,
 }
@@ -55,7 +56,7 @@ pub struct Gather {
 #[derive(Debug, Default)]
 struct Part {
     pieces: Vec<Bytes>,
-    /// What is to follow the pieces, and was copied.
+    /// Copies of small pieces that follow `pieces`.
     packed: BytesMut,
     packed_bytes: u64,
     crc32: Crc32,
@@ -80,7 +81,7 @@ impl Part {
         }
     }
 
-    /// All of `parts`, to be sent.
+    /// The payload of `parts`.
     fn payload(parts: Vec<Self>) -> Payload {
         let (mut pieces, mut crc32) = (Vec::new(), Crc32::default());
         for mut part in parts {
@@ -88,22 +89,22 @@ impl Part {
             pieces.append(&mut part.pieces);
             crc32 = crc32.then(part.crc32);
         }
-        Payload::summed(pieces, crc32.value())
+        Payload::with_crc32(pieces, crc32.value())
     }
 }
 
 impl Gather {
-    /// An object `key` to be gathered. Nothing is sent before there is more than one request's worth.
+    /// A writer to `key`. Nothing is sent while the bytes fit into one request.
     ///
-    /// What is written is memory that stays as it is until the object is closed; with `lent_bytes` it is borrowed for the
-    /// object only, and no more than so much of it is on the way at once.
+    /// The memory of the pieces must not change until the object is closed. With `lent_bytes` the memory is lent by its
+    /// owner, and at most `lent_bytes` of it are in flight at once.
     ///
     /// # Errors
-    /// `InvalidKey`, or `Unsupported` when the store keeps no such condition.
+    /// `InvalidKey`, or `Unsupported` if the store does not support the condition.
     pub fn new(client: Arc<Client>, key: &str, options: PutOptions, lent_bytes: Option<u64>) -> Result<Self> {
         client.store().check_key(Operation::Put, key)?;
         client.check_condition(Operation::Put, key, &options.condition)?;
-        let most_bytes =
+        let max_bytes =
             lent_bytes.unwrap_or(client.policy().write_buffer_bytes).max(2 * client.part_sizes().first_bytes);
         let checksums = client.store().capabilities().checksums;
         let checksum = Some(ChecksumAlgorithm::Crc32).filter(|crc32| checksums.contains(crc32));
@@ -111,7 +112,7 @@ impl Gather {
             client,
             key: key.to_owned(),
             options: PutOptions { checksum, ..options },
-            most_bytes,
+            max_bytes,
             lent: lent_bytes.is_some(),
             records: Vec::new(),
             part: Part::default(),
@@ -123,17 +124,17 @@ impl Gather {
         })
     }
 
-    /// The checksum of records that were written, one behind the other; `None` where there are not so many.
+    /// Returns the checksum of the concatenation of `records`; `None` if not all of them are written.
     fn crc32(&self, records: Range<usize>) -> Option<u32> {
         let sums = self.records.get(records)?;
         Some(sums.iter().fold(Crc32::default(), |whole, sum| whole.then(*sum)).value())
     }
 
-    /// Writes pieces, waiting where too much is on the way.
+    /// Writes pieces. Waits while too many bytes are in flight.
     ///
     /// # Errors
-    /// `Config` for a checksum of records that were not written; and what kept a part from arriving, after its retries.
-    /// The upload is aborted then.
+    /// `Config` for the checksum of a record that is not written; the error of a part, after its retries. The upload is
+    /// aborted.
     pub async fn write(&mut self, pieces: Vec<Piece>) -> Result<()> {
         match self.try_write(pieces).await {
             Ok(()) => Ok(()),
@@ -162,15 +163,15 @@ impl Gather {
     }
 
     fn unwritten(&self, records: &Range<usize>) -> Error {
-        let message = format!("the checksum of records {records:?} is asked for, {} were written", self.records.len());
+        let message = format!("checksum of records {records:?}: only {} records are written", self.records.len());
         self.client.store().error(ErrorKind::Config, Operation::Put, &self.key, &message)
     }
 
     async fn add(&mut self, mut bytes: Bytes, record: Option<usize>) -> Result<()> {
         loop {
             let number = self.number + u32::try_from(self.full.len()).unwrap_or(u32::MAX) + 1;
-            let room = self.client.part_sizes().growing(number) - self.part.len;
-            let bytes_now = bytes.split_to(bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX)));
+            let free_bytes = self.client.part_sizes().growing(number) - self.part.len;
+            let bytes_now = bytes.split_to(bytes.len().min(usize::try_from(free_bytes).unwrap_or(usize::MAX)));
             match record {
                 Some(record) => Crc32::add(&bytes_now, [&mut self.part.crc32, &mut self.records[record]]),
                 None => Crc32::add(&bytes_now, [&mut self.part.crc32]),
@@ -180,16 +181,15 @@ impl Gather {
                 return Ok(());
             }
             self.send_part().await?;
-            // Summing a part takes a millisecond: others share this thread.
+            // The checksum of a part takes a millisecond: other tasks share this thread.
             tokio::task::yield_now().await;
         }
     }
 
-    /// The part is full: it is sent, unless all that there is may still be one request.
+    /// Ends the current part, and sends it unless the object may still fit into one request.
     async fn send_part(&mut self) -> Result<()> {
-        self.fill();
-        let whole_below = self.client.policy().whole_below_bytes.min(self.client.store().capabilities().max_put_bytes);
-        if self.session.is_none() && self.offset < whole_below {
+        self.end_part();
+        if self.session.is_none() && self.offset < self.client.whole_below_bytes() {
             return Ok(());
         }
         let mut session = match self.session.take() {
@@ -201,8 +201,8 @@ impl Gather {
         sent
     }
 
-    /// The part ends here.
-    fn fill(&mut self) {
+    /// Ends the current part.
+    fn end_part(&mut self) {
         let part = mem::take(&mut self.part);
         self.offset += part.len;
         self.crc32 = self.crc32.then(part.crc32);
@@ -213,7 +213,7 @@ impl Gather {
         let mut offset = self.offset - self.full.iter().map(|part| part.len).sum::<u64>();
         for part in mem::take(&mut self.full) {
             let (len, held_bytes) = (part.len, if self.lent { part.len } else { part.packed_bytes });
-            session.room(held_bytes, self.most_bytes).await?;
+            session.wait_for_capacity(held_bytes, self.max_bytes).await?;
             self.number += 1;
             session.send(self.number, offset, Part::payload(vec![part]), held_bytes)?;
             offset += len;
@@ -221,12 +221,12 @@ impl Gather {
         Ok(())
     }
 
-    /// Sends what is left and makes the object, in one request if it is small. Says its version, size and CRC-32.
+    /// Sends the remaining bytes and makes the object, in one request if it is small. Returns its version, size and CRC-32.
     ///
     /// # Errors
-    /// What kept a part, or the commit, from succeeding, after its retries. The object is what it was before.
+    /// The error of a part or of the commit, after its retries. An earlier object under this key is unchanged.
     pub async fn close(&mut self) -> Result<(Version, u64, u32)> {
-        self.fill();
+        self.end_part();
         let (size, crc32) = (self.offset, self.crc32.value());
         let mut session = match self.session.take() {
             Some(session) => session,
@@ -243,7 +243,7 @@ impl Gather {
         Ok((session.commit(&self.options.condition).await?, size, crc32))
     }
 
-    /// Forgets everything. The object is what it was before.
+    /// Discards all bytes and aborts the upload. An earlier object under this key is unchanged.
     pub async fn abort(&mut self) {
         (self.part, self.full) = (Part::default(), Vec::new());
         if let Some(mut session) = self.session.take() {

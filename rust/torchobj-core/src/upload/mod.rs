@@ -1,7 +1,6 @@
-//! Writing: how large parts are (`plan`), one upload in parts from its beginning to its commit or abort (`session`), the commit itself
-//! (`commit`),
-//! an object whose bytes are all there (`whole`), one whose bytes come by and by (`writer`), and one that is gathered from
-//! memory of others (`gather`).
+//! Writes objects. `plan` computes part sizes. `session` is one upload in parts, from its beginning to its commit or abort;
+//! `commit` is the commit. `whole` writes an object from memory, `writer` one whose bytes arrive over time, and `gather` one
+//! from pieces of the caller's memory.
 
 mod commit;
 #[cfg(test)]
@@ -14,5 +13,5 @@ mod writer;
 
 pub use commit::{Commit, CommitFailure};
 pub use gather::{Gather, Piece};
-pub(crate) use session::of_changed_memory;
+pub(crate) use session::check_unchanged;
 pub use writer::Writer;

@@ -1,45 +1,45 @@
-//! How large the parts of an upload are. Does no I/O.
+//! Sizes of the parts of an upload. Does no I/O.
 
 use std::ops::Range;
 
 use crate::types::Capabilities;
 
-/// The size of a part doubles at most so often: beyond that a part no longer fits into memory.
-const MOST_DOUBLINGS: u64 = 10;
+/// Maximum number of times that the part size doubles: larger parts would not fit into memory.
+const MAX_DOUBLINGS: u64 = 10;
 
 /// Sizes of the parts of uploads to a store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PartSizes {
     /// Size of the first parts, in bytes.
     pub(super) first_bytes: u64,
-    /// Largest number of parts that the store takes.
-    pub(super) most_parts: u32,
-    most_bytes: u64,
+    /// Maximum number of parts of an upload to the store.
+    pub(super) max_parts: u32,
+    max_bytes: u64,
 }
 
 impl PartSizes {
-    /// Parts of `part_bytes`, as far as the store takes them.
+    /// Parts of `part_bytes`, within the limits of the store.
     pub(super) fn new(part_bytes: u64, store: &Capabilities) -> Self {
         let first_bytes = part_bytes.max(store.min_part_bytes).min(store.max_put_bytes);
-        Self { first_bytes, most_parts: store.max_parts, most_bytes: store.max_put_bytes }
+        Self { first_bytes, max_parts: store.max_parts, max_bytes: store.max_put_bytes }
     }
 
-    /// Size of part `number` (from 1) of an upload whose end is not known, in bytes. It doubles after each 9 % of the
-    /// parts that the store takes.
+    /// Returns the size in bytes of part `number` (from 1) of an upload of unknown size. It doubles after each 9 % of
+    /// `max_parts`.
     ///
-    /// From 8 MiB on, the ten thousand parts of S3 hold 11 TiB, and an object of 7 GiB is written in parts of one size.
+    /// With first parts of 8 MiB, the 10 000 parts of S3 hold 11 TiB, and all parts of a 7 GiB object have the same size.
     pub(super) fn growing(&self, number: u32) -> u64 {
-        let parts_per_size = (u64::from(self.most_parts) * 9 / 100).max(1);
+        let parts_per_size = (u64::from(self.max_parts) * 9 / 100).max(1);
         let doublings = u64::from(number.saturating_sub(1)) / parts_per_size;
-        self.first_bytes.saturating_mul(1 << doublings.min(MOST_DOUBLINGS)).min(self.most_bytes)
+        self.first_bytes.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(self.max_bytes)
     }
 
-    /// The parts of an object of `size` bytes, in order: of one size, larger than the first parts where there would be
-    /// too many.
+    /// Returns the parts of an object of `size` bytes, in order. All but the last have the same size, which is larger than
+    /// `first_bytes` if there would be too many parts otherwise.
     pub(super) fn even(&self, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         const MIB: u64 = 1 << 20;
-        let least = size.div_ceil(u64::from(self.most_parts)).next_multiple_of(MIB);
-        crate::read::parts(0..size, self.first_bytes.max(least).min(self.most_bytes))
+        let min_bytes = size.div_ceil(u64::from(self.max_parts)).next_multiple_of(MIB);
+        crate::read::parts(0..size, self.first_bytes.max(min_bytes).min(self.max_bytes))
     }
 }
 
@@ -53,7 +53,7 @@ mod tests {
     const S3_PARTS: u32 = 10_000;
 
     fn sizes(first_bytes: u64) -> PartSizes {
-        PartSizes { first_bytes, most_parts: S3_PARTS, most_bytes: 5 << 30 }
+        PartSizes { first_bytes, max_parts: S3_PARTS, max_bytes: 5 << 30 }
     }
 
     #[test]
@@ -65,14 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_parts_have_one_size() {
+    fn the_first_parts_have_the_same_size() {
         assert!((1..=900).all(|number| sizes(8 << 20).growing(number) == 8 << 20));
         assert_eq!(sizes(8 << 20).growing(901), 16 << 20);
     }
 
     #[test]
     fn three_parts_at_most_double_each_time() {
-        let few = PartSizes { first_bytes: 1000, most_parts: 3, most_bytes: 3000 };
+        let few = PartSizes { first_bytes: 1000, max_parts: 3, max_bytes: 3000 };
         assert_eq!([1, 2, 3].map(|number| few.growing(number)), [1000, 2000, 3000]);
     }
 

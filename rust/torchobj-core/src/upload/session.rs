@@ -1,38 +1,38 @@
-//! One upload in parts. Every session ends by a commit after which nothing failed, or by an abort; nothing else makes
-//! an object, and no part stays behind a failure. The exception is a commit that the store may still be running when its
-//! time is over: the upload is left to it, and the log names the upload.
+//! One upload in parts. A session ends with a successful commit, which makes the object, or with an abort, which deletes
+//! the parts. The exception is a commit that may still be running in the store after its timeout: the upload is not aborted,
+//! and a warning names it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::commit::{Commit, CommitFailure};
 use crate::client::Client;
+use crate::engine::{Batch, Request};
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::runtime::clean_up;
-use crate::transfer::{idle, within};
+use crate::transfer::{with_idle_timeout, within};
 use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
-/// How long a failed upload may keep its caller waiting to be cleaned up.
+/// Timeout of an abort, which delays the error of a failed upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// A store may be done so much later with a part that it has, but for its answer.
+/// Time that a store may take to process a part that it has received.
 const LATE_PART: Duration = Duration::from_millis(100);
 
-/// A part that has arrived, and how much memory was held for it.
+/// A part that the store has received, and the bytes of memory that were held for it.
 type Sent = (PartReceipt, u64);
 
-/// An upload that has begun, with its parts on the way.
+/// An upload that has begun, and its parts in flight.
 #[derive(Debug)]
 pub(super) struct Session {
     client: Arc<Client>,
     upload: Arc<Upload>,
-    sending: JoinSet<Result<Sent>>,
+    sending: Arc<Batch<SendPart>>,
     held_bytes: u64,
     receipts: Vec<PartReceipt>,
-    /// Committed, aborted, or left to a commit that may be running: nothing is left to clean up.
+    /// Whether the upload needs no abort: it was committed or aborted, or its commit may still be running.
     ended: bool,
 }
 
@@ -50,62 +50,58 @@ impl Session {
                         break Arc::new(upload);
                     }
                     Some(Err(error)) => error,
-                    None => client.silence(Operation::BeginUpload, key, "no answer in time"),
+                    None => client.timed_out(Operation::BeginUpload, key, "no response within first_byte_timeout"),
                 };
                 drop(permit);
                 attempts.failed(error).await?;
             }
         };
-        Ok(Self { client, upload, sending: JoinSet::new(), held_bytes: 0, receipts: Vec::new(), ended: false })
+        // Uploads use at most half of the permits.
+        let permits = client.permits().clone();
+        let sending = Arc::new(Batch::new(move || (permits.read_ahead_limit() / 2).max(2), true));
+        Ok(Self { client, upload, sending, held_bytes: 0, receipts: Vec::new(), ended: false })
     }
 
-    /// Starts to send a part, for which `held_bytes` of memory are held that are not the caller's own.
+    /// Starts to send a part. `held_bytes` is the memory held for it besides the caller's own.
     pub(super) fn send(&mut self, number: u32, offset: u64, payload: Payload, held_bytes: u64) -> Result<()> {
-        let most_parts = self.client.part_sizes().most_parts;
-        if number > most_parts {
-            let message = format!("more than {most_parts} parts: set a larger part_bytes");
+        let max_parts = self.client.part_sizes().max_parts;
+        if number > max_parts {
+            let message = format!("more than {max_parts} parts: set a larger part_bytes");
             return Err(self.error(ErrorKind::InvalidRequest, &message));
         }
         self.held_bytes += held_bytes;
         let (client, upload) = (self.client.clone(), self.upload.clone());
-        self.sending.spawn(async move {
-            let receipt = send_part(&client, &upload, number, offset, &payload).await?;
-            Ok((receipt, held_bytes))
-        });
+        self.sending.push(SendPart { client, upload, number, offset, payload, held_bytes });
         Ok(())
     }
 
-    /// Waits until `held_bytes` more, and a part more, may be on the way: uploads leave others half of the permits.
-    pub(super) async fn room(&mut self, held_bytes: u64, most_bytes: u64) -> Result<()> {
-        let most = (self.client.permits().ahead() / 2).max(2);
-        while !self.sending.is_empty()
-            && (self.sending.len() >= most || self.held_bytes > 0 && self.held_bytes + held_bytes > most_bytes)
+    /// Waits until another part with `held_bytes` of memory may be sent.
+    pub(super) async fn wait_for_capacity(&mut self, held_bytes: u64, max_bytes: u64) -> Result<()> {
+        while self.sending.pending() > 0
+            && (self.sending.pending() >= self.sending.limit()
+                || self.held_bytes > 0 && self.held_bytes + held_bytes > max_bytes)
         {
             self.part_done().await?;
         }
         Ok(())
     }
 
-    /// Waits for the next part that has arrived, or the first that has not.
+    /// Waits until a part is received by the store. Returns the error of a part that was not.
     async fn part_done(&mut self) -> Result<()> {
-        match self.sending.join_next().await {
-            None => Ok(()),
-            Some(Ok(receipt)) => {
-                let (receipt, held_bytes) = receipt?;
-                self.held_bytes -= held_bytes;
-                self.receipts.push(receipt);
-                Ok(())
-            }
-            Some(Err(panic)) => Err(self.error(ErrorKind::Cancelled, "a part was lost").with_source(panic)),
+        if let Some((_, sent)) = self.sending.next().await {
+            let (receipt, held_bytes) = sent?;
+            self.held_bytes -= held_bytes;
+            self.receipts.push(receipt);
         }
+        Ok(())
     }
 
     fn error(&self, kind: ErrorKind, message: &str) -> Error {
         self.client.store().error(kind, Operation::PutPart, &self.upload.key, message)
     }
 
-    /// Waits for all parts and makes them the object. A failed upload is aborted, unless the store may still be
-    /// committing it: an abort could delete the parts of a commit in progress.
+    /// Waits for all parts and makes them the object. A failed upload is aborted, unless its commit may still be running: an
+    /// abort could delete the parts of a commit in progress.
     pub(super) async fn commit(mut self, condition: &Condition) -> Result<Version> {
         let failure = match self.try_commit(condition).await {
             Ok(version) => {
@@ -129,7 +125,7 @@ impl Session {
     }
 
     async fn try_commit(&mut self, condition: &Condition) -> Result<Version, CommitFailure> {
-        while !self.sending.is_empty() {
+        while self.sending.pending() > 0 {
             self.part_done().await?;
         }
         self.receipts.sort_by_key(|receipt| receipt.number);
@@ -145,80 +141,90 @@ impl Session {
         commit.run(client.attempts()).await
     }
 
-    /// Stops what is on the way and forgets the upload. What cannot be forgotten is said in the log.
+    /// Cancels the parts in flight and aborts the upload. Logs a warning if the abort fails.
     pub(super) async fn abort(&mut self) {
         self.ended = true;
-        abort(&self.client, &self.upload, &mut self.sending).await;
+        abort(&self.client, &self.upload, &self.sending).await;
     }
 }
 
-/// A session that is dropped before its end was cancelled: it is aborted in the background.
+/// A session that is dropped before its end was cancelled. It is aborted in the background.
 impl Drop for Session {
     fn drop(&mut self) {
         if !self.ended {
-            let (client, upload) = (self.client.clone(), self.upload.clone());
-            let mut sending = std::mem::take(&mut self.sending);
-            clean_up(async move { abort(&client, &upload, &mut sending).await });
+            let (client, upload, sending) = (self.client.clone(), self.upload.clone(), self.sending.clone());
+            clean_up(async move { abort(&client, &upload, &sending).await });
         }
     }
 }
 
-async fn abort(client: &Client, upload: &Upload, sending: &mut JoinSet<Result<Sent>>) {
-    // First the sockets: a part that arrives after the abort would stay.
+async fn abort(client: &Client, upload: &Upload, sending: &Batch<SendPart>) {
+    // The sockets are closed first: a part that arrives after the abort would not be deleted.
     sending.shutdown().await;
     let url = client.store().url(&upload.key);
     if let Err(problem) = try_abort(client, upload).await {
-        log::warn!("upload {} of {url} could not be aborted and stays in the bucket: {problem}", upload.id);
+        log::warn!("upload {} of {url} could not be aborted, its parts stay in the bucket: {problem}", upload.id);
         return;
     }
     // "It might be necessary to abort a given multipart upload multiple times" (API reference of S3). In versitygw a part
-    // that is late makes the upload anew.
+    // that arrives late creates the upload again.
     sleep(LATE_PART).await;
     if let Err(problem) = try_abort(client, upload).await {
-        log::warn!("upload {} of {url} is aborted; a part that was late may stay in the bucket: {problem}", upload.id);
+        log::warn!("upload {} of {url} is aborted, but a late part may stay in the bucket: {problem}", upload.id);
     }
 }
 
 async fn try_abort(client: &Client, upload: &Upload) -> std::result::Result<(), String> {
     match within(ABORT_TIMEOUT, client.abort(upload)).await {
         Some(aborted) => aborted.map_err(|error| error.to_string()),
-        None => Err("no answer in time".to_owned()),
+        None => Err(format!("no response within {} s", ABORT_TIMEOUT.as_secs())),
     }
 }
 
-/// A payload that is refused because its memory was changed is not sent again.
-pub(crate) fn of_changed_memory(error: Error, payload: &Payload) -> Result<Error> {
+/// Returns `error` as an `Err`, not to be retried, if the payload was refused because its memory was changed.
+pub(crate) fn check_unchanged(error: Error, payload: &Payload) -> Result<Error> {
     if error.kind() == ErrorKind::Integrity && payload.has_changed() {
-        return Err(error.with_hint("the memory that is sent was changed meanwhile"));
+        return Err(error.with_hint("the memory was changed while it was sent"));
     }
     Ok(error)
 }
 
-async fn send_part(
-    client: &Client,
-    upload: &Upload,
+/// A part in flight.
+#[derive(Debug)]
+struct SendPart {
+    client: Arc<Client>,
+    upload: Arc<Upload>,
     number: u32,
     offset: u64,
-    payload: &Payload,
-) -> Result<PartReceipt> {
-    let limit = client.policy().first_byte_timeout.max(client.policy().idle_timeout);
-    let mut attempts = client.attempts();
-    loop {
-        client.pace(payload).await;
-        let mut permit = client.permit().await;
-        let error = match idle(limit, client.store().put_part(upload, number, offset, payload)).await {
-            Some(Ok(receipt)) => {
-                permit.moved(payload.len() as u64, Instant::now());
-                attempts.succeeded();
-                return Ok(receipt);
-            }
-            Some(Err(error)) => error,
-            None => {
-                let message = format!("part {number} stood still for {} s", limit.as_secs_f64());
-                client.silence(Operation::PutPart, &upload.key, &message)
-            }
-        };
-        drop(permit);
-        attempts.failed(of_changed_memory(error, payload)?).await?;
+    payload: Payload,
+    held_bytes: u64,
+}
+
+impl Request for SendPart {
+    type Output = Sent;
+
+    async fn run(self) -> Result<Sent> {
+        let Self { client, upload, number, offset, payload, held_bytes } = self;
+        let limit = client.policy().first_byte_timeout.max(client.policy().idle_timeout);
+        let mut attempts = client.attempts();
+        loop {
+            client.wait_for_rate(&payload).await;
+            let mut permit = client.permit().await;
+            let error = match with_idle_timeout(limit, client.store().put_part(&upload, number, offset, &payload)).await
+            {
+                Some(Ok(receipt)) => {
+                    permit.transferred(payload.len() as u64, Instant::now());
+                    attempts.succeeded();
+                    return Ok((receipt, held_bytes));
+                }
+                Some(Err(error)) => error,
+                None => {
+                    let message = format!("no progress of part {number} for {} s", limit.as_secs_f64());
+                    client.timed_out(Operation::PutPart, &upload.key, &message)
+                }
+            };
+            drop(permit);
+            attempts.failed(check_unchanged(error, &payload)?).await?;
+        }
     }
 }

@@ -1,13 +1,13 @@
-//! Writes an object whose bytes come by and by: full parts are sent while the next is filled, in bounded memory.
+//! Writes an object whose bytes arrive over time: full parts are sent while the next one is filled, in bounded memory.
 //!
-//! The object appears by [`Writer::close`], if nothing failed, and by nothing else.
+//! Only a successful [`Writer::close`] makes the object.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::session::Session;
-use crate::buffer::{Dest, Landing, Memory};
+use crate::buffer::{Dest, Memory, PendingBuffer};
 use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
 use crate::types::{Payload, PutOptions, Version};
@@ -19,10 +19,10 @@ pub struct Writer {
     key: String,
     options: PutOptions,
     /// The part that is being filled.
-    part: Option<(Landing, Dest)>,
-    /// Parts begun, the one being filled included.
+    part: Option<(PendingBuffer, Dest)>,
+    /// Number of the part that is being filled, from 1.
     number: u32,
-    /// Bytes in parts that were given to the session.
+    /// Bytes in parts that were passed to the session.
     offset: u64,
     session: Option<Session>,
 }
@@ -31,42 +31,42 @@ impl Writer {
     /// A writer to `key`. Nothing is sent before the first part is full.
     ///
     /// # Errors
-    /// `InvalidKey`, or `Unsupported` when the store keeps no such condition.
+    /// `InvalidKey`, or `Unsupported` if the store does not support the condition.
     pub fn new(client: Arc<Client>, key: &str, options: PutOptions) -> Result<Self> {
         client.store().check_key(Operation::Put, key)?;
         client.check_condition(Operation::Put, key, &options.condition)?;
         Ok(Self { client, key: key.to_owned(), options, part: None, number: 0, offset: 0, session: None })
     }
 
-    /// Bytes written so far.
+    /// Number of bytes written so far.
     pub fn position(&self) -> u64 {
         self.offset + self.part.as_ref().map_or(0, |(_, dest)| dest.filled() as u64)
     }
 
-    /// Copies bytes into the part that is being filled, as many as it has room for, and says how many. When that is
-    /// fewer than there are, [`send_part`](Self::send_part) comes next.
+    /// Copies as many bytes as fit into the current part. Returns their number. If it is less than `bytes.len()`, the part
+    /// is full: the caller calls [`send_part`](Self::send_part) next.
     ///
     /// # Errors
-    /// There is no memory for another part.
+    /// `Io` if the memory for another part cannot be allocated.
     pub fn fill(&mut self, bytes: &[u8]) -> Result<usize> {
         if self.part.is_none() {
             self.number += 1;
             let part_bytes = self.client.part_sizes().growing(self.number);
             let part_bytes = usize::try_from(part_bytes).expect("a part fits the address space");
             let memory = Memory::allocate(part_bytes).map_err(|source| {
-                let message = format!("no memory for a part of {part_bytes} bytes");
+                let message = format!("cannot allocate {part_bytes} bytes for a part");
                 self.client.store().error(ErrorKind::Io, Operation::PutPart, &self.key, &message).with_source(source)
             })?;
-            self.part = Some(Landing::new(memory));
+            self.part = Some(PendingBuffer::new(memory));
         }
         let (_, dest) = self.part.as_mut().expect("filled in just above");
         Ok(dest.fill(bytes))
     }
 
-    /// Sends the part that is full, after waiting until the parts on the way leave room for the next.
+    /// Starts to send the current part, and waits until the parts in flight leave enough memory for the next one.
     ///
     /// # Errors
-    /// What kept an earlier part from arriving, after its retries. The upload is aborted then.
+    /// The error of an earlier part, after its retries. The upload is aborted.
     pub async fn send_part(&mut self) -> Result<()> {
         match self.try_send_part().await {
             Ok(()) => Ok(()),
@@ -87,22 +87,22 @@ impl Writer {
         session.send(self.number, self.offset, payload, size)?;
         self.offset += size;
         let next = self.client.part_sizes().growing(self.number + 1);
-        session.room(next, self.client.policy().write_buffer_bytes.max(2 * next)).await
+        session.wait_for_capacity(next, self.client.policy().write_buffer_bytes.max(2 * next)).await
     }
 
-    /// The bytes of the part that is being filled, to be sent.
+    /// Takes the bytes of the current part.
     fn take_part(&mut self) -> Option<Payload> {
-        let (landing, dest) = self.part.take()?;
+        let (pending, dest) = self.part.take()?;
         let filled = dest.filled();
         drop(dest);
-        let buffer = landing.finish(filled).expect("the only writer of the part was dropped just above");
+        let buffer = pending.finish(filled).expect("the only writer of the part was dropped just above");
         Some(Bytes::from_owner(buffer).into())
     }
 
-    /// Sends what is left and makes the object, in one request if it is smaller than a part.
+    /// Sends the remaining bytes and makes the object, in one request if it is smaller than a part.
     ///
     /// # Errors
-    /// What kept a part, or the commit, from succeeding, after its retries. The object is what it was before.
+    /// The error of a part or of the commit, after its retries. An earlier object under this key is unchanged.
     pub async fn close(&mut self) -> Result<Version> {
         if self.session.is_none() {
             let payload = self.take_part().unwrap_or_default();
@@ -113,7 +113,7 @@ impl Writer {
         session.commit(&self.options.condition).await
     }
 
-    /// Forgets everything. The object is what it was before.
+    /// Discards all bytes and aborts the upload. An earlier object under this key is unchanged.
     pub async fn abort(&mut self) {
         self.part = None;
         if let Some(mut session) = self.session.take() {

@@ -1,4 +1,4 @@
-//! A store that fails by script: what the policies must survive, over any store and without a network.
+//! A store with scripted faults, for tests of the policies without a network.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,57 +7,57 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::buffer::{Dest, Landing, Memory};
+use crate::buffer::{Dest, Memory, PendingBuffer};
 use crate::error::{Error, ErrorKind, Operation, Result};
-use crate::store::{ObjectStore, Opened};
+use crate::store::{GetResult, ObjectChecksum, ObjectStore};
 use crate::types::{
-    Capabilities, Condition, GetRequest, ListPage, ListRequest, ObjectHead, PartReceipt, Payload, PutOptions, Upload,
-    Version,
+    Attributes, Capabilities, Condition, GetRequest, ListPage, ListRequest, ObjectHead, PartReceipt, Payload,
+    PutOptions, Upload, Version,
 };
 use crate::url::ObjectUrl;
 
-/// What one call does instead of succeeding.
+/// The fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Fails with this kind before anything is done.
+    /// The call fails with this kind, without an effect.
     Fail(ErrorKind),
-    /// Is done, and then its answer is lost.
-    LoseAnswer,
-    /// Answers after this long.
-    Late(Duration),
-    /// A commit that the store finishes after this long, even when the caller has given it up, without a response.
-    CommitUnanswered(Duration),
-    /// Breaks the body after so many bytes.
+    /// The call takes effect, but its response is lost.
+    LoseResponse,
+    /// The call is delayed by this time.
+    Delay(Duration),
+    /// The store completes the commit after this time, even if the caller has cancelled it, and sends no response.
+    CommitWithoutResponse(Duration),
+    /// The connection breaks after this many bytes of the body.
     CutBody(usize),
-    /// Stands still in the body after so many bytes.
+    /// The body stalls after this many bytes.
     StallBody(usize),
-    /// Brings so many bytes of the body each second.
+    /// The body arrives at this many bytes per second.
     DripBody(usize),
-    /// Panics before anything is done: a bug of a store's.
+    /// The call panics without an effect, as a bug of a store would.
     Panic,
-    /// Answers with the bytes before those that were asked for.
+    /// The response has the range one byte before the requested one.
     WrongRange,
 }
 
 type Script = Arc<Mutex<Vec<(Operation, VecDeque<Fault>)>>>;
 
-/// Makes the pages of listings, of a number from 0 and the request.
+/// Makes a page of a listing from its number, from 0, and the request.
 type MakePage = Box<dyn FnMut(usize, &ListRequest<'_>) -> ListPage + Send>;
 
-/// Listings in place of the inner store's.
+/// Scripted listings that replace those of the inner store.
 struct Listings {
     ordered: bool,
-    asked: usize,
+    requests: usize,
     make: MakePage,
 }
 
 impl std::fmt::Debug for Listings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Listings({} asked)", self.asked)
+        write!(f, "Listings({} requests)", self.requests)
     }
 }
 
-/// A store over another that fails by script.
+/// A store with scripted faults, above another store.
 #[derive(Debug)]
 pub struct FaultyStore {
     inner: Arc<dyn ObjectStore>,
@@ -66,24 +66,24 @@ pub struct FaultyStore {
 }
 
 impl FaultyStore {
-    /// `inner`, with nothing failing yet.
+    /// `inner` without faults.
     pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
         Self { inner, script: Script::default(), listings: Mutex::default() }
     }
 
-    /// The next calls of `operation` meet these faults, one each.
+    /// Adds faults for the next calls of `operation`, one per call.
     pub fn script(&self, operation: Operation, faults: impl IntoIterator<Item = Fault>) {
         let mut script = self.script.lock().expect("no holder of this lock panics");
         script.push((operation, faults.into_iter().collect()));
     }
 
-    /// Listings are made by `make` from now on, and are said to be `ordered` or not.
+    /// Replaces listings by pages that `make` returns. `ordered` is the capability of the store.
     pub fn list_by(&self, ordered: bool, make: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) {
-        let listings = Listings { ordered, asked: 0, make: Box::new(make) };
+        let listings = Listings { ordered, requests: 0, make: Box::new(make) };
         *self.listings.lock().expect("no holder of this lock panics") = Some(listings);
     }
 
-    /// Faults that no call has met yet.
+    /// Number of faults that are left.
     pub fn pending(&self) -> usize {
         self.script.lock().expect("no holder of this lock panics").iter().map(|(_, faults)| faults.len()).sum()
     }
@@ -93,11 +93,11 @@ impl FaultyStore {
         script.iter_mut().filter(|(of, _)| *of == operation).find_map(|(_, faults)| faults.pop_front())
     }
 
-    async fn meet<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
-        self.act(self.next(operation), operation, key, call).await
+    async fn call<T>(&self, operation: Operation, key: &str, call: impl Future<Output = Result<T>>) -> Result<T> {
+        self.call_with(self.next(operation), operation, key, call).await
     }
 
-    async fn act<T>(
+    async fn call_with<T>(
         &self,
         fault: Option<Fault>,
         operation: Operation,
@@ -108,31 +108,31 @@ impl FaultyStore {
         match fault {
             None => call.await,
             Some(Fault::Fail(kind)) => Err(self.inner.error(kind, operation, key, "by script")),
-            Some(Fault::LoseAnswer) => {
+            Some(Fault::LoseResponse) => {
                 call.await?;
-                reset("the answer was lost by script")
+                reset("the response was lost by script")
             }
             Some(Fault::Panic) => panic!("{operation} of {key}, by script"),
-            Some(Fault::Late(by)) => {
+            Some(Fault::Delay(by)) => {
                 tokio::time::sleep(by).await;
                 call.await
             }
             Some(body @ (Fault::CutBody(_) | Fault::StallBody(_) | Fault::DripBody(_) | Fault::WrongRange)) => {
                 panic!("{body:?} is for reads, not for {operation}")
             }
-            Some(fault @ Fault::CommitUnanswered(_)) => panic!("{fault:?} is for commits, not for {operation}"),
+            Some(fault @ Fault::CommitWithoutResponse(_)) => panic!("{fault:?} is for commits, not for {operation}"),
         }
     }
 }
 
 struct FaultyBody {
-    inner: Box<dyn Opened>,
+    inner: Box<dyn GetResult>,
     fault: Fault,
     error: Option<Error>,
 }
 
 #[async_trait]
-impl Opened for FaultyBody {
+impl GetResult for FaultyBody {
     fn size(&self) -> u64 {
         self.inner.size()
     }
@@ -150,12 +150,21 @@ impl Opened for FaultyBody {
         if self.fault == Fault::WrongRange { start.saturating_sub(1)..end.saturating_sub(1) } else { start..end }
     }
 
+    fn attributes(&self) -> Attributes {
+        self.inner.attributes()
+    }
+
+    fn checksum(&self) -> Option<ObjectChecksum> {
+        self.inner.checksum()
+    }
+
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()> {
         if let Fault::DripBody(bytes_per_s) = self.fault {
             while dest.remaining() > 0 {
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 let length = bytes_per_s.min(dest.remaining());
-                let (_landing, mut piece) = Landing::new(Memory::allocate(length).expect("a test has memory"));
+                let (_pending, mut piece) =
+                    PendingBuffer::new(Memory::allocate(length).expect("tests allocate little memory"));
                 self.inner.read_into(&mut piece).await?;
                 dest.fill(piece.written());
             }
@@ -164,13 +173,13 @@ impl Opened for FaultyBody {
         let (Fault::CutBody(left) | Fault::StallBody(left)) = &mut self.fault else {
             return self.inner.read_into(dest).await;
         };
-        let room = dest.remaining();
-        if room <= *left {
+        let capacity = dest.remaining();
+        if capacity <= *left {
             self.inner.read_into(dest).await?;
-            *left -= room - dest.remaining();
+            *left -= capacity - dest.remaining();
             return Ok(());
         }
-        let (_landing, mut piece) = Landing::new(Memory::allocate(*left).expect("a test has memory"));
+        let (_pending, mut piece) = PendingBuffer::new(Memory::allocate(*left).expect("tests allocate little memory"));
         self.inner.read_into(&mut piece).await?;
         *left -= dest.fill(piece.written());
         match self.error.take() {
@@ -194,7 +203,7 @@ impl ObjectStore for FaultyStore {
         }
     }
 
-    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn Opened>> {
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         let key = request.key;
         let fault = self.next(Operation::Get);
         match fault {
@@ -204,10 +213,10 @@ impl ObjectStore for FaultyStore {
                 Ok(Box::new(FaultyBody { inner, fault, error: Some(error) }))
             }
             Some(Fault::Fail(kind)) => Err(self.inner.error(kind, Operation::Get, key, "by script")),
-            Some(Fault::LoseAnswer) => Err(self.inner.error(ErrorKind::Reset, Operation::Get, key, "by script")),
+            Some(Fault::LoseResponse) => Err(self.inner.error(ErrorKind::Reset, Operation::Get, key, "by script")),
             Some(Fault::Panic) => panic!("read of {key}, by script"),
-            Some(fault @ Fault::CommitUnanswered(_)) => panic!("{fault:?} is for commits, not for reads"),
-            Some(Fault::Late(by)) => {
+            Some(fault @ Fault::CommitWithoutResponse(_)) => panic!("{fault:?} is for commits, not for reads"),
+            Some(Fault::Delay(by)) => {
                 tokio::time::sleep(by).await;
                 self.inner.open(request).await
             }
@@ -216,32 +225,32 @@ impl ObjectStore for FaultyStore {
     }
 
     async fn head(&self, key: &str) -> Result<ObjectHead> {
-        self.meet(Operation::Head, key, self.inner.head(key)).await
+        self.call(Operation::Head, key, self.inner.head(key)).await
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         if let Some(listings) = &mut *self.listings.lock().expect("no holder of this lock panics") {
-            listings.asked += 1;
-            return Ok((listings.make)(listings.asked - 1, &request));
+            listings.requests += 1;
+            return Ok((listings.make)(listings.requests - 1, &request));
         }
-        self.meet(Operation::List, request.prefix, self.inner.list(request.clone())).await
+        self.call(Operation::List, request.prefix, self.inner.list(request.clone())).await
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
-        self.meet(Operation::Put, key, self.inner.put(key, payload, options)).await
+        self.call(Operation::Put, key, self.inner.put(key, payload, options)).await
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
-        self.meet(Operation::BeginUpload, key, self.inner.begin_upload(key, options)).await
+        self.call(Operation::BeginUpload, key, self.inner.begin_upload(key, options)).await
     }
 
     async fn put_part(&self, upload: &Upload, number: u32, offset: u64, payload: &Payload) -> Result<PartReceipt> {
-        self.meet(Operation::PutPart, &upload.key, self.inner.put_part(upload, number, offset, payload)).await
+        self.call(Operation::PutPart, &upload.key, self.inner.put_part(upload, number, offset, payload)).await
     }
 
     async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
         let fault = self.next(Operation::Commit);
-        if let Some(Fault::CommitUnanswered(after)) = fault {
+        if let Some(Fault::CommitWithoutResponse(after)) = fault {
             let (inner, upload, parts) = (self.inner.clone(), upload.clone(), parts.to_vec());
             let condition = condition.clone();
             tokio::spawn(async move {
@@ -250,31 +259,31 @@ impl ObjectStore for FaultyStore {
             });
             return std::future::pending().await;
         }
-        self.act(fault, Operation::Commit, &upload.key, self.inner.commit(upload, parts, condition)).await
+        self.call_with(fault, Operation::Commit, &upload.key, self.inner.commit(upload, parts, condition)).await
     }
 
     async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>> {
-        self.meet(Operation::Head, &upload.key, self.inner.committed(upload, parts)).await
+        self.call(Operation::Head, &upload.key, self.inner.committed(upload, parts)).await
     }
 
     async fn abort(&self, upload: &Upload) -> Result<()> {
-        self.meet(Operation::Abort, &upload.key, self.inner.abort(upload)).await
+        self.call(Operation::Abort, &upload.key, self.inner.abort(upload)).await
     }
 
     async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
-        self.meet(Operation::ListUploads, prefix, self.inner.uploads(prefix)).await
+        self.call(Operation::ListUploads, prefix, self.inner.uploads(prefix)).await
     }
 
     async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
-        self.meet(Operation::Copy, key, self.inner.copy(source, key)).await
+        self.call(Operation::Copy, key, self.inner.copy(source, key)).await
     }
 
     async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
         let key = keys.first().map_or("", String::as_str);
-        self.meet(Operation::Delete, key, self.inner.delete(keys)).await
+        self.call(Operation::Delete, key, self.inner.delete(keys)).await
     }
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
-        self.meet(Operation::Delete, key, self.inner.delete_if(key, version)).await
+        self.call(Operation::Delete, key, self.inner.delete_if(key, version)).await
     }
 }

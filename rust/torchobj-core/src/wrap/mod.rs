@@ -1,4 +1,4 @@
-//! Decorators: stores over any store.
+//! Decorators of stores.
 
 mod fault;
 

@@ -1,4 +1,4 @@
-//! What breaks beside a prefetcher, and what nobody waits for any more: it ends, and nothing of it is left.
+//! Failing reads, and reads whose waiters are gone: they end and leave no memory in use.
 
 use super::*;
 
@@ -13,39 +13,39 @@ fn faulty(prefetcher: &Prefetcher, store: Arc<MemoryStore>, size: u64, policy: P
 }
 
 #[test]
-fn a_read_that_panics_is_an_error_for_who_waits_and_stops_no_other() {
+fn a_panicking_read_is_an_error_of_its_object_only() {
     let (prefetcher, _, store) = prefetcher(MIB, 20, 1000);
     let (faulty, source) = faulty(&prefetcher, store, 1000, Policy::default());
     faulty.script(Operation::Get, [Fault::Panic; 3]);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..10));
     let taken = runtime().block_on(prefetcher.take(&objects(source, 0..20)));
-    let failed: Vec<_> = taken.iter().filter_map(|landed| landed.as_ref().err()).collect();
+    let failed: Vec<_> = taken.iter().filter_map(|fetched| fetched.as_ref().err()).collect();
     assert_eq!(failed.len(), 3);
     assert!(failed.iter().all(|error| error.to_string().contains("panicked: a bug")));
     drop(taken);
-    eventually("nothing is counted any more", || {
+    eventually("all counters are zero", || {
         let stats = prefetcher.stats();
         (stats.in_flight, stats.announced, stats.memory.used, prefetcher.window().reserved()) == (0, 0, 0, 0)
     });
 }
 
 #[test]
-fn a_size_that_no_object_has_stops_nothing() {
+fn a_wrong_size_fails_its_objects_only() {
     let (prefetcher, right, store) = prefetcher(MIB, 20, 1000);
     let (_, wrong) = faulty(&prefetcher, store, u64::MAX, Policy::default());
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &[objects(wrong, 0..20), objects(right, 0..20)].concat());
     assert_eq!(runtime().block_on(prefetcher.take(&objects(wrong, 0..20))).len(), 20);
     assert!(runtime().block_on(prefetcher.take(&objects(right, 0..20))).iter().all(Result::is_ok));
-    eventually("nothing is reserved any more", || prefetcher.window().reserved() == 0);
+    eventually("no memory is reserved", || prefetcher.window().reserved() == 0);
 }
 
 #[test]
-fn what_is_announced_while_another_thread_looks_for_work_is_read_at_once() {
-    // Nothing looks for work from time to time here: a read that is not begun at once never is.
+fn an_announcement_concurrent_with_pump_is_read_at_once() {
+    // Without a service task there is no periodic check: a read that does not start at once never starts.
     let (_, _, store) = prefetcher(MIB, 20, 1000);
-    let prefetcher = Prefetcher::unserved(MIB).unwrap();
+    let prefetcher = Prefetcher::without_service(MIB).unwrap();
     let policy = Policy { max_in_flight: 1, max_in_flight_cap: None, ..Policy::default() };
     let (_, source) = faulty(&prefetcher, store, 1000, policy);
     let round = Arc::new(std::sync::Barrier::new(2));
@@ -67,51 +67,51 @@ fn what_is_announced_while_another_thread_looks_for_work_is_read_at_once() {
         round.wait();
         prefetcher.announce(iterator, &objects(source, [number % 20]));
         round.wait();
-        eventually("it is read", || prefetcher.stats().objects > read);
+        eventually("the object is read", || prefetcher.stats().objects > read);
         prefetcher.cancel(iterator);
     }
     other.join().unwrap();
 }
 
 #[test]
-fn wishes_that_nobody_waits_for_any_more_are_not_read() {
+fn demands_without_a_waiting_caller_are_not_read() {
     let (prefetcher, source, _store) = prefetcher(MIB, 20, 1000);
     for index in 0..10 {
         let (sender, receiver) = oneshot::channel();
         drop(receiver);
-        prefetcher.wish(std::iter::once((Wanted::Number(Object { source, index }), Wish::Local(sender))));
+        prefetcher.demand(std::iter::once((Demand::Number(Object { source, index }), Waiter::Local(sender))));
     }
-    eventually("all are given up", || prefetcher.stats().in_flight == 0 && prefetcher.stats().announced == 0);
+    eventually("all demands are dropped", || prefetcher.stats().in_flight == 0 && prefetcher.stats().announced == 0);
     assert_eq!((prefetcher.stats().objects, prefetcher.stats().memory.used), (0, 0));
 }
 
 #[test]
-fn reads_that_wait_to_be_tried_again_leave_their_place_to_others() {
+fn reads_that_back_off_do_not_count_against_the_limit() {
     let (prefetcher, _, store) = prefetcher(MIB, 20, 1000);
     let policy = Policy { max_in_flight: 4, max_in_flight_cap: None, ..Policy::default() };
     let (faulty, source) = faulty(&prefetcher, store, 1000, policy);
     let client = client_of(&prefetcher, source);
-    let resting: Vec<_> = (0..3).map(|_| client.permits().rest()).collect();
-    // Three ahead of who waits, and one for each that rests; and the client of the other source.
+    let backing_off: Vec<_> = (0..3).map(|_| client.permits().back_off()).collect();
+    // Three of the limit for read-ahead, one for each request that is backing off, and the client of the other source.
     let others = prefetcher.stats().limit - 6;
-    drop(resting);
+    drop(backing_off);
     assert_eq!(prefetcher.stats().limit, others + 3);
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Throttled); 2]);
     assert!(runtime().block_on(prefetcher.take(&objects(source, 0..20))).iter().all(Result::is_ok));
-    assert_eq!(client.permits().resting(), 0);
+    assert_eq!(client.permits().backing_off(), 0);
 }
 
 #[test]
-fn memory_goes_back_to_the_system_when_nothing_is_read_for_a_while() {
+fn pages_are_released_after_an_idle_period() {
     let (prefetcher, source, _store) = prefetcher(32 * MIB, 20, 1_000_000);
     let blocks = || rustix::fs::fstat(prefetcher.arena().file()).unwrap().st_blocks;
     let bare = blocks();
     drop(runtime().block_on(prefetcher.take(&objects(source, 0..20))));
-    eventually("all is free", || prefetcher.stats().memory.used == 0 && prefetcher.stats().in_flight == 0);
-    let warm = blocks();
-    assert!(warm > bare + 19_000_000 / 512);
-    prefetcher.rest(Instant::now());
-    assert_eq!(blocks(), warm);
-    prefetcher.rest(Instant::now() + Duration::from_secs(60));
-    assert!(blocks() < bare + 1_000_000 / 512, "{} of {warm} blocks are left", blocks());
+    eventually("all memory is free", || prefetcher.stats().memory.used == 0 && prefetcher.stats().in_flight == 0);
+    let resident = blocks();
+    assert!(resident > bare + 19_000_000 / 512);
+    prefetcher.release_idle_memory(Instant::now());
+    assert_eq!(blocks(), resident);
+    prefetcher.release_idle_memory(Instant::now() + Duration::from_secs(60));
+    assert!(blocks() < bare + 1_000_000 / 512, "{} of {resident} blocks remain", blocks());
 }

@@ -1,9 +1,9 @@
-//! What a prefetcher says of itself: why reads end without another, how long askers wait, who holds the memory.
+//! Counters of a prefetcher: reasons for fewer reads, waits, and holders of the memory.
 
 use super::*;
 
-/// A prefetcher over what `store` has, `count` objects of `size` bytes, that makes 12 announced reads at a time.
-fn over(store: Arc<FaultyStore>, count: u64, size: u64) -> (Arc<Prefetcher>, u64) {
+/// A prefetcher over `count` objects of `size` bytes in `store`, with a limit of 12 announced reads.
+fn limited_prefetcher(store: Arc<FaultyStore>, count: u64, size: u64) -> (Arc<Prefetcher>, u64) {
     let policy = Policy { max_in_flight: 16, max_in_flight_cap: None, ..Policy::default() };
     let client = Arc::new(Client::new(store, policy));
     let mut manifest = Manifest::default();
@@ -14,7 +14,7 @@ fn over(store: Arc<FaultyStore>, count: u64, size: u64) -> (Arc<Prefetcher>, u64
 }
 
 #[test]
-fn reads_that_ended_for_want_of_memory_are_counted_once_each_whatever_is_announced() {
+fn reads_followed_by_no_other_for_lack_of_memory_are_counted_once() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 200_000);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..64));
@@ -30,58 +30,58 @@ fn reads_that_ended_for_want_of_memory_are_counted_once_each_whatever_is_announc
 }
 
 #[test]
-fn reads_that_ended_while_as_many_were_in_flight_as_may_be_are_counted_once_each() {
+fn reads_followed_by_no_other_because_of_the_limit_are_counted_once() {
     let (_, _, store) = prefetcher(MIB, 200, 1000);
-    let (prefetcher, source) = over(Arc::new(FaultyStore::new(store)), 200, 1000);
+    let (prefetcher, source) = limited_prefetcher(Arc::new(FaultyStore::new(store)), 200, 1000);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..200));
-    eventually("all is read", || prefetcher.stats().objects == 200 && prefetcher.stats().in_flight == 0);
+    eventually("all objects are read", || prefetcher.stats().objects == 200 && prefetcher.stats().in_flight == 0);
     let stats = prefetcher.stats();
     assert!((1..=200).contains(&stats.limited) && stats.starved == 0, "{stats:?}");
 }
 
 #[test]
-fn how_long_a_worker_and_this_process_waited_is_the_sum_of_their_requests() {
+fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     let (_, _, store) = prefetcher(MIB, 20, 1000);
     let faulty = Arc::new(FaultyStore::new(store));
-    let (prefetcher, source) = over(faulty.clone(), 20, 1000);
+    let (prefetcher, source) = limited_prefetcher(faulty.clone(), 20, 1000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let late = Duration::from_millis(200);
-    faulty.script(Operation::Get, [Fault::Late(late); 2]);
-    let ahead = Ahead { iterator: worker.new_iterator(), objects: &[0, 1] };
-    drop(worker.ask(source, &[], ahead, never).unwrap());
-    eventually("all is read", || prefetcher.stats().objects == 2);
-    assert_eq!(prefetcher.stats().waited, Duration::ZERO, "nobody asked");
-    drop(worker.ask(source, &[0, 1], Ahead::default(), never).unwrap());
-    assert!(prefetcher.stats().waited < late, "both were there");
-    faulty.script(Operation::Get, [Fault::Late(late); 8]);
-    for asked in [2, 4] {
-        drop(worker.ask(source, &[asked, asked + 1], Ahead::default(), never).unwrap());
-        drop(runtime().block_on(prefetcher.take(&objects(source, [asked + 10, asked + 11]))));
+    faulty.script(Operation::Get, [Fault::Delay(late); 2]);
+    let ahead = Announcement { iterator: worker.new_iterator(), objects: &[0, 1] };
+    drop(worker.request(source, &[], ahead, no_check).unwrap());
+    eventually("all objects are read", || prefetcher.stats().objects == 2);
+    assert_eq!(prefetcher.stats().waited, Duration::ZERO, "nothing was demanded");
+    drop(worker.request(source, &[0, 1], Announcement::default(), no_check).unwrap());
+    assert!(prefetcher.stats().waited < late, "both were ready");
+    faulty.script(Operation::Get, [Fault::Delay(late); 8]);
+    for requested in [2, 4] {
+        drop(worker.request(source, &[requested, requested + 1], Announcement::default(), no_check).unwrap());
+        drop(runtime().block_on(prefetcher.take(&objects(source, [requested + 10, requested + 11]))));
     }
-    // Two objects of one request are one wait.
+    // Two objects of one request count as one wait.
     let waited = prefetcher.stats().waited;
     assert!((4 * late..8 * late).contains(&waited), "{waited:?}");
 }
 
 #[test]
-fn memory_is_ahead_with_a_worker_or_with_this_process() {
+fn memory_is_counted_as_read_ahead_granted_or_held() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 12, 100_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..12));
-    eventually("all is read", || prefetcher.stats().objects == 12 && prefetcher.stats().in_flight == 0);
+    eventually("all objects are read", || prefetcher.stats().objects == 12 && prefetcher.stats().in_flight == 0);
     let figures = || {
         let Stats { memory, ahead, .. } = prefetcher.stats();
         [ahead, memory.granted, memory.used - memory.granted - ahead].map(|bytes| bytes / Arena::charge(100_000))
     };
     assert_eq!(figures(), [12, 0, 0]);
-    let claimed = worker.ask(source, &[0, 1, 2], Ahead::default(), never).unwrap();
+    let claimed = worker.request(source, &[0, 1, 2], Announcement::default(), no_check).unwrap();
     let held = runtime().block_on(prefetcher.take(&objects(source, [3, 4])));
     assert_eq!(figures(), [7, 3, 2]);
     drop(held);
     drop(claimed);
     prefetcher.cancel(iterator);
-    eventually("all is free", || prefetcher.stats().memory.used == 0);
+    eventually("all memory is free", || prefetcher.stats().memory.used == 0);
     assert_eq!(figures(), [0, 0, 0]);
 }

@@ -1,48 +1,51 @@
-//! What is given up where memory is short, and how much of it is whose. Leaves when to the window.
+//! Eviction of entries when memory is short: shares of the iterators, and the entry to evict. `Window` decides when.
 
 use super::{State, Window};
 
 impl<B, W> Window<B, W> {
-    /// What is one iterator's of the bytes that iterators hold.
+    /// The equal share of an active iterator in the bytes that iterators hold.
     pub(super) fn share(&self) -> u64 {
-        let busy = self.iterations.values().filter(|iteration| iteration.held > 0 || iteration.reads_ahead());
-        let (count, held) = busy.fold((0, 0), |(count, held), iteration| (count + 1, held + iteration.held));
+        let busy =
+            self.iterators.values().filter(|iterator_state| iterator_state.held > 0 || iterator_state.reads_ahead());
+        let (count, held) = busy.fold((0, 0), |(count, held), iterator_state| (count + 1, held + iterator_state.held));
         held / count.max(1)
     }
 
-    /// The last landed use of iterators other than `iterator`.
+    /// The last ready entry of the iterators other than `iterator`.
     pub(super) fn last_of_others(&self, iterator: u64) -> Option<u64> {
-        self.landed.iter().rev().find(|number| self.uses[number].iterator != iterator).copied()
+        self.ready.iter().rev().find(|number| self.entries[number].iterator != iterator).copied()
     }
 
-    /// The last landed use of an iterator that was used before `used_at`.
-    pub(super) fn last_of_idler(&self, used_at: u64) -> Option<u64> {
+    /// The last ready entry of an iterator that was last used before `last_used`.
+    pub(super) fn last_of_less_recent(&self, last_used: u64) -> Option<u64> {
         let idle = |number: &&u64| {
-            self.iterations.get(&self.uses[number].iterator).is_none_or(|iteration| iteration.used_at < used_at)
+            self.iterators
+                .get(&self.entries[number].iterator)
+                .is_none_or(|iterator_state| iterator_state.last_used < last_used)
         };
-        self.landed.iter().rev().find(idle).copied()
+        self.ready.iter().rev().find(idle).copied()
     }
 
-    /// Queues a landed use again, for the sake of the iterator `winner`, and returns what it held.
+    /// Evicts a ready entry in favour of the iterator `winner`: queues it again and returns its result.
     pub(super) fn evict(&mut self, number: u64, winner: u64) -> B {
-        self.landed.remove(&number);
-        let used = self.uses.get_mut(&number).expect("what has landed is there");
-        let State::Landed(body) = std::mem::replace(&mut used.state, State::Queued) else {
-            unreachable!("only what has landed is in `landed`");
+        self.ready.remove(&number);
+        let entry = self.entries.get_mut(&number).expect("each number in `ready` has an entry");
+        let State::Ready(body) = std::mem::replace(&mut entry.state, State::Queued) else {
+            unreachable!("each number in `ready` has a ready entry");
         };
-        let (iterator, charge) = (used.iterator, used.charge);
-        self.release(iterator, charge);
-        if let Some(iteration) = self.iterations.get_mut(&iterator) {
-            iteration.queued.insert(number);
-            iteration.parked |= iterator != winner;
+        let (iterator, charge) = (entry.iterator, entry.charge);
+        self.subtract_held(iterator, charge);
+        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
+            iterator_state.queued.insert(number);
+            iterator_state.paused |= iterator != winner;
         }
         body
     }
 
-    /// Forgets a use for which `gone` says that nobody waits any more. Its wish then.
-    pub(in crate::prefetch) fn give_up(&mut self, number: u64, gone: impl Fn(&W) -> bool) -> Option<W> {
-        let wish = self.uses.get_mut(&number)?.wish.take_if(|wish| gone(wish))?;
+    /// Removes an entry if its waiter has stopped waiting, as `closed` reports. Returns the waiter.
+    pub(in crate::prefetch) fn remove_abandoned(&mut self, number: u64, closed: impl Fn(&W) -> bool) -> Option<W> {
+        let waiter = self.entries.get_mut(&number)?.waiter.take_if(|waiter| closed(waiter))?;
         self.remove(number);
-        Some(wish)
+        Some(waiter)
     }
 }

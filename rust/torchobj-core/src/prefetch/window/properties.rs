@@ -1,4 +1,4 @@
-//! The books against what they are books of, whatever is announced, taken, read, given up and cancelled, in any order.
+//! Checks the state of a window after random announcements, takes, reads, evictions and cancellations.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ const LIMIT: usize = 3;
 const OBJECTS: u64 = 6;
 const ITERATORS: u64 = 3;
 
-/// A body: counts in `used` for as long as it is there.
+/// A result; adds its size to `used` while it lives.
 #[derive(Debug)]
 struct Body {
     object: Object,
@@ -27,7 +27,7 @@ fn object(index: u64) -> Object {
     Object { source: 1, index }
 }
 
-/// The last one is larger than the budget.
+/// The last object is larger than the budget.
 fn charge(object: Object) -> u64 {
     [1, 2, 3, 5, 7, 20][usize::try_from(object.index % OBJECTS).unwrap()]
 }
@@ -69,17 +69,17 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// A prefetcher without threads.
 #[derive(Default)]
-struct World {
+struct Simulation {
     window: Window<Body, u64>,
     used: Rc<Cell<u64>>,
     reading: Vec<Job>,
-    /// Wishes that were not delivered, and what they are for.
+    /// Waiters without a result, and their objects.
     waiting: BTreeMap<u64, Object>,
     taken: Vec<Body>,
-    wishes: u64,
+    waiters: u64,
 }
 
-impl World {
+impl Simulation {
     fn fits(&self) -> impl Fn(u64, u64) -> bool + use<> {
         let used = self.used.clone();
         move |bytes, reserved| used.get() + reserved + bytes <= BUDGET
@@ -101,52 +101,55 @@ impl World {
     }
 
     fn take(&mut self, object: Object) {
-        self.wishes += 1;
-        self.waiting.insert(self.wishes, object);
-        let (found, delivery) = self.window.take(object, charge(object), self.wishes);
-        assert_eq!(found == Found::Hit, matches!(delivery, Some((_, Ok(_)))));
+        self.waiters += 1;
+        self.waiting.insert(self.waiters, object);
+        let (found, delivery) = self.window.take(object, charge(object), self.waiters);
+        assert_eq!(found == TakeOutcome::Hit, matches!(delivery, Some((_, Ok(_)))));
         self.deliver(delivery);
     }
 
     fn deliver(&mut self, delivery: Option<Delivery<Body, u64>>) {
-        let Some((wish, result)) = delivery else { return };
-        let object = self.waiting.remove(&wish).expect("a wish is delivered once");
+        let Some((waiter, result)) = delivery else { return };
+        let object = self.waiting.remove(&waiter).expect("each waiter gets one result");
         if let Ok(body) = result {
             assert_eq!(body.object, object);
             self.taken.push(body);
         }
     }
 
-    /// Starts what can be started.
+    /// Starts every read that can be started.
     fn pump(&mut self) {
         let mut evicted = 0;
         while self.reading.len() < LIMIT {
             let fits = self.fits();
-            let room = BUDGET.saturating_sub(self.used.get() + self.window.reserved());
+            let available = BUDGET.saturating_sub(self.used.get() + self.window.reserved());
             match self.window.next(fits) {
                 Next::Start(job) => {
-                    assert!(job.overdraws || charge(job.object) <= room, "announced work overdraws the budget");
+                    assert!(
+                        job.exceeds_budget || charge(job.object) <= available,
+                        "announced work exceeds_budget the budget"
+                    );
                     assert!(self.reading.iter().all(|other| other.object != job.object), "it is being read");
                     self.reading.push(job);
                 }
                 Next::Evict(body) => {
                     drop(body);
                     evicted += 1;
-                    assert!(evicted < 10_000, "it gives up and reads again for ever");
+                    assert!(evicted < 10_000, "evicts and reads for ever");
                 }
                 Next::Idle => {
-                    assert!(self.window.iterations.values().all(|of| of.queued.is_empty() || of.parked));
+                    assert!(self.window.iterators.values().all(|of| of.queued.is_empty() || of.paused));
                     break;
                 }
-                Next::Starved => break,
+                Next::OutOfMemory => break,
             }
         }
         if self.reading.is_empty() {
-            assert!(self.waiting.is_empty(), "somebody waits, and nothing is read");
+            assert!(self.waiting.is_empty(), "a waiter without a running read");
         }
     }
 
-    /// As `drive` does.
+    /// Does what `Prefetcher::run_job` does.
     fn finish(&mut self, which: usize, ok: bool) {
         let Job { number, object, reservation, cancelled, .. } = self.reading.swap_remove(which);
         let result = cancelled.notified().now_or_never().is_none().then(|| match ok {
@@ -156,73 +159,76 @@ impl World {
         drop(reservation);
         let read = matches!(result, Some(Ok(_)));
         let fits = self.fits();
-        let followers = self.window.followers(object, |bytes, reserved| read && fits(bytes, reserved));
+        let followers = self.window.take_followers(object, |bytes, reserved| read && fits(bytes, reserved));
         let copies: Vec<_> =
             followers.into_iter().map(|number| (number, read.then(|| Body::new(object, &self.used)))).collect();
         if let Some(result) = result {
-            let delivery = self.window.done(number, result);
+            let delivery = self.window.complete(number, result);
             self.deliver(delivery);
         }
         for (number, copy) in copies {
             match copy {
                 Some(body) => {
-                    let delivery = self.window.done(number, Ok(body));
+                    let delivery = self.window.complete(number, Ok(body));
                     self.deliver(delivery);
                 }
-                None => self.window.again(number),
+                None => self.window.requeue(number),
             }
         }
     }
 
-    /// The books are right.
+    /// Asserts that the state is consistent.
     fn check(&self) {
-        let Window { uses, open, flights, wished, landed, iterations, .. } = &self.window;
-        let sum = |chosen: &dyn Fn(&Use<Body, u64>) -> bool| -> u64 {
-            uses.values().filter(|used| chosen(used)).map(|used| used.charge).sum()
+        let Window { entries, untaken, reading, demanded, ready, iterators, .. } = &self.window;
+        let sum = |chosen: &dyn Fn(&Entry<Body, u64>) -> bool| -> u64 {
+            entries.values().filter(|used| chosen(used)).map(|used| used.charge).sum()
         };
         let holds =
-            |used: &Use<Body, u64>| matches!(used.state, State::Filling(_) | State::Following | State::Landed(_));
-        for (iterator, iteration) in iterations {
-            assert_eq!(iteration.announced, sum(&|used| used.iterator == *iterator));
-            assert_eq!(iteration.held, sum(&|used| used.iterator == *iterator && holds(used)));
-            let queued = |used: &Use<Body, u64>| {
-                used.iterator == *iterator && used.wish.is_none() && matches!(used.state, State::Queued)
+            |used: &Entry<Body, u64>| matches!(used.state, State::Filling(_) | State::Following | State::Ready(_));
+        for (iterator, iterator_state) in iterators {
+            assert_eq!(iterator_state.announced, sum(&|used| used.iterator == *iterator));
+            assert_eq!(iterator_state.held, sum(&|used| used.iterator == *iterator && holds(used)));
+            let queued = |used: &Entry<Body, u64>| {
+                used.iterator == *iterator && used.waiter.is_none() && matches!(used.state, State::Queued)
             };
             let expected: BTreeSet<u64> =
-                uses.iter().filter(|(_, used)| queued(used)).map(|(number, _)| *number).collect();
-            assert_eq!(iteration.queued, expected);
+                entries.iter().filter(|(_, used)| queued(used)).map(|(number, _)| *number).collect();
+            assert_eq!(iterator_state.queued, expected);
         }
-        let expected: BTreeSet<u64> =
-            uses.iter().filter(|(_, used)| matches!(used.state, State::Landed(_))).map(|(number, _)| *number).collect();
-        assert_eq!(*landed, expected);
-        for (object, numbers) in open {
+        let expected: BTreeSet<u64> = entries
+            .iter()
+            .filter(|(_, used)| matches!(used.state, State::Ready(_)))
+            .map(|(number, _)| *number)
+            .collect();
+        assert_eq!(*ready, expected);
+        for (object, numbers) in untaken {
             assert!(!numbers.is_empty() && numbers.iter().is_sorted());
-            assert!(numbers.iter().all(|number| uses[number].object == *object && uses[number].wish.is_none()));
+            assert!(numbers.iter().all(|number| entries[number].object == *object && entries[number].waiter.is_none()));
         }
         assert_eq!(
-            open.values().map(VecDeque::len).sum::<usize>(),
-            uses.values().filter(|used| used.wish.is_none()).count()
+            untaken.values().map(VecDeque::len).sum::<usize>(),
+            entries.values().filter(|used| used.waiter.is_none()).count()
         );
-        let waited: Vec<u64> = uses.values().filter_map(|used| used.wish).collect();
+        let waited: Vec<u64> = entries.values().filter_map(|used| used.waiter).collect();
         assert_eq!(waited.len(), self.waiting.len());
-        assert!(waited.iter().all(|wish| self.waiting.contains_key(wish)));
-        // Somebody sees to each who waits.
-        for (number, used) in uses.iter().filter(|(_, used)| used.wish.is_some()) {
-            let seen = match used.state {
-                State::Queued => wished.contains(number),
+        assert!(waited.iter().all(|waiter| self.waiting.contains_key(waiter)));
+        // Each waiter has an entry that will be read.
+        for (number, used) in entries.iter().filter(|(_, used)| used.waiter.is_some()) {
+            let will_be_read = match used.state {
+                State::Queued => demanded.contains(number),
                 State::Filling(_) => self.reading.iter().any(|job| job.number == *number),
-                State::Following => flights[&used.object].contains(number),
-                State::Landed(_) | State::Failed(_) => false,
+                State::Following => reading[&used.object].contains(number),
+                State::Ready(_) | State::Failed(_) => false,
             };
-            assert!(seen, "{used:?}");
+            assert!(will_be_read, "{used:?}");
         }
-        assert!(flights.keys().all(|object| self.reading.iter().any(|job| job.object == *object)));
+        assert!(reading.keys().all(|object| self.reading.iter().any(|job| job.object == *object)));
         let following = sum(&|used| matches!(used.state, State::Following));
         let reading: u64 = self.reading.iter().map(|job| job.reservation.bytes()).sum();
         assert_eq!(self.window.reserved(), following + reading);
     }
 
-    /// All that anybody waits for comes, and nothing is left.
+    /// Asserts that every waiter gets its result, and that nothing remains.
     fn end(&mut self) {
         for _ in 0..10_000 {
             self.pump();
@@ -246,90 +252,90 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn who_waits_gets_it_once_and_the_books_are_right(steps in prop::collection::vec(step(), 1..120)) {
-        let mut world = World::default();
+    fn each_waiter_gets_one_result_and_the_state_stays_consistent(steps in prop::collection::vec(step(), 1..120)) {
+        let mut simulation = Simulation::default();
         for step in steps {
-            world.step(step);
+            simulation.step(step);
         }
-        world.end();
+        simulation.end();
     }
 }
 
-/// Reads everything that can be read. How much that was.
-fn settle(world: &mut World) -> u64 {
+/// Runs all reads that can be started. Returns their number.
+fn settle(simulation: &mut Simulation) -> u64 {
     for read in 0.. {
-        world.pump();
-        if world.reading.is_empty() {
+        simulation.pump();
+        if simulation.reading.is_empty() {
             return read;
         }
-        world.finish(0, true);
+        simulation.finish(0, true);
     }
     unreachable!()
 }
 
 #[test]
-fn two_iterators_that_are_used_in_turn_do_not_take_each_others_memory() {
-    let mut world = World::default();
-    // A third of the budget is somebody else's.
-    world.taken = vec![Body::new(object(1), &world.used), Body::new(object(1), &world.used)];
-    // Objects of one byte, each used once.
+fn iterators_used_in_turn_do_not_evict_each_other() {
+    let mut simulation = Simulation::default();
+    // A third of the budget is held by callers.
+    simulation.taken = vec![Body::new(object(1), &simulation.used), Body::new(object(1), &simulation.used)];
+    // Objects of one byte, each announced once.
     let nth = |iterator: u64, number: u64| Object { source: iterator, index: OBJECTS * number };
     for iterator in [1, 2] {
-        (0..60).for_each(|number| world.window.announce(iterator, nth(iterator, number), 1));
+        (0..60).for_each(|number| simulation.window.announce(iterator, nth(iterator, number), 1));
     }
-    let mut read = settle(&mut world);
+    let mut read = settle(&mut simulation);
     for number in 0..60 {
         for iterator in [1, 2] {
-            world.take(nth(iterator, number));
-            read += settle(&mut world);
-            world.taken.truncate(2);
-            read += settle(&mut world);
+            simulation.take(nth(iterator, number));
+            read += settle(&mut simulation);
+            simulation.taken.truncate(2);
+            read += settle(&mut simulation);
         }
     }
-    // Each once, and what one of them gave up when the other was first used.
+    // Each object once, and those that one iterator gave up when the other was first used.
     assert!((120..=126).contains(&read), "{read} reads of 120 objects");
-    world.end();
+    simulation.end();
 }
 
 #[test]
-fn the_objects_of_an_idle_iterator_are_read_at_most_once_more_for_each_use_of_it() {
-    let mut world = World::default();
+fn entries_of_an_idle_iterator_are_reread_at_most_once_per_use() {
+    let mut simulation = Simulation::default();
     let nth = |iterator: u64, number: u64| Object { source: iterator, index: OBJECTS * number };
-    (0..BUDGET).for_each(|number| world.window.announce(1, nth(1, number), 1));
-    assert_eq!(settle(&mut world), BUDGET);
-    // What nobody announced takes of the idle one's memory too.
+    (0..BUDGET).for_each(|number| simulation.window.announce(1, nth(1, number), 1));
+    assert_eq!(settle(&mut simulation), BUDGET);
+    // Unannounced objects take memory from the idle iterator too.
     for number in 0..20 {
-        world.take(nth(3, number));
-        assert_eq!(settle(&mut world), 1, "object {number}");
-        world.taken.clear();
-        assert_eq!(settle(&mut world), 0, "object {number}");
+        simulation.take(nth(3, number));
+        assert_eq!(settle(&mut simulation), 1, "object {number}");
+        simulation.taken.clear();
+        assert_eq!(settle(&mut simulation), 0, "object {number}");
     }
     for used in 0..3 {
-        (0..40).for_each(|number| world.window.announce(2, nth(2, number), 1));
+        (0..40).for_each(|number| simulation.window.announce(2, nth(2, number), 1));
         let mut read = 0;
         for number in 0..40 {
-            world.take(nth(2, number));
-            read += settle(&mut world);
-            world.taken.clear();
-            read += settle(&mut world);
+            simulation.take(nth(2, number));
+            read += settle(&mut simulation);
+            simulation.taken.clear();
+            read += settle(&mut simulation);
         }
-        assert_eq!(read, 40, "those of the other one alone, after {used} uses of the idle one");
-        world.take(nth(1, used));
-        read = settle(&mut world);
-        world.taken.clear();
-        read += settle(&mut world);
+        assert_eq!(read, 40, "only those of the other iterator, after {used} entries of the idle one");
+        simulation.take(nth(1, used));
+        read = settle(&mut simulation);
+        simulation.taken.clear();
+        read += settle(&mut simulation);
         assert!((1..=BUDGET).contains(&read), "{read} reads for use {used} of the idle one");
     }
-    world.end();
+    simulation.end();
 }
 
 #[test]
-fn what_follows_a_read_is_counted_before_it_has_its_copy() {
-    let mut world = World::default();
-    (0..9).for_each(|_| world.window.announce(1, object(2), charge(object(2))));
-    world.pump();
-    assert_eq!(world.window.reserved(), BUDGET);
-    world.finish(0, true);
-    assert_eq!((world.used.get(), world.window.reserved()), (BUDGET, 0));
-    world.end();
+fn following_entries_are_reserved_before_their_copies_exist() {
+    let mut simulation = Simulation::default();
+    (0..9).for_each(|_| simulation.window.announce(1, object(2), charge(object(2))));
+    simulation.pump();
+    assert_eq!(simulation.window.reserved(), BUDGET);
+    simulation.finish(0, true);
+    assert_eq!((simulation.used.get(), simulation.window.reserved()), (BUDGET, 0));
+    simulation.end();
 }

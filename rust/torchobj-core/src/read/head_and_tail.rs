@@ -1,4 +1,4 @@
-//! Reads the head and the tail of an object at once: where its index lies, before anything is known of it.
+//! Reads the head and the tail of an object in parallel. Formats with an index at one end need no other request for it.
 
 use std::sync::Arc;
 
@@ -8,25 +8,32 @@ use crate::client::Client;
 use crate::error::{ErrorKind, Operation, Result};
 use crate::types::{ByteRange, Version};
 
-/// The two ends of an object.
+/// The head and the tail of an object.
 #[derive(Debug)]
-pub struct Ends {
-    /// Its first bytes.
+pub struct HeadAndTail {
+    /// First bytes.
     pub head: Buffer,
-    /// Its last bytes; those of a small object are its first too.
+    /// Last bytes; they overlap the head if the object is small.
     pub tail: Buffer,
     /// Size of the whole object.
     pub size: u64,
-    /// The version of both.
+    /// Version of both.
     pub version: Option<Version>,
 }
 
 impl Client {
-    /// Reads the first `head_bytes` and the last `tail_bytes` of an object, or what it has of them, in parallel.
+    /// Reads the first `head_bytes` and the last `tail_bytes` of an object, in parallel. Returns less of a smaller
+    /// object.
     ///
     /// # Errors
-    /// `Config` when one of them is 0, `Changed` when the object was replaced in between, and those of [`Client::get`].
-    pub async fn get_ends(self: &Arc<Self>, key: &str, head_bytes: u64, tail_bytes: u64) -> Result<Ends> {
+    /// `Config` if one of them is 0, `Changed` if the object was replaced between the requests, and errors of
+    /// [`Client::get`].
+    pub async fn get_head_and_tail(
+        self: &Arc<Self>,
+        key: &str,
+        head_bytes: u64,
+        tail_bytes: u64,
+    ) -> Result<HeadAndTail> {
         if head_bytes == 0 || tail_bytes == 0 {
             let message = format!("head_bytes={head_bytes}, tail_bytes={tail_bytes}: must be 1 or more");
             return Err(self.store().error(ErrorKind::Config, Operation::Get, key, &message));
@@ -34,7 +41,7 @@ impl Client {
         let read = |range| self.get(Read { range: Some(range), ..Read::whole(key) });
         let head = async {
             match read(ByteRange::Bounded(0..head_bytes)).await {
-                // Every range of an empty object is refused, but not a read of its tail or of all of it.
+                // Every range of an empty object is refused; its tail, or the whole object, can be read.
                 Err(error) if error.kind() == ErrorKind::Range => self.get(Read::whole(key)).await,
                 head => head,
             }
@@ -44,7 +51,7 @@ impl Client {
             let message = "the object was replaced between its head and its tail";
             return Err(self.store().error(ErrorKind::Changed, Operation::Get, key, message));
         }
-        Ok(Ends { size: head.size, version: head.version, head: head.buffer, tail: tail.buffer })
+        Ok(HeadAndTail { size: head.size, version: head.version, head: head.buffer, tail: tail.buffer })
     }
 }
 
@@ -72,32 +79,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_smaller_than_its_ends_is_read_twice() {
+    async fn an_object_smaller_than_head_and_tail_is_read_twice() {
         for (body, head, tail) in [("head to tail", "head", "tail"), ("all", "all", "all"), ("", "", "")] {
             let (client, _) = client(body.as_bytes()).await;
-            let ends = client.get_ends("k", 4, 4).await.unwrap();
+            let ends = client.get_head_and_tail("k", 4, 4).await.unwrap();
             assert_eq!((ends.head.as_slice(), ends.tail.as_slice()), (head.as_bytes(), tail.as_bytes()));
             assert_eq!((ends.size, ends.version), (body.len() as u64, client.head("k").await.unwrap().version));
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn two_versions_are_a_change() {
+    async fn a_change_between_the_requests_is_an_error() {
         let (client, faulty) = client(b"one object").await;
-        faulty.script(Operation::Get, [Fault::Late(Duration::ZERO), Fault::Late(Duration::from_secs(2))]);
+        faulty.script(Operation::Get, [Fault::Delay(Duration::ZERO), Fault::Delay(Duration::from_secs(2))]);
         let replace = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             put(&client, b"the other.").await;
         };
-        let (ends, ()) = tokio::join!(client.get_ends("k", 4, 4), replace);
+        let (ends, ()) = tokio::join!(client.get_head_and_tail("k", 4, 4), replace);
         assert_eq!(ends.unwrap_err().kind(), ErrorKind::Changed);
     }
 
     #[tokio::test]
-    async fn an_end_of_no_bytes_is_refused() {
+    async fn an_empty_head_or_tail_is_refused() {
         let (client, _) = client(b"body").await;
         for (head_bytes, tail_bytes) in [(0, 1), (1, 0)] {
-            assert_eq!(client.get_ends("k", head_bytes, tail_bytes).await.unwrap_err().kind(), ErrorKind::Config);
+            assert_eq!(
+                client.get_head_and_tail("k", head_bytes, tail_bytes).await.unwrap_err().kind(),
+                ErrorKind::Config
+            );
         }
     }
 }

@@ -1,30 +1,30 @@
-//! How fast may be sent: a rate that all uploads of an account share. Knows nothing of what is sent.
+//! The rate limit in bytes per second, shared by all uploads of an account.
 
 use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until};
 
-/// Less than this is sent at once: what commits a checkpoint does not stand behind the parts of another.
+/// Smaller payloads are not limited: the small objects that commit a checkpoint do not wait for the parts of another one.
 const SMALL_BYTES: u64 = 256 << 10;
 
-/// Leave to send so many bytes a second.
+/// A limit on the bytes sent per second.
 #[derive(Debug)]
-pub struct Pace {
+pub struct RateLimit {
     bytes_per_s: u64,
-    /// When all that had leave so far is sent. Who waits for leave holds it, and the others stand in line; one that
-    /// gives up has booked nothing.
+    /// When all granted bytes are sent. A waiting call holds the lock, and later calls queue for it in order. A call that
+    /// is cancelled while it waits uses nothing of the rate.
     free_at: Mutex<Option<Instant>>,
 }
 
-impl Pace {
-    /// A pace of `bytes_per_s`, at least one.
+impl RateLimit {
+    /// A limit of `bytes_per_s`, at least one.
     pub fn new(bytes_per_s: u64) -> Self {
         Self { bytes_per_s: bytes_per_s.max(1), free_at: Mutex::new(None) }
     }
 
     /// Waits until `bytes` may be sent.
-    pub(crate) async fn leave(&self, bytes: u64) {
+    pub(crate) async fn acquire(&self, bytes: u64) {
         if bytes < SMALL_BYTES {
             return;
         }
@@ -43,33 +43,33 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn parts_follow_each_other_at_the_rate() {
-        let (pace, began) = (Pace::new(1 << 20), Instant::now());
+        let (rate_limit, began) = (RateLimit::new(1 << 20), Instant::now());
         for _ in 0..5 {
-            pace.leave(1 << 20).await;
+            rate_limit.acquire(1 << 20).await;
         }
         assert_eq!(began.elapsed().as_secs(), 4);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_that_was_not_used_is_not_saved_up() {
-        let pace = Pace::new(1 << 20);
-        pace.leave(1 << 20).await;
+    async fn unused_time_is_not_accumulated() {
+        let rate_limit = RateLimit::new(1 << 20);
+        rate_limit.acquire(1 << 20).await;
         tokio::time::sleep(Duration::from_secs(60)).await;
         let began = Instant::now();
-        pace.leave(1 << 20).await;
-        pace.leave(1 << 20).await;
+        rate_limit.acquire(1 << 20).await;
+        rate_limit.acquire(1 << 20).await;
         assert_eq!(began.elapsed().as_secs(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_gives_up_keeps_no_place_and_what_is_small_needs_none() {
-        let (pace, began) = (Pace::new(1 << 20), Instant::now());
-        pace.leave(1 << 20).await;
-        let many = futures_util::future::join_all((0..80).map(|_| pace.leave(1 << 20)));
+    async fn cancelled_calls_use_nothing_of_the_rate_and_small_payloads_do_not_wait() {
+        let (rate_limit, began) = (RateLimit::new(1 << 20), Instant::now());
+        rate_limit.acquire(1 << 20).await;
+        let many = futures_util::future::join_all((0..80).map(|_| rate_limit.acquire(1 << 20)));
         assert!(within(Duration::from_millis(500), many).await.is_none());
-        pace.leave(1).await;
+        rate_limit.acquire(1).await;
         assert_eq!(began.elapsed().as_millis(), 500);
-        pace.leave(1 << 20).await;
+        rate_limit.acquire(1 << 20).await;
         assert_eq!(began.elapsed().as_secs(), 1);
     }
 }

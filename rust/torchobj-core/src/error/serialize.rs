@@ -1,10 +1,10 @@
-//! An error as bytes, for a process that waits for another one's reads.
+//! Serializes an error for another process of this machine.
 
 use std::time::Duration;
 
 use super::{Error, ErrorKind, Fields, Operation};
 
-/// ASCII's own: what no message contains.
+/// The ASCII unit separator. Replaced by a space in the fields.
 const SEPARATOR: char = '\u{1f}';
 
 const KINDS: [ErrorKind; 26] = [
@@ -37,11 +37,12 @@ const KINDS: [ErrorKind; 26] = [
 ];
 
 impl Error {
-    /// The error, to be read by [`from_bytes`](Self::from_bytes) in another process of this machine. Its sources become
-    /// part of its message; its operation is a read.
+    /// Serializes the error of a read for [`from_bytes`](Self::from_bytes) in another process. Its source becomes part of
+    /// its message; its operation is not included.
     pub fn to_bytes(&self) -> Vec<u8> {
         let fields = &*self.0;
-        let kind = KINDS.iter().position(|kind| *kind == fields.kind).expect("a test counts them");
+        let kind =
+            KINDS.iter().position(|kind| *kind == fields.kind).expect("KINDS has every kind: a test compares them");
         let message = match &fields.source {
             Some(source) if fields.message.is_empty() => source.to_string(),
             Some(source) => format!("{}: {source}", fields.message),
@@ -63,12 +64,17 @@ impl Error {
         parts.join(&SEPARATOR.to_string()).into_bytes()
     }
 
-    /// Undoes [`to_bytes`](Self::to_bytes).
+    /// Deserializes what [`to_bytes`](Self::to_bytes) wrote. Its operation is `Get`.
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let parts: Vec<&str> = text.split(SEPARATOR).collect();
         let [kind, attempts, elapsed, status, url, message, code, request_id, hint] = parts[..] else {
-            return Self::new(ErrorKind::Io, Operation::Get, "", format!("an error that cannot be read: {text}"));
+            return Self::new(
+                ErrorKind::Io,
+                Operation::Get,
+                "",
+                format!("an error that cannot be deserialized: {text}"),
+            );
         };
         let option = |part: &str| (!part.is_empty()).then(|| part.to_owned());
         let kind = kind.parse().ok().and_then(|kind: usize| KINDS.get(kind)).copied().unwrap_or(ErrorKind::Io);
@@ -94,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_reads_the_same_after_a_journey() {
+    fn a_deserialized_error_has_the_same_kind_and_text() {
         let error = Error::new(ErrorKind::Throttled, Operation::Get, "s3://b/k\u{1f}é", "please wait")
             .with_status(503, Some("SlowDown".into()))
             .with_request_id(Some("ABC".into()))
@@ -112,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_can_travel() {
-        // `Cancelled` is the last: a kind that is added behind it, or between, is missed here.
+    fn every_kind_can_be_serialized() {
+        // `Cancelled` is the last kind: the test fails if a kind is added that `KINDS` lacks.
         assert_eq!(ErrorKind::Cancelled as usize + 1, KINDS.len());
         assert!(KINDS.iter().enumerate().all(|(index, kind)| *kind as usize == index));
     }

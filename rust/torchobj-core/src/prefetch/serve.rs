@@ -1,0 +1,135 @@
+//! Answers requests of workers: objects as segments, failures as serialized errors in segments.
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use super::{Body, Delivered, Demand, Object, Prefetcher, Waiter};
+use crate::arena::{Answers, Handler, Request, RequestedObjects, Segment};
+use crate::buffer::PendingBuffer;
+use crate::error::{Error, ErrorKind, Operation};
+use crate::object_ref::ObjectRef;
+
+impl Handler for Arc<Prefetcher> {
+    fn on_request(&self, request: Request, answers: Arc<Answers>) {
+        let Request { slot, source, objects, announced, iterator, ended, .. } = request;
+        if let Some(iterator) = ended.and_then(|ended| self.worker_iterators().remove(&(slot, ended))) {
+            self.cancel(iterator);
+        }
+        // `answers` is kept until the announcement below is done, because dropping it publishes the answers.
+        self.answer(source, objects, &answers);
+        if !announced.is_empty() {
+            let iterator = *self.worker_iterators().entry((slot, iterator)).or_insert_with(|| self.new_iterator());
+            let announced: Vec<Object> = announced.into_iter().map(|index| Object { source, index }).collect();
+            self.announce(iterator, &announced);
+        }
+        drop(answers);
+    }
+
+    fn on_worker_exit(&self, slot: u32) {
+        let ended: Vec<u64> =
+            self.worker_iterators().extract_if(|(of, _), _| *of == slot).map(|(_, ended)| ended).collect();
+        ended.into_iter().for_each(|iterator| self.cancel(iterator));
+    }
+
+    fn on_memory_freed(&self) {
+        if !self.has_announced() {
+            self.arena.reclaim_orphans();
+        }
+        self.release_idle_memory(Instant::now());
+        self.pump();
+    }
+}
+
+fn invalid_name() -> Error {
+    Error::new(ErrorKind::Config, Operation::Get, "", "a worker requested an object by an invalid name: a bug")
+}
+/// Time without a read after which the pages of free segments are released.
+const IDLE_RELEASE_DELAY: Duration = Duration::from_secs(5);
+
+impl Prefetcher {
+    /// Releases the pages of free segments if the prefetcher has been idle for a while.
+    pub(super) fn release_idle_memory(&self, now: Instant) {
+        let read = self.stats.objects();
+        let mut idle = self.idle_since.lock().expect("no holder of this lock panics");
+        if self.has_announced() || self.tasks.running() > 0 {
+            *idle = None;
+            return;
+        }
+        match *idle {
+            Some((since, before)) if before == read => {
+                if now.duration_since(since) >= IDLE_RELEASE_DELAY {
+                    self.arena.release_free_pages();
+                }
+            }
+            _ => *idle = Some((now, read)),
+        }
+    }
+
+    /// Iterators of workers, by slot and the worker's number of the iterator. Only the service task locks it.
+    fn worker_iterators(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
+        self.worker_iterators.lock().expect("no holder of this lock panics")
+    }
+
+    /// Takes the demanded objects of a request.
+    fn answer(self: &Arc<Self>, source: u64, objects: RequestedObjects, answers: &Arc<Answers>) {
+        // A request that only announces has no answers.
+        if objects.is_empty() {
+            return;
+        }
+        let timer = Arc::new(self.stats.wait_timer());
+        let waiter = |position| Waiter::Answer { answers: answers.clone(), position, timer: timer.clone() };
+        match objects {
+            RequestedObjects::Numbers(numbers) => {
+                let demands = numbers.into_iter().map(|index| Demand::Number(Object { source, index }));
+                self.demand(demands.enumerate().map(|(position, demand)| (demand, waiter(position))));
+            }
+            RequestedObjects::Names(names) => {
+                self.sweep(source);
+                let mut demands = Vec::with_capacity(names.len());
+                for (position, name) in names.into_iter().enumerate() {
+                    match name.filter(|record| ObjectRef::from_bytes(record).is_some()) {
+                        Some(record) => demands.push((Demand::Name { source, record }, waiter(position))),
+                        None => self.deliver((waiter(position), Err(invalid_name()))),
+                    }
+                }
+                self.demand(demands.into_iter());
+            }
+        }
+    }
+
+    /// Sends a result to its waiter.
+    pub(super) fn deliver(&self, (waiter, result): Delivered) {
+        match (waiter, result) {
+            // Sending fails if the caller was interrupted.
+            (Waiter::Local(sender), Ok(Body { result, segment })) => {
+                drop(segment);
+                drop(sender.send(Ok(result)));
+            }
+            (Waiter::Local(sender), Err(error)) => drop(sender.send(Err(error))),
+            (Waiter::Answer { answers, position, timer }, Ok(body)) => {
+                drop(body.result);
+                let segment = Arc::into_inner(body.segment).expect("a body has the only view of its segment");
+                answers.complete(position, segment);
+                drop(timer);
+            }
+            (Waiter::Answer { answers, position, timer }, Err(error)) => {
+                // If there is no memory for the error, the object is refused.
+                if let Some(segment) = self.serialize_error(&error) {
+                    answers.fail(position, segment);
+                }
+                drop(timer);
+            }
+        }
+    }
+
+    fn serialize_error(&self, error: &Error) -> Option<Segment> {
+        let text = error.to_bytes();
+        let segment = self.arena.segment(text.len() as u64).ok()?;
+        let (pending, mut dest) = PendingBuffer::new(segment.memory());
+        dest.fill(&text);
+        drop(dest);
+        drop(pending);
+        Arc::into_inner(segment)
+    }
+}

@@ -1,0 +1,239 @@
+//! Runs the reads that `window` selects, as a source of the engine. `window` determines their order.
+
+use std::io;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use futures_util::FutureExt;
+
+use super::job::{Job, Next, Reservation};
+use super::shortage::Holders;
+use super::{Body, KnownSource, Object, Prefetcher, Waiter, panicked, unknown_object};
+use crate::arena::{Arena, Segment, Usage};
+use crate::buffer::{Memory, PendingBuffer};
+use crate::engine::{Allocate, Halt, Source, Tasks, pump};
+use crate::error::Result;
+use crate::fork;
+use crate::read::{Read, ReadResult};
+use crate::types::ByteRange;
+
+impl Source for Prefetcher {
+    type Item = Job;
+
+    fn tasks(&self) -> &Tasks {
+        &self.tasks
+    }
+
+    fn limit(&self) -> usize {
+        self.limit()
+    }
+
+    fn next(&self) -> Result<Job, Halt> {
+        self.next_job()
+    }
+
+    fn next_demanded(&self) -> Result<Job, Halt> {
+        self.next_demanded()
+    }
+
+    fn run(self: &Arc<Self>, job: Job) -> impl Future<Output = bool> + Send {
+        self.run_job(job)
+    }
+
+    fn halted(&self, halt: Halt) {
+        self.stats.halted(halt);
+    }
+}
+
+/// Allocates a segment of the arena for a read and drops the reservation that was made for it.
+struct SegmentAllocator {
+    arena: Arc<Arena>,
+    reservation: Reservation,
+}
+
+impl Allocate for SegmentAllocator {
+    type Handle = Arc<Segment>;
+
+    fn allocate(self, length: usize) -> io::Result<(Memory, Arc<Segment>)> {
+        let segment = self.arena.segment(length as u64)?;
+        drop(self.reservation);
+        Ok((segment.memory(), segment))
+    }
+}
+
+impl Prefetcher {
+    /// Starts reads as far as objects, memory and permits are available.
+    pub(super) fn pump(self: &Arc<Self>) {
+        pump(self);
+    }
+
+    fn next_job(&self) -> Result<Job, Halt> {
+        loop {
+            let (next, warning) = {
+                let _inside = fork::enter();
+                let mut window = self.window();
+                let next = window.next(|charge, reserved| self.arena.fits(charge, reserved));
+                // Under the lock of the window: the last decision sets the flag.
+                match next {
+                    Next::OutOfMemory if self.arena.set_memory_needed() => continue,
+                    Next::OutOfMemory => {}
+                    Next::Start(_) | Next::Evict(_) | Next::Idle => self.arena.clear_memory_needed(),
+                }
+                let holders = || {
+                    let Usage { budget, used, granted, .. } = self.arena.usage();
+                    Holders { budget, used, workers: granted, ahead: window.ahead() }
+                };
+                let mut shortage = self.shortage.lock().expect("no holder of this lock panics");
+                let warning = shortage.observe(&next, Instant::now(), holders);
+                (next, warning)
+            };
+            if let Some(warning) = warning {
+                log::warn!("{warning}");
+            }
+            match next {
+                Next::Start(job) => return Ok(job),
+                Next::Evict(body) => self.evict(body),
+                Next::OutOfMemory => return Err(Halt::OutOfMemory),
+                Next::Idle => return Err(Halt::Idle),
+            }
+        }
+    }
+
+    fn next_demanded(&self) -> Result<Job, Halt> {
+        loop {
+            let (next, more) = {
+                let _inside = fork::enter();
+                let mut window = self.window();
+                (window.next_demanded(|charge, reserved| self.arena.fits(charge, reserved)), window.is_queued())
+            };
+            match next {
+                Some(Next::Start(job)) => return Ok(job),
+                Some(Next::Evict(body)) => self.evict(body),
+                _ if more => {
+                    self.record_demand_exceeded();
+                    return Err(Halt::Limited);
+                }
+                _ => return Err(Halt::Idle),
+            }
+        }
+    }
+
+    fn evict(&self, body: Body) {
+        self.stats.evicted();
+        drop(body);
+    }
+
+    /// Reads an object and delivers it to its waiters. Returns whether the read succeeded.
+    async fn run_job(self: &Arc<Self>, job: Job) -> bool {
+        let Job { number, object, reservation, cancelled, .. } = job;
+        let abandoned = {
+            let _inside = fork::enter();
+            self.window().remove_abandoned(number, Waiter::is_closed)
+        };
+        let result = if abandoned.is_some() {
+            None
+        } else {
+            tokio::select! {
+                result = AssertUnwindSafe(self.read(object, reservation)).catch_unwind() => {
+                    // A panic is delivered to the waiters as an error.
+                    Some(result.unwrap_or_else(|_| Err(panicked(object))))
+                }
+                () = cancelled.notified() => None,
+            }
+        };
+        match &result {
+            Some(Ok(body)) => self.stats.read(body.result.buffer.len() as u64),
+            Some(Err(_)) => self.stats.failed(),
+            None => {}
+        }
+        let read = matches!(result, Some(Ok(_)));
+        let followers = {
+            let _inside = fork::enter();
+            let mut window = self.window();
+            window.take_followers(object, |charge, reserved| read && self.arena.fits(charge, reserved))
+        };
+        // The copies are made first: the receiver of the original may write to it.
+        let mut copies = Vec::new();
+        for follower in followers {
+            let copy = match &result {
+                Some(Ok(body)) => self.copy(&body.result).ok(),
+                _ => None,
+            };
+            copies.push((follower, copy));
+        }
+        let mut deliveries = Vec::new();
+        // Dropped after the locks are released: freeing memory may take long.
+        let mut discarded = Vec::new();
+        {
+            let _inside = fork::enter();
+            let mut window = self.window();
+            let first = result.map(|result| (number, Some(result)));
+            let others = copies.into_iter().map(|(follower, copy)| (follower, copy.map(Ok)));
+            for (number, result) in first.into_iter().chain(others) {
+                match result {
+                    Some(result) if window.contains(number) => deliveries.extend(window.complete(number, result)),
+                    Some(result) => discarded.push(result),
+                    None => window.requeue(number),
+                }
+            }
+        }
+        drop(discarded);
+        deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
+        read
+    }
+
+    async fn read(self: &Arc<Self>, object: Object, reservation: Reservation) -> Result<Body> {
+        let (client, read, more) = self.request(object)?;
+        if more {
+            self.pump();
+        }
+        let known = read.size.is_some() || matches!(read.range, Some(ByteRange::Bounded(_)));
+        let allocator = SegmentAllocator { arena: self.arena.clone(), reservation };
+        let (result, segment) = client.get_into(read, allocator).await?;
+        if !known {
+            self.update_mean_size(result.buffer.len() as u64);
+        }
+        Ok(Body { result, segment })
+    }
+
+    /// The client of an object, its request, and whether the client was just created.
+    fn request(&self, object: Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
+        let _inside = fork::enter();
+        let mut sources = self.sources();
+        let (manifest, clients) = match sources.get_mut(&object.source).ok_or_else(|| unknown_object(object))? {
+            KnownSource::Listed(source) => (&source.manifest, &source.clients),
+            KnownSource::Named(names) => {
+                let name = names.get(object.index).ok_or_else(|| unknown_object(object))?;
+                let (client, new) = names.client(&name)?;
+                if new {
+                    self.add_metrics([&client]);
+                    self.update_limits(&sources);
+                }
+                return Ok((client, name.read(), new));
+            }
+        };
+        let entry = usize::try_from(object.index).ok().and_then(|index| manifest.get(index));
+        let entry = entry.ok_or_else(|| unknown_object(object))?;
+        let base = manifest.bases().iter().position(|base| base == entry.base);
+        let client = base.and_then(|base| clients.get(base)).ok_or_else(|| unknown_object(object))?;
+        let read = Read { size: entry.size, version: entry.version, ..Read::whole(entry.key) };
+        Ok((client.clone(), read, false))
+    }
+
+    fn update_mean_size(&self, size: u64) {
+        let mean = self.mean_bytes.load(Ordering::Relaxed);
+        self.mean_bytes.store(mean - mean / 16 + size / 16, Ordering::Relaxed);
+    }
+
+    /// Copies a result to a separate segment.
+    fn copy(&self, result: &ReadResult) -> io::Result<Body> {
+        let segment = self.arena.segment(result.buffer.len() as u64)?;
+        let (pending, mut dest) = PendingBuffer::new(segment.memory());
+        dest.fill(result.buffer.as_slice());
+        drop(dest);
+        let buffer = pending.finish(result.buffer.len()).map_err(|_| io::Error::other("its one writer was dropped"))?;
+        Ok(Body { result: ReadResult { buffer, size: result.size, version: result.version.clone() }, segment })
+    }
+}

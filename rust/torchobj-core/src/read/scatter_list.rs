@@ -1,0 +1,212 @@
+//! Distributes the bytes of one request to the memory of their ranges.
+//!
+//! Fragments of different ranges are in unrelated memory. A large fragment is received directly into its memory. Small
+//! fragments, and the gaps between fragments, are received into an intermediate strip and copied: a system call for each
+//! would cost more than the copy. If checksums are requested, large fragments are received in strips too, so that each
+//! byte is summed while it is in the cache.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::buffer::{Dest, Memory, PendingBuffer, Progress};
+use crate::crc32::Crc32;
+use crate::engine::Sink;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::store::GetResult;
+
+/// Fragments of at least this size are received directly.
+const DIRECT_BYTES: usize = 64 << 10;
+
+/// Size of a strip: a part of a core's cache.
+const STRIP_BYTES: usize = 256 << 10;
+
+/// The memory of a fragment.
+#[derive(Debug)]
+pub(super) struct Target {
+    /// Bytes before it that are discarded.
+    pub(super) gap_bytes: usize,
+    /// Index of its range.
+    pub(super) index: usize,
+    pub(super) dest: Dest,
+}
+
+impl Target {
+    fn is_direct(&self) -> bool {
+        self.gap_bytes == 0 && self.dest.len() >= DIRECT_BYTES
+    }
+}
+
+/// Bytes that are received in one read.
+#[derive(Debug)]
+struct Strip {
+    dest: Dest,
+    contents: Contents,
+}
+
+#[derive(Debug)]
+enum Contents {
+    /// Bytes of this range, in its own memory.
+    Range(usize),
+    /// Fragments to copy.
+    Copies(Vec<Copied>),
+}
+
+/// A fragment in an intermediate strip.
+#[derive(Debug)]
+struct Copied {
+    at: usize,
+    index: usize,
+    dest: Dest,
+}
+
+/// Receives the bytes of a part, strip by strip.
+#[derive(Debug)]
+pub(super) struct ScatterList {
+    /// Fragments after the current strip.
+    targets: VecDeque<Target>,
+    strip: Option<Strip>,
+    /// Bytes of the completed strips.
+    completed_bytes: usize,
+    length: usize,
+    /// Checksums of the bytes of each range, in their order; `None` if not requested.
+    sums: Option<Vec<(usize, Crc32)>>,
+    /// Size of the whole object; 0 before the first response.
+    size: u64,
+    progress: Progress,
+    url: Arc<str>,
+}
+
+impl ScatterList {
+    /// A sink for `targets`, with the gaps before them, of the object at `url`.
+    pub(super) fn new(targets: VecDeque<Target>, checksum: bool, url: Arc<str>) -> Self {
+        let length = targets.iter().map(|target| target.gap_bytes + target.dest.len()).sum();
+        Self {
+            targets,
+            strip: None,
+            completed_bytes: 0,
+            length,
+            sums: checksum.then(Vec::new),
+            size: 0,
+            progress: Progress::default(),
+            url,
+        }
+    }
+
+    /// Size of the whole object, from its last response.
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Checksums of the bytes of this part, by index of the range.
+    pub(super) fn into_sums(self) -> Vec<(usize, Crc32)> {
+        self.sums.unwrap_or_default()
+    }
+
+    /// The next strip; `None` after the last.
+    fn next(&mut self) -> Result<Option<Strip>> {
+        let Some(target) = self.targets.front_mut() else { return Ok(None) };
+        if !target.is_direct() {
+            return self.intermediate_strip().map(Some);
+        }
+        let whole = self.sums.is_none() || target.dest.len() < STRIP_BYTES + DIRECT_BYTES;
+        let dest = target.dest.split_to(if whole { target.dest.len() } else { STRIP_BYTES });
+        let contents = Contents::Range(target.index);
+        if whole {
+            self.targets.pop_front();
+        }
+        Ok(Some(Strip { dest, contents }))
+    }
+
+    /// An intermediate strip for gaps and small fragments, up to the next fragment that is received directly.
+    fn intermediate_strip(&mut self) -> Result<Strip> {
+        let (mut copies, mut at) = (Vec::new(), 0);
+        while at < STRIP_BYTES
+            && let Some(target) = self.targets.front_mut().filter(|target| !target.is_direct())
+        {
+            let gap_bytes = target.gap_bytes.min(STRIP_BYTES - at);
+            target.gap_bytes -= gap_bytes;
+            at += gap_bytes;
+            if target.gap_bytes > 0 || target.is_direct() {
+                continue;
+            }
+            let dest = target.dest.split_to(target.dest.len().min(STRIP_BYTES - at));
+            let length = dest.len();
+            copies.push(Copied { at, index: target.index, dest });
+            at += length;
+            if target.dest.is_empty() {
+                self.targets.pop_front();
+            }
+        }
+        let memory = Memory::allocate(at).map_err(|source| {
+            let message = format!("no memory for {at} bytes");
+            Error::new(ErrorKind::Io, Operation::Get, &*self.url, message).with_source(source)
+        })?;
+        Ok(Strip { dest: PendingBuffer::new(memory).1, contents: Contents::Copies(copies) })
+    }
+
+    /// Copies the fragments of a full strip to their memory.
+    fn complete(&mut self, strip: Strip) {
+        let Strip { dest, contents } = strip;
+        self.completed_bytes += dest.len();
+        match contents {
+            Contents::Range(index) => self.sum(index, dest.written()),
+            Contents::Copies(copies) => {
+                for Copied { at, index, dest: mut target } in copies {
+                    let bytes = &dest.written()[at..at + target.len()];
+                    target.fill(bytes);
+                    self.sum(index, bytes);
+                }
+            }
+        }
+    }
+
+    fn sum(&mut self, index: usize, bytes: &[u8]) {
+        let Some(sums) = &mut self.sums else { return };
+        match sums.last_mut() {
+            Some((last, sum)) if *last == index => Crc32::add(bytes, [sum]),
+            _ => sums.push((index, Crc32::of(bytes))),
+        }
+    }
+}
+
+impl Sink for ScatterList {
+    fn filled(&self) -> usize {
+        self.completed_bytes + self.strip.as_ref().map_or(0, |strip| strip.dest.filled())
+    }
+
+    fn remaining(&self) -> usize {
+        self.length - self.filled()
+    }
+
+    fn progress(&mut self) -> Progress {
+        self.progress = Progress::default();
+        if let Some(strip) = &mut self.strip {
+            strip.dest.count_in(&self.progress);
+        }
+        self.progress.clone()
+    }
+
+    // Bytes that were copied to their memory cannot be discarded.
+    const REWINDS: bool = false;
+
+    fn rewind(&mut self, _filled: usize) {}
+
+    async fn receive(&mut self, result: &mut dyn GetResult) -> Result<()> {
+        self.size = result.size();
+        loop {
+            if self.strip.is_none() {
+                self.strip = self.next()?;
+                self.strip.iter_mut().for_each(|strip| strip.dest.count_in(&self.progress));
+            }
+            let Some(strip) = &mut self.strip else { return Ok(()) };
+            result.read_into(&mut strip.dest).await?;
+            if strip.dest.remaining() > 0 {
+                // The body ended here.
+                return Ok(());
+            }
+            if let Some(full) = self.strip.take() {
+                self.complete(full);
+            }
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! Reads arrays, and slices of them, that lie one behind the other in objects, as in a distributed checkpoint. `tile`
+//! divides a slice and `scatter` reads the ranges; the caller copies the buffered reads to their targets.
+//!
+//! A [`SlicePlan`] executes its reads in waves, in the order in which they were added. A slice with long runs is
+//! received in the memory of its read. Everything else is received in one buffer for each wave: whole arrays, and
+//! slices tile by tile. A wave ends once its buffer exceeds a limit, by at most one array or tile.
+//!
+//! An array may have a frame: known bytes precede it in its object, and a descriptor with its CRC-32 follows it. A read
+//! that finds another frame ends with [`Outcome::OtherFrame`]; the contents of its memory are unspecified then.
+
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use layout::{ALIGNMENT, Body, Layout, Target};
+
+use super::scatter::{ScatterRange, ScatterRead, open, scatter};
+use super::tile::{Runs, Slice, Tile};
+use crate::buffer::{Buffer, Dest, Memory, PendingBuffer};
+use crate::client::Client;
+use crate::crc32::Crc32;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::types::Version;
+
+/// Shorter runs of a slice are read with the bytes between them.
+const MIN_RUN_BYTES: u64 = 4 << 10;
+
+/// The range of a larger whole array is compared with the size of the object before memory is allocated.
+const UNCHECKED_BYTES: u64 = 1 << 20;
+
+/// Start of the descriptor behind an array, before the CRC-32 (APPNOTE.TXT 4.3.9).
+const DESCRIPTOR_MARK: &[u8] = b"PK\x07\x08";
+
+/// Length of the mark and the CRC-32.
+const DESCRIPTOR_BYTES: u64 = 8;
+
+/// What is known of the bytes around an array.
+#[derive(Clone, Debug)]
+pub enum Frame {
+    /// These bytes precede the array, and a descriptor follows it.
+    Described(Bytes),
+    /// Nothing that is read. The CRC-32 of the array, or 0 if it is unknown.
+    None(u32),
+}
+
+/// An array, or a tile of a slice, in the buffer of a [`Wave`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BufferedRead {
+    /// Number of the read.
+    pub read: usize,
+    /// Offset in the buffer.
+    pub start: usize,
+    /// `None` for a whole array.
+    pub tile: Option<Tile>,
+}
+
+/// How a read ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// All bytes were read. The CRC-32 matches if the array was read whole and its CRC-32 is known.
+    Complete,
+    /// The array has another frame.
+    OtherFrame,
+    /// The CRC-32 differs.
+    Damaged,
+}
+
+/// The result of one wave.
+pub struct Wave {
+    /// The bytes of the buffered reads.
+    pub buffer: Buffer,
+    /// Reads without memory of their own, in the order of the reads.
+    pub buffered: Vec<BufferedRead>,
+    /// The reads that ended, in their order.
+    pub ended: Vec<(usize, Outcome)>,
+}
+
+/// Reads to execute, of objects whose keys start with one prefix.
+pub struct SlicePlan {
+    client: Arc<Client>,
+    prefix: String,
+    verify: bool,
+    wave_bytes: u64,
+    tile_bytes: u64,
+    objects: Vec<Object>,
+    numbers: HashMap<String, usize>,
+    reads: VecDeque<ArrayRead>,
+    added: usize,
+    /// Bytes of the last frame: most arrays of a checkpoint have those of the array before them.
+    last_frame: Bytes,
+    /// First and end address of the memory of all reads: no two of them share any.
+    lent: BTreeMap<usize, usize>,
+}
+
+struct Object {
+    key: String,
+    /// Version and size, from the first response. All waves read this version.
+    known: Option<(Option<Version>, u64)>,
+}
+
+struct ArrayRead {
+    number: usize,
+    object: usize,
+    frame: Frame,
+    /// The array in its object.
+    array: Range<u64>,
+    is_whole: bool,
+    steps: VecDeque<Step>,
+    /// Whether the frame was read, or is part of the first step.
+    has_frame: bool,
+    /// CRC-32 of the bytes read so far, and of the whole array as its frame has it (0: unknown).
+    sum: Crc32,
+    expected_sum: u32,
+    has_other_frame: bool,
+}
+
+/// What is received at once.
+enum Step {
+    /// The whole array, with its frame.
+    Array,
+    /// Runs of the slice, in memory of the read.
+    Direct(Dest, Runs),
+    /// Runs of the object, in the buffer.
+    Tile(Tile, Runs),
+}
+
+impl SlicePlan {
+    /// A plan without reads. The keys of its objects start with `prefix`.
+    ///
+    /// `verify`: compares the CRC-32 of arrays that are read whole. `wave_bytes`: size of a buffer that ends a wave.
+    /// `tile_bytes`: maximum size of a tile.
+    pub fn new(client: Arc<Client>, prefix: String, verify: bool, wave_bytes: u64, tile_bytes: u64) -> Self {
+        let (objects, numbers, reads) = (Vec::new(), HashMap::new(), VecDeque::new());
+        let (lent, last_frame) = (BTreeMap::new(), Bytes::new());
+        Self { client, prefix, verify, wave_bytes, tile_bytes, objects, numbers, reads, added: 0, last_frame, lent }
+    }
+
+    /// The frame of an array that `before` precedes. Holds a copy of the bytes, which consecutive equal frames share.
+    pub fn described(&mut self, before: &[u8]) -> Frame {
+        if self.last_frame != before {
+            self.last_frame = Bytes::copy_from_slice(before);
+        }
+        Frame::Described(self.last_frame.clone())
+    }
+
+    /// Adds a read of an array of `bytes` bytes, whole, to the buffer. Its frame, or without one the array, starts at
+    /// `offset` of the object. Returns the number of the read.
+    pub fn add_array(&mut self, name: &str, offset: u64, frame: Frame, bytes: u64) -> usize {
+        self.add(name, offset, frame, bytes, true, [Step::Array].into())
+    }
+
+    /// Adds a read of a slice of an array: to `memory`, which has the size of the slice, or tile by tile. Memory of
+    /// other reads is not used, nor memory for short runs. Returns the number of the read.
+    pub fn add_slice(&mut self, name: &str, offset: u64, frame: Frame, slice: &Slice, memory: Option<Memory>) -> usize {
+        let runs = slice.runs(MIN_RUN_BYTES);
+        let memory = memory.filter(|memory| memory.len() as u64 == slice.bytes());
+        let steps = match (memory, runs) {
+            (Some(memory), Some(runs)) if self.lend(&memory) => [Step::Direct(open(memory), runs)].into(),
+            _ => slice.tiles(self.tile_bytes).into_iter().map(|(rows, tile)| tile_step(slice, &rows, tile)).collect(),
+        };
+        self.add(name, offset, frame, slice.array_bytes(), slice.is_whole(), steps)
+    }
+
+    fn add(
+        &mut self,
+        name: &str,
+        offset: u64,
+        frame: Frame,
+        bytes: u64,
+        is_whole: bool,
+        steps: VecDeque<Step>,
+    ) -> usize {
+        let object = match self.numbers.get(name) {
+            Some(number) => *number,
+            None => {
+                self.objects.push(Object { key: format!("{}{name}", self.prefix), known: None });
+                self.numbers.insert(name.to_owned(), self.objects.len() - 1);
+                self.objects.len() - 1
+            }
+        };
+        let (before, expected_sum) = match &frame {
+            Frame::Described(before) => (before.len() as u64, 0),
+            Frame::None(crc32) => (0, *crc32),
+        };
+        let start = offset.saturating_add(before);
+        let (array, sum) = (start..start.saturating_add(bytes), Crc32::default());
+        let (number, has_frame, has_other_frame) = (self.added, false, false);
+        self.added += 1;
+        self.reads.push_back(ArrayRead {
+            number,
+            object,
+            frame,
+            array,
+            is_whole,
+            steps,
+            has_frame,
+            sum,
+            expected_sum,
+            has_other_frame,
+        });
+        number
+    }
+
+    /// Returns whether no other read has any of this memory, and reserves it then.
+    fn lend(&mut self, memory: &Memory) -> bool {
+        let Range { start, end } = memory.addresses();
+        let is_free = self.lent.range(..end).next_back().is_none_or(|(_, other_end)| *other_end <= start);
+        if is_free {
+            self.lent.insert(start, end);
+        }
+        is_free
+    }
+
+    /// Executes the next wave; `None` if no read is left.
+    ///
+    /// # Errors
+    /// `Range` if an object ends before an array, `Changed` if another version replaced an object since the first wave,
+    /// and the errors of [`scatter`]. The plan cannot be used any more then.
+    pub async fn read(&mut self) -> Result<Option<Wave>> {
+        if self.reads.is_empty() {
+            return Ok(None);
+        }
+        let (mut layout, mut reads, mut steps) = (Layout::default(), Vec::new(), Vec::new());
+        while layout.buffer_bytes < self.wave_bytes
+            && let Some(mut read) = self.reads.pop_front()
+        {
+            if matches!(read.steps.front(), Some(Step::Array)) && read.array.end - read.array.start > UNCHECKED_BYTES {
+                self.check_size(read.object, &read.array).await?;
+            }
+            while layout.buffer_bytes < self.wave_bytes
+                && let Some(step) = read.steps.pop_front()
+            {
+                steps.push(layout.plan(reads.len(), &mut read, step));
+            }
+            reads.push(read);
+        }
+        let checksum =
+            self.verify && steps.iter().any(|step| matches!(step.body, Body::Direct(_)) && reads[step.read].is_whole);
+        let (buffer, sums) = self.receive(layout, checksum).await?;
+        let mut buffered = Vec::new();
+        for step in steps {
+            let read = &mut reads[step.read];
+            read.check_frame(&buffer.as_slice()[span(&step.head)], &buffer.as_slice()[span(&step.descriptor)]);
+            let sums_array = self.verify && read.is_whole;
+            match step.body {
+                Body::Direct(first) if sums_array => {
+                    let bytes = read.array.end - read.array.start;
+                    read.sum = Crc32::known(sums[&read.object][first], bytes);
+                }
+                Body::Direct(_) => {}
+                Body::Buffered(range, tile) => {
+                    if sums_array {
+                        read.sum = read.sum.then(Crc32::of(&buffer.as_slice()[span(&range)]));
+                    }
+                    buffered.push(BufferedRead { read: read.number, start: length(range.start), tile });
+                }
+            }
+        }
+        let mut ended = Vec::new();
+        let mut other_frames = Vec::new();
+        for read in reads {
+            match read.outcome() {
+                Some(outcome) => {
+                    if outcome == Outcome::OtherFrame {
+                        other_frames.push(read.number);
+                    }
+                    ended.push((read.number, outcome));
+                }
+                None => self.reads.push_front(read),
+            }
+        }
+        buffered.retain(|read| other_frames.binary_search(&read.read).is_err());
+        Ok(Some(Wave { buffer, buffered, ended }))
+    }
+
+    /// Compares a range with the size of its object, which a HEAD request tells if it is unknown.
+    async fn check_size(&mut self, object: usize, range: &Range<u64>) -> Result<()> {
+        let Object { key, known } = &mut self.objects[object];
+        let size = match known {
+            Some((_, size)) => *size,
+            None => {
+                let (client, key, ranges) = (self.client.clone(), key.clone(), Vec::new());
+                let found = scatter(vec![ScatterRead { client, key, version: None, ranges }], false).await?.remove(0);
+                known.insert((found.version, found.size)).1
+            }
+        };
+        if range.end <= size {
+            return Ok(());
+        }
+        let message = format!("requested bytes {range:?}, the object has {size}");
+        Err(self.client.store().error(ErrorKind::Range, Operation::Get, key, &message))
+    }
+
+    /// Receives all ranges. Returns the buffer, and the CRC-32 of the ranges of each object if requested.
+    async fn receive(&mut self, layout: Layout, checksum: bool) -> Result<(Buffer, HashMap<usize, Vec<u32>>)> {
+        let bytes = length(layout.buffer_bytes.next_multiple_of(ALIGNMENT));
+        let no_buffer = |message: String| {
+            let url = self.client.store().url(&self.prefix);
+            Error::new(ErrorKind::Io, Operation::Get, &*url, message)
+        };
+        let memory = Memory::allocate(bytes)
+            .map_err(|source| no_buffer(format!("no memory for {bytes} bytes")).with_source(source))?;
+        let (pending, mut rest) = PendingBuffer::new(memory);
+        let mut at = 0;
+        let mut jobs: BTreeMap<usize, ScatterRead> = BTreeMap::new();
+        for (object, offset, target) in layout.ranges {
+            let dest = match target {
+                Target::Memory(dest) => dest,
+                Target::Buffer(range) => {
+                    drop(rest.split_to(length(range.start - at)));
+                    at = range.end;
+                    rest.split_to(length(range.end - range.start))
+                }
+            };
+            let job = jobs.entry(object).or_insert_with(|| {
+                let Object { key, known } = &self.objects[object];
+                let version = known.as_ref().and_then(|(version, _)| version.clone());
+                ScatterRead { client: self.client.clone(), key: key.clone(), version, ranges: Vec::new() }
+            });
+            job.ranges.push(ScatterRange { offset, dest });
+        }
+        drop(rest);
+        let (numbers, jobs): (Vec<_>, Vec<_>) = jobs.into_iter().unzip();
+        let results = scatter(jobs, checksum).await?;
+        let buffer = pending.finish(bytes).map_err(|_| no_buffer("a writer of the buffer is left".to_owned()))?;
+        let mut sums = HashMap::new();
+        for (object, result) in numbers.into_iter().zip(results) {
+            self.objects[object].known = Some((result.version, result.size));
+            sums.insert(object, result.crc32);
+        }
+        Ok((buffer, sums))
+    }
+}
+
+impl ArrayRead {
+    /// Compares what was read of the frame; empty if nothing was.
+    fn check_frame(&mut self, head: &[u8], descriptor: &[u8]) {
+        if let Frame::Described(before) = &self.frame
+            && !head.is_empty()
+        {
+            self.has_other_frame = head != before;
+        }
+        if let Some((mark, sum)) = descriptor.split_first_chunk::<4>() {
+            self.has_other_frame |= mark != DESCRIPTOR_MARK;
+            self.expected_sum = sum.first_chunk().map_or(0, |sum| u32::from_le_bytes(*sum));
+        }
+    }
+
+    /// `None` if steps are left.
+    fn outcome(&self) -> Option<Outcome> {
+        if self.has_other_frame {
+            return Some(Outcome::OtherFrame);
+        }
+        if !self.steps.is_empty() {
+            return None;
+        }
+        // Writers that compute no CRC-32 leave 0.
+        let is_summed = self.sum != Crc32::default() && self.expected_sum != 0;
+        Some(if is_summed && self.sum.value() != self.expected_sum { Outcome::Damaged } else { Outcome::Complete })
+    }
+}
+
+/// The step that reads a tile: its runs, or all bytes of its rows if the runs are short.
+fn tile_step(slice: &Slice, rows: &Range<u64>, tile: Tile) -> Step {
+    match slice.of_tile(&tile).runs(MIN_RUN_BYTES) {
+        Some(Runs { bytes, starts }) => {
+            let starts = starts.into_iter().map(|start| rows.start + start).collect();
+            let lengths = tile.lengths.clone();
+            let tile = Tile { shape: lengths, inner: vec![0; tile.inner.len()], ..tile };
+            Step::Tile(tile, Runs { bytes, starts })
+        }
+        None => Step::Tile(tile, Runs { bytes: rows.end - rows.start, starts: vec![rows.start] }),
+    }
+}
+
+fn length(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("a wave has at most its limit, and one array or tile")
+}
+
+fn span(range: &Range<u64>) -> Range<usize> {
+    length(range.start)..length(range.end)
+}
