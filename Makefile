@@ -1,5 +1,5 @@
-# One door to every check. `make demo` and `make test` set up all they need: a virtual environment and the build, both
-# in a cache outside the checkout, so that a second checkout is warm.
+# Entry point of every check. `make demo` and `make test` create what they need: a virtual environment and the build, both
+# in a cache outside the checkout that all checkouts share.
 
 PYTHON ?= python3
 CACHE ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/torchobj
@@ -7,10 +7,10 @@ export TORCHOBJ_CACHE := $(CACHE)
 export CARGO_TARGET_DIR ?= $(CACHE)/target
 export PYO3_BUILD_EXTENSION_MODULE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# The package is used where it lies: building puts the extension module beside its sources.
+# The package is used in place: the build puts the extension module beside its sources.
 export PYTHONPATH := $(CURDIR)
 
-# The environment is named by what it is made of.
+# The environment is named by its requirements.
 RECIPE := $(shell cat pyproject.toml | cksum | cut -d' ' -f1)-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 VENV := $(CACHE)/venv-$(RECIPE)
 PY := $(VENV)/bin/python
@@ -19,19 +19,25 @@ export TORCHOBJ_PYTHON := $(PY)
 NATIVE := torchobj/_torchobj.abi3.so
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 
-# What is built is shared with other checkouts, and cargo goes by times alone: it would take for ours what another built
-# since our sources were written.
+# The build is shared with other checkouts, and cargo compares modification times only: without this it would reuse what
+# another checkout built after these sources were written.
 OURS := $(CARGO_TARGET_DIR)/checkout
 define take
 @mkdir -p $(CARGO_TARGET_DIR)
 @[ "$$(cat $(OURS) 2>/dev/null)" = "$(CURDIR)" ] || { find rust -name '*.rs' -exec touch {} + && echo "$(CURDIR)" > $(OURS); }
 endef
 
+define find_cargo
+@command -v cargo >/dev/null || { echo 'torchobj is built with Rust: https://rustup.rs'; exit 1; }
+endef
+
 .PHONY: help demo test lint rust py matrix bench faults wheel build venv clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-demo: build ## Train from an embedded S3, be killed, resume, and end with the very same weights
+demo: ## Train from an embedded S3 server, get killed, resume, and end with identical weights
+	$(find_cargo)
+	@$(MAKE) --no-print-directory -j2 $(VENV)/examples $(NATIVE)
 	$(PY) examples/demo.py
 
 test: lint rust py ## Every check
@@ -39,21 +45,31 @@ test: lint rust py ## Every check
 build: $(NATIVE) ## The extension module, where Python finds it
 
 venv: $(VENV)/complete
-$(VENV)/complete: ## The virtual environment
-	@command -v cargo >/dev/null || { echo 'torchobj is built with Rust: https://rustup.rs'; exit 1; }
+
+# `pip_install FILE SELECTED`: installs the requirements of the package and of the selected extras. pip compiles no bytecode:
+# most of these modules are never imported.
+define pip_install
+$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = p["optional-dependencies"]; print(*p["dependencies"], *(r for e in $(2) for r in extras[e]), sep="\n")' > $(1)
+$(PY) -m pip install --quiet --no-compile -r $(1)
+endef
+
+$(VENV)/examples: # What the examples import
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *(r for e in p["optional-dependencies"].values() for r in e), sep="\n")' > $(VENV)/requirements.txt
-	$(PY) -m pip install --quiet -r $(VENV)/requirements.txt
+	$(call pip_install,$(VENV)/requirements-examples.txt,["examples"])
 	touch $@
 
-$(NATIVE): $(RUST_SOURCES) | $(VENV)/complete
+$(VENV)/complete: $(VENV)/examples ## The virtual environment of the tests and benchmarks
+	$(call pip_install,$(VENV)/requirements.txt,extras)
+	touch $@
+
+$(NATIVE): $(RUST_SOURCES)
+	$(find_cargo)
 	$(take)
 	cargo build --locked --release -p torchobj-python
 	cp $(CARGO_TARGET_DIR)/release/lib_torchobj.$(if $(filter Darwin,$(shell uname)),dylib,so) $@.new && mv $@.new $@
 
-lint: build ## Formatting, clippy, licences, ruff, mypy, the stub against the binary
+lint: build venv ## Formatting, clippy, licences, ruff, mypy, pyright, the stub against the binary
 	$(take)
 	cargo fmt --all --check
 	cargo clippy --locked --release --workspace --all-targets --features torchobj-core/conformance -- -D warnings
@@ -61,6 +77,8 @@ lint: build ## Formatting, clippy, licences, ruff, mypy, the stub against the bi
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
+	$(PY) -m mypy --untyped-calls-exclude torch examples tests/typing
+	$(PY) -m tests.tools pyright
 	$(PY) -m mypy.stubtest torchobj._torchobj --allowlist tests/stubtest-allowlist.txt --mypy-config-file pyproject.toml
 
 rust: venv ## Tests of the Rust crates, with the servers that they start
@@ -69,26 +87,26 @@ rust: venv ## Tests of the Rust crates, with the servers that they start
 	cargo test --locked --release -p torchobj-core --features conformance
 	cargo test --locked --release -p torchobj-store -- --include-ignored
 
-py: build ## Tests of the Python package
+py: build venv ## Tests of the Python package
 	$(PY) -m tests.servers install
 	$(PY) -m pytest -m 'not matrix'
 
-matrix: build ## The long tables
+matrix: build venv ## The long tables
 	$(PY) -m pytest -m matrix --timeout 3600
 
-bench: build ## The benchmarks, with their tables
+bench: build venv ## The benchmarks, with their tables
 	$(take)
 	$(PY) benchmarks/get.py
 	$(PY) benchmarks/loader.py
 	$(PY) benchmarks/mlperf.py
 	$(PY) benchmarks/checkpoint.py
 
-faults: build ## Every operation under every fault: right bytes or a typed error, and how much later
+faults: build venv ## Every operation under every fault: correct bytes or a typed error, and the delay
 	$(PY) benchmarks/faults.py
 
 wheel: venv ## A manylinux wheel in dist/
 	$(take)
 	$(PY) -m tests.tools wheel
 
-clean: ## Removes what was built in the checkout; the cache stays
+clean: ## Remove what was built in the checkout; keep the cache
 	rm -rf $(NATIVE) dist

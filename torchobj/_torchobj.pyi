@@ -1,21 +1,23 @@
 """The native side of torchobj. Public, as names of `torchobj`: `Buffer`, `Manifest`, `ObjectReader`, `ObjectRef`."""
 
-import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, BinaryIO, Self, TypeAlias, final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, BinaryIO, NotRequired, Required, Self, TypeAlias, TypedDict, final, type_check_only
 
 from torchobj.config import StoreConfig
 
 __all__ = [
     "Announcer",
     "Buffer",
+    "CredentialAnswer",
     "ListPages",
     "Manifest",
     "ManifestPages",
     "NativeGather",
     "NativeIteration",
+    "NativeSlicePlan",
     "NativeSource",
     "NativeStore",
+    "NativeWave",
     "NativeWriter",
     "ObjectReader",
     "ObjectRef",
@@ -23,7 +25,6 @@ __all__ = [
     "__version__",
     "adopt",
     "close_gathers",
-    "crc32_joined",
     "default_config",
     "finish",
     "get_many",
@@ -39,40 +40,134 @@ __version__: str
 
 # Key, size, version, modified (milliseconds since 1970), storage class.
 _Entry: TypeAlias = tuple[str, int | None, str | None, int | None, str | None]
-# Content type, encoding, disposition, language, cache control, storage class, metadata.
-_Attributes: TypeAlias = tuple[
-    str | None, str | None, str | None, str | None, str | None, str | None, Sequence[tuple[str, str]]
-]
 
-# Each with the pieces that are left of it. For each its version, its size in bytes and its CRC-32.
-def close_gathers(gathers: Sequence[tuple[NativeGather, Sequence[Any]]]) -> list[tuple[str, int, int]]: ...
-def crc32_joined(first: int, second: int, second_bytes: int) -> int: ...
-def default_config() -> dict[str, Any]: ...
-def finish(limit_s: float) -> None: ...
+# Shape of the rows, offsets of the tile in them, offsets of the tile in the slice, shape of the tile.
+_Tile: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
+
+@type_check_only
+class Attributes(TypedDict):
+    """Headers and metadata of an object, as a dict."""
+
+    content_type: NotRequired[str | None]
+    content_encoding: NotRequired[str | None]
+    content_disposition: NotRequired[str | None]
+    content_language: NotRequired[str | None]
+    cache_control: NotRequired[str | None]
+    storage_class: NotRequired[str | None]
+    metadata: Required[Mapping[str, str]]
+
+def close_gathers(gathers: Sequence[tuple[NativeGather, Sequence[Any]]]) -> list[tuple[str, int, int]]:
+    """Writes the last pieces of several objects and commits them, concurrently.
+
+    Args:
+        gathers: Pairs of a gather and its last pieces, as for `NativeGather.write`.
+
+    Returns:
+        Version, size in bytes and CRC-32 of each object.
+
+    Raises:
+        StoreError: An object could not be committed; the first error is raised after the others are committed.
+            KeyboardInterrupt aborts all that are not committed yet.
+    """
+
+def default_config() -> dict[str, Any]:
+    """Returns the default configuration of Rust, with the field names of Python. A test compares both."""
+
+def finish(limit_s: float) -> None:
+    """Waits until the uploads of dropped writers are aborted, for at most `limit_s` seconds. Called at exit."""
+
 def get_many(
-    jobs: Sequence[tuple[NativeStore, str]], into: Sequence[Any] | None = None, return_errors: bool = False
-) -> list[Any]: ...
-def pickle_nesting(pickle: bytes) -> int: ...
+    jobs: Sequence[tuple[NativeStore, str | ObjectRef]], into: Sequence[Any] | None = None, return_errors: bool = False
+) -> list[Any]:
+    """Reads objects of any stores concurrently, with the GIL released.
+
+    Args:
+        jobs: Pairs of a store and a key or an `ObjectRef`.
+        into: A writable, contiguous buffer for each object; buffers must not overlap. None: returns new
+            buffers.
+        return_errors: Whether the list contains an exception for each object that could not be read, instead of
+            raising the first one.
+
+    Returns:
+        A `Buffer` for each object, or with `into` the number of bytes written.
+
+    Raises:
+        ValueError: A buffer is read-only, or two buffers overlap.
+        StoreError: An object could not be read, unless `return_errors`.
+    """
+
+def pickle_nesting(pickle: bytes) -> int:
+    """Returns the nesting depth of the objects in a pickle; 2^32 - 1 if it cannot be determined."""
+
 def scatter(
     jobs: Sequence[tuple[NativeStore, str, str | None, Sequence[tuple[int, Any]]]], checksum: bool
-) -> list[tuple[str | None, int, list[int]]]: ...
+) -> list[tuple[str | None, int, list[int]]]:
+    """Reads ranges of objects into buffers, concurrently, with the GIL released.
+
+    Args:
+        jobs: For each object its store, its key, the version that it must have (None: any), and its ranges:
+            pairs of an offset in bytes and a writable, contiguous buffer, which is filled from there. Buffers
+            must not overlap.
+        checksum: Whether to compute the CRC-32 of each range.
+
+    Returns:
+        For each object its version, its size in bytes, and the CRC-32 of each range; empty without `checksum`.
+
+    Raises:
+        ValueError: A buffer is read-only, or two buffers overlap.
+        ObjectChangedError: An object has another version.
+        StoreError: An object could not be read.
+    """
 
 @final
 class Buffer:
-    """Bytes that were read; supports the buffer protocol, writable."""
+    """The bytes of an object, in memory that views share.
+
+    Supports the writable buffer protocol: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share the
+    memory without a copy. The memory lives until the buffer and all of its views are deleted. `bytes(buffer)`
+    and pickles copy it.
+
+    In a DataLoader worker, a returned buffer is transferred to the trainer without a copy if the worker has no
+    other reference to its memory, and is copied otherwise. Buffers and views that the worker keeps remain valid
+    in both cases.
+
+    In a forked child, a buffer that a dataset or loader read ahead shares its memory with the parent, and
+    changes after the parent has deleted its buffer. Copy it with `bytes(buffer)` to keep it in the child.
+
+    Args:
+        data: A contiguous buffer to copy.
+
+    Raises:
+        BufferError: `data` is not contiguous.
+
+    Example:
+        >>> import torch
+        >>> buffer = Buffer(b"abc")
+        >>> torch.frombuffer(buffer, dtype=torch.uint8)  # shares the memory
+        tensor([97, 98, 99], dtype=torch.uint8)
+    """
 
     def __new__(cls, data: Any) -> Self: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int | slice, /) -> Any: ...
     def __eq__(self, value: object, /) -> bool: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
-    if sys.version_info >= (3, 12):
-        def __buffer__(self, flags: int, /) -> memoryview: ...
-        def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
 @final
 class Manifest:
-    """Keys, sizes and versions of objects, packed."""
+    """A compact, immutable list of objects: about 30 bytes per object, plus its key.
+
+    `dataset.manifest` is one. `bytes(manifest)` serializes it, and pickles contain that form. Manifests are
+    equal if their objects are.
+
+    Args:
+        data: A manifest serialized by `bytes(manifest)`.
+
+    Raises:
+        ValueError: `data` is not a manifest.
+    """
 
     def __new__(cls, data: bytes) -> Self: ...
     @staticmethod
@@ -83,23 +178,91 @@ class Manifest:
         glob: str | None = None,
         suffixes: Sequence[str] = ...,
         limit: int | None = None,
-    ) -> Manifest: ...
+    ) -> Manifest:
+        """Lists the objects under a prefix.
+
+        Args:
+            store: The store to list.
+            base: URL of the store, without a trailing slash.
+            prefix: Prefix of the keys, not percent-encoded.
+            glob: Keeps only keys whose part after the prefix matches.
+            suffixes: Keeps only keys that end with one of these; empty: all.
+            limit: Maximum number of objects, in key order; None: no limit.
+
+        Raises:
+            ConfigError: `glob` is not valid.
+            StoreError: The listing failed.
+        """
     @staticmethod
-    def from_urls(urls: Iterable[str]) -> Manifest: ...
+    def from_urls(urls: Iterable[str]) -> Manifest:
+        """Makes a manifest of objects, in this order, without their sizes and versions.
+
+        Args:
+            urls: URLs of objects.
+
+        Raises:
+            ConfigError: One of them is not a URL.
+        """
     def __len__(self) -> int: ...
     def __eq__(self, value: object, /) -> bool: ...
     def __bytes__(self) -> bytes: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
-    def digest(self) -> str: ...
-    def memory_bytes(self) -> int: ...
-    def bases(self) -> list[str]: ...
-    def url(self, index: int) -> str: ...
-    def entry(self, index: int) -> tuple[str, str, int | None, str | None]: ...
-    def read(self, stores: Sequence[NativeStore], indices: Sequence[int], return_errors: bool = False) -> list[Any]: ...
+    def digest(self) -> str:
+        """Returns a hash of the manifest, 32 hexadecimal digits. Equal manifests have the same digest."""
+    def memory_bytes(self) -> int:
+        """Returns the memory of the manifest in bytes, including the keys."""
+    def bases(self) -> list[str]:
+        """Returns the URLs of the stores of the objects, such as `s3://bucket`."""
+    def url(self, index: int) -> str:
+        """Returns the URL of an object.
+
+        Args:
+            index: Index of the object, from 0.
+
+        Raises:
+            IndexError: `index` is out of range.
+        """
+    def entry(self, index: int) -> tuple[str, str, int | None, str | None]:
+        """Returns the store, the key, the size in bytes and the version of an object.
+
+        Args:
+            index: Index of the object, from 0.
+
+        Returns:
+            `(base, key, size, version)`; size and version are None if the listing did not contain them.
+
+        Raises:
+            IndexError: `index` is out of range.
+        """
+    def read(self, stores: Sequence[NativeStore], indices: Sequence[int], return_errors: bool = False) -> list[Any]:
+        """Reads objects concurrently, with the GIL released.
+
+        Args:
+            stores: A store for each of `bases()`, in that order.
+            indices: Indices of the objects.
+            return_errors: Whether the list contains an exception for each object that could not be read,
+                instead of raising the first one.
+
+        Returns:
+            An `ObjectReader` for each object, in this order, whose bytes are in memory.
+
+        Raises:
+            IndexError: An index is out of range, or `stores` is too short.
+            StoreError: An object could not be read, unless `return_errors`.
+        """
 
 @final
 class ManifestPages:
-    """The pages of a listing while it is made, each a manifest."""
+    """Iterator over the pages of a listing, each a `Manifest`. Requests the next page while the caller uses one.
+
+    Args:
+        store: The store to list.
+        base: URL of the store, without a trailing slash.
+        prefix: Prefix of the keys, not percent-encoded.
+        glob: Keeps only keys whose part after the prefix matches.
+        suffixes: Keeps only keys that end with one of these; empty: all.
+        limit: Maximum number of objects, in key order; None: no limit.
+    """
 
     def __new__(
         cls,
@@ -112,12 +275,42 @@ class ManifestPages:
     ) -> Self: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> Manifest: ...
-    def url(self, index: int) -> str: ...
-    def whole(self) -> Manifest: ...
+    def url(self, index: int) -> str:
+        """Returns the URL of an object of the pages so far.
+
+        Args:
+            index: Index of the object over all pages, from 0.
+
+        Raises:
+            IndexError: `index` is out of range.
+        """
+    def whole(self) -> Manifest:
+        """Returns a manifest of all pages so far."""
 
 @final
 class ObjectReader(BinaryIO):
-    """An object, read as a binary file."""
+    """A readable binary file over an object.
+
+    Registered as an `io.BufferedIOBase`, so it can be used like an open file. `torchobj.open` returns readers
+    that fetch on demand: they send no request before the first read. A dataset passes readers of bytes in
+    memory to its `transform`: these share them without a copy through `getbuffer()`, `buffer` and the buffer
+    protocol, and can be pickled. The memory lives until the reader is closed or deleted and all views are
+    deleted.
+
+    Not thread-safe.
+
+    Args:
+        url: URL of the object.
+        bucket: Bucket of the object; empty for a file.
+        key: Key of the object, not percent-encoded.
+        buffer: Bytes of the object, which the reader shares.
+        position: Initial position in bytes.
+
+    Raises:
+        ValueError: The reader is closed; raised by every method but `close`.
+        StoreError: A fetch failed, after the retries.
+        ObjectChangedError: The object was replaced since the first fetch.
+    """
 
     def __new__(cls, url: str, bucket: str, key: str, buffer: Buffer, position: int = 0) -> Self: ...
     @staticmethod
@@ -128,54 +321,159 @@ class ObjectReader(BinaryIO):
         key: str,
         jump_bytes: int | None = None,
         ahead_bytes: int | None = None,
-    ) -> ObjectReader: ...
+    ) -> ObjectReader:
+        """Returns a reader that fetches on demand.
+
+        Args:
+            store: The store of the object.
+            url: URL of the object.
+            bucket: Bucket of the object; empty for a file.
+            key: Key of the object, not percent-encoded.
+            jump_bytes: Number of bytes to fetch after a seek; None: 256 KiB.
+            ahead_bytes: Maximum number of bytes to fetch ahead of sequential reads; None: 32 MiB.
+        """
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """URL of the object."""
     @property
-    def bucket(self) -> str: ...
+    def bucket(self) -> str:
+        """Bucket of the object; empty for a file."""
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """Key of the object, not percent-encoded."""
     @property
-    def buffer(self) -> Buffer | None: ...
+    def buffer(self) -> Buffer | None:
+        """The bytes of the object, shared; None if the reader fetches on demand or is closed."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Size of the object in bytes. A reader that fetches on demand sends a request, unless it has fetched
+        before.
+        """
     @property
-    def mode(self) -> str: ...
+    def mode(self) -> str:
+        """The mode of the file: `rb`."""
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """URL of the object, as the name of the file."""
     @property
-    def closed(self) -> bool: ...
-    def read(self, size: int | None = None, /) -> bytes: ...
-    def read1(self, size: int | None = None, /) -> bytes: ...
-    def readinto(self, buffer: Any, /) -> int: ...
-    def readinto1(self, buffer: Any, /) -> int: ...
-    def readline(self, size: int | None = None, /) -> bytes: ...
-    def readlines(self, hint: int | None = None, /) -> list[bytes]: ...
-    def seek(self, offset: int, whence: int = 0, /) -> int: ...
-    def tell(self) -> int: ...
-    def seekable(self) -> bool: ...
-    def readable(self) -> bool: ...
-    def writable(self) -> bool: ...
-    def isatty(self) -> bool: ...
-    def flush(self) -> None: ...
-    def fileno(self) -> int: ...
-    def write(self, data: Any, /) -> int: ...
-    def writelines(self, lines: Any, /) -> None: ...
-    def truncate(self, size: int | None = None, /) -> int: ...
-    def detach(self) -> Any: ...
-    def getbuffer(self) -> memoryview: ...
-    def close(self) -> None: ...
+    def closed(self) -> bool:
+        """Whether the reader is closed."""
+    def read(self, size: int | None = None, /) -> bytes:
+        """Reads bytes and advances the position.
+
+        Args:
+            size: Number of bytes; None or negative: all remaining bytes.
+
+        Returns:
+            A copy of the bytes; fewer than `size` only at the end of the object.
+        """
+    def read1(self, size: int | None = None, /) -> bytes:
+        """Same as `read`."""
+    def readinto(self, buffer: Any, /) -> int:
+        """Reads bytes into a buffer and advances the position.
+
+        Args:
+            buffer: A writable, contiguous buffer. The reader does not use it after the call.
+
+        Returns:
+            Number of bytes; fewer than the size of the buffer only at the end of the object.
+
+        Raises:
+            TypeError: `buffer` is read-only.
+        """
+    def readinto1(self, buffer: Any, /) -> int:
+        """Same as `readinto`."""
+    def readline(self, size: int | None = None, /) -> bytes:
+        """Reads a line, including its newline, and advances the position.
+
+        Args:
+            size: Maximum number of bytes; None or negative: no limit.
+
+        Returns:
+            A copy of the line; empty at the end of the object.
+        """
+    def readlines(self, hint: int | None = None, /) -> list[bytes]:
+        """Reads the remaining lines.
+
+        Args:
+            hint: Stops after the line at which this number of bytes is reached; None, 0 or negative: no limit.
+        """
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Sets the position. Sends no request, except for the size if `whence` is 2 and it is unknown.
+
+        Args:
+            offset: Offset in bytes.
+            whence: Origin of the offset: the start (0), the position (1) or the end (2).
+
+        Returns:
+            The new position. It may be after the end of the object, where reads return no bytes.
+
+        Raises:
+            ValueError: The new position would be negative.
+        """
+    def tell(self) -> int:
+        """Returns the position in bytes."""
+    def seekable(self) -> bool:
+        """Returns True: the reader supports `seek`."""
+    def readable(self) -> bool:
+        """Returns True."""
+    def writable(self) -> bool:
+        """Returns False."""
+    def isatty(self) -> bool:
+        """Returns False."""
+    def flush(self) -> None:
+        """Does nothing."""
+    def fileno(self) -> int:
+        """Raises `io.UnsupportedOperation`: an object has no file descriptor."""
+    def write(self, data: Any, /) -> int:
+        """Raises `io.UnsupportedOperation`: a reader cannot write."""
+    def writelines(self, lines: Any, /) -> None:
+        """Raises `io.UnsupportedOperation`: a reader cannot write."""
+    def truncate(self, size: int | None = None, /) -> int:
+        """Raises `io.UnsupportedOperation`: a reader cannot write."""
+    def detach(self) -> Any:
+        """Raises `io.UnsupportedOperation`: the reader has no raw stream."""
+    def getbuffer(self) -> memoryview:
+        """Returns all bytes of the object, regardless of the position.
+
+        Returns:
+            A writable memoryview that shares the memory of the reader. It remains valid after the reader is
+            closed.
+
+        Raises:
+            io.UnsupportedOperation: The reader fetches on demand.
+        """
+    def close(self) -> None:
+        """Closes the reader and drops its bytes. Views remain valid. Does nothing if the reader is closed."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
     def __iter__(self) -> Self: ...
     def __next__(self) -> bytes: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
-    if sys.version_info >= (3, 12):
-        def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class ObjectRef:
-    """An object, or bytes `start..end` of it, by its URL."""
+    """A reference to an object, or to bytes `start..end` of it.
+
+    Creating one sends no request. It is immutable, and can be pickled, compared and hashed.
+
+    Args:
+        url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`; at most 16 KiB.
+        start: First byte of the range; None: 0.
+        end: End of the range, exclusive; clamped to the size of the object. None: the end of the object.
+        size: Size of the whole object in bytes, if it is known. It saves a request for large objects, and
+            determines the memory that is reserved for it. Reading an object of another size is an error.
+        version: The version to read, on S3 the ETag. Reading another one raises `ObjectChangedError`.
+
+    Raises:
+        ConfigError: The URL has no key or is too long, a number is negative, or the range ends before it
+            begins.
+
+    Example:
+        >>> ObjectRef("s3://bucket/shard.bin", start=1024, end=2048).key
+        'shard.bin'
+    """
 
     def __new__(
         cls,
@@ -186,120 +484,507 @@ class ObjectRef:
         version: str | None = None,
     ) -> Self: ...
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """URL of the object."""
     @property
-    def key(self) -> str: ...
+    def key(self) -> str:
+        """Key of the object, not percent-encoded."""
     @property
-    def start(self) -> int: ...
+    def start(self) -> int:
+        """First byte of the range; 0 for the whole object."""
     @property
-    def end(self) -> int | None: ...
+    def end(self) -> int | None:
+        """End of the range, exclusive; None for the end of the object."""
     @property
-    def size(self) -> int | None: ...
+    def size(self) -> int | None:
+        """Size of the whole object in bytes; None if unknown."""
     @property
-    def version(self) -> str | None: ...
+    def version(self) -> str | None:
+        """The version to read; None for any."""
     def __eq__(self, value: object, /) -> bool: ...
     def __hash__(self) -> int: ...
     def __reduce__(self) -> tuple[Any, ...]: ...
 
-def read_refs(config: StoreConfig, refs: Sequence[ObjectRef]) -> list[ObjectReader | Exception]: ...
+def read_refs(configs: Sequence[tuple[str, StoreConfig]], refs: Sequence[ObjectRef]) -> list[ObjectReader | Exception]:
+    """Reads objects of any stores concurrently, with the GIL released.
+
+    Args:
+        configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
+        refs: The objects.
+
+    Returns:
+        For each object an `ObjectReader`, or the exception if it could not be read.
+    """
 
 @final
 class NativeStore:
+    """A bucket or folder, and its configuration. Creating one sends no request.
+
+    Stores with equal arguments share connections, credentials and the concurrency limit. A forked child makes
+    its own. Methods raise subclasses of `StoreError` and release the GIL.
+
+    Args:
+        scheme: `s3`, `file` or `memory`.
+        bucket: Name of the bucket, or path of the folder.
+        config: Configuration of the store.
+
+    Raises:
+        ConfigError: The scheme is not supported.
+    """
     def __new__(cls, scheme: str, bucket: str, config: StoreConfig) -> Self: ...
-    def url(self, key: str) -> str: ...
-    def get(self, key: str, start: int | None = None, end: int | None = None, version: str | None = None) -> Buffer: ...
-    def get_ranges(self, ranges: Sequence[tuple[str, int, int | None]]) -> list[Buffer]: ...
-    def get_ends(self, key: str, head_bytes: int, tail_bytes: int) -> tuple[Buffer, Buffer, int, str | None]: ...
-    def head(self, key: str) -> tuple[int, str | None, int | None, _Attributes]: ...
+    def url(self, key: str) -> str:
+        """Returns the URL of a key."""
+    def get(self, key: str, start: int | None = None, end: int | None = None, version: str | None = None) -> Buffer:
+        """Reads an object, or a range of it.
+
+        Args:
+            key: Key of the object.
+            start: First byte; negative: counted from the end of the object. None: the whole object.
+            end: End of the range, exclusive; clamped to the size of the object. None: the end of the object.
+            version: The version to read; None: any.
+
+        Returns:
+            A buffer that owns its memory.
+        """
+    def get_ranges(self, ranges: Sequence[tuple[str, int, int | None]]) -> list[Buffer]:
+        """Reads ranges concurrently, and checks that all ranges of an object have the same version.
+
+        Args:
+            ranges: Triples of a key, a start and an end, as in `get`.
+
+        Returns:
+            A buffer for each range.
+
+        Raises:
+            ObjectChangedError: An object was replaced between two of its ranges.
+        """
+    def get_ends(self, key: str, head_bytes: int, tail_bytes: int) -> tuple[Buffer, Buffer, int, str | None]:
+        """Reads the first and the last bytes of an object, of the same version.
+
+        Args:
+            key: Key of the object.
+            head_bytes: Number of bytes from the start.
+            tail_bytes: Number of bytes from the end.
+
+        Returns:
+            `(head, tail, size, version)`; head and tail overlap if the object is small.
+        """
+    def head(self, key: str) -> tuple[int, str | None, int | None, Attributes]:
+        """Returns the size, the version, the time of the last modification and the attributes of an object. The
+        time is in milliseconds since 1970.
+        """
     def put(
-        self, key: str, data: Any, attributes: _Attributes, if_none_match: bool = False, if_match: str | None = None
-    ) -> str: ...
-    def list(self, prefix: str, delimiter: str | None = None, start_after: str | None = None) -> ListPages: ...
-    def copy(self, source_url: str, key: str) -> str: ...
-    def delete(self, keys: Sequence[str]) -> None: ...
-    def delete_if(self, key: str, version: str) -> None: ...
-    def abort_upload(self, key: str, upload_id: str) -> None: ...
-    def uploads(self, prefix: str) -> Sequence[tuple[str, str, int | None]]: ...
+        self, key: str, data: Any, attributes: Attributes, if_none_match: bool = False, if_match: str | None = None
+    ) -> str:
+        """Writes an object.
+
+        Args:
+            key: Key of the object.
+            data: A contiguous buffer. It must not change during the call, and is not used afterwards.
+            attributes: Headers and metadata of the object.
+            if_none_match: Whether the object must not exist.
+            if_match: The version that the existing object must have.
+
+        Returns:
+            The version of the object.
+
+        Raises:
+            PreconditionFailedError: The condition is not met.
+        """
+    def list(self, prefix: str, delimiter: str | None = None, start_after: str | None = None) -> ListPages:
+        """Lists keys.
+
+        Args:
+            prefix: Prefix of the keys.
+            delimiter: Keys that contain it after the prefix are listed as common prefixes.
+            start_after: Lists only keys after this one.
+
+        Returns:
+            An iterator over pages.
+        """
+    def copy(self, source_url: str, key: str) -> str:
+        """Copies an object on the server.
+
+        Args:
+            source_url: URL of the object to copy; its scheme must be that of this store.
+            key: Key of the copy.
+
+        Returns:
+            The version of the copy.
+        """
+    def delete(self, keys: Sequence[str]) -> None:
+        """Deletes objects. Succeeds for objects that do not exist."""
+    def delete_if(self, key: str, version: str) -> None:
+        """Deletes an object if it has this version. Succeeds if it does not exist.
+
+        Raises:
+            PreconditionFailedError: The object has another version.
+        """
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        """Aborts an unfinished upload and deletes its parts. Succeeds if it does not exist."""
+    def uploads(self, prefix: str) -> Sequence[tuple[str, str, int | None]]:
+        """Returns the unfinished uploads under a prefix: key, id and start time in milliseconds since 1970."""
 
 @final
 class ListPages:
+    """Iterator over the pages of a listing: pairs of entries and common prefixes. Requests the next page while the
+    caller uses one. An entry is key, size, version, time of the last modification in milliseconds since 1970,
+    and storage class.
+    """
     def __iter__(self) -> Self: ...
     def __next__(self) -> tuple[Sequence[_Entry], Sequence[str]]: ...
+
+@final
+class NativeSlicePlan:
+    """Reads of arrays, and slices of them, that lie one behind the other in objects. Executed in waves.
+
+    Args:
+        store: The store of the objects.
+        prefix: Start of the keys of all objects.
+        verify: Compare the CRC-32 of arrays that are read whole.
+        wave_bytes: Size of the buffer that ends a wave.
+        tile_bytes: Maximum size of a tile, unless one element is larger.
+    """
+
+    def __new__(cls, store: NativeStore, prefix: str, verify: bool, wave_bytes: int, tile_bytes: int) -> Self: ...
+    def add_array(self, name: str, offset: int, before: bytes | None, array_bytes: int) -> int:
+        """Adds a whole array of `array_bytes` bytes, which is read into the buffer. `before` are the bytes that precede
+        it from `offset` on; a descriptor follows it then. Without them the array starts at `offset`. Returns the number
+        of the read.
+        """
+    def add_slice(
+        self,
+        name: str,
+        offset: int,
+        before: bytes | None,
+        crc32: int,
+        shape: Sequence[int],
+        offsets: Sequence[int],
+        lengths: Sequence[int],
+        width: int,
+        memory: Any | None,
+    ) -> int:
+        """Adds a slice of an array with elements of `width` bytes. `memory` is a writable buffer of its size, which
+        receives it if no other read does and its runs are long. Otherwise it is read tile by tile. Without `before`,
+        `crc32` is that of the array; 0 if it is unknown. Returns the number of the read.
+        """
+    def read(self) -> NativeWave | None:
+        """Executes the next wave. Returns `None` if no read is left."""
+
+@final
+class NativeWave:
+    """What one wave of a `NativeSlicePlan` has read. Reads are given by their numbers.
+
+    Attributes:
+        buffer: The bytes of all arrays and tiles.
+        arrays: The reads of whole arrays.
+        starts: The offset of each of them in the buffer.
+        tiles: Read, offset in the buffer and tile of each part of a slice without memory of its own.
+        complete: The reads that ended with all bytes.
+        other_frame: The reads that found another frame.
+        damaged: The reads whose CRC-32 differs.
+    """
+
+    buffer: Buffer
+    arrays: list[int]
+    starts: list[int]
+    tiles: list[tuple[int, int, _Tile]]
+    complete: list[int]
+    other_frame: list[int]
+    damaged: list[int]
 
 # On Linux only.
 @final
 class NativeSource:
-    """The objects of a manifest, read ahead by the process that made this."""
+    """Reads the objects of a manifest ahead.
+
+    The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers,
+    which share the memory of its arena. The buffers of the readers stay valid until they are dropped.
+
+    Args:
+        manifest: The objects.
+        stores: A store for each of `manifest.bases()`, in that order.
+        budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+    """
 
     def __new__(cls, manifest: Manifest, stores: Sequence[NativeStore], budget: int) -> Self: ...
     @staticmethod
-    def attach(manifest: Manifest, owner: int, number: int, file: int, bell: int) -> NativeSource: ...
-    def descriptors(self) -> tuple[int, int]: ...
+    def attach(manifest: Manifest, owner: int, number: int, file: int, eventfd: int) -> NativeSource:
+        """Makes the source of another process available in this one.
+
+        Args:
+            manifest: The manifest of the source.
+            owner: `owner` of the source.
+            number: `number` of the source.
+            file: Duplicate of the first of its `descriptors()`, valid in this process.
+            eventfd: Duplicate of the second.
+        """
+    def descriptors(self) -> tuple[int, int]:
+        """Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not
+        inherit them.
+        """
     @property
-    def owner(self) -> int: ...
+    def owner(self) -> int:
+        """Process id of the owner."""
     @property
-    def number(self) -> int: ...
-    def announced(self) -> bool: ...
-    def read(self, indices: Sequence[int], return_errors: bool = False) -> list[Any]: ...
-    def charges(self, indices: Sequence[int]) -> list[int]: ...
+    def number(self) -> int:
+        """Number of the source in its owner."""
+    def announced(self) -> bool:
+        """Returns whether announced objects were not read yet. In a process other than the owner always True."""
+    def read(self, indices: Sequence[int], return_errors: bool = False) -> list[Any]:
+        """Reads objects concurrently, with the GIL released. In a worker, the owner reads them.
+
+        Args:
+            indices: Indices of objects in the manifest.
+            return_errors: Whether the list contains an exception for each object that could not be read,
+                instead of raising the first one.
+
+        Returns:
+            An `ObjectReader` for each object.
+
+        Raises:
+            IndexError: An index is out of range.
+            StoreError: An object could not be read, unless `return_errors`.
+            RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
+        """
+    def charges(self, indices: Sequence[int]) -> list[int]:
+        """Returns the memory in bytes that each object takes of the budget; an estimate if its size is unknown."""
 
 @final
 class NativeIteration:
-    """Objects of one source, read and announced by the process that uses them."""
+    """Reads objects of a source and announces later ones, in the owner or in a worker. Dropping it cancels its
+    announcements.
+
+    Args:
+        source: The source of the objects.
+    """
 
     def __new__(cls, source: NativeSource) -> Self: ...
-    def read(self, indices: Sequence[int], ahead: Sequence[int], return_errors: bool = False) -> list[Any]: ...
-    def budget(self) -> int: ...
+    def read(self, indices: Sequence[int], ahead: Sequence[int], return_errors: bool = False) -> list[Any]:
+        """Announces objects that will be read later, and reads others.
+
+        Args:
+            indices: Indices of the objects to read.
+            ahead: Indices of the objects to announce, after those that were announced before.
+            return_errors: As in `NativeSource.read`.
+
+        Returns:
+            An `ObjectReader` for each object of `indices`.
+
+        Raises:
+            StoreError: As `NativeSource.read`.
+        """
+    def budget(self) -> int:
+        """Returns the memory budget of the owner in bytes."""
 
 @final
 class RefSource:
-    """Objects by name, read ahead by the process that made this."""
+    """Reads objects of any stores ahead, given by `ObjectRef`.
 
-    def __new__(cls, config: StoreConfig, budget: int) -> Self: ...
+    The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers,
+    which share the memory of its arena. The buffers of the readers stay valid until they are dropped.
+
+    Args:
+        configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
+        budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+    """
+
+    def __new__(cls, configs: Sequence[tuple[str, StoreConfig]], budget: int) -> Self: ...
     @staticmethod
-    def attach(owner: int, number: int, file: int, bell: int) -> RefSource: ...
-    def descriptors(self) -> tuple[int, int]: ...
+    def attach(owner: int, number: int, file: int, eventfd: int) -> RefSource:
+        """Makes the source of another process available in this one.
+
+        Args:
+            owner: `owner` of the source.
+            number: `number` of the source.
+            file: Duplicate of the first of its `descriptors()`, valid in this process.
+            eventfd: Duplicate of the second.
+        """
+    def descriptors(self) -> tuple[int, int]:
+        """Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not
+        inherit them.
+        """
     @property
-    def owner(self) -> int: ...
+    def owner(self) -> int:
+        """Process id of the owner."""
     @property
-    def number(self) -> int: ...
-    def announced(self) -> bool: ...
-    def objects(self, refs: Sequence[ObjectRef]) -> list[tuple[int, int]]: ...
-    def read(self, refs: Sequence[ObjectRef]) -> list[ObjectReader | Exception]: ...
+    def number(self) -> int:
+        """Number of the source in its owner."""
+    def announced(self) -> bool:
+        """Returns whether announced objects were not read yet. In a process other than the owner always True."""
+    def objects(self, refs: Sequence[ObjectRef]) -> list[tuple[int, int]]:
+        """Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other
+        than the owner.
+        """
+    def read(self, refs: Sequence[ObjectRef]) -> list[ObjectReader | Exception]:
+        """Reads objects concurrently, with the GIL released. In a worker, the owner reads them.
+
+        Returns:
+            For each object an `ObjectReader`, or the exception if it could not be read.
+
+        Raises:
+            RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
+        """
 
 @final
 class Announcer:
-    """What an iterator of a loader announces."""
+    """Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it
+    cancels its announcements.
+
+    Raises:
+        RuntimeError: This process has no prefetcher.
+    """
 
     def __new__(cls) -> Self: ...
-    def announce(self, objects: Sequence[tuple[int, int]]) -> None: ...
-    def pending(self) -> tuple[int, int]: ...
-    def cancel(self) -> None: ...
+    def announce(self, objects: Sequence[tuple[int, int]]) -> None:
+        """Announces objects in the order in which they will be read. Does nothing in a forked child.
 
-def offer(buffer: Buffer) -> tuple[int, int, int] | None: ...
-def adopt(owner: int, segment: int, generation: int) -> Buffer: ...
-def start_prefetcher(budget: int) -> None: ...
-def prefetch_stats() -> dict[str, Any]: ...
+        Args:
+            objects: Pairs of the number of a source and the index of an object.
+        """
+    def pending(self) -> tuple[int, int]:
+        """Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in
+        a forked child.
+        """
+    def cancel(self) -> None:
+        """Cancels the announcements of objects that were not read yet."""
+
+def offer(buffer: Buffer) -> tuple[int, int, int] | None:
+    """Offers the memory of a buffer to the owner of its arena, without a copy.
+
+    Returns:
+        `(owner, segment, generation)`, the arguments of `adopt` in the owner. None if the buffer must be
+        copied, because it is not in an arena, or this process can still write to it.
+    """
+
+def adopt(owner: int, segment: int, generation: int) -> Buffer:
+    """Takes over the memory of a buffer that a worker offered to this process.
+
+    Args:
+        owner: Process id of the owner of the arena, which must be this process.
+        segment: Id of the segment.
+        generation: Generation of the segment.
+
+    Returns:
+        A buffer with that memory if the worker has dropped its own, and with a copy otherwise.
+
+    Raises:
+        RuntimeError: Another process is the owner, or the buffer was taken over already.
+    """
+
+def start_prefetcher(budget: int) -> None:
+    """Starts the prefetcher of this process, if it has none.
+
+    Args:
+        budget: Memory budget in bytes.
+
+    Raises:
+        OSError: The arena could not be allocated.
+        StoreError: The runtime could not be started.
+    """
+
+def prefetch_stats() -> dict[str, Any]:
+    """Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none."""
 
 @final
 class NativeGather:
+    """Uploads an object that consists of pieces of memory, without joining them first.
+
+    `close` commits the object. `abort` cancels the upload, and so does an error, or dropping the gather before
+    `close`. The memory of a piece is shared until it is sent: it must not change before `close` returns.
+
+    Args:
+        store: The store of the object.
+        key: Key of the object.
+        attributes: Headers and metadata of the object.
+        if_none_match: Whether the object must not exist.
+        if_match: The version that the existing object must have.
+        limit_bytes: Maximum number of bytes of pieces in flight. None: the pieces do not count, and the write
+            buffer of the store's configuration limits the copies of small pieces.
+    """
     def __new__(
         cls,
         store: NativeStore,
         key: str,
-        attributes: _Attributes,
+        attributes: Attributes,
         if_none_match: bool = False,
         if_match: str | None = None,
         limit_bytes: int | None = None,
     ) -> Self: ...
-    # bytes: a literal. Another buffer: a record. A number, or a first and an end: the CRC-32 of these records.
-    def write(self, pieces: Sequence[Any]) -> None: ...
-    def close(self) -> tuple[str, int, int]: ...
-    def abort(self) -> None: ...
+    def write(self, pieces: Sequence[Any]) -> None:
+        """Writes pieces.
+
+        Args:
+            pieces: A `bytes` object is a literal. Any other contiguous buffer is a record, whose CRC-32 is
+                computed. An int is replaced by the CRC-32 of the record with that number, in 4 bytes; a pair of
+                ints by the CRC-32 of the records `first..end`.
+
+        Raises:
+            ValueError: The upload has ended.
+            StoreError: A part could not be written; the upload is aborted.
+        """
+    def close(self) -> tuple[str, int, int]:
+        """Commits the object.
+
+        Returns:
+            Version, size in bytes and CRC-32 of the object.
+        """
+    def abort(self) -> None:
+        """Aborts the upload; the object does not change. Does nothing in a forked child, because the upload
+        belongs to its parent.
+        """
+
+@final
+class CredentialAnswer:
+    """Receives the result of one call of a `credential_provider`. Only the first result is used."""
+    def credentials(
+        self,
+        access_key_id: str | None,
+        secret_access_key: str | None,
+        token: str | None,
+        expires_at: float | None,
+    ) -> None:
+        """Sends the credentials that the callable returned. `expires_at` is in seconds since 1970; None: never."""
+    def error(self, message: str) -> None:
+        """Sends the message of an exception that the callable raised."""
 
 @final
 class NativeWriter:
-    def __new__(cls, store: NativeStore, key: str, attributes: _Attributes, if_none_match: bool) -> Self: ...
-    def write(self, data: Any) -> int: ...
-    def close(self) -> str: ...
-    def abort(self) -> None: ...
+    """Writes an object as a stream, in parts if it is large.
+
+    `close` commits the object. `abort` cancels the upload, and so does dropping the writer before `close`.
+
+    Args:
+        store: The store of the object.
+        key: Key of the object.
+        attributes: Headers and metadata of the object.
+        if_none_match: Whether the object must not exist.
+        if_match: The version that the existing object must have.
+    """
+    def __new__(
+        cls,
+        store: NativeStore,
+        key: str,
+        attributes: Attributes,
+        if_none_match: bool = False,
+        if_match: str | None = None,
+    ) -> Self: ...
+    def write(self, data: Any) -> int:
+        """Writes all bytes of a buffer. Waits for parts to be sent while the write buffer is full.
+
+        Args:
+            data: A contiguous buffer. The writer does not use it after the call.
+
+        Returns:
+            Number of bytes of `data`.
+
+        Raises:
+            ValueError: The writer is closed.
+            StoreError: A part could not be written.
+        """
+    def close(self) -> str:
+        """Commits the object and returns its version."""
+    def abort(self) -> None:
+        """Aborts the upload; the object does not change. Does nothing in a forked child, because the writer
+        belongs to its parent.
+        """

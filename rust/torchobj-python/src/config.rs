@@ -1,4 +1,4 @@
-//! Configurations of Python as those of Rust. The dataclasses of `torchobj.config` have checked every value.
+//! Converts configurations of Python to those of Rust. The dataclasses of `torchobj.config` have validated all values.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,8 +7,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{Addressing, Checksum, Encryption, FileConfig, HttpConfig, ProviderConfigs, S3Config};
+use torchobj_store::env::local_ranks;
+use torchobj_store::s3::Account;
 
-/// 10^6 bits.
+use crate::credentials::Provider;
+
+/// Bytes of 10^6 bits.
 const BYTES_PER_MBIT: f64 = 125_000.0;
 
 /// A `torchobj.S3Options`.
@@ -17,6 +21,7 @@ struct S3Options {
     region: Option<String>,
     endpoint_url: Option<String>,
     profile: Option<String>,
+    credential_source: Option<Provider>,
     anonymous: bool,
     addressing_style: String,
     requester_pays: bool,
@@ -60,7 +65,7 @@ pub(crate) struct StoreConfig {
 }
 
 impl StoreConfig {
-    /// How each provider is reached.
+    /// The configuration of each provider, with the fingerprint of the current environment.
     pub(crate) fn providers(&self) -> ProviderConfigs {
         ProviderConfigs { s3: self.s3.config(self.http()), file: FileConfig { sync: self.file.sync } }
     }
@@ -74,9 +79,9 @@ impl StoreConfig {
         }
     }
 
-    /// How it is used.
+    /// Retries, timeouts and concurrency.
     pub(crate) fn policy(&self) -> Policy {
-        Policy {
+        let policy = Policy {
             part_bytes: self.part_bytes,
             whole_below_bytes: self.whole_below_bytes,
             max_in_flight: self.max_in_flight_number,
@@ -90,7 +95,8 @@ impl StoreConfig {
             idle_timeout: Duration::from_secs_f64(self.idle_timeout_s),
             commit_timeout: Duration::from_secs_f64(self.commit_timeout_s),
             min_bytes_per_s: self.min_bytes_per_s,
-        }
+        };
+        policy.shared_by(local_ranks())
     }
 }
 
@@ -100,6 +106,7 @@ impl S3Options {
             region: self.region.clone(),
             endpoint_url: self.endpoint_url.clone(),
             profile: self.profile.clone(),
+            credential_provider: self.credential_source.clone().map(|provider| provider.0),
             anonymous: self.anonymous,
             addressing: match self.addressing_style.as_str() {
                 "path" => Addressing::Path,
@@ -124,12 +131,13 @@ impl S3Options {
             },
             keys_are_paths: self.key_rules == "path",
             force_sdk: self.force_sdk,
+            environment: Account::fingerprint(),
             http,
         }
     }
 }
 
-/// The defaults of Rust by the names of Python, for the test that compares them.
+/// Returns the default configuration of Rust, with the field names of Python. A test compares both.
 #[pyfunction]
 pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let (policy, http, file) = (Policy::default(), HttpConfig::default(), PyDict::new(py));

@@ -1,10 +1,10 @@
-//! Errors of Rust as exceptions of `torchobj.exceptions`, by their kind.
+//! Converts errors to exceptions of `torchobj.exceptions`, by their kind.
 
 use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 use torchobj_core::error::{Error, ErrorKind};
 
-/// The classes; each is also the builtin that people already catch.
+/// The exception classes.
 mod classes {
     pyo3::import_exception!(torchobj.exceptions, AccessDeniedError);
     pyo3::import_exception!(torchobj.exceptions, BucketNotFoundError);
@@ -27,7 +27,7 @@ fn new<E: PyTypeInfo>(message: String) -> PyErr {
     PyErr::new::<E, _>(message)
 }
 
-/// The exception that `error` is.
+/// Converts an error.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     let build = match error.kind() {
         ErrorKind::NotFound => new::<classes::ObjectNotFoundError>,
@@ -64,14 +64,14 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// A `ConfigError`: a number of an object's name that is negative.
+/// A `ConfigError` about a negative argument of an `ObjectRef`.
 pub(crate) fn out_of_range(url: &str, name: &str, value: i64) -> PyErr {
     classes::ConfigError::new_err(format!("{url}: {name}={value}: must be 0 or more"))
 }
 
-/// `?` for results of the core.
+/// Converts the error of a result.
 pub(crate) trait OrRaise<T> {
-    /// The value, or the error as an exception.
+    /// Returns the value, or the error as an exception.
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }
 

@@ -1,4 +1,4 @@
-//! An object that is gathered from memory of Python's, as checkpoints use it.
+//! Uploads an object that is gathered from Python buffers, for checkpoints.
 
 use std::sync::Arc;
 
@@ -7,38 +7,49 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
-use tokio::task::JoinSet;
-use torchobj_core::crc32::Crc32;
+use torchobj_core::engine::{Request, run_all};
 use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
 use torchobj_core::types::Version;
 use torchobj_core::upload::{Gather, Piece};
 
+use crate::attributes::Attributes;
 use crate::buffer;
 use crate::error::OrRaise;
-use crate::store::{AttributeFields, NativeStore, put_options};
+use crate::store::{NativeStore, put_options};
 use crate::wait::wait;
 
-/// Below this a literal is copied at once, which costs less than to keep Python's.
+/// Literals below this size are copied, which costs less than keeping the Python object.
 const COPIED_BYTES: usize = 4 << 10;
 
-/// An object that is being gathered. It ends by `close`, after which the object is there, or by `abort`; one that failed,
-/// or is dropped before, is aborted.
+/// Uploads an object that consists of pieces of memory, without joining them first.
+///
+/// `close` commits the object. `abort` cancels the upload, and so does an error, or dropping the gather before `close`. The
+/// memory of a piece is shared until it is sent: it must not change before `close` returns.
+///
+/// Args:
+///     store: The store of the object.
+///     key: Key of the object.
+///     attributes: Headers and metadata of the object.
+///     if_none_match: Whether the object must not exist.
+///     if_match: The version that the existing object must have.
+///     limit_bytes: Maximum number of bytes of pieces in flight. None: the pieces do not count, and the write buffer of
+///         the store's configuration limits the copies of small pieces.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeGather {
-    /// Taken while it writes, so that what was interrupted or failed is gone.
+    /// Taken during a write, so that a failed or interrupted upload is dropped.
     gather: Local<Arc<Mutex<Option<Gather>>>>,
 }
 
 impl NativeGather {
     fn gather(&self) -> PyResult<Arc<Mutex<Option<Gather>>>> {
-        let inherited = || PyValueError::new_err("this upload is the parent's: a forked process cannot go on with it");
+        let inherited = || PyValueError::new_err("this upload belongs to the parent of this forked process");
         self.gather.get().cloned().ok_or_else(inherited)
     }
 }
 
 fn ended() -> PyErr {
-    PyValueError::new_err("the upload has ended: it was closed, aborted, or failed before")
+    PyValueError::new_err("the upload has ended: it was closed or aborted, or it failed")
 }
 
 fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
@@ -56,10 +67,10 @@ fn piece(object: &Bound<'_, PyAny>) -> PyResult<Piece> {
     Ok(Piece::Record(buffer::share(object)?))
 }
 
-/// What an object that was closed is: its version, its size in bytes and its CRC-32.
+/// Version, size in bytes and CRC-32 of a committed object.
 type Closed = (String, u64, u32);
 
-/// `None` where it has ended.
+/// Writes pieces; `None` if the upload has ended.
 async fn write(own: &Mutex<Option<Gather>>, pieces: Vec<Piece>) -> Option<Result<()>> {
     let mut slot = own.lock().await;
     let mut gather = slot.take()?;
@@ -70,26 +81,46 @@ async fn write(own: &Mutex<Option<Gather>>, pieces: Vec<Piece>) -> Option<Result
     Some(written)
 }
 
-/// `None` where it has ended.
+/// Commits the object; `None` if the upload has ended.
 async fn close(own: &Mutex<Option<Gather>>) -> Option<Result<(Version, u64, u32)>> {
     let mut gather = own.lock().await.take()?;
     Some(gather.close().await)
 }
 
-async fn write_and_close(own: Arc<Mutex<Option<Gather>>>, pieces: Vec<Piece>) -> Option<Result<(Version, u64, u32)>> {
-    match write(&own, pieces).await? {
-        Ok(()) => close(&own).await,
-        Err(error) => Some(Err(error)),
+/// Writes the last pieces of an object and commits it.
+struct Close {
+    own: Arc<Mutex<Option<Gather>>>,
+    pieces: Vec<Piece>,
+}
+
+impl Request for Close {
+    type Output = Option<(Version, u64, u32)>;
+
+    async fn run(self) -> Result<Self::Output> {
+        match write(&self.own, self.pieces).await {
+            None => Ok(None),
+            Some(Ok(())) => close(&self.own).await.transpose(),
+            Some(Err(error)) => Err(error),
+        }
     }
 }
 
-fn closed(py: Python<'_>, ended_how: Option<Result<(Version, u64, u32)>>) -> PyResult<Closed> {
-    let (version, size, crc32) = ended_how.ok_or_else(ended)?.or_raise(py)?;
+fn closed(py: Python<'_>, committed: Option<Result<(Version, u64, u32)>>) -> PyResult<Closed> {
+    let (version, size, crc32) = committed.ok_or_else(ended)?.or_raise(py)?;
     Ok((version.as_str().to_owned(), size, crc32))
 }
 
-/// Writes what is left of several objects and makes them, at a time. Where some fail this raises the first one's error,
-/// once the others are there; Ctrl-C ends all that are not there yet.
+/// Writes the last pieces of several objects and commits them, concurrently.
+///
+/// Args:
+///     gathers: Pairs of a gather and its last pieces, as for `NativeGather.write`.
+///
+/// Returns:
+///     Version, size in bytes and CRC-32 of each object.
+///
+/// Raises:
+///     StoreError: An object could not be committed; the first error is raised after the others are committed.
+///         KeyboardInterrupt aborts all that are not committed yet.
 #[pyfunction]
 pub(crate) fn close_gathers(
     py: Python<'_>,
@@ -97,32 +128,11 @@ pub(crate) fn close_gathers(
 ) -> PyResult<Vec<Closed>> {
     let mut rest = Vec::new();
     for (gather, pieces) in &gathers {
-        rest.push((gather.gather()?, pieces.iter().map(piece).collect::<PyResult<Vec<_>>>()?));
+        let pieces = pieces.iter().map(piece).collect::<PyResult<Vec<_>>>()?;
+        rest.push(Close { own: gather.gather()?, pieces });
     }
-    let all = wait(py, async move {
-        let mut tasks: JoinSet<_> = rest
-            .into_iter()
-            .enumerate()
-            .map(|(number, (own, pieces))| async move { (number, write_and_close(own, pieces).await) })
-            .collect();
-        let mut all = Vec::new();
-        while let Some(ended) = tasks.join_next().await {
-            match ended {
-                Ok(one) => all.push(one),
-                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-            }
-        }
-        all.sort_unstable_by_key(|(number, _)| *number);
-        all
-    })?;
-    all.into_iter().map(|(_, one)| closed(py, one)).collect()
-}
-
-/// The CRC-32 of bytes that were summed apart: of the first, and of the `second_bytes` behind them.
-#[pyfunction]
-pub(crate) fn crc32_joined(first: u32, second: u32, second_bytes: u64) -> u32 {
-    // How many the first are is not asked: the sum of none is 0, and stays 0 however far it is moved.
-    Crc32::known(first, 1).then(Crc32::known(second, second_bytes)).value()
+    let all = wait(py, run_all(rest, || usize::MAX))?;
+    all.into_iter().map(|one| closed(py, one.transpose())).collect()
 }
 
 #[pymethods]
@@ -133,7 +143,7 @@ impl NativeGather {
         py: Python<'_>,
         store: &NativeStore,
         key: &str,
-        attributes: AttributeFields,
+        attributes: Attributes,
         if_none_match: bool,
         if_match: Option<String>,
         limit_bytes: Option<u64>,
@@ -143,8 +153,16 @@ impl NativeGather {
         Ok(Self { gather: Local::new(Arc::new(Mutex::new(Some(gather)))) })
     }
 
-    /// Writes pieces: `bytes` are literals, any other buffer is a record, a number or a pair of them stands for the CRC-32
-    /// of that record, or of the records from the one up to the other.
+    /// Writes pieces.
+    ///
+    /// Args:
+    ///     pieces: A `bytes` object is a literal. Any other contiguous buffer is a record, whose CRC-32 is computed. An
+    ///         int is replaced by the CRC-32 of the record with that number, in 4 bytes; a pair of ints by the CRC-32 of
+    ///         the records `first..end`.
+    ///
+    /// Raises:
+    ///     ValueError: The upload has ended.
+    ///     StoreError: A part could not be written; the upload is aborted.
     fn write(&self, py: Python<'_>, pieces: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
         let own = self.gather()?;
         let pieces: Vec<Piece> = pieces.iter().map(piece).collect::<PyResult<_>>()?;
@@ -152,15 +170,17 @@ impl NativeGather {
         written.ok_or_else(ended)?.or_raise(py)
     }
 
-    /// Makes the object.
+    /// Commits the object.
+    ///
+    /// Returns:
+    ///     Version, size in bytes and CRC-32 of the object.
     fn close(&self, py: Python<'_>) -> PyResult<Closed> {
         let own = self.gather()?;
-        let ended_how = wait(py, async move { close(&own).await })?;
-        closed(py, ended_how)
+        let committed = wait(py, async move { close(&own).await })?;
+        closed(py, committed)
     }
 
-    /// Forgets everything. The object is what it was before. In a forked process, where the upload is the parent's, does
-    /// nothing.
+    /// Aborts the upload; the object does not change. Does nothing in a forked child, because the upload belongs to its parent.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let Ok(own) = self.gather() else { return Ok(()) };
         wait(py, async move {

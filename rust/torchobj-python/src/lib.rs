@@ -1,12 +1,16 @@
-//! The binding: takes arguments, releases the GIL, calls torchobj-core and torchobj-store, and wraps the result.
+//! Python bindings: extract arguments, release the GIL, call torchobj-core and torchobj-store, and wrap the result.
 //!
-//! The map: `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` are the classes · `scatter` reads into memory of
-//! Python's · `source` and `ref_source` read ahead,
-//! `reach` finds who reads for this process · `buffer` is memory that both sides see, and readers of it · `process` keeps
-//! one client per configuration and process · `pickle` measures pickles · `wait` runs work while Python waits · `config`, `error` and `log` translate.
+//! `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` define classes. `scatter` reads into Python buffers, and
+//! `slice_plan` slices of arrays.
+//! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one. `buffer` shares memory
+//! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
+//! the calling thread waits without the GIL. `credentials` calls credential providers of the user. `pickle` measures
+//! pickles. `attributes`, `config`, `error` and `log` convert values.
 
+mod attributes;
 mod buffer;
 mod config;
+mod credentials;
 mod error;
 mod gather;
 mod log;
@@ -14,12 +18,13 @@ mod manifest;
 mod object_ref;
 mod pages;
 mod pickle;
-mod process;
 #[cfg(target_os = "linux")]
-mod reach;
+mod prefetcher;
+mod process;
 #[cfg(target_os = "linux")]
 mod ref_source;
 mod scatter;
+mod slice_plan;
 #[cfg(target_os = "linux")]
 mod source;
 #[cfg(target_os = "linux")]
@@ -30,7 +35,7 @@ mod writer;
 
 use pyo3::prelude::*;
 
-/// What the package `torchobj` is made of. Not for others: names change without notice.
+/// Native functions and classes of torchobj. Private: names change without notice.
 #[pymodule(name = "_torchobj")]
 mod native {
     #[pymodule_export]
@@ -38,13 +43,15 @@ mod native {
     #[pymodule_export]
     use crate::config::default_config;
     #[pymodule_export]
-    use crate::gather::{NativeGather, close_gathers, crc32_joined};
+    use crate::credentials::CredentialAnswer;
+    #[pymodule_export]
+    use crate::gather::{NativeGather, close_gathers};
     #[pymodule_export]
     use crate::manifest::Manifest;
     #[pymodule_export]
     use crate::object_ref::{ObjectRef, read_refs};
     #[pymodule_export]
-    use crate::pages::ManifestPages;
+    use crate::pages::{ListPages, ManifestPages};
     #[pymodule_export]
     use crate::pickle::pickle_nesting;
     #[pymodule_export]
@@ -54,6 +61,8 @@ mod native {
     use crate::ref_source::RefSource;
     #[pymodule_export]
     use crate::scatter::scatter;
+    #[pymodule_export]
+    use crate::slice_plan::{NativeSlicePlan, NativeWave};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::source::{Announcer, NativeIteration, NativeSource, adopt, offer, start_prefetcher};
@@ -61,7 +70,7 @@ mod native {
     #[pymodule_export]
     use crate::stats::prefetch_stats;
     #[pymodule_export]
-    use crate::store::{ListPages, NativeStore, get_many};
+    use crate::store::{NativeStore, get_many};
     #[pymodule_export]
     use crate::writer::NativeWriter;
 
@@ -70,7 +79,7 @@ mod native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::log::install();
-        // Sets up what a fork needs, while nobody can fork in the middle of it.
+        // Installs the fork handlers before another thread can fork.
         drop(torchobj_core::fork::enter());
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }

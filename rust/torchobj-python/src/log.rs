@@ -1,5 +1,5 @@
-//! Events of Rust in Python's logger `torchobj`. Threads of the runtime only queue them; a thread that holds the GIL
-//! anyway, because it waits or has just waited for them, delivers them.
+//! Forwards log events to the Python logger `torchobj`. Threads of the runtime only queue events; a thread that holds the
+//! GIL, before or after a wait, delivers them.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -10,14 +10,14 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use pyo3::prelude::*;
 use torchobj_core::fork;
 
-/// More than this is not kept: the oldest is dropped, and counted.
-const MOST_EVENTS: usize = 1000;
+/// Maximum number of queued events. If it is exceeded, the oldest is dropped and counted.
+const MAX_EVENTS: usize = 1000;
 
 struct Queue;
 
 static EVENTS: Mutex<VecDeque<(Level, String)>> = Mutex::new(VecDeque::new());
 static DROPPED: AtomicUsize = AtomicUsize::new(0);
-static WAITING: AtomicUsize = AtomicUsize::new(0);
+static QUEUED: AtomicUsize = AtomicUsize::new(0);
 
 impl Log for Queue {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
@@ -30,26 +30,26 @@ impl Log for Queue {
         }
         let _inside = fork::enter();
         let mut events = EVENTS.lock().expect("no holder of this lock panics");
-        if events.len() == MOST_EVENTS {
+        if events.len() == MAX_EVENTS {
             events.pop_front();
             DROPPED.fetch_add(1, Ordering::Relaxed);
         }
         events.push_back((record.level(), record.args().to_string()));
-        WAITING.store(events.len(), Ordering::Release);
+        QUEUED.store(events.len(), Ordering::Release);
     }
 
     fn flush(&self) {}
 }
 
-/// Makes the queue the logger of this process.
+/// Installs the queue as the logger of this process.
 pub(crate) fn install() {
-    // Another logger there means that this module was loaded twice; the first one stays.
+    // If a logger is installed already, this module was loaded twice: keep the first one.
     if log::set_logger(&Queue).is_ok() {
         log::set_max_level(LevelFilter::Info);
     }
 }
 
-/// Takes over the level of Python's logger, at most once a second.
+/// Copies the level of the Python logger, at most once a second.
 pub(crate) fn refresh_level(py: Python<'_>) {
     static REFRESHED: Mutex<Option<Instant>> = Mutex::new(None);
     {
@@ -69,7 +69,7 @@ pub(crate) fn refresh_level(py: Python<'_>) {
     }
 }
 
-/// Sets the level from which on events are kept: a number of Python's `logging`.
+/// Sets the minimum level of events, as a number of Python's `logging`.
 fn set_level(level: u32) {
     log::set_max_level(match level {
         0..10 => LevelFilter::Trace,
@@ -81,21 +81,21 @@ fn set_level(level: u32) {
     });
 }
 
-/// Gives what is queued to Python's logger.
+/// Delivers queued events to the Python logger.
 pub(crate) fn deliver(py: Python<'_>) {
-    if WAITING.load(Ordering::Acquire) == 0 {
+    if QUEUED.load(Ordering::Acquire) == 0 {
         return;
     }
     let events = {
         let _inside = fork::enter();
-        WAITING.store(0, Ordering::Release);
+        QUEUED.store(0, Ordering::Release);
         std::mem::take(&mut *EVENTS.lock().expect("no holder of this lock panics"))
     };
     let dropped = DROPPED.swap(0, Ordering::Relaxed);
     let deliver = || -> PyResult<()> {
         let logger = py.import("logging")?.call_method1("getLogger", ("torchobj",))?;
         if dropped > 0 {
-            logger.call_method1("warning", ("%d events were dropped", dropped))?;
+            logger.call_method1("warning", ("%d log events were dropped", dropped))?;
         }
         for (level, text) in events {
             let number = match level {
@@ -110,7 +110,7 @@ pub(crate) fn deliver(py: Python<'_>) {
         Ok(())
     };
     if let Err(error) = deliver() {
-        // A handler of the user's that raises must not make a read fail.
+        // An exception of a log handler must not fail the operation.
         error.write_unraisable(py, None);
     }
 }

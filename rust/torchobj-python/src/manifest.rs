@@ -1,4 +1,4 @@
-//! A frozen listing, as the datasets use it.
+//! A compact, immutable listing, for datasets.
 
 use std::sync::Arc;
 
@@ -7,15 +7,24 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use torchobj_core::list::Filter;
 use torchobj_core::manifest::Manifest as Packed;
-use torchobj_core::read::{Job, Read, get_many};
+use torchobj_core::read::{Job, Read, get_many, try_get_many};
 use torchobj_core::url::ObjectUrl;
 
 use crate::buffer::ObjectReader;
 use crate::error::{OrRaise, exception};
-use crate::store::{NativeStore, first_error};
+use crate::store::NativeStore;
 use crate::wait::wait;
 
-/// Keys, sizes and versions of objects, packed: about 30 bytes an object beside its key. Never changes.
+/// A compact, immutable list of objects: about 30 bytes per object, plus its key.
+///
+/// `dataset.manifest` is one. `bytes(manifest)` serializes it, and pickles contain that form. Manifests are equal if their
+/// objects are.
+///
+/// Args:
+///     data: A manifest serialized by `bytes(manifest)`.
+///
+/// Raises:
+///     ValueError: `data` is not a manifest.
 #[pyclass(module = "torchobj", frozen)]
 pub(crate) struct Manifest {
     packed: Arc<Packed>,
@@ -23,15 +32,25 @@ pub(crate) struct Manifest {
 
 #[pymethods]
 impl Manifest {
-    /// A manifest from what `bytes(manifest)` gave.
     #[new]
     fn new(data: &[u8]) -> PyResult<Self> {
-        let packed =
-            Packed::from_bytes(data).ok_or_else(|| PyValueError::new_err("these are no bytes of a manifest"))?;
+        let packed = Packed::from_bytes(data).ok_or_else(|| PyValueError::new_err("these bytes are not a manifest"))?;
         Ok(Self { packed: Arc::new(packed) })
     }
 
-    /// Lists what is under a prefix. `base` is the URL of the store without a slash at its end.
+    /// Lists the objects under a prefix.
+    ///
+    /// Args:
+    ///     store: The store to list.
+    ///     base: URL of the store, without a trailing slash.
+    ///     prefix: Prefix of the keys, not percent-encoded.
+    ///     glob: Keeps only keys whose part after the prefix matches.
+    ///     suffixes: Keeps only keys that end with one of these; empty: all.
+    ///     limit: Maximum number of objects, in key order; None: no limit.
+    ///
+    /// Raises:
+    ///     ConfigError: `glob` is not valid.
+    ///     StoreError: The listing failed.
     #[staticmethod]
     #[pyo3(signature = (store, base, prefix, glob=None, suffixes=vec![], limit=None))]
     fn from_listing(
@@ -52,7 +71,13 @@ impl Manifest {
         Ok(Self::of(listed.or_raise(py)?))
     }
 
-    /// A manifest of URLs; sizes and versions are not known.
+    /// Makes a manifest of objects, in this order, without their sizes and versions.
+    ///
+    /// Args:
+    ///     urls: URLs of objects.
+    ///
+    /// Raises:
+    ///     ConfigError: One of them is not a URL.
     #[staticmethod]
     fn from_urls(py: Python<'_>, urls: &Bound<'_, PyAny>) -> PyResult<Self> {
         let mut manifest = Packed::default();
@@ -84,35 +109,62 @@ impl Manifest {
         (slf.get_type().into_any(), (slf.get().__bytes__(slf.py()),))
     }
 
-    /// What tells two listings apart: 32 hexadecimal digits.
+    /// Returns a hash of the manifest, 32 hexadecimal digits. Equal manifests have the same digest.
     fn digest(&self) -> String {
         self.packed.digest()
     }
 
-    /// Memory of the manifest in bytes, keys included.
+    /// Returns the memory of the manifest in bytes, including the keys.
     fn memory_bytes(&self) -> usize {
         self.packed.memory_bytes()
     }
 
-    /// The schemes with buckets that occur, as `s3://bucket`.
+    /// Returns the URLs of the stores of the objects, such as `s3://bucket`.
     fn bases(&self) -> Vec<String> {
         self.packed.bases().to_vec()
     }
 
-    /// The URL of object `index`.
+    /// Returns the URL of an object.
+    ///
+    /// Args:
+    ///     index: Index of the object, from 0.
+    ///
+    /// Raises:
+    ///     IndexError: `index` is out of range.
     fn url(&self, index: usize) -> PyResult<String> {
         Ok(self.object(index)?.url())
     }
 
-    /// Base, key, size and version of object `index`.
+    /// Returns the store, the key, the size in bytes and the version of an object.
+    ///
+    /// Args:
+    ///     index: Index of the object, from 0.
+    ///
+    /// Returns:
+    ///     `(base, key, size, version)`; size and version are None if the listing did not contain them.
+    ///
+    /// Raises:
+    ///     IndexError: `index` is out of range.
     fn entry(&self, index: usize) -> PyResult<(String, String, Option<u64>, Option<String>)> {
         let object = self.object(index)?;
         let version = object.version.map(|version| version.as_str().to_owned());
         Ok((object.base.to_owned(), object.key.to_owned(), object.size, version))
     }
 
-    /// Reads objects as readers, all at once. `stores` are those of `bases`, in its order. With `return_errors` there is
-    /// an exception in place of what could not be read.
+    /// Reads objects concurrently, with the GIL released.
+    ///
+    /// Args:
+    ///     stores: A store for each of `bases()`, in that order.
+    ///     indices: Indices of the objects.
+    ///     return_errors: Whether the list contains an exception for each object that could not be read, instead of
+    ///         raising the first one.
+    ///
+    /// Returns:
+    ///     An `ObjectReader` for each object, in this order, whose bytes are in memory.
+    ///
+    /// Raises:
+    ///     IndexError: An index is out of range, or `stores` is too short.
+    ///     StoreError: An object could not be read, unless `return_errors`.
     #[pyo3(signature = (stores, indices, return_errors=false))]
     fn read<'py>(
         &self,
@@ -129,21 +181,20 @@ impl Manifest {
             let client =
                 base.and_then(|base| clients.get(base)).ok_or_else(|| PyIndexError::new_err("a store is missing"))?;
             let read = Read { size: object.size, version: object.version, ..Read::whole(object.key) };
-            jobs.push(Job { client: client.clone(), read });
+            jobs.push(Job::new(client.clone(), read));
         }
-        let results = wait(py, get_many(jobs, !return_errors))?;
         let list = PyList::empty(py);
         if return_errors {
-            for (index, result) in indices.iter().zip(results) {
+            for (index, result) in indices.iter().zip(wait(py, get_many(jobs))?) {
                 match result {
-                    Ok(landed) => list.append(ObjectReader::landed(py, self.object(*index)?, landed)?)?,
+                    Ok(fetched) => list.append(ObjectReader::fetched(py, self.object(*index)?, fetched)?)?,
                     Err(error) => list.append(exception(py, &error).into_value(py))?,
                 }
             }
             return Ok(list);
         }
-        for (index, landed) in indices.iter().zip(first_error(py, results)?) {
-            list.append(ObjectReader::landed(py, self.object(*index)?, landed)?)?;
+        for (index, fetched) in indices.iter().zip(wait(py, try_get_many(jobs))?.or_raise(py)?) {
+            list.append(ObjectReader::fetched(py, self.object(*index)?, fetched)?)?;
         }
         Ok(list)
     }

@@ -1,4 +1,4 @@
-//! Objects by name, and reading them as readers in the process that asks.
+//! References to objects, and reading them in the calling process.
 
 use std::sync::Arc;
 
@@ -18,14 +18,24 @@ use crate::error::{OrRaise, exception, out_of_range};
 use crate::process::{self, StoreKey};
 use crate::wait::wait;
 
-/// An object, or bytes `start..end` of it, by its URL; the end is excluded, and one behind the object's is cut.
+/// A reference to an object, or to bytes `start..end` of it.
 ///
-/// `size` is that of the whole object, where it is known: it saves a request for objects of many MiB, and tells how much
-/// memory the object will take; an object of another size is an error. `version` is the one that must answer: the ETag on
-/// S3; another one is an `ObjectChangedError`. Nothing is asked of the store here. Cannot be changed; can be pickled, compared and hashed.
+/// Creating one sends no request. It is immutable, and can be pickled, compared and hashed.
 ///
-/// Raises `ConfigError`: the URL names no object, or is longer than 16 KiB; a number is negative; the range ends before
-/// it begins.
+/// Args:
+///     url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`; at most 16 KiB.
+///     start: First byte of the range; None: 0.
+///     end: End of the range, exclusive; clamped to the size of the object. None: the end of the object.
+///     size: Size of the whole object in bytes, if it is known. It saves a request for large objects, and determines
+///         the memory that is reserved for it. Reading an object of another size is an error.
+///     version: The version to read, on S3 the ETag. Reading another one raises `ObjectChangedError`.
+///
+/// Raises:
+///     ConfigError: The URL has no key or is too long, a number is negative, or the range ends before it begins.
+///
+/// Example:
+///     >>> ObjectRef("s3://bucket/shard.bin", start=1024, end=2048).key
+///     'shard.bin'
 #[pyclass(module = "torchobj", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct ObjectRef {
@@ -52,37 +62,37 @@ impl ObjectRef {
         Ok(Self { named: Arc::new(named) })
     }
 
-    /// The URL.
+    /// URL of the object.
     #[getter]
     fn url(&self) -> &str {
         self.named.url()
     }
 
-    /// The key, raw.
+    /// Key of the object, not percent-encoded.
     #[getter]
     fn key(&self) -> &str {
         self.named.key()
     }
 
-    /// Where the range begins, in bytes; 0 for the whole object.
+    /// First byte of the range; 0 for the whole object.
     #[getter]
     fn start(&self) -> u64 {
         self.named.start()
     }
 
-    /// Where the range ends; None for the end of the object.
+    /// End of the range, exclusive; None for the end of the object.
     #[getter]
     fn end(&self) -> Option<u64> {
         self.named.end()
     }
 
-    /// Size of the whole object in bytes, where it is known.
+    /// Size of the whole object in bytes; None if unknown.
     #[getter]
     fn size(&self) -> Option<u64> {
         self.named.size()
     }
 
-    /// The version that must answer.
+    /// The version to read; None for any.
     #[getter]
     fn version(&self) -> Option<&str> {
         self.named.version().map(Version::as_str)
@@ -102,7 +112,7 @@ impl ObjectRef {
         Ok(text + ")")
     }
 
-    #[expect(clippy::type_complexity, reason = "what the constructor takes")]
+    #[expect(clippy::type_complexity, reason = "the arguments of the constructor")]
     fn __reduce__<'py>(
         slf: &Bound<'py, Self>,
     ) -> (Bound<'py, PyAny>, (String, u64, Option<u64>, Option<u64>, Option<String>)) {
@@ -118,17 +128,23 @@ impl ObjectRef {
     }
 }
 
-/// Makes the clients of a configuration, by base. The same environment counts for all: that of when this is made.
-pub(crate) fn clients(config: &StoreConfig) -> impl Fn(&str) -> Done<Arc<Client>> + Send + Sync + 'static {
-    let environment = torchobj_store::env::fingerprint();
-    let (providers, policy) = (config.providers(), config.policy());
+/// Returns a function that makes the client for the URL of a store. `configs` maps prefixes of URLs to configurations:
+/// `s3://bucket`, `s3://`, and last an empty prefix for all others. Clients use the environment at the time of this call.
+pub(crate) fn clients(configs: &[(String, StoreConfig)]) -> impl Fn(&str) -> Done<Arc<Client>> + Send + Sync + 'static {
+    let convert = |(prefix, config): &(String, StoreConfig)| (prefix.clone(), config.providers(), config.policy());
+    let configs: Vec<_> = configs.iter().map(convert).collect();
     move |base| {
         let ObjectUrl { scheme, bucket, .. } = ObjectUrl::parse(base)?;
-        process::client(&StoreKey::new(&scheme, bucket, &providers, policy.clone(), environment)?)
+        let applies = |prefix: &str| {
+            prefix == base || prefix.is_empty() || base.strip_prefix(prefix).is_some_and(|_| prefix.ends_with("://"))
+        };
+        let found = configs.iter().find(|(prefix, ..)| applies(prefix));
+        let (_, providers, policy) = found.expect("the last prefix is empty and matches all");
+        process::client(&StoreKey::new(&scheme, bucket, providers, policy.clone())?)
     }
 }
 
-/// A list of readers, with exceptions in place of what could not be read.
+/// A list of readers, with an exception for each object that could not be read.
 pub(crate) fn readers<'py>(
     py: Python<'py>,
     names: &[Arc<Named>],
@@ -147,15 +163,22 @@ pub(crate) fn readers<'py>(
     Ok(list)
 }
 
-/// Reads objects of any stores as readers, all at once; there is an exception in place of what could not be read.
+/// Reads objects of any stores concurrently, with the GIL released.
+///
+/// Args:
+///     configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
+///     refs: The objects.
+///
+/// Returns:
+///     For each object an `ObjectReader`, or the exception if it could not be read.
 #[pyfunction]
 pub(crate) fn read_refs<'py>(
     py: Python<'py>,
-    config: StoreConfig,
+    configs: Vec<(String, StoreConfig)>,
     refs: Vec<PyRef<'py, ObjectRef>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let names: Vec<Arc<Named>> = refs.iter().map(|object| object.named()).collect();
-    let client_of = clients(&config);
+    let client_of = clients(&configs);
     let mut jobs = Vec::with_capacity(names.len());
     let mut refused: Vec<Option<Error>> = Vec::with_capacity(names.len());
     py.detach(|| {
@@ -168,17 +191,17 @@ pub(crate) fn read_refs<'py>(
             match client {
                 Ok(client) => {
                     known = Some((name.base(), client.clone()));
-                    jobs.push(Job { client, read: name.read() });
+                    jobs.push(Job::new(client, name.read()));
                     refused.push(None);
                 }
                 Err(error) => refused.push(Some(error)),
             }
         }
     });
-    let mut landed = wait(py, get_many(jobs, false))?.into_iter();
+    let mut fetched = wait(py, get_many(jobs))?.into_iter();
     let results = refused.into_iter().map(|refused| match refused {
         Some(error) => Err(error),
-        None => landed.next().expect("one for each job").map(|landed| landed.buffer.into()),
+        None => fetched.next().expect("there is one result per job").map(|fetched| fetched.buffer.into()),
     });
     readers(py, &names, results)
 }

@@ -1,8 +1,8 @@
-//! Pickles of others, measured before Python reads them.
+//! Checks untrusted pickles before Python loads them.
 
 use pyo3::prelude::*;
 
-/// How deep the objects of a pickle nest; 2^32 - 1 where that is not known.
+/// Returns the nesting depth of the objects in a pickle; 2^32 - 1 if it cannot be determined.
 #[pyfunction]
 pub(crate) fn pickle_nesting(pickle: &[u8]) -> u32 {
     torchobj_core::pickle::nesting(pickle)

@@ -1,5 +1,5 @@
-//! One client per configuration and bucket in a process. What a forked child inherits belongs to its parent: it is
-//! leaked there, never dropped, and built anew.
+//! Keeps one client per configuration and bucket in a process. A forked child leaks the clients of its parent and makes
+//! its own.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -21,34 +21,26 @@ use torchobj_store::s3::{Account, S3Store};
 
 use crate::{buffer, log};
 
-/// The key of a client: two stores with the same key share one.
+/// Cache key of a client. Stores with equal keys share a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StoreKey {
     provider: ProviderConfig,
     policy: Policy,
-    /// The bucket; the folder for `file`.
+    /// The bucket, or the folder of a `file` URL.
     bucket: String,
-    /// Fingerprint of the environment at the construction: another one may mean another endpoint or account.
-    environment: u64,
 }
 
 impl StoreKey {
-    /// The key of a bucket, or folder, by the configuration of its provider.
+    /// The key of a bucket or folder.
     ///
     /// # Errors
     /// `Config`: no provider has this scheme.
-    pub(crate) fn new(
-        scheme: &str,
-        bucket: String,
-        providers: &ProviderConfigs,
-        policy: Policy,
-        environment: u64,
-    ) -> Result<Self> {
+    pub(crate) fn new(scheme: &str, bucket: String, providers: &ProviderConfigs, policy: Policy) -> Result<Self> {
         match providers.for_scheme(scheme) {
-            Some(provider) => Ok(Self { provider, policy, bucket, environment }),
+            Some(provider) => Ok(Self { provider, policy, bucket }),
             None => {
                 let url = format!("{scheme}://{bucket}");
-                let message = format!("no store for scheme {scheme:?}: there are s3, file and memory");
+                let message = format!("no store for scheme {scheme:?}: must be s3, file or memory");
                 Err(Error::new(ErrorKind::Config, Operation::Connect, url, message))
             }
         }
@@ -57,18 +49,18 @@ impl StoreKey {
 
 #[derive(Default)]
 struct Clients {
-    accounts: HashMap<(u64, S3Config), Arc<Account>>,
-    /// The client whose permits and retries those of the same configuration share.
-    first: HashMap<(u64, ProviderConfig, Policy), Arc<Client>>,
+    accounts: HashMap<S3Config, Arc<Account>>,
+    /// The client of a configuration whose concurrency limit and retry quota all others share.
+    first: HashMap<(ProviderConfig, Policy), Arc<Client>>,
     clients: HashMap<StoreKey, Arc<Client>>,
     memory: HashMap<String, Arc<MemoryStore>>,
 }
 
 static CLIENTS: Mutex<Option<Local<Clients>>> = Mutex::new(None);
 
-/// The client of this process for a key.
+/// Returns the client of this process for a key.
 pub(crate) fn client(key: &StoreKey) -> Result<Arc<Client>> {
-    // Whatever is asked of a client runs on it.
+    // Clients need the runtime.
     start()?;
     let _inside = fork::enter();
     let mut clients = CLIENTS.lock().expect("no holder of this lock panics");
@@ -77,8 +69,8 @@ pub(crate) fn client(key: &StoreKey) -> Result<Arc<Client>> {
         return Ok(client.clone());
     }
     let store = clients.store(key)?;
-    let StoreKey { provider, policy, environment, .. } = key.clone();
-    let client = match clients.first.entry((environment, provider, policy.clone())) {
+    let StoreKey { provider, policy, .. } = key.clone();
+    let client = match clients.first.entry((provider, policy.clone())) {
         Entry::Occupied(first) => Arc::new(first.get().sharing(store)),
         Entry::Vacant(first) => first.insert(Arc::new(Client::new(store, policy))).clone(),
     };
@@ -91,9 +83,9 @@ impl Clients {
         let bucket = &key.bucket;
         match &key.provider {
             ProviderConfig::S3(config) => {
-                let account = match self.accounts.entry((key.environment, config.clone())) {
+                let account = match self.accounts.entry(S3Config::clone(config)) {
                     Entry::Occupied(account) => account.get().clone(),
-                    Entry::Vacant(account) => account.insert(Arc::new(Account::new(config.clone())?)).clone(),
+                    Entry::Vacant(account) => account.insert(Arc::new(Account::new(S3Config::clone(config))?)).clone(),
                 };
                 Ok(Arc::new(S3Store::new(account, bucket)))
             }
@@ -106,7 +98,7 @@ impl Clients {
     }
 }
 
-/// Waits, for at most `limit_s`, until what dropped writers left behind is cleaned up; to be called at exit.
+/// Waits until the uploads of dropped writers are aborted, for at most `limit_s` seconds. Called at exit.
 #[pyfunction]
 pub(crate) fn finish(py: Python<'_>, limit_s: f64) {
     py.detach(|| cleaned_up(Duration::from_secs_f64(limit_s)));

@@ -1,4 +1,4 @@
-//! Objects by name, read ahead: a source of the prefetcher to which names come one by one.
+//! A source of the prefetcher for objects given by reference.
 
 use std::sync::Arc;
 
@@ -10,36 +10,48 @@ use torchobj_core::object_ref::ObjectRef as Named;
 use crate::buffer::Buffer;
 use crate::config::StoreConfig;
 use crate::object_ref::{ObjectRef, clients, readers};
-use crate::reach::{Reach, buffers, glance, own, unanswered};
+use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, own, unanswered};
 use crate::wait::wait;
 
-/// Objects of any stores by name, read ahead by the process that made this, for itself and its workers.
+/// Reads objects of any stores ahead, given by `ObjectRef`.
+///
+/// The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers, which share
+/// the memory of its arena. The buffers of the readers stay valid until they are dropped.
+///
+/// Args:
+///     configs: Pairs of a URL prefix and its configuration, the most specific first; the last prefix is empty.
+///     budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct RefSource {
     owner: u32,
     number: u64,
-    reach: Reach,
+    prefetcher: PrefetcherHandle,
 }
 
 #[pymethods]
 impl RefSource {
-    /// A source of this process; `budget` is for the arena, if this process has none yet.
     #[new]
-    fn new(py: Python<'_>, config: StoreConfig, budget: u64) -> PyResult<Self> {
+    fn new(py: Python<'_>, configs: Vec<(String, StoreConfig)>, budget: u64) -> PyResult<Self> {
         let prefetcher = py.detach(|| own(budget))?;
-        let number = prefetcher.add_names(Arc::new(clients(&config)));
-        Ok(Self { owner: fork::generation(), number, reach: Reach::made(prefetcher) })
+        let number = prefetcher.add_names(Arc::new(clients(&configs)));
+        Ok(Self { owner: fork::generation(), number, prefetcher: PrefetcherHandle::started(prefetcher) })
     }
 
-    /// A source of another process, by what `descriptors` gave there and the system duplicated.
+    /// Makes the source of another process available in this one.
+    ///
+    /// Args:
+    ///     owner: `owner` of the source.
+    ///     number: `number` of the source.
+    ///     file: Duplicate of the first of its `descriptors()`, valid in this process.
+    ///     eventfd: Duplicate of the second.
     #[staticmethod]
-    fn attach(owner: u32, number: u64, file: i32, bell: i32) -> PyResult<Self> {
-        Ok(Self { owner, number, reach: Reach::attach(owner, file, bell)? })
+    fn attach(owner: u32, number: u64, file: i32, eventfd: i32) -> PyResult<Self> {
+        Ok(Self { owner, number, prefetcher: PrefetcherHandle::attach(owner, file, eventfd)? })
     }
 
-    /// Descriptors of the arena and its bell, for a worker that does not inherit them.
+    /// Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not inherit them.
     fn descriptors(&self) -> (i32, i32) {
-        self.reach.descriptors()
+        self.prefetcher.descriptors()
     }
 
     /// Process id of the owner.
@@ -48,46 +60,51 @@ impl RefSource {
         self.owner
     }
 
-    /// The owner's name for it.
+    /// Number of the source in its owner.
     #[getter]
     fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether anything is announced in this process and not taken; only its owner knows.
+    /// Returns whether announced objects were not read yet. In a process other than the owner always True.
     fn announced(&self) -> bool {
-        self.reach.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.announced())
+        self.prefetcher.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.has_announced())
     }
 
-    /// The objects as an `Announcer` of this process takes them: to be announced at once. None in any other process.
+    /// Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other than the owner.
     fn objects(&self, py: Python<'_>, refs: Vec<PyRef<'_, ObjectRef>>) -> Vec<(u64, u64)> {
         let names: Vec<Arc<Named>> = refs.iter().map(|object| object.named()).collect();
-        let Some(prefetcher) = self.reach.prefetcher(self.owner) else { return Vec::new() };
+        let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) else { return Vec::new() };
         let objects = py.detach(|| prefetcher.objects(self.number, names.iter().map(Arc::as_ref)));
         objects.into_iter().map(|object| (object.source, object.index)).collect()
     }
 
-    /// Reads objects as readers, all at once; there is an exception in place of what could not be read. In a worker the
-    /// owner is asked.
+    /// Reads objects concurrently, with the GIL released. In a worker, the owner reads them.
+    ///
+    /// Returns:
+    ///     For each object an `ObjectReader`, or the exception if it could not be read.
+    ///
+    /// Raises:
+    ///     RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
     fn read<'py>(&self, py: Python<'py>, refs: Vec<PyRef<'py, ObjectRef>>) -> PyResult<Bound<'py, PyList>> {
         let names: Vec<Arc<Named>> = refs.iter().map(|object| object.named()).collect();
-        if let Some(prefetcher) = self.reach.prefetcher(self.owner) {
-            let (prefetcher, source, asked) = (prefetcher.clone(), self.number, names.clone());
-            let landed = wait(py, async move { prefetcher.take_by_name(source, &asked).await })?;
-            return readers(py, &names, landed.into_iter().map(|landed| Ok(Buffer::from(landed?.buffer))));
+        if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
+            let (prefetcher, source, requested) = (prefetcher.clone(), self.number, names.clone());
+            let fetched = wait(py, async move { prefetcher.take_by_name(source, &requested).await })?;
+            return readers(py, &names, fetched.into_iter().map(|fetched| Ok(Buffer::from(fetched?.buffer))));
         }
-        let worker = self.reach.worker(self.owner)?;
+        let worker = self.prefetcher.worker(self.owner)?;
         let replies = py.detach(|| {
             let records: Vec<Vec<u8>> = names.iter().map(|name| name.to_bytes()).collect();
-            worker.ask_by_name(self.number, &records, glance)
+            worker.request_by_name(self.number, &records, check_signals)
         });
-        readers(py, &names, buffers(replies.map_err(|none| unanswered(none, self.owner))?))
+        readers(py, &names, buffers(replies.map_err(|error| unanswered(error, self.owner))?))
     }
 }
 
 impl Drop for RefSource {
     fn drop(&mut self) {
-        if let Some(prefetcher) = self.reach.prefetcher(self.owner) {
+        if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
             prefetcher.remove_source(self.number);
         }
     }

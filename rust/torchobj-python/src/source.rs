@@ -1,4 +1,5 @@
-//! Objects of a manifest read ahead, what iterators of loaders announce, and memory on its way to the trainer.
+//! A source of the prefetcher for objects of a manifest, announcements of iterators, and the transfer of buffers from
+//! workers to the trainer.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
-use torchobj_core::arena::{Ahead, Worker};
+use torchobj_core::arena::{Announcement, Worker};
 use torchobj_core::error::Error;
 use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
@@ -15,41 +16,56 @@ use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
 use crate::manifest::Manifest;
-use crate::reach::{Reach, buffers, existing, glance, own, unanswered};
+use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, existing, own, unanswered};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
-/// The objects of a manifest, read ahead by the process that made this, for itself and its workers.
+/// Reads the objects of a manifest ahead.
+///
+/// The process that creates a source owns it: its prefetcher reads the objects, for itself and for its workers, which share
+/// the memory of its arena. The buffers of the readers stay valid until they are dropped.
+///
+/// Args:
+///     manifest: The objects.
+///     stores: A store for each of `manifest.bases()`, in that order.
+///     budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeSource {
     owner: u32,
     number: u64,
     manifest: Arc<Packed>,
-    reach: Reach,
+    prefetcher: PrefetcherHandle,
 }
 
 #[pymethods]
 impl NativeSource {
-    /// A source of this process. `stores` are those of the manifest's bases, in its order; `budget` is for the arena, if
-    /// this process has none yet.
     #[new]
     fn new(py: Python<'_>, manifest: &Manifest, stores: Vec<Bound<'_, NativeStore>>, budget: u64) -> PyResult<Self> {
         let clients = stores.iter().map(|store| store.get().client(py)).collect::<PyResult<Vec<_>>>()?;
         let prefetcher = py.detach(|| own(budget))?;
         let manifest = manifest.packed();
         let number = prefetcher.add_source(Source { manifest: manifest.clone(), clients });
-        Ok(Self { owner: fork::generation(), number, manifest, reach: Reach::made(prefetcher) })
+        let prefetcher = PrefetcherHandle::started(prefetcher);
+        Ok(Self { owner: fork::generation(), number, manifest, prefetcher })
     }
 
-    /// A source of another process, by what `descriptors` gave there and the system duplicated.
+    /// Makes the source of another process available in this one.
+    ///
+    /// Args:
+    ///     manifest: The manifest of the source.
+    ///     owner: `owner` of the source.
+    ///     number: `number` of the source.
+    ///     file: Duplicate of the first of its `descriptors()`, valid in this process.
+    ///     eventfd: Duplicate of the second.
     #[staticmethod]
-    fn attach(manifest: &Manifest, owner: u32, number: u64, file: i32, bell: i32) -> PyResult<Self> {
-        Ok(Self { owner, number, manifest: manifest.packed(), reach: Reach::attach(owner, file, bell)? })
+    fn attach(manifest: &Manifest, owner: u32, number: u64, file: i32, eventfd: i32) -> PyResult<Self> {
+        let prefetcher = PrefetcherHandle::attach(owner, file, eventfd)?;
+        Ok(Self { owner, number, manifest: manifest.packed(), prefetcher })
     }
 
-    /// Descriptors of the arena and its bell, for a worker that does not inherit them.
+    /// Returns the file descriptors of the arena and of its eventfd, to send them to a worker that does not inherit them.
     fn descriptors(&self) -> (i32, i32) {
-        self.reach.descriptors()
+        self.prefetcher.descriptors()
     }
 
     /// Process id of the owner.
@@ -58,29 +74,41 @@ impl NativeSource {
         self.owner
     }
 
-    /// The owner's name for it.
+    /// Number of the source in its owner.
     #[getter]
     fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether anything is announced in this process and not taken; only its owner knows.
+    /// Returns whether announced objects were not read yet. In a process other than the owner always True.
     fn announced(&self) -> bool {
-        self.reach.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.announced())
+        self.prefetcher.prefetcher(self.owner).is_none_or(|prefetcher| prefetcher.has_announced())
     }
 
-    /// Reads objects as readers, all at once; with `return_errors` there is an exception in place of what could not be
-    /// read. In a worker the owner is asked.
+    /// Reads objects concurrently, with the GIL released. In a worker, the owner reads them.
+    ///
+    /// Args:
+    ///     indices: Indices of objects in the manifest.
+    ///     return_errors: Whether the list contains an exception for each object that could not be read, instead of
+    ///         raising the first one.
+    ///
+    /// Returns:
+    ///     An `ObjectReader` for each object.
+    ///
+    /// Raises:
+    ///     IndexError: An index is out of range.
+    ///     StoreError: An object could not be read, unless `return_errors`.
+    ///     RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
     #[pyo3(signature = (indices, return_errors=false))]
     fn read<'py>(&self, py: Python<'py>, indices: Vec<u64>, return_errors: bool) -> PyResult<Bound<'py, PyList>> {
-        let results = match self.reach.prefetcher(self.owner) {
+        let results = match self.prefetcher.prefetcher(self.owner) {
             Some(prefetcher) => take(py, prefetcher, self.number, &indices)?,
-            None => self.ask(py, &self.reach.worker(self.owner)?, &indices, Ahead::default())?,
+            None => self.request(py, &self.prefetcher.worker(self.owner)?, &indices, Announcement::default())?,
         };
         self.readers(py, &indices, results, return_errors)
     }
 
-    /// What objects will take of the budget, in bytes; those whose size is not known count as some.
+    /// Returns the memory in bytes that each object takes of the budget; an estimate if its size is unknown.
     fn charges(&self, indices: Vec<u64>) -> Vec<u64> {
         indices.into_iter().map(|index| charge(&self.manifest, index, None)).collect()
     }
@@ -107,15 +135,16 @@ impl NativeSource {
         Ok(list)
     }
 
-    fn ask(
+    /// Requests objects from the owner, in a worker.
+    fn request(
         &self,
         py: Python<'_>,
         worker: &Arc<Worker>,
         indices: &[u64],
-        ahead: Ahead<'_>,
+        ahead: Announcement<'_>,
     ) -> PyResult<Vec<Result<Buffer, Error>>> {
-        let replies = py.detach(|| worker.ask(self.number, indices, ahead, glance));
-        Ok(buffers(replies.map_err(|none| unanswered(none, self.owner))?).collect())
+        let replies = py.detach(|| worker.request(self.number, indices, ahead, check_signals));
+        Ok(buffers(replies.map_err(|error| unanswered(error, self.owner))?).collect())
     }
 }
 
@@ -127,29 +156,31 @@ fn take(
 ) -> PyResult<Vec<Result<Buffer, Error>>> {
     let objects: Vec<Object> = indices.iter().map(|index| Object { source, index: *index }).collect();
     let prefetcher = Arc::clone(prefetcher);
-    let landed = wait(py, async move { prefetcher.take(&objects).await })?;
-    Ok(landed.into_iter().map(|landed| landed.map(|landed| Buffer::from(landed.buffer))).collect())
+    let fetched = wait(py, async move { prefetcher.take(&objects).await })?;
+    Ok(fetched.into_iter().map(|fetched| fetched.map(|fetched| Buffer::from(fetched.buffer))).collect())
 }
 
 impl Drop for NativeSource {
     fn drop(&mut self) {
-        if let Some(prefetcher) = self.reach.prefetcher(self.owner) {
+        if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
             prefetcher.remove_source(self.number);
         }
     }
 }
 
-/// Objects of one source, read and announced by the process that uses them, be it the owner or a worker; what it
-/// announced is forgotten when this is dropped.
+/// Reads objects of a source and announces later ones, in the owner or in a worker. Dropping it cancels its announcements.
+///
+/// Args:
+///     source: The source of the objects.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeIteration {
     source: Py<NativeSource>,
     process: u32,
-    of: Of,
+    iterator: AnnouncingIterator,
 }
 
-/// Whose names iterators have.
-enum Of {
+/// The number of an iterator, and the side that has assigned it.
+enum AnnouncingIterator {
     Owner(ManuallyDrop<Arc<Prefetcher>>, u64),
     Worker(Arc<Worker>, u32),
 }
@@ -158,18 +189,29 @@ enum Of {
 impl NativeIteration {
     #[new]
     fn new(source: Py<NativeSource>) -> PyResult<Self> {
-        let NativeSource { owner, reach, .. } = source.get();
-        let of = if let Some(prefetcher) = reach.prefetcher(*owner) {
-            Of::Owner(ManuallyDrop::new(prefetcher.clone()), prefetcher.new_iterator())
+        let NativeSource { owner, prefetcher: handle, .. } = source.get();
+        let iterator = if let Some(prefetcher) = handle.prefetcher(*owner) {
+            AnnouncingIterator::Owner(ManuallyDrop::new(prefetcher.clone()), prefetcher.new_iterator())
         } else {
-            let worker = reach.worker(*owner)?;
+            let worker = handle.worker(*owner)?;
             let iterator = worker.new_iterator();
-            Of::Worker(worker, iterator)
+            AnnouncingIterator::Worker(worker, iterator)
         };
-        Ok(Self { source, process: fork::generation(), of })
+        Ok(Self { source, process: fork::generation(), iterator })
     }
 
-    /// Reads objects as `NativeSource.read` does, and announces those of `ahead` behind what was announced before.
+    /// Announces objects that will be read later, and reads others.
+    ///
+    /// Args:
+    ///     indices: Indices of the objects to read.
+    ///     ahead: Indices of the objects to announce, after those that were announced before.
+    ///     return_errors: As in `NativeSource.read`.
+    ///
+    /// Returns:
+    ///     An `ObjectReader` for each object of `indices`.
+    ///
+    /// Raises:
+    ///     StoreError: As `NativeSource.read`.
     #[pyo3(signature = (indices, ahead, return_errors=false))]
     fn read<'py>(
         &self,
@@ -179,30 +221,30 @@ impl NativeIteration {
         return_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let source = self.source.get();
-        // The iterator is that of the process which forked this one: here nothing can be announced for it.
+        // The iterator belongs to the parent of this forked process: do not announce.
         if self.process != fork::generation() {
             return source.read(py, indices, return_errors);
         }
-        let results = match &self.of {
-            Of::Owner(prefetcher, iterator) => {
+        let results = match &self.iterator {
+            AnnouncingIterator::Owner(prefetcher, iterator) => {
                 let announced: Vec<Object> =
                     ahead.iter().map(|index| Object { source: source.number, index: *index }).collect();
                 py.detach(|| prefetcher.announce(*iterator, &announced));
                 take(py, prefetcher, source.number, &indices)?
             }
-            Of::Worker(worker, iterator) => {
-                let ahead = Ahead { iterator: *iterator, objects: &ahead };
-                source.ask(py, worker, &indices, ahead)?
+            AnnouncingIterator::Worker(worker, iterator) => {
+                let ahead = Announcement { iterator: *iterator, objects: &ahead };
+                source.request(py, worker, &indices, ahead)?
             }
         };
         source.readers(py, &indices, results, return_errors)
     }
 
-    /// What segments of the owner may take, in bytes.
+    /// Returns the memory budget of the owner in bytes.
     fn budget(&self) -> u64 {
-        match &self.of {
-            Of::Owner(prefetcher, _) => prefetcher.arena().budget(),
-            Of::Worker(worker, _) => worker.budget(),
+        match &self.iterator {
+            AnnouncingIterator::Owner(prefetcher, _) => prefetcher.arena().budget(),
+            AnnouncingIterator::Worker(worker, _) => worker.budget(),
         }
     }
 }
@@ -210,15 +252,19 @@ impl NativeIteration {
 impl Drop for NativeIteration {
     fn drop(&mut self) {
         if self.process == fork::generation() {
-            match &self.of {
-                Of::Owner(prefetcher, iterator) => prefetcher.cancel(*iterator),
-                Of::Worker(worker, iterator) => worker.end_iterator(*iterator),
+            match &self.iterator {
+                AnnouncingIterator::Owner(prefetcher, iterator) => prefetcher.cancel(*iterator),
+                AnnouncingIterator::Worker(worker, iterator) => worker.end_iterator(*iterator),
             }
         }
     }
 }
 
-/// What an iterator of a loader announces; forgotten when this is dropped.
+/// Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it cancels its
+/// announcements.
+///
+/// Raises:
+///     RuntimeError: This process has no prefetcher.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct Announcer {
     owner: u32,
@@ -230,31 +276,33 @@ pub(crate) struct Announcer {
 impl Announcer {
     #[new]
     fn new() -> PyResult<Self> {
-        let prefetcher = existing().ok_or_else(|| PyRuntimeError::new_err("nothing is read ahead in this process"))?;
+        let prefetcher = existing().ok_or_else(|| PyRuntimeError::new_err("this process has no prefetcher"))?;
         let number = prefetcher.new_iterator();
         Ok(Self { owner: fork::generation(), number, prefetcher: ManuallyDrop::new(prefetcher) })
     }
 
-    /// Says which objects will be taken next, as pairs of a source's number and an index. Nothing in a forked child,
-    /// which reads what its parent announced only through that.
+    /// Announces objects in the order in which they will be read. Does nothing in a forked child.
+    ///
+    /// Args:
+    ///     objects: Pairs of the number of a source and the index of an object.
     fn announce(&self, py: Python<'_>, objects: Vec<(u64, u64)>) {
         if self.owner != fork::generation() {
             return;
         }
         let objects: Vec<Object> = objects.into_iter().map(|(source, index)| Object { source, index }).collect();
         py.detach(|| self.prefetcher.announce(self.number, &objects));
-        // A trainer with workers waits for nothing here.
+        // A trainer with workers may never wait for a read, which would deliver events.
         crate::log::deliver(py);
     }
 
-    /// Bytes that are announced and not taken, none in a forked child; and the budget.
+    /// Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in a forked child.
     fn pending(&self, py: Python<'_>) -> (u64, u64) {
         let ours = self.owner == fork::generation();
         let pending = || if ours { self.prefetcher.pending(self.number) } else { 0 };
         py.detach(|| (pending(), self.prefetcher.arena().budget()))
     }
 
-    /// Forgets what was announced and not taken.
+    /// Cancels the announcements of objects that were not read yet.
     fn cancel(&self, py: Python<'_>) {
         if self.owner == fork::generation() {
             py.detach(|| self.prefetcher.cancel(self.number));
@@ -271,25 +319,46 @@ impl Drop for Announcer {
     }
 }
 
-/// Makes the prefetcher of this process, if it has none yet; its memory takes `budget` bytes at most.
+/// Starts the prefetcher of this process, if it has none.
 ///
-/// Raises `OSError` where the system refuses the memory; `StoreError` where it refuses what any read needs.
+/// Args:
+///     budget: Memory budget in bytes.
+///
+/// Raises:
+///     OSError: The arena could not be allocated.
+///     StoreError: The runtime could not be started.
 #[pyfunction]
 pub(crate) fn start_prefetcher(py: Python<'_>, budget: u64) -> PyResult<()> {
     py.detach(|| own(budget)).map(drop)
 }
 
-/// Offers the memory of a buffer to the owner of its arena: owner, id, generation. `None` for memory that is to be copied.
+/// Offers the memory of a buffer to the owner of its arena, without a copy.
+///
+/// Returns:
+///     `(owner, segment, generation)`, the arguments of `adopt` in the owner. None if the buffer must be copied, because it is
+///     not in an arena, or this process can still write to it.
 #[pyfunction]
 pub(crate) fn offer(buffer: &Bound<'_, Buffer>) -> Option<(u32, u32, u32)> {
     buffer.get().offer()
 }
 
-/// The buffer that a worker offered to this process, with its memory where the worker has dropped it.
+/// Takes over the memory of a buffer that a worker offered to this process.
+///
+/// Args:
+///     owner: Process id of the owner of the arena, which must be this process.
+///     segment: Id of the segment.
+///     generation: Generation of the segment.
+///
+/// Returns:
+///     A buffer with that memory if the worker has dropped its own, and with a copy otherwise.
+///
+/// Raises:
+///     RuntimeError: Another process is the owner, or the buffer was taken over already.
 #[pyfunction]
 pub(crate) fn adopt(py: Python<'_>, owner: u32, segment: u32, generation: u32) -> PyResult<Buffer> {
-    let lost =
-        || PyRuntimeError::new_err(format!("a buffer of process {owner} can be taken there once, and only there"));
+    let lost = || {
+        PyRuntimeError::new_err(format!("a buffer of process {owner} can be adopted once, and only in that process"))
+    };
     let prefetcher = existing().filter(|_| owner == fork::generation()).ok_or_else(lost)?;
     let adopted = py.detach(|| prefetcher.arena().adopt(segment, generation))?;
     Ok(adopted.ok_or_else(lost)?.into())

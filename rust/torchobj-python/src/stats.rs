@@ -1,12 +1,12 @@
-//! What the prefetcher of this process did and does, for Python. Counts nothing itself.
+//! Converts the statistics of the prefetcher to a dict.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use torchobj_core::transfer::Counts;
 
-use crate::reach::existing;
+use crate::prefetcher::existing;
 
-/// What the prefetcher of this process did and does; empty where there is none.
+/// Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none.
 #[pyfunction]
 pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);

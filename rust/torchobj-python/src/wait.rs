@@ -1,4 +1,4 @@
-//! Runs work on the runtime while the calling thread waits without the GIL. Ctrl-C ends the wait, and the work.
+//! Runs a future on the runtime while the calling thread waits without the GIL. Ctrl-C cancels the future.
 
 use std::future::Future;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -10,25 +10,25 @@ use torchobj_core::runtime::runtime;
 
 use crate::{buffer, log};
 
-/// How often a waiting thread looks whether a signal is there.
-const GLANCE: Duration = Duration::from_millis(100);
+/// Interval at which a waiting thread checks for signals.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long work that was cancelled may take to let go of what it holds.
-const LET_GO: Duration = Duration::from_millis(500);
+/// Time limit for cancelled work to release its memory.
+const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Waits for `work`.
+/// Runs `work` and returns its output.
 pub(crate) fn wait<T: Send + 'static>(py: Python<'_>, work: impl Future<Output = T> + Send + 'static) -> PyResult<T> {
     log::refresh_level(py);
     let (sender, mut receiver) = sync_channel(1);
     let task = py.detach(|| {
         runtime().spawn(async move {
-            // Nobody receives it after an interrupt.
+            // The receiver is dropped after an interrupt.
             let _ = sender.send(work.await);
         })
     });
     loop {
         let received;
-        (received, receiver) = receive(py, receiver, GLANCE);
+        (received, receiver) = receive(py, receiver, SIGNAL_CHECK_INTERVAL);
         log::deliver(py);
         match received {
             Ok(done) => {
@@ -40,7 +40,7 @@ pub(crate) fn wait<T: Send + 'static>(py: Python<'_>, work: impl Future<Output =
         }
         if let Err(interrupt) = py.check_signals() {
             task.abort();
-            drop(receive(py, receiver, LET_GO));
+            drop(receive(py, receiver, CANCEL_TIMEOUT));
             buffer::release_lent(py);
             return Err(interrupt);
         }

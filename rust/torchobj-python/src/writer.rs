@@ -1,4 +1,4 @@
-//! An object that is being written, as `torchobj.ObjectWriter` uses it.
+//! Writes an object as a stream, for `torchobj.ObjectWriter`.
 
 use std::sync::Arc;
 
@@ -8,12 +8,22 @@ use tokio::sync::Mutex;
 use torchobj_core::fork::Local;
 use torchobj_core::upload::Writer;
 
+use crate::attributes::Attributes;
 use crate::buffer;
 use crate::error::OrRaise;
-use crate::store::{AttributeFields, NativeStore, put_options};
+use crate::store::{NativeStore, put_options};
 use crate::wait::wait;
 
-/// A writer. It ends by `close`, after which the object is there, or by `abort`; dropped before, it is aborted.
+/// Writes an object as a stream, in parts if it is large.
+///
+/// `close` commits the object. `abort` cancels the upload, and so does dropping the writer before `close`.
+///
+/// Args:
+///     store: The store of the object.
+///     key: Key of the object.
+///     attributes: Headers and metadata of the object.
+///     if_none_match: Whether the object must not exist.
+///     if_match: The version that the existing object must have.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeWriter {
     /// Taken when the writer ends.
@@ -22,7 +32,7 @@ pub(crate) struct NativeWriter {
 
 impl NativeWriter {
     fn writer(&self) -> PyResult<Arc<Mutex<Option<Writer>>>> {
-        let inherited = || PyValueError::new_err("this writer is the parent's: a forked process cannot go on with it");
+        let inherited = || PyValueError::new_err("this writer belongs to the parent of this forked process");
         self.writer.get().cloned().ok_or_else(inherited)
     }
 }
@@ -34,19 +44,31 @@ fn ended() -> PyErr {
 #[pymethods]
 impl NativeWriter {
     #[new]
+    #[pyo3(signature = (store, key, attributes, if_none_match=false, if_match=None))]
     fn new(
         py: Python<'_>,
         store: &NativeStore,
         key: &str,
-        attributes: AttributeFields,
+        attributes: Attributes,
         if_none_match: bool,
+        if_match: Option<String>,
     ) -> PyResult<Self> {
-        let options = put_options(attributes, if_none_match, None);
+        let options = put_options(attributes, if_none_match, if_match);
         let writer = Writer::new(store.client(py)?, key, options).or_raise(py)?;
         Ok(Self { writer: Local::new(Arc::new(Mutex::new(Some(writer)))) })
     }
 
-    /// Writes all of a buffer, waiting where the parts on the way leave no room.
+    /// Writes all bytes of a buffer. Waits for parts to be sent while the write buffer is full.
+    ///
+    /// Args:
+    ///     data: A contiguous buffer. The writer does not use it after the call.
+    ///
+    /// Returns:
+    ///     Number of bytes of `data`.
+    ///
+    /// Raises:
+    ///     ValueError: The writer is closed.
+    ///     StoreError: A part could not be written.
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         let own = self.writer()?;
         let shared = buffer::share(data)?;
@@ -72,7 +94,7 @@ impl NativeWriter {
         Ok(at)
     }
 
-    /// Makes the object and returns its version.
+    /// Commits the object and returns its version.
     fn close(&self, py: Python<'_>) -> PyResult<String> {
         let writer = self.writer()?;
         let closed = wait(py, async move {
@@ -82,8 +104,7 @@ impl NativeWriter {
         Ok(closed.ok_or_else(ended)?.or_raise(py)?.as_str().to_owned())
     }
 
-    /// Forgets everything. The object is what it was before. In a forked process, where the writer is the parent's, does
-    /// nothing.
+    /// Aborts the upload; the object does not change. Does nothing in a forked child, because the writer belongs to its parent.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let Ok(writer) = self.writer() else { return Ok(()) };
         wait(py, async move {

@@ -1,14 +1,13 @@
-//! Memory that Python and Rust both see: buffers, and in `reader` files over them. The only module of this crate with
-//! `unsafe`.
+//! Memory shared with Python: buffers, and in `reader` files over them. The only module of this crate with `unsafe`.
 //!
-//! `Buffer` exports memory of ours through the buffer protocol: a view holds the object, the object holds the memory.
-//! `lend` takes memory of Python's for as long as a read writes to it: the export is kept until the last writer is
-//! gone. That may be a task which was cancelled a moment ago, on a thread without the GIL; so what is no longer needed
-//! is laid aside there, and released by the next thread that comes by with the GIL.
-#![expect(unsafe_code, reason = "the buffer protocol is pointers; each use says which invariant it keeps")]
+//! `Buffer` exports our memory through the buffer protocol: a view keeps the object alive, and the object the memory.
+//! `lend` exports memory of Python to reads: the export is kept until the last writer is dropped. That may be a cancelled
+//! task on a thread without the GIL, so its export is queued, and the next thread with the GIL releases it.
+#![expect(unsafe_code, reason = "the buffer protocol uses pointers; each use states the invariant that it keeps")]
 
-mod fetched;
 mod lines;
+mod read_ahead;
+mod read_bytes;
 mod reader;
 
 use std::ffi::c_int;
@@ -27,44 +26,55 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 #[cfg(target_os = "linux")]
 use torchobj_core::arena::Claim;
-use torchobj_core::buffer::{Buffer as Landed, Landing, Memory};
+use torchobj_core::buffer::{Buffer as CoreBuffer, Memory, PendingBuffer};
 use torchobj_core::fork;
 
 pub(crate) use reader::ObjectReader;
 
-/// Bytes that were read.
+/// The bytes of an object, in memory that views share.
 ///
-/// Supports the buffer protocol, writable: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share its memory,
-/// which lives until the buffer and every view are gone.
+/// Supports the writable buffer protocol: `memoryview`, `numpy.frombuffer` and `torch.frombuffer` share the memory without a
+/// copy. The memory lives until the buffer and all of its views are deleted. `bytes(buffer)` and pickles copy it.
 ///
-/// A worker that returns a buffer and keeps it, or anything that shares its memory, keeps its own bytes: the trainer gets
-/// the memory where nothing in the worker can reach it any more, and else a copy.
+/// In a DataLoader worker, a returned buffer is transferred to the trainer without a copy if the worker has no other
+/// reference to its memory, and is copied otherwise. Buffers and views that the worker keeps remain valid in both cases.
 ///
-/// What a dataset or a loader read ahead lies in memory that a forked child shares with its parent, and does not get a
-/// copy of: once the parent dropped the buffer the child sees other bytes there. A child that goes on with it takes
-/// `bytes(buffer)` first.
+/// In a forked child, a buffer that a dataset or loader read ahead shares its memory with the parent, and changes after the
+/// parent has deleted its buffer. Copy it with `bytes(buffer)` to keep it in the child.
+///
+/// Args:
+///     data: A contiguous buffer to copy.
+///
+/// Raises:
+///     BufferError: `data` is not contiguous.
+///
+/// Example:
+///     >>> import torch
+///     >>> buffer = Buffer(b"abc")
+///     >>> torch.frombuffer(buffer, dtype=torch.uint8)  # shares the memory
+///     tensor([97, 98, 99], dtype=torch.uint8)
 #[pyclass(module = "torchobj", frozen, sequence, weakref)]
 pub(crate) struct Buffer {
-    landed: Landed,
-    /// In a worker: the claim that keeps the memory. Dropped with the last reference to this object.
+    core: CoreBuffer,
+    /// In a worker: the claim on the memory, dropped with this object.
     #[cfg(target_os = "linux")]
     claim: Option<Arc<Claim>>,
-    /// How many views of it there are, with `UNTRACKED` and `OFFERED`.
+    /// Number of views, and the flags `UNTRACKED` and `OFFERED`.
     exports: AtomicUsize,
-    /// What is exported instead of `landed` once that is offered, when it may not be written to.
-    own: OnceLock<Landed>,
+    /// A copy of `core`, exported instead of it after it was offered and must not be written to.
+    own: OnceLock<CoreBuffer>,
 }
 
-/// Memory was exported as writable. The consumer may use the bare pointer afterwards: `torch.frombuffer` and
-/// `numpy.ndarray` release their view at once, and keep a reference to the object instead.
+/// The memory was exported as writable. The consumer may use the pointer after it has released its view: `torch.frombuffer`
+/// and `numpy.ndarray` keep only a reference to the object.
 const UNTRACKED: usize = 1 << (usize::BITS - 2);
 /// The memory was offered to the trainer.
 const OFFERED: usize = 1 << (usize::BITS - 1);
 
-impl From<Landed> for Buffer {
-    fn from(landed: Landed) -> Self {
+impl From<CoreBuffer> for Buffer {
+    fn from(core: CoreBuffer) -> Self {
         Self {
-            landed,
+            core,
             #[cfg(target_os = "linux")]
             claim: None,
             exports: AtomicUsize::new(0),
@@ -74,24 +84,23 @@ impl From<Landed> for Buffer {
 }
 
 impl Buffer {
-    /// Its bytes.
+    /// The bytes of the object.
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.own.get().unwrap_or(&self.landed).as_slice()
+        self.own.get().unwrap_or(&self.core).as_slice()
     }
 
-    /// Whether a consumer may use its memory through a bare pointer, relying on a reference to an object for its lifetime.
+    /// Returns whether a consumer may use the memory through a pointer, with only a reference to an object to keep it alive.
     fn is_untracked(&self) -> bool {
         self.exports.load(Ordering::Acquire) & UNTRACKED != 0
     }
 
-    /// The buffer of a worker's claim.
+    /// The buffer of a claim of a worker.
     #[cfg(target_os = "linux")]
     pub(crate) fn claimed(claim: Arc<Claim>) -> Self {
         Self { claim: Some(claim.clone()), ..claim.buffer().into() }
     }
 
-    /// Offers its memory to the owner of the arena, if it is the arena's and nothing here can write to it. `None` where it
-    /// is to be copied.
+    /// Offers the memory to the owner of the arena. `None` if it is not in an arena, or this process may still write to it.
     #[cfg(target_os = "linux")]
     pub(crate) fn offer(&self) -> Option<(u32, u32, u32)> {
         let claim = self.claim.as_ref()?;
@@ -99,25 +108,25 @@ impl Buffer {
         claim.offer().map(|offer| (claim.owner(), offer.id, offer.generation))
     }
 
-    /// The memory to export, which its view may write to.
-    fn exported(&self) -> PyResult<&Landed> {
+    /// The memory to export to a view, which may write to it.
+    fn exported(&self) -> PyResult<&CoreBuffer> {
         if self.exports.load(Ordering::Acquire) & OFFERED == 0 {
-            return Ok(&self.landed);
+            return Ok(&self.core);
         }
         if self.own.get().is_none() {
-            // Of two threads that get here, the second one's is dropped.
-            let _ = self.own.set(copied(self.landed.as_slice())?);
+            // If two threads copy concurrently, the second copy is dropped.
+            let _ = self.own.set(copied(self.core.as_slice())?);
         }
-        Ok(self.own.get().expect("it was set just now, or before"))
+        Ok(self.own.get().expect("it was set above if it was missing"))
     }
 }
 
-/// The same bytes in memory of their own.
-fn copied(bytes: &[u8]) -> PyResult<Landed> {
-    let (landing, mut dest) = Landing::new(Memory::allocate(bytes.len())?);
+/// Copies bytes to new memory.
+fn copied(bytes: &[u8]) -> PyResult<CoreBuffer> {
+    let (pending, mut dest) = PendingBuffer::new(Memory::allocate(bytes.len())?);
     dest.fill(bytes);
     drop(dest);
-    landing.finish(usize::MAX).map_err(|_| PyBufferError::new_err("a writer is left: a bug"))
+    pending.finish(usize::MAX).map_err(|_| PyBufferError::new_err("a writer is left: a bug"))
 }
 
 #[pymethods]
@@ -125,22 +134,22 @@ impl Buffer {
     #[new]
     fn new(py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<Self> {
         let source = contiguous(data)?;
-        let landed = with_bytes(py, &source, copied);
+        let fetched = with_bytes(py, &source, copied);
         source.release(py);
-        Ok(landed?.into())
+        Ok(fetched?.into())
     }
 
     pub(crate) fn __len__(&self) -> usize {
-        self.landed.len()
+        self.core.len()
     }
 
-    /// A byte as a number, or a slice as a view that shares the memory.
+    /// Returns a byte as an int, or a slice as a memoryview that shares the memory.
     fn __getitem__<'py>(slf: &Bound<'py, Self>, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         PyMemoryView::from(slf)?.get_item(index)
     }
 
     fn __repr__(&self) -> String {
-        format!("<torchobj.Buffer of {} bytes>", self.landed.len())
+        format!("<torchobj.Buffer of {} bytes>", self.core.len())
     }
 
     fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
@@ -161,13 +170,13 @@ impl Buffer {
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let buffer = slf.get();
-        // Counted first: from now on the memory is not offered, so what is exported may be written to.
+        // Incremented first: from now on the memory cannot be offered, so the view may write to it.
         buffer.exports.fetch_add(1, Ordering::AcqRel);
-        let filled = buffer.exported().and_then(|landed| {
-            let length = landed.len() as ffi::Py_ssize_t;
-            let start = landed.start().as_ptr().cast();
-            // SAFETY: `view` is the caller's to be filled; it takes a reference to `slf`, which keeps the region where it
-            // is; the region has `length` initialised bytes, and no writer of ours is left.
+        let filled = buffer.exported().and_then(|fetched| {
+            let length = fetched.len() as ffi::Py_ssize_t;
+            let start = fetched.start().as_ptr().cast();
+            // SAFETY: the caller passes a valid `view`; it takes a reference to `slf`, which keeps the region at its
+            // address; the region has `length` initialised bytes, and no writer of ours is left.
             match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, 0, flags) } {
                 0 => Ok(()),
                 _ => Err(PyErr::fetch(slf.py())),
@@ -186,25 +195,25 @@ impl Buffer {
     }
 }
 
-/// An export of Python's that Rust writes to or reads from; laid aside when it is dropped.
+/// An export of a Python object that Rust reads or writes. Dropping it queues its release.
 struct Lent(Option<PyUntypedBuffer>);
 
-static LAID_ASIDE: Mutex<Vec<PyUntypedBuffer>> = Mutex::new(Vec::new());
+static TO_RELEASE: Mutex<Vec<PyUntypedBuffer>> = Mutex::new(Vec::new());
 
 impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(buffer) = self.0.take() {
             let _inside = fork::enter();
-            LAID_ASIDE.lock().expect("no holder of this lock panics").push(buffer);
+            TO_RELEASE.lock().expect("no holder of this lock panics").push(buffer);
         }
     }
 }
 
-/// Releases the exports that nobody needs any more.
+/// Releases the queued exports.
 pub(crate) fn release_lent(py: Python<'_>) {
     let buffers = {
         let _inside = fork::enter();
-        std::mem::take(&mut *LAID_ASIDE.lock().expect("no holder of this lock panics"))
+        std::mem::take(&mut *TO_RELEASE.lock().expect("no holder of this lock panics"))
     };
     buffers.into_iter().for_each(|buffer| buffer.release(py));
 }
@@ -222,29 +231,29 @@ fn start_of(buffer: &PyUntypedBuffer) -> NonNull<u8> {
     NonNull::new(buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling())
 }
 
-/// Calls `read` with the bytes of an export, the GIL released.
+/// Calls `read` with the bytes of an export, with the GIL released.
 fn with_bytes<T: Send>(py: Python<'_>, buffer: &PyUntypedBuffer, read: impl FnOnce(&[u8]) -> T + Send) -> T {
-    // SAFETY: the export keeps these bytes where they are until it is released, after `read`. That another thread of
-    // Python's changes them meanwhile is as with any `write` of a file: its bytes are then either.
+    // SAFETY: the export keeps these bytes at their address until it is released, after `read`. Another thread of Python
+    // may change them meanwhile, as with `write` of a file: each byte is then the old or the new one.
     let bytes = unsafe { std::slice::from_raw_parts(start_of(buffer).as_ptr(), buffer.len_bytes()) };
     py.detach(|| read(bytes))
 }
 
-/// The bytes of any contiguous buffer, shared until the last copy of the result is gone.
+/// The bytes of a contiguous buffer, shared until the last clone of the result is dropped.
 pub(crate) fn share(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     struct Shared {
         start: NonNull<u8>,
         length: usize,
-        /// Keeps the bytes where they are.
+        /// Keeps the bytes at their address.
         _export: Lent,
     }
-    // SAFETY: the pointer is to bytes that the export keeps; they are only read.
+    // SAFETY: the pointer is to bytes that the export keeps alive; they are only read.
     unsafe impl Send for Shared {}
     // SAFETY: as above.
     unsafe impl Sync for Shared {}
     impl AsRef<[u8]> for Shared {
         fn as_ref(&self) -> &[u8] {
-            // SAFETY: the export keeps `length` bytes where they are.
+            // SAFETY: the export keeps `length` bytes at their address.
             unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
         }
     }
@@ -253,7 +262,7 @@ pub(crate) fn share(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     Ok(Bytes::from_owner(Shared { start, length, _export: Lent(Some(buffer)) }))
 }
 
-/// Memory of Python's to read into, piece by piece: none may overlap another, for each has a writer of its own.
+/// Memory of Python objects to read into. Regions must not overlap, because each has its own writer.
 pub(crate) fn lend_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
     let memory = objects.iter().map(lend).collect::<PyResult<Vec<_>>>()?;
     let mut regions: Vec<Range<usize>> =
@@ -265,7 +274,7 @@ pub(crate) fn lend_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
     Ok(memory)
 }
 
-/// Memory that the `readinto` of a file was given; what cannot be written is a `TypeError`, as for the files of `io`.
+/// Memory for `readinto` of a file. Raises `TypeError` for a read-only buffer, as files of `io` do.
 fn lend_to_file(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     lend(object).map_err(|error| match error.is_instance_of::<PyValueError>(object.py()) {
         true => PyTypeError::new_err(format!("readinto() takes a writable buffer, not {}", object.get_type())),
@@ -273,7 +282,7 @@ fn lend_to_file(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     })
 }
 
-/// Memory of Python's to read into.
+/// Memory of a Python object to read into.
 pub(crate) fn lend(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let buffer = contiguous(object)?;
     if buffer.readonly() {
@@ -281,7 +290,7 @@ pub(crate) fn lend(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
         return Err(PyValueError::new_err("cannot read into a read-only buffer"));
     }
     let (start, length) = (start_of(&buffer), buffer.len_bytes());
-    // SAFETY: the export is writable and keeps these bytes where they are until `Lent` is dropped; Python objects that
-    // see them are not written through Rust references.
+    // SAFETY: the export is writable and keeps these bytes at their address until `Lent` is dropped; Rust writes them
+    // through this pointer only.
     Ok(unsafe { Memory::lent(start, length, Box::new(Lent(Some(buffer)))) })
 }

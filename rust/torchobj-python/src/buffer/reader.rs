@@ -1,4 +1,4 @@
-//! Objects as files that are read: one that landed whole, or one that is fetched as it is read.
+//! Binary files over objects: over bytes in memory, or fetched on demand.
 
 use std::ffi::c_int;
 
@@ -6,127 +6,98 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
-use torchobj_core::buffer::{Buffer as Bytes, Landing, Memory};
+use torchobj_core::buffer::Buffer as Bytes;
 use torchobj_core::manifest::Object;
-use torchobj_core::read::{Landed, Window};
+use torchobj_core::read::{ReadAheadConfig, ReadResult};
 
-use super::fetched::Fetched;
+use super::read_ahead::ReadAheadSource;
 use super::{Buffer, lend_to_file};
 use crate::error::OrRaise;
 use crate::store::NativeStore;
 use crate::wait::wait;
 
 pub(super) enum Source {
-    /// All bytes are here.
-    Landed(Py<Buffer>),
-    /// Bytes are fetched as they are read.
-    Ahead(Fetched),
-    /// Keeps memory that a consumer uses through a bare pointer, as `numpy.ndarray(buffer=reader)` does with the reader
-    /// as its base.
+    /// All bytes are in memory.
+    Buffer(Py<Buffer>),
+    /// Bytes are fetched on demand.
+    Ahead(ReadAheadSource),
+    /// Keeps memory that a consumer uses through a pointer: `numpy.ndarray(buffer=reader)` keeps only a reference to the
+    /// reader.
     Closed { _used: Option<Py<Buffer>> },
 }
 
-/// An object, read as a binary file.
+/// A readable binary file over an object.
 ///
-/// Registered as an `io.BufferedIOBase`. One whose bytes are here, as a dataset's `transform` gets it, shares them
-/// without a copy by `getbuffer()` and the buffer protocol; they live until the reader and every view are gone.
+/// Registered as an `io.BufferedIOBase`, so it can be used like an open file. `torchobj.open` returns readers that fetch on
+/// demand: they send no request before the first read. A dataset passes readers of bytes in memory to its `transform`: these
+/// share them without a copy through `getbuffer()`, `buffer` and the buffer protocol, and can be pickled. The memory lives
+/// until the reader is closed or deleted and all views are deleted.
+///
+/// Not thread-safe.
+///
+/// Args:
+///     url: URL of the object.
+///     bucket: Bucket of the object; empty for a file.
+///     key: Key of the object, not percent-encoded.
+///     buffer: Bytes of the object, which the reader shares.
+///     position: Initial position in bytes.
+///
+/// Raises:
+///     ValueError: The reader is closed; raised by every method but `close`.
+///     StoreError: A fetch failed, after the retries.
+///     ObjectChangedError: The object was replaced since the first fetch.
 #[pyclass(module = "torchobj", weakref)]
 pub(crate) struct ObjectReader {
-    /// The object's URL.
+    /// URL of the object.
     #[pyo3(get)]
     url: String,
-    /// The bucket; empty for a file.
+    /// Bucket of the object; empty for a file.
     #[pyo3(get)]
     bucket: String,
-    /// The key, raw.
+    /// Key of the object, not percent-encoded.
     #[pyo3(get)]
-    key: String,
+    pub(super) key: String,
     pub(super) source: Source,
     pub(super) position: u64,
-    /// What `readline` fetched last, and from which position on.
+    /// Bytes that `readline` fetched last, and their position.
     pub(super) lines: Option<(u64, Bytes)>,
 }
 
 impl ObjectReader {
-    /// A reader of an object that was read whole.
-    pub(crate) fn landed(py: Python<'_>, object: Object<'_>, landed: Landed) -> PyResult<Py<Self>> {
-        Self::of(py, object, landed.buffer.into())
+    /// A reader over the result of a read.
+    pub(crate) fn fetched(py: Python<'_>, object: Object<'_>, fetched: ReadResult) -> PyResult<Py<Self>> {
+        Self::of(py, object, fetched.buffer.into())
     }
 
-    /// A reader of bytes that are here.
+    /// A reader over bytes in memory.
     pub(crate) fn of(py: Python<'_>, object: Object<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();
-        let source = Source::Landed(Py::new(py, buffer)?);
+        let source = Source::Buffer(Py::new(py, buffer)?);
         Py::new(py, Self { url: object.url(), bucket, key: object.key.to_owned(), source, position: 0, lines: None })
-    }
-
-    /// Reads into `memory` from the position on, and moves on; says how many bytes those were.
-    pub(super) fn read_memory(&mut self, py: Python<'_>, memory: Memory) -> PyResult<(Landing, usize)> {
-        let (landing, mut dest) = Landing::new(memory);
-        let position = self.position;
-        let count = match &mut self.source {
-            Source::Landed(buffer) => {
-                let bytes = buffer.get().bytes();
-                let rest = &bytes[usize::try_from(position).unwrap_or(usize::MAX).min(bytes.len())..];
-                py.detach(|| {
-                    let mut dest = dest;
-                    dest.fill(rest)
-                })
-            }
-            Source::Ahead(fetched) => {
-                let ahead = fetched.ahead(py, &self.key)?;
-                wait(py, async move { ahead.lock().await.read_at(position, &mut dest).await })?.or_raise(py)?
-            }
-            Source::Closed { .. } => return Err(closed()),
-        };
-        self.position += count as u64;
-        Ok((landing, count))
-    }
-
-    fn read_bytes<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
-        let left = self.size(py)?.saturating_sub(self.position);
-        let wanted = size.and_then(|size| u64::try_from(size).ok()).unwrap_or(left).min(left);
-        let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
-        if let Source::Landed(buffer) = &self.source {
-            let start = usize::try_from(self.position).unwrap_or(usize::MAX);
-            let bytes = buffer.get().bytes().get(start..).unwrap_or_default();
-            let bytes = PyBytes::new(py, &bytes[..wanted]);
-            self.position += wanted as u64;
-            return Ok(bytes);
-        }
-        let (landing, count) = self.read_memory(py, Memory::allocate(wanted)?)?;
-        match landing.finish(count) {
-            Ok(bytes) => Ok(PyBytes::new(py, bytes.as_slice())),
-            Err(_) => Err(PyValueError::new_err("a writer outlived its read: a bug")),
-        }
-    }
-
-    fn unsupported(py: Python<'_>, what: &str) -> PyErr {
-        match py.import("io").and_then(|io| io.getattr("UnsupportedOperation")) {
-            Ok(class) => match class.call1((what,)) {
-                Ok(error) => PyErr::from_value(error),
-                Err(error) => error,
-            },
-            Err(error) => error,
-        }
     }
 }
 
-fn closed() -> PyErr {
+pub(super) fn closed() -> PyErr {
     PyValueError::new_err("I/O operation on closed file")
 }
 
 #[pymethods]
 impl ObjectReader {
-    /// A reader of bytes that are here.
     #[new]
     #[pyo3(signature = (url, bucket, key, buffer, position=0))]
     fn new(url: String, bucket: String, key: String, buffer: Py<Buffer>, position: u64) -> Self {
-        Self { url, bucket, key, source: Source::Landed(buffer), position, lines: None }
+        Self { url, bucket, key, source: Source::Buffer(buffer), position, lines: None }
     }
 
-    /// A reader that fetches as it is read: after a jump `jump_bytes`, and up to `ahead_bytes` ahead of a position that
-    /// moves on.
+    /// Returns a reader that fetches on demand.
+    ///
+    /// Args:
+    ///     store: The store of the object.
+    ///     url: URL of the object.
+    ///     bucket: Bucket of the object; empty for a file.
+    ///     key: Key of the object, not percent-encoded.
+    ///     jump_bytes: Number of bytes to fetch after a seek; None: 256 KiB.
+    ///     ahead_bytes: Maximum number of bytes to fetch ahead of sequential reads; None: 32 MiB.
     #[staticmethod]
     #[pyo3(signature = (store, url, bucket, key, jump_bytes=None, ahead_bytes=None))]
     fn open(
@@ -138,20 +109,20 @@ impl ObjectReader {
         jump_bytes: Option<u64>,
         ahead_bytes: Option<u64>,
     ) -> PyResult<Self> {
-        let usual = Window::default();
-        let window = Window {
+        let usual = ReadAheadConfig::default();
+        let window = ReadAheadConfig {
             jump_bytes: jump_bytes.unwrap_or(usual.jump_bytes),
             ahead_bytes: ahead_bytes.unwrap_or(usual.ahead_bytes),
         };
-        let source = Source::Ahead(Fetched::new(py, store, &key, window)?);
+        let source = Source::Ahead(ReadAheadSource::new(py, store, &key, window)?);
         Ok(Self { url, bucket, key, source, position: 0, lines: None })
     }
 
-    /// Bytes of the object. A reader that fetches as it is read asks the store, unless it has read already.
+    /// Size of the object in bytes. A reader that fetches on demand sends a request, unless it has fetched before.
     #[getter]
-    fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
+    pub(super) fn size(&mut self, py: Python<'_>) -> PyResult<u64> {
         match &mut self.source {
-            Source::Landed(buffer) => Ok(buffer.get().bytes().len() as u64),
+            Source::Buffer(buffer) => Ok(buffer.get().bytes().len() as u64),
             Source::Ahead(fetched) => {
                 let ahead = fetched.ahead(py, &self.key)?;
                 wait(py, async move { ahead.lock().await.size().await })?.or_raise(py)
@@ -160,74 +131,98 @@ impl ObjectReader {
         }
     }
 
-    /// `rb`
+    /// The mode of the file: `rb`.
     #[getter]
     fn mode(&self) -> &'static str {
         "rb"
     }
 
-    /// The object's URL, as files have the path here.
+    /// URL of the object, as the name of the file.
     #[getter]
     fn name(&self) -> &str {
         &self.url
     }
 
+    /// Whether the reader is closed.
     #[getter]
     fn closed(&self) -> bool {
         matches!(self.source, Source::Closed { .. })
     }
 
-    /// Reads `size` bytes, or everything that is left. Fewer are returned at the end only.
+    /// Reads bytes and advances the position.
+    ///
+    /// Args:
+    ///     size: Number of bytes; None or negative: all remaining bytes.
+    ///
+    /// Returns:
+    ///     A copy of the bytes; fewer than `size` only at the end of the object.
     #[pyo3(signature = (size=None, /))]
     fn read<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
         self.read_bytes(py, size)
     }
 
-    /// As `read`.
+    /// Same as `read`.
     #[pyo3(signature = (size=None, /))]
     fn read1<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
         self.read_bytes(py, size)
     }
 
-    /// Fills a writable buffer and returns the number of bytes, which is less than its length at the end only.
+    /// Reads bytes into a buffer and advances the position.
+    ///
+    /// Args:
+    ///     buffer: A writable, contiguous buffer. The reader does not use it after the call.
+    ///
+    /// Returns:
+    ///     Number of bytes; fewer than the size of the buffer only at the end of the object.
+    ///
+    /// Raises:
+    ///     TypeError: `buffer` is read-only.
     #[pyo3(signature = (buffer, /))]
     fn readinto(&mut self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let (landing, count) = self.read_memory(py, lend_to_file(buffer)?)?;
-        drop(landing);
+        let (pending, count) = self.read_memory(py, lend_to_file(buffer)?)?;
+        drop(pending);
         super::release_lent(py);
         Ok(count)
     }
 
-    /// As `readinto`.
+    /// Same as `readinto`.
     #[pyo3(signature = (buffer, /))]
     fn readinto1(&mut self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
         self.readinto(py, buffer)
     }
 
-    /// Reads up to and with the next newline, at most `size` bytes.
+    /// Reads a line, including its newline, and advances the position.
+    ///
+    /// Args:
+    ///     size: Maximum number of bytes; None or negative: no limit.
+    ///
+    /// Returns:
+    ///     A copy of the line; empty at the end of the object.
     #[pyo3(signature = (size=None, /))]
     fn readline<'py>(&mut self, py: Python<'py>, size: Option<i64>) -> PyResult<Bound<'py, PyBytes>> {
         self.line(py, size)
     }
 
-    /// All lines that are left, or as many as hold `hint` bytes.
+    /// Reads the remaining lines.
+    ///
+    /// Args:
+    ///     hint: Stops after the line at which this number of bytes is reached; None, 0 or negative: no limit.
     #[pyo3(signature = (hint=None, /))]
     fn readlines<'py>(&mut self, py: Python<'py>, hint: Option<i64>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
-        let most = hint.and_then(|hint| usize::try_from(hint).ok()).filter(|hint| *hint > 0).unwrap_or(usize::MAX);
-        let mut lines = Vec::new();
-        let mut total = 0;
-        while total < most {
-            let line = self.readline(py, None)?;
-            if line.as_bytes().is_empty() {
-                break;
-            }
-            total += line.as_bytes().len();
-            lines.push(line);
-        }
-        Ok(lines)
+        self.all_lines(py, hint)
     }
 
-    /// Moves the position: from the start (0), from where it is (1) or from the end (2).
+    /// Sets the position. Sends no request, except for the size if `whence` is 2 and it is unknown.
+    ///
+    /// Args:
+    ///     offset: Offset in bytes.
+    ///     whence: Origin of the offset: the start (0), the position (1) or the end (2).
+    ///
+    /// Returns:
+    ///     The new position. It may be after the end of the object, where reads return no bytes.
+    ///
+    /// Raises:
+    ///     ValueError: The new position would be negative.
     #[pyo3(signature = (offset, whence=0, /))]
     fn seek(&mut self, py: Python<'_>, offset: i64, whence: i32) -> PyResult<u64> {
         let base = match whence {
@@ -243,77 +238,93 @@ impl ObjectReader {
         Ok(self.position)
     }
 
-    /// The bytes, of an object that was read whole and is not closed.
+    /// The bytes of the object, shared; None if the reader fetches on demand or is closed.
     #[getter]
     fn buffer(&self, py: Python<'_>) -> Option<Py<Buffer>> {
         match &self.source {
-            Source::Landed(buffer) => Some(buffer.clone_ref(py)),
+            Source::Buffer(buffer) => Some(buffer.clone_ref(py)),
             _ => None,
         }
     }
 
-    /// The position.
+    /// Returns the position in bytes.
     fn tell(&self) -> PyResult<u64> {
         if self.closed() { Err(closed()) } else { Ok(self.position) }
     }
 
+    /// Returns True: the reader supports `seek`.
     fn seekable(&self) -> bool {
         true
     }
 
+    /// Returns True.
     fn readable(&self) -> bool {
         true
     }
 
+    /// Returns False.
     fn writable(&self) -> bool {
         false
     }
 
+    /// Returns False.
     fn isatty(&self) -> bool {
         false
     }
 
+    /// Does nothing.
     fn flush(&self) {}
 
+    /// Raises `io.UnsupportedOperation`: an object has no file descriptor.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         Err(Self::unsupported(py, "fileno: an object has no file descriptor"))
     }
 
+    /// Raises `io.UnsupportedOperation`: a reader cannot write.
     #[pyo3(signature = (data, /))]
     fn write(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<usize> {
         let _ = data;
         Err(Self::unsupported(py, "not writable"))
     }
 
+    /// Raises `io.UnsupportedOperation`: a reader cannot write.
     #[pyo3(signature = (lines, /))]
     fn writelines(&self, py: Python<'_>, lines: &Bound<'_, PyAny>) -> PyResult<()> {
         let _ = lines;
         Err(Self::unsupported(py, "not writable"))
     }
 
+    /// Raises `io.UnsupportedOperation`: a reader cannot write.
     #[pyo3(signature = (size=None, /))]
     fn truncate(&self, py: Python<'_>, size: Option<i64>) -> PyResult<u64> {
         let _ = size;
         Err(Self::unsupported(py, "not writable"))
     }
 
+    /// Raises `io.UnsupportedOperation`: the reader has no raw stream.
     fn detach(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        Err(Self::unsupported(py, "detach: there is no raw stream"))
+        Err(Self::unsupported(py, "detach: the reader has no raw stream"))
     }
 
-    /// The bytes as a writable view that shares their memory. Only where they are here already.
+    /// Returns all bytes of the object, regardless of the position.
+    ///
+    /// Returns:
+    ///     A writable memoryview that shares the memory of the reader. It remains valid after the reader is closed.
+    ///
+    /// Raises:
+    ///     io.UnsupportedOperation: The reader fetches on demand.
     fn getbuffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
         match &self.source {
-            Source::Landed(buffer) => PyMemoryView::from(buffer.bind(py)),
-            Source::Ahead(_) => Err(Self::unsupported(py, "getbuffer: this reader fetches as it is read")),
+            Source::Buffer(buffer) => PyMemoryView::from(buffer.bind(py)),
+            Source::Ahead(_) => Err(Self::unsupported(py, "getbuffer: this reader fetches on demand")),
             Source::Closed { .. } => Err(closed()),
         }
     }
 
-    /// Lets go of the bytes; views of them stay good.
+    /// Closes the reader and drops its bytes. Views remain valid. Does nothing if the reader is closed.
     fn close(&mut self, py: Python<'_>) {
         let used = match &self.source {
-            Source::Landed(buffer) if buffer.get().is_untracked() => Some(buffer.clone_ref(py)),
+            Source::Buffer(buffer) if buffer.get().is_untracked() => Some(buffer.clone_ref(py)),
             Source::Closed { _used: used } => used.as_ref().map(|used| used.clone_ref(py)),
             _ => None,
         };
@@ -340,8 +351,8 @@ impl ObjectReader {
 
     fn __repr__(&self) -> String {
         let state = match &self.source {
-            Source::Landed(buffer) => format!("{} bytes", buffer.get().__len__()),
-            Source::Ahead(_) => "fetched as it is read".to_owned(),
+            Source::Buffer(buffer) => format!("{} bytes", buffer.get().__len__()),
+            Source::Ahead(_) => "fetched on demand".to_owned(),
             Source::Closed { .. } => "closed".to_owned(),
         };
         format!("<torchobj.ObjectReader {} ({state})>", self.url)
@@ -350,7 +361,7 @@ impl ObjectReader {
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, ReaderFields)> {
         let this = slf.borrow();
         match &this.source {
-            Source::Landed(buffer) => {
+            Source::Buffer(buffer) => {
                 let fields = (
                     this.url.clone(),
                     this.bucket.clone(),
@@ -360,28 +371,28 @@ impl ObjectReader {
                 );
                 Ok((slf.get_type().into_any(), fields))
             }
-            _ => Err(PyTypeError::new_err("cannot pickle a reader that fetches as it is read")),
+            _ => Err(PyTypeError::new_err("cannot pickle a reader that fetches on demand")),
         }
     }
 
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let buffer = match &slf.borrow().source {
-            Source::Landed(buffer) => buffer.clone_ref(slf.py()),
-            Source::Ahead(_) => return Err(Self::unsupported(slf.py(), "this reader fetches as it is read")),
+            Source::Buffer(buffer) => buffer.clone_ref(slf.py()),
+            Source::Ahead(_) => return Err(Self::unsupported(slf.py(), "this reader fetches on demand")),
             Source::Closed { .. } => return Err(closed()),
         };
-        // SAFETY: `view` is the caller's to be filled. It takes a reference to the buffer, not to the reader: closing
-        // the reader leaves the view good.
+        // SAFETY: the caller passes a valid `view`. It takes a reference to the buffer, so it remains valid after the reader is
+        // closed.
         match unsafe { ffi::PyObject_GetBuffer(buffer.as_ptr(), view, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),
         }
     }
 
-    /// Never called: a view is of the buffer. `numpy.frombuffer` keeps its view of an object that has this, and only a
-    /// reference to one that has not.
+    /// Never called, because views belong to the buffer. Without it, `numpy.frombuffer` would keep only a reference to the
+    /// reader instead of a view.
     unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {}
 }
 
-/// What a reader is made of anew on the other side of a pickle.
+/// The arguments of the constructor, for pickle.
 type ReaderFields = (String, String, String, Py<Buffer>, u64);

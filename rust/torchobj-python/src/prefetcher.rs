@@ -1,4 +1,4 @@
-//! Who a process is to the sources of a prefetcher: the owner, who reads, or a worker, who asks it.
+//! Access to the prefetcher of a source: in the process that owns it, or as a worker through the arena.
 
 use std::collections::HashMap;
 use std::mem::ManuallyDrop;
@@ -19,14 +19,14 @@ use crate::error::OrRaise;
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
 
-/// What this process attached to as a worker, by the owner's process.
+/// Arenas that this process is attached to as a worker, by the process id of their owner.
 static ATTACHED: Mutex<Option<Local<Workers>>> = Mutex::new(None);
 
 type Workers = HashMap<u32, Arc<Worker>>;
 
-/// The prefetcher of this process, made with `budget` if it has none yet.
+/// Returns the prefetcher of this process. Starts one with a budget of `budget` bytes if none is running.
 pub(crate) fn own(budget: u64) -> PyResult<Arc<Prefetcher>> {
-    // Not under the lock below.
+    // Before the lock below is taken, which must not be held while waiting for the GIL.
     Python::attach(|py| start().or_raise(py))?;
     let _inside = fork::enter();
     let mut own = OWN.lock().expect("no holder of this lock panics");
@@ -56,73 +56,73 @@ fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyR
     Ok(worker)
 }
 
-/// How a source is reached.
-pub(crate) enum Reach {
-    /// In the process that made it, and in its forked children, who find the arena here.
-    Made(ManuallyDrop<Arc<Prefetcher>>),
-    /// In a process that was given the descriptors.
+/// The prefetcher of a source.
+pub(crate) enum PrefetcherHandle {
+    /// In the process that started it, and in its forked children, which inherit the arena.
+    Started(ManuallyDrop<Arc<Prefetcher>>),
+    /// In a process that received the descriptors of the arena.
     Attached(Arc<Worker>),
 }
 
-impl Reach {
-    pub(crate) fn made(prefetcher: Arc<Prefetcher>) -> Self {
-        Self::Made(ManuallyDrop::new(prefetcher))
+impl PrefetcherHandle {
+    pub(crate) fn started(prefetcher: Arc<Prefetcher>) -> Self {
+        Self::Started(ManuallyDrop::new(prefetcher))
     }
 
-    pub(crate) fn attach(owner: u32, file: i32, bell: i32) -> PyResult<Self> {
-        // Of another source of that owner there is a worker already: these are closed then.
-        let [file, bell] = Worker::received(file, bell);
-        Ok(Self::Attached(attached(owner, move || Worker::attach(file, bell))?))
+    pub(crate) fn attach(owner: u32, file: i32, eventfd: i32) -> PyResult<Self> {
+        // If this process is attached to the arena already, the descriptors are closed.
+        let [file, eventfd] = Worker::received(file, eventfd);
+        Ok(Self::Attached(attached(owner, move || Worker::attach(file, eventfd))?))
     }
 
-    /// Numbers of the arena's file and its bell.
+    /// File descriptors of the arena and of its eventfd.
     pub(crate) fn descriptors(&self) -> (i32, i32) {
         match self {
-            Self::Made(prefetcher) => {
+            Self::Started(prefetcher) => {
                 let arena = prefetcher.arena();
-                (arena.file().as_raw_fd(), arena.bell().as_raw_fd())
+                (arena.file().as_raw_fd(), arena.eventfd().as_raw_fd())
             }
-            Self::Attached(worker) => (worker.file().as_raw_fd(), worker.bell().as_raw_fd()),
+            Self::Attached(worker) => (worker.file().as_raw_fd(), worker.eventfd().as_raw_fd()),
         }
     }
 
-    /// The prefetcher, in the process `owner`, whose it is.
+    /// The prefetcher, in the process `owner` only.
     pub(crate) fn prefetcher(&self, owner: u32) -> Option<&Arc<Prefetcher>> {
         match self {
-            Self::Made(prefetcher) if owner == fork::generation() => Some(&**prefetcher),
+            Self::Started(prefetcher) if owner == fork::generation() => Some(&**prefetcher),
             _ => None,
         }
     }
 
-    /// In any other process: whom to ask.
+    /// The worker that sends requests to `owner`, in any other process.
     pub(crate) fn worker(&self, owner: u32) -> PyResult<Arc<Worker>> {
         match self {
-            Self::Made(prefetcher) => attached(owner, || Worker::inherit(prefetcher.arena())),
+            Self::Started(prefetcher) => attached(owner, || Worker::inherit(prefetcher.arena())),
             Self::Attached(worker) if worker.is_ours() => Ok(worker.clone()),
-            // Its lane is that of the process which forked this one.
-            Self::Attached(worker) => attached(owner, || worker.again()),
+            // The slot of this worker belongs to the parent of this forked process.
+            Self::Attached(worker) => attached(owner, || worker.for_child()),
         }
     }
 }
 
-/// What ends a worker's wait: a signal whose handler raises.
-pub(crate) fn glance() -> PyResult<()> {
+/// Runs pending signal handlers. An exception of one ends the wait of a worker.
+pub(crate) fn check_signals() -> PyResult<()> {
     Python::attach(|py| py.check_signals())
 }
 
-/// The exception of who got no answers from process `owner`.
-pub(crate) fn unanswered(none: Unanswered<PyErr>, owner: u32) -> PyErr {
-    match none {
+/// The exception for a request that process `owner` did not respond to.
+pub(crate) fn unanswered(error: Unanswered<PyErr>, owner: u32) -> PyErr {
+    match error {
         Unanswered::Interrupted(signal) => signal,
-        Unanswered::OwnerGone => PyRuntimeError::new_err(format!("process {owner}, which reads, is gone")),
-        Unanswered::NoLane => PyRuntimeError::new_err("too many workers read from one process: at most 256 can"),
+        Unanswered::OwnerGone => PyRuntimeError::new_err(format!("process {owner}, which reads ahead, has exited")),
+        Unanswered::NoFreeSlot => PyRuntimeError::new_err("more than 256 workers read from one process"),
     }
 }
 
-/// What a worker was answered, as buffers.
+/// Converts the replies to a worker.
 pub(crate) fn buffers(replies: Vec<Reply>) -> impl Iterator<Item = Result<Buffer, Error>> {
     replies.into_iter().map(|reply| match reply {
-        Reply::Landed(claim) => Ok(Buffer::claimed(claim)),
+        Reply::Claimed(claim) => Ok(Buffer::claimed(claim)),
         Reply::Failed(error) => Err(Error::from_bytes(&error)),
     })
 }
