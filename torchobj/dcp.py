@@ -1,4 +1,4 @@
-"""Distributed checkpoints by the names and signatures of `s3torchconnector.dcp` 1.5."""
+"""Distributed checkpoints with the names and signatures of `s3torchconnector.dcp` 1.5."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from torchobj.checkpoint.dcp.prefix import (
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
 from torchobj.checkpoint.files import ObjectWriter, open_reader
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import Store
 from torchobj.urls import parse_url
@@ -35,21 +35,21 @@ __all__ = [
     "S3StorageWriter",
 ]
 
-#: Settings of torch's FileSystemWriter that change nothing here: how it syncs and copies.
-_WITHOUT_MEANING = ("sync_files", "single_file_per_rank", "per_thread_copy_ahead", "cache_staged_state_dict")
+#: Settings of torch's FileSystemWriter without effect here: how it syncs and copies.
+_IGNORED = ("sync_files", "single_file_per_rank", "per_thread_copy_ahead", "cache_staged_state_dict")
 
 
 class S3FileSystem(FileSystemBase):
-    """Objects of S3 as files of torch's checkpoints, for writers and readers that take a file system.
+    """The objects of S3 as a file system for torch's checkpoint writers and readers.
 
     Args:
-        region: Region of the buckets; found out when None.
-        s3_client: Not taken: torchobj has no such class.
+        region: Region of the buckets; None detects it.
+        s3_client: Must be None: torchobj has no such class.
         s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
-        reader_constructor: Has no meaning: readers fetch as they are read.
+        reader_constructor: Ignored: a reader fetches what is read.
 
     Raises:
-        ConfigError: There is an `s3_client`.
+        ConfigError: `s3_client` is given.
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class S3FileSystem(FileSystemBase):
         self._config = store_config(s3client_config, region)
 
     def _object(self, path: str | os.PathLike[str]) -> tuple[Store, str]:
-        """Store and key of one object.
+        """Returns the store and the key of an object.
 
         Raises:
-            ConfigError: The path is not the URL of an object, but of a bucket or folder.
+            ConfigError: `path` is not the URL of an object.
         """
         url = parse_url(os.fspath(path), ("s3",))
         if not url.key or url.key.endswith("/"):
             raise ConfigError(f"path={os.fspath(path)!r}: must be the URL of one object, as s3://bucket/folder/file")
-        return Store(url.base, config=self._config), url.key
+        return Store(url.base, config=resolved(str(url), self._config)), url.key
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        """A file to read (`rb`) or to write (`wb`); what is written appears when the block ends without an exception.
+        """Opens a file to read (`rb`) or to write (`wb`). A file is created if the block ends without an exception.
 
         Raises:
-            ConfigError: Another mode, or no URL of an object.
+            ConfigError: `mode` is another one, or `path` is not the URL of an object.
         """
         if mode == "rb":
             with open_reader(os.fspath(path), self._config) as reader:
@@ -91,18 +91,18 @@ class S3FileSystem(FileSystemBase):
             raise ConfigError(f"mode={mode!r}: must be rb or wb")
 
     def concat_path(self, path: str | os.PathLike[str], suffix: str) -> str:
-        """The object `suffix` of the folder `path`."""
+        """Returns the path of `suffix` in the folder `path`."""
         return f"{os.fspath(path).rstrip('/')}/{suffix}"
 
     def init_path(self, path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-        """The path as it is."""
+        """Returns the path unchanged."""
         return path
 
     def rename(self, old_path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Copies an object on the server, and deletes the old one. To its own name it stays as it is.
+        """Copies an object on the server, and deletes the old one. Does nothing if the paths are the same.
 
         Raises:
-            ConfigError: A path is not the URL of one object.
+            ConfigError: A path is not the URL of an object.
         """
         store, key = self._object(old_path)
         target, new_key = self._object(new_path)
@@ -114,7 +114,7 @@ class S3FileSystem(FileSystemBase):
         """Does nothing: S3 has no folders."""
 
     def exists(self, path: str | os.PathLike[str]) -> bool:
-        """Whether there is such an object."""
+        """Returns whether an object exists."""
         store, key = self._object(path)
         try:
             store.head(key)
@@ -123,52 +123,52 @@ class S3FileSystem(FileSystemBase):
         return True
 
     def ls(self, path: str | os.PathLike[str]) -> list[str]:
-        """The URLs of the objects and folders directly in a folder; none where there is no such folder."""
+        """Returns the URLs of the objects and folders directly in a folder; none if it does not exist."""
         url = parse_url(os.fspath(path), ("s3",))
         folder = f"{url.key.rstrip('/')}/" if url.key else ""
-        pages = list(Store(url.base, config=self._config).list(folder, "/").pages())
+        pages = list(Store(url.base, config=resolved(str(url), self._config)).list(folder, "/").pages())
         names = [info.key for page in pages for info in page.objects if info.key != folder]
         return [f"{url.base}/{name}" for name in sorted([*names, *(name for page in pages for name in page.prefixes)])]
 
     def rm_file(self, path: str | os.PathLike[str]) -> None:
-        """Deletes one object. One that does not exist is no error.
+        """Deletes an object. A missing object is not an error.
 
         Raises:
-            ConfigError: The path is not the URL of one object: no folder and no bucket is deleted.
+            ConfigError: `path` is not the URL of an object. Folders and buckets are not deleted.
         """
         store, key = self._object(path)
         store.delete(key)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is an `s3://` URL."""
+        """Returns whether it is an `s3://` URL."""
         return S3StorageWriter.validate_checkpoint_id(checkpoint_id)
 
 
 class S3StorageWriter(StorageWriter):
-    """Saves distributed checkpoints to S3: `torchobj.checkpoint.StorageWriter` by the signature of s3torchconnector.
+    """Saves distributed checkpoints to S3: a `torchobj.checkpoint.StorageWriter` with s3torchconnector's signature.
 
-    `fs` is the `S3FileSystem` of the same settings, and `path` the checkpoint's URL.
+    `fs` is an `S3FileSystem` with the same settings, and `path` the URL of the checkpoint.
 
     Args:
-        region: Region of the bucket; found out when None.
-        path: The checkpoint's folder, `s3://bucket/folder`.
+        region: Region of the bucket; None detects it.
+        path: Folder of the checkpoint, `s3://bucket/folder`.
         s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
-        prefix_strategy: How the names of a rank's files begin.
-        thread_count: Into how many files a rank's items are divided.
-        kwargs: Those of torch's `FileSystemWriter`. `overwrite` is as there; what says how it syncs and copies has no
-            meaning here.
+        prefix_strategy: Chooses how the names of a rank's files start.
+        thread_count: Number of files for the items of a rank.
+        kwargs: Arguments of torch's `FileSystemWriter`. `overwrite` has the same meaning; those for syncing and copying
+            are ignored.
 
     Raises:
-        ConfigError: No `s3://` URL; or extensions, or another format than torch.save's.
-        TypeError: Another argument.
+        ConfigError: `path` is not an `s3://` URL, or the arguments name extensions or a format other than torch.save.
+        TypeError: An argument is unknown.
     """
 
     _schemes = ("s3",)
 
     @property
     def path(self) -> str:
-        """The checkpoint's URL."""
+        """URL of the checkpoint."""
         return self.checkpoint_id
 
     def __init__(
@@ -185,10 +185,10 @@ class S3StorageWriter(StorageWriter):
         overwrite = kwargs.pop("overwrite", True)
         extensions, form = kwargs.pop("_extensions", None), kwargs.pop("serialization_format", None)
         if extensions:
-            raise ConfigError(f"_extensions={extensions!r}: must be none; items are framed without a stream")
+            raise ConfigError(f"_extensions={extensions!r}: must be empty; torchobj does not write through streams")
         if form is not None and form.value != "torch_save":
             raise ConfigError(f"serialization_format={form}: must be TORCH_SAVE")
-        unknown = sorted(set(kwargs) - set(_WITHOUT_MEANING))
+        unknown = sorted(set(kwargs) - set(_IGNORED))
         if unknown:
             raise TypeError(f"S3StorageWriter() got an unexpected keyword argument {unknown[0]!r}")
         super().__init__(
@@ -202,25 +202,25 @@ class S3StorageWriter(StorageWriter):
 
 
 class S3StorageReader(StorageReader):
-    """Loads distributed checkpoints from S3: `torchobj.checkpoint.StorageReader` by the signature of s3torchconnector.
+    """Loads distributed checkpoints from S3: a `torchobj.checkpoint.StorageReader` with s3torchconnector's signature.
 
-    `fs` is the `S3FileSystem` of the same settings, and `path` the checkpoint's URL.
+    `fs` is an `S3FileSystem` with the same settings, and `path` the URL of the checkpoint.
 
     Args:
-        region: Region of the bucket; found out when None.
-        path: The checkpoint's folder, `s3://bucket/folder`.
+        region: Region of the bucket; None detects it.
+        path: Folder of the checkpoint, `s3://bucket/folder`.
         s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
-        reader_constructor: Has no meaning: ranges are read into the tensors.
+        reader_constructor: Ignored: ranges are read into the memory of the tensors.
 
     Raises:
-        ConfigError: No `s3://` URL.
+        ConfigError: `path` is not an `s3://` URL.
     """
 
     _schemes = ("s3",)
 
     @property
     def path(self) -> str:
-        """The checkpoint's URL."""
+        """URL of the checkpoint."""
         return self.checkpoint_id
 
     def __init__(

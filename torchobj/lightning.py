@@ -1,8 +1,8 @@
-"""Checkpoints of Lightning in object storage: the plugin for a Trainer or Fabric of `lightning` or `pytorch_lightning`.
+"""Lightning checkpoints in object storage: a plugin for the Trainer or Fabric of `lightning` or `pytorch_lightning`.
 
-Imports neither of the two before a plugin is made, and then only where none has been imported. Lightning itself looks
-at paths through fsspec, past the plugin: where nothing else serves `s3://` there, `torchobj.fsspec` does once this is
-imported, with the configuration of the plugin that was made last.
+Imports one of the two packages when a plugin is created, unless one is imported already. Lightning also accesses paths
+directly through fsspec: importing this module registers `torchobj.fsspec` for `s3://` there, unless another filesystem
+is registered, with the configuration of the most recent plugin.
 """
 
 import importlib
@@ -26,13 +26,13 @@ __all__ = ["ObjectCheckpointIO", "S3LightningCheckpoint"]
 
 logger = logging.getLogger("torchobj")
 
-#: Where each package keeps the class that its Trainer asks for; lightning_fabric is what pytorch_lightning stands on.
+#: The module of the plugin base class in each package; pytorch_lightning depends on lightning_fabric.
 _PACKAGES = {
     "lightning": "lightning.fabric.plugins.io.checkpoint_io",
     "lightning_fabric": "lightning_fabric.plugins.io.checkpoint_io",
 }
 
-#: Paths without a scheme that fsspec does not take as they are: it expands `~`, removes `file:` and splits at `::`.
+#: Paths without a scheme that fsspec changes: it expands `~`, removes `file:` and splits at `::`.
 _MISREAD = re.compile(r"^~|^[A-Za-z0-9+.-]+:|::")
 
 if TYPE_CHECKING:
@@ -42,17 +42,16 @@ else:
 
 
 class ObjectCheckpointIO(_Base):
-    """Writes and reads the checkpoints of a Trainer, or of Fabric, as objects. Each appears whole or not at all.
+    """Saves and loads the checkpoints of a Trainer or Fabric as objects. Each appears whole or not at all.
 
-    `isinstance` takes it for a `CheckpointIO` of each package that is imported when it is made. Paths are URLs, as
-    `s3://bucket/key`; those without a scheme are files of this machine, left to Lightning's `TorchCheckpointIO`.
+    It is an instance of `CheckpointIO` of each package that is imported when it is created. Paths are URLs such as
+    `s3://bucket/key`; paths without a scheme are local files, handled by Lightning's `TorchCheckpointIO`.
 
-    `ckpt_path="last"` finds nothing at a URL: Lightning asks the local disk for what it finds there. `newest` is for
-    that.
+    `ckpt_path="last"` does not work with URLs, because Lightning searches the local disk; use `newest` instead.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Replace the configuration's.
 
     Example:
         ```python
@@ -64,7 +63,7 @@ class ObjectCheckpointIO(_Base):
         ```
     """
 
-    #: The schemes of URLs that it takes.
+    #: Accepted URL schemes.
     _schemes: tuple[str, ...] = SCHEMES
 
     def __init__(
@@ -79,26 +78,27 @@ class ObjectCheckpointIO(_Base):
         is_served = register(config=config, region=region, endpoint_url=endpoint_url, replace=False)
         if not is_served and self._config != StoreConfig():
             logger.warning(
-                "Lightning looks at s3:// paths through what fsspec has for them, which is not torchobj and does not "
-                "know this plugin's configuration; torchobj.fsspec.register(config=...) puts torchobj there"
+                "Lightning also accesses s3:// paths through fsspec, where another filesystem than torchobj is "
+                "registered, which does not have this plugin's configuration; torchobj.fsspec.register(config=...) "
+                "replaces it"
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(config=state["_config"])  # type: ignore[misc]  # in a process of its own, nothing is set up yet
+        self.__init__(config=state["_config"])  # type: ignore[misc]  # registers the plugin and fsspec in the new process
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Writes a checkpoint. What was there before is replaced by the whole of it, or stays.
+        """Saves a checkpoint. An existing one is replaced as a whole, or not at all.
 
         Raises:
-            ConfigError: `path` names no object, or there are `storage_options`: it has none.
-            StoreError: What persists after the retries.
+            ConfigError: `path` does not name an object, or `storage_options` is not None.
+            StoreError: The store refused a request, or failed after all retries.
         """
         if storage_options is not None:
             raise ConfigError(f"storage_options={storage_options!r}: must be None; settings are in the config")
         from torchobj.checkpoint.save import save  # noqa: PLC0415  imports torch
 
         if self._is_local(path):
-            _lightnings_own().save_checkpoint(checkpoint, path)
+            _torch_checkpoint_io().save_checkpoint(checkpoint, path)
         else:
             save(checkpoint, str(self._url(path)), config=self._config)
 
@@ -108,16 +108,16 @@ class ObjectCheckpointIO(_Base):
         map_location: Any | None = None,
         weights_only: bool | None = None,  # noqa: FBT001  Lightning's signature
     ) -> dict[str, Any]:
-        """Reads a checkpoint.
+        """Loads a checkpoint.
 
         Args:
-            path: Its URL, or a file here.
-            map_location: As for `torch.load`. None: into the memory of the CPU, as Lightning's own plugin does.
-            weights_only: As for `torch.load`. None: as Lightning without a plugin; True from its version 2.6 on.
+            path: Its URL, or a local file.
+            map_location: As for `torch.load`. None loads to the CPU, as Lightning's own plugin does.
+            weights_only: As for `torch.load`. None is Lightning's default: True since its version 2.6.
 
         Raises:
-            ObjectNotFoundError: There is none.
-            CheckpointError: What is there is no checkpoint, or holds what `weights_only` forbids.
+            ObjectNotFoundError: The checkpoint does not exist.
+            CheckpointError: The object is not a checkpoint, or contains something that `weights_only` refuses.
         """
         from torchobj.checkpoint.load import load  # noqa: PLC0415  imports torch
 
@@ -125,7 +125,7 @@ class ObjectCheckpointIO(_Base):
         checkpoint: dict[str, Any]
         if self._is_local(path):
             given = {} if weights_only is None else {"weights_only": weights_only}
-            checkpoint = _lightnings_own().load_checkpoint(path, location, **given)
+            checkpoint = _torch_checkpoint_io().load_checkpoint(path, location, **given)
             return checkpoint
         if weights_only is None:
             weights_only = _is_weights_only_by_default()
@@ -138,21 +138,21 @@ class ObjectCheckpointIO(_Base):
         return checkpoint
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Deletes a checkpoint. One that does not exist is no error.
+        """Deletes a checkpoint. Does nothing if it does not exist.
 
-        At a URL it is an object, or the folder of a distributed checkpoint, of which its metadata and the files that
-        this names are deleted. Nothing else that lies below the folder is.
+        A URL names an object, or the folder of a distributed checkpoint: then the metadata and the files that it names
+        are deleted, and nothing else below the folder.
 
         Raises:
-            ConfigError: `path` is empty, a whole bucket, a folder here that contains the current directory or the home
+            ConfigError: `path` is empty, a whole bucket, a local folder that contains the current directory or the home
                 directory, or a path without a scheme that begins with `~` or `name:`, or contains `::`.
             CheckpointError: The metadata in the folder cannot be read; nothing was deleted.
         """
         if self._is_local(path):
             _check_removable(path)
-            _lightnings_own().remove_checkpoint(path)
+            _torch_checkpoint_io().remove_checkpoint(path)
             return
-        from torchobj.checkpoint.removal import remove  # noqa: PLC0415  imports torch
+        from torchobj.checkpoint.dcp.contents import remove  # noqa: PLC0415  imports torch
 
         remove(self._parsed(path), self._config)
 
@@ -160,31 +160,31 @@ class ObjectCheckpointIO(_Base):
         """Does nothing: a checkpoint is complete when `save_checkpoint` returns."""
 
     def newest(self, url: str) -> str | None:
-        """The checkpoint below a folder that was written last, for `ckpt_path=`; None where there is none.
+        """Returns the most recent checkpoint below a folder, for `ckpt_path=`, or None if no checkpoint exists.
 
         Args:
-            url: As `default_root_dir` or the `dirpath` of a ModelCheckpoint; without a scheme a folder here. Only names
-                that end in `.ckpt` count.
+            url: The `default_root_dir`, or the `dirpath` of a ModelCheckpoint; a local folder if it has no scheme. Only
+                names that end in `.ckpt` count.
         """
         is_local = self._is_local(url)
-        # The slash of the root stays.
+        # Keeps the slash of the root.
         parsed = self._parsed(f"file://{os.path.abspath(url)}" if is_local else url.rstrip("/"))  # noqa: PTH100  no links
         found = [
             (info.last_modified, [int(number) for number in re.findall(r"\d+", info.key)], info.key)
             for info in Store(parsed.base, config=self._config).list(f"{parsed.key}/" if parsed.key else "")
             if info.key.endswith(".ckpt")
         ]
-        # A listing knows seconds: within one, the numbers of epoch and step decide.
+        # Listings have a resolution of seconds: within one, the numbers of epoch and step decide.
         if not found:
             return None
         base = "" if is_local else parsed.base
         return f"{base}/{max(found)[-1]}"
 
     def _is_local(self, path: Any) -> bool:
-        """Whether a path of Lightning is one of this machine, without a scheme.
+        """Returns whether a path is local, without a scheme.
 
         Raises:
-            ConfigError: It is, and this class takes none.
+            ConfigError: It is local, and this class accepts URLs only.
         """
         is_local = "://" not in _text(path)
         if is_local and "file" not in self._schemes:
@@ -195,7 +195,7 @@ class ObjectCheckpointIO(_Base):
         return parse_url(_text(path), self._schemes)
 
     def _url(self, path: Any) -> Url:
-        """A path of Lightning as the URL of an object."""
+        """Returns the URL of an object for a path of Lightning."""
         url = self._parsed(path)
         if not url.key.strip("/"):
             raise ConfigError(f"path={os.fspath(path)!r}: names no object, expected {url.base}/key")
@@ -203,12 +203,12 @@ class ObjectCheckpointIO(_Base):
 
 
 class S3LightningCheckpoint(ObjectCheckpointIO):
-    """The plugin of s3torchconnector by its name and arguments. Takes `s3://` URLs only, as that does.
+    """The plugin with the name and arguments of s3torchconnector. Accepts `s3://` URLs only.
 
     Args:
-        region: Region of the bucket; found out when None.
+        region: Region of the bucket; detected if None.
         s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
-        endpoint: Where the store is; AWS, or the environment's, when None.
+        endpoint: URL of the store; AWS or the environment's if None.
     """
 
     _schemes = ("s3",)
@@ -226,12 +226,12 @@ class S3LightningCheckpoint(ObjectCheckpointIO):
         self.__init__(state["region"], state["_config"])  # type: ignore[misc]  # as above
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
-        """As of `ObjectCheckpointIO`, but `storage_options` are taken and mean nothing, as with s3torchconnector."""
+        """Saves a checkpoint as `ObjectCheckpointIO` does, but ignores `storage_options`, as s3torchconnector does."""
         super().save_checkpoint(checkpoint, path)
 
 
 def _join(*, import_one: bool) -> None:
-    """Makes the plugin a `CheckpointIO` of each package that is imported; of one that is installed, where none is."""
+    """Registers the plugin as `CheckpointIO` of each imported package; if none is, imports an installed one."""
     imported = [module for module in _PACKAGES.values() if module in sys.modules]
     if not imported and import_one:
         installed = [module for name, module in _PACKAGES.items() if importlib.util.find_spec(name) is not None]
@@ -243,16 +243,16 @@ def _join(*, import_one: bool) -> None:
 
 
 def _text(path: Any) -> str:
-    """A path of Lightning as a str, with all slashes of a URL.
+    """Returns a path of Lightning as a str, with both slashes of a URL.
 
-    Strategies that shard make a Path of whatever they get, and a Path folds slashes.
+    Sharding strategies convert paths to `Path`, which merges slashes.
     """
     text: str = os.fspath(path)
     return re.sub(r"^file:/(?!/)", "file:///", re.sub(r"^(s3|memory):/(?!/)", r"\1://", text))
 
 
 def _check_removable(path: Any) -> None:
-    """Refuses a folder of this machine that can be no checkpoint.
+    """Checks that a local folder may be deleted as a checkpoint.
 
     Raises:
         ConfigError: It contains the current directory or the home directory, or is a path that fsspec changes.
@@ -263,26 +263,26 @@ def _check_removable(path: Any) -> None:
             f"path={text!r}: fsspec would expand or split it, and delete another path; nothing was deleted. Give an "
             "absolute path, or a URL such as file:///folder/name"
         )
-    # What Lightning's plugin deletes.
+    # The path that Lightning's plugin deletes.
     target = Path(LocalFileSystem._strip_protocol(text)).resolve()
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111  raises nothing without a home
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111  does not raise without a home directory
     if not text or any(kept.resolve().is_relative_to(target) for kept in (Path.cwd(), home)):
-        raise ConfigError(f"path={text!r}: is {target}, which holds more than a checkpoint; nothing was deleted")
+        raise ConfigError(f"path={text!r}: is {target}, which contains more than a checkpoint; nothing was deleted")
 
 
-def _lightnings_own() -> Any:
-    """Lightning's plugin for the files of this machine, of the package that is imported."""
+def _torch_checkpoint_io() -> Any:
+    """Returns Lightning's plugin for local files, from the imported package."""
     package = next(module for module in _PACKAGES.values() if module in sys.modules).rpartition(".")[0]
     return importlib.import_module(f"{package}.torch_io").TorchCheckpointIO()
 
 
 def _is_weights_only_by_default() -> bool:
-    """The default of Lightning's own plugin: False before 2.6, later as torch does by itself."""
+    """Returns the default of Lightning's own plugin: False before 2.6, later torch's default."""
     from torchobj.checkpoint.load import is_switched_on  # noqa: PLC0415  imports torch
 
     version = next(sys.modules[name].__version__ for name in _PACKAGES if name in sys.modules)
     is_old = tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < (2, 6)
-    # The switch of torch.load, by its values; it only counts where `weights_only` is not given.
+    # torch.load reads this variable only if `weights_only` is not passed.
     return not is_old and not is_switched_on("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD")
 
 

@@ -1,12 +1,11 @@
-"""Checkpoints as objects: `save` and `load`, files over objects (`files`), the class of s3torchconnector (`s3`), and
-`CheckpointManager`, which keeps them by step (`manager`).
+"""Checkpoints as objects: `save`, `load`, files over objects (`files`), and `CheckpointManager`, which saves by step.
 
-A `.pt` file is a zip archive (`archive`). Saving plans one without the tensors' bytes (`plan`) and sends these from
-where they are. Loading reads its directory (`records`, over `ranges` of an object) and what its pickle holds
-(`outline`), then the tensors into their memory, and then unpickles (`pickling`): all of it, some (`selection`), or into
-tensors that exist (`filling`). What lies on a device goes through a little memory (`staging`).
+A `.pt` file is a zip archive (`archive`). `save` plans it without the bytes of its tensors (`plan`), and sends these
+from their own memory. `load` reads the directory of the archive (`records`) and an outline of its pickle (`pickling`),
+then the tensors into their memory, and then unpickles: everything, selected entries, or into existing tensors
+(`entries`). Memory of devices is read and written through a few blocks (`device_memory`).
 
-Distributed checkpoints are in `dcp`. What needs torch is loaded at its first use.
+Distributed checkpoints are in `dcp`. Modules that need torch are imported at first use.
 """
 
 import importlib
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.retention import KeepBest
     from torchobj.checkpoint.rng import RngState
 
-#: Public names, and where they live.
+#: Public names and their modules.
 _LAZY = {
     "CheckpointManager": "torchobj.checkpoint.manager",
     "KeepBest": "torchobj.checkpoint.retention",

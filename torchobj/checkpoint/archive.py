@@ -1,36 +1,40 @@
-"""The zip layout of `torch.save`: its directory, where payloads lie, where their CRC-32 stand.
+"""Parses the zip archive of `torch.save`: the directory, and the offsets of payloads and of their CRC-32.
 
-Reads nothing, knows no torch. A payload follows a local header, whose padding the directory does not know. But records
-follow each other without a gap, so the end of a payload is known from the next record's header, and with it its start.
-A reader fetches by this and compares with the local header, which it fetches along.
+Reads no store and does not import torch. A payload follows a local header, whose padding is not in the directory. But
+records follow each other without gaps, so the next record's header gives the end of a payload, and thereby its start.
+Readers rely on this, and read the local header with the payload to verify it.
 """
 
 import itertools
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchobj.exceptions import CheckpointError
 
 __all__ = [
+    "DESCRIPTOR_MARK",
     "LOCAL_HEADER_BYTES",
     "Directory",
     "Record",
     "crc32_of_descriptor",
     "find_directory",
     "payload_of",
+    "records_in",
     "records_of",
 ]
 
-#: Without the name and the padding behind it.
+#: Without the name and the padding after it.
 LOCAL_HEADER_BYTES = 30
+#: Precedes the CRC-32 in the descriptor after a payload.
+DESCRIPTOR_MARK = b"PK\x07\x08"
 
-# APPNOTE.TXT 4.3: the fields that are used of an entry, of the end, and of the end and its locator with 64 bits.
+# APPNOTE.TXT 4.3: fields of a local header, an entry, the end, the 64-bit locator and the 64-bit end.
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 _ENTRY = struct.Struct("<4s4x2H4x3I3H8xI")
 _END = struct.Struct("<4s8xIIH")
 _LOCATOR = struct.Struct("<4s4xQ4x")
 _END_64 = struct.Struct("<4s36xQQ")
-_CRC32_IN_ENTRY, _CRC32_IN_DESCRIPTOR = 16, 4
+_CRC32_IN_ENTRY = 16
 
 _FLAG_ENCRYPTED, _FLAG_DESCRIPTOR = 1, 8
 _LIMIT_32 = 0xFFFFFFFF
@@ -38,35 +42,35 @@ _EXTRA_64 = 1
 
 
 class Directory(NamedTuple):
-    """Where the central directory of an archive lies: bytes `start..end` of the file."""
+    """The central directory of an archive: bytes `start..end` of the file."""
 
     start: int
     end: int
 
 
 class Record(NamedTuple):
-    """A file of an archive, by its name there without the archive's own folder."""
+    """A file of an archive; its name is without the archive's top folder."""
 
     name: str
     header: int
-    """Where its local header begins."""
+    """Offset of its local header."""
     payload: int
-    """Where its bytes begin, if records follow each other without a gap."""
+    """Offset of its bytes, if records follow each other without gaps."""
     size: int
-    """Bytes; those of the file, where it is compressed."""
+    """Size in bytes, after decompression."""
     crc32: int
-    """0 where it was not computed, or is 0."""
+    """0 if it was not computed."""
     crc32_field: int
-    """Where the directory holds the CRC-32."""
+    """Offset of the CRC-32 in the directory."""
     stored: bool
-    """Whether its bytes stand in the archive as they are: neither compressed nor encrypted."""
+    """Whether it is neither compressed nor encrypted."""
 
 
-def find_directory(tail: bytes, size: int) -> Directory | None:
-    """Where the directory lies, by the last bytes of a file of `size` bytes; None where these are not the end of a zip.
+def find_directory(tail: Any, size: int) -> Directory | None:
+    """Finds the directory by the last bytes of a file of `size` bytes; None if they are not the end of a zip archive.
 
     Raises:
-        CheckpointError: An end that points behind itself, or is not whole.
+        CheckpointError: The end of the archive is damaged.
     """
     at = tail.rfind(b"PK\x05\x06")
     if at < 0 or len(tail) - at < _END.size:
@@ -84,12 +88,24 @@ def find_directory(tail: bytes, size: int) -> Directory | None:
             if mark != b"PK\x06\x06":
                 raise CheckpointError("the archive's end is damaged")
     if start + length > end:
-        raise CheckpointError("the archive's directory lies behind its end")
+        raise CheckpointError("the archive's directory extends beyond its end")
     return Directory(start, start + length)
 
 
-def records_of(directory: bytes, start: int) -> dict[str, Record]:
-    """The records of an archive, by name, by the bytes of its directory, which begins at `start`.
+def records_in(tail: Any, size: int) -> dict[str, Record]:
+    """Returns the records of an archive of `size` bytes, by name, if its last bytes contain the whole directory.
+
+    Raises:
+        CheckpointError: They do not contain it, or it is damaged.
+    """
+    directory, base = find_directory(tail, size), size - len(tail)
+    if directory is None or directory.start < base:
+        raise CheckpointError("the archive's directory is not at its end")
+    return records_of(tail[directory.start - base : directory.end - base], directory.start)
+
+
+def records_of(directory: Any, start: int) -> dict[str, Record]:
+    """Returns the records of an archive, by name, from the bytes of its directory, which starts at `start`.
 
     Raises:
         CheckpointError: The directory is damaged.
@@ -98,7 +114,7 @@ def records_of(directory: bytes, start: int) -> dict[str, Record]:
     at, folder = 0, None
     while at < len(directory):
         if at + _ENTRY.size > len(directory):
-            raise CheckpointError("the archive's directory is cut off")
+            raise CheckpointError("the archive's directory is truncated")
         mark, flags, method, crc32, packed, size, name_bytes, extra_bytes, comment_bytes, header = _ENTRY.unpack_from(
             directory, at
         )
@@ -112,8 +128,10 @@ def records_of(directory: bytes, start: int) -> dict[str, Record]:
         if folder is None:
             folder = name.partition("/")[0] + "/" if "/" in name else ""
         stored = method == 0 and packed == size and not flags & _FLAG_ENCRYPTED
-        descriptor = _descriptor_bytes(header, size) if flags & _FLAG_DESCRIPTOR else 0
-        entries.append((header, name.removeprefix(folder), size, crc32, start + at, stored, packed + descriptor))
+        # As miniz writes it: with 64-bit sizes if the size or the offset of the record needs them.
+        descriptor_bytes = 24 if header >= _LIMIT_32 or size >= _LIMIT_32 else 16
+        length = packed + (descriptor_bytes if flags & _FLAG_DESCRIPTOR else 0)
+        entries.append((header, name.removeprefix(folder), size, crc32, start + at, stored, length))
         at = end
     entries.sort()
     records = {}
@@ -124,35 +142,32 @@ def records_of(directory: bytes, start: int) -> dict[str, Record]:
     return records
 
 
-def payload_of(record: Record, local_header: bytes) -> int:
-    """Where a record's bytes begin, by its local header.
+def payload_of(record: Record, local_header: Any) -> int:
+    """Returns the offset of a record's bytes, from its local header.
 
     Raises:
-        CheckpointError: This is no local header.
+        CheckpointError: This is not a local header.
     """
     mark, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(local_header)
     if mark != b"PK\x03\x04":
-        raise CheckpointError(f"{record.name}: no record begins at byte {record.header}")
+        raise CheckpointError(f"{record.name}: there is no record at byte {record.header}")
     padded: int = name_bytes + extra_bytes
     return record.header + LOCAL_HEADER_BYTES + padded
 
 
 def crc32_of_descriptor(payload: int, size: int) -> int:
-    """Where the CRC-32 stands in the descriptor behind a payload."""
-    return payload + size + _CRC32_IN_DESCRIPTOR
+    """Returns the offset of the CRC-32 in the descriptor after a payload."""
+    return payload + size + len(DESCRIPTOR_MARK)
 
 
-def _descriptor_bytes(header: int, size: int) -> int:
-    """As miniz writes it: with sizes of 64 bits where the record, or where it lies, needs them."""
-    return 24 if header >= _LIMIT_32 or size >= _LIMIT_32 else 16
-
-
-def _large(extra: bytes, size: int, packed: int, header: int) -> tuple[int, int, int]:
-    """The three numbers, those that do not fit into 32 bits by the entry's extra field."""
+def _large(extra: Any, size: int, packed: int, header: int) -> tuple[int, int, int]:
+    """Returns the three numbers; those that exceed 32 bits are in the entry's extra field."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, at)
         if kind == _EXTRA_64:
+            if at + 4 + length // 8 * 8 > len(extra):
+                raise CheckpointError("the archive's directory is damaged")
             values = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
             size, packed, header = (
                 next(values, _LIMIT_32) if value == _LIMIT_32 else value for value in (size, packed, header)

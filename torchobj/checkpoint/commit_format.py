@@ -1,7 +1,7 @@
-"""What a commit object says, as JSON. Parses strictly, since anybody with access to the bucket may have written it.
+"""The JSON format of commit objects. Parses strictly, because anyone with access to the bucket may write one.
 
-A commit object names the objects that are deleted with its step. So every key is checked here, where it is parsed: it
-must be a canonical path below the folder of its own attempt. Reads and deletes nothing.
+The objects that a commit object names are deleted with its step. So each key is checked when it is parsed: it must be a
+canonical path below the folder of its own attempt. Reads and deletes nothing.
 """
 
 import dataclasses
@@ -20,37 +20,37 @@ from torchobj.exceptions import ConfigError
 
 __all__ = ["DIGITS", "Attempt", "Commit", "Kind", "StoredObject", "check_size", "checked_step"]
 
-#: Of the commit object; a reader refuses what it does not know.
+#: Version of the format; other versions are refused.
 _FORMAT = 1
-#: A larger commit object is not read; each object that a commit names takes about 200 bytes.
-_LARGEST_BYTES = 64 << 20
-#: A step is written with this many digits: keys then sort as steps do.
+#: Maximum size of a commit object; each object that it names takes about 200 bytes.
+_MAX_BYTES = 64 << 20
+#: Number of digits of a step in keys, so that keys sort as steps.
 DIGITS = 12
 
-_LARGEST_STEP = 10**DIGITS - 1
+_MAX_STEP = 10**DIGITS - 1
 
 _NONCE = re.compile("[0-9a-f]{32}")
 _DATA_KEY = re.compile(rf"steps/([0-9]{{{DIGITS}}})-({_NONCE.pattern})/(.+)", re.DOTALL)
-#: Infinite metrics, for which JSON has no number.
+#: Infinite metrics, which JSON cannot represent as numbers.
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
-#: Sizes are numbers of 63 bits.
-_LARGEST_SIZE = (1 << 63) - 1
+#: Sizes have 63 bits.
+_MAX_SIZE = (1 << 63) - 1
 
 Kind = Literal["state", "dcp"]
 
 
 def checked_step(step: Any) -> int:
-    """The step as a number.
+    """Returns the step as an int.
 
     Raises:
-        ConfigError: It is none of 0..999,999,999,999.
+        ConfigError: It is not a whole number of 0..999,999,999,999.
     """
     try:
         number = -1 if isinstance(step, bool) else operator.index(step)
     except TypeError:
         number = -1
-    if not 0 <= number <= _LARGEST_STEP:
-        raise ConfigError(f"step={step!r}: must be a whole number of 0..{_LARGEST_STEP}")
+    if not 0 <= number <= _MAX_STEP:
+        raise ConfigError(f"step={step!r}: must be a whole number of 0..{_MAX_STEP}")
     return number
 
 
@@ -62,17 +62,17 @@ class Attempt(NamedTuple):
 
     @classmethod
     def new(cls, step: int) -> "Attempt":
-        """An attempt with a nonce that no other has."""
+        """Returns an attempt with a new nonce."""
         return cls(step, secrets.token_hex(16))
 
     @property
     def folder(self) -> str:
-        """Key of its data, with the slash, below the manager's URL."""
+        """Prefix of the keys of its data, with the slash, below the manager's URL."""
         return f"steps/{self.step:0{DIGITS}}-{self.nonce}/"
 
     @classmethod
     def of_key(cls, key: str) -> "Attempt | None":
-        """The attempt that owns this key; None where it is not a canonical path below the folder of an attempt."""
+        """Returns the attempt that owns a key; None unless it is a canonical path below the folder of an attempt."""
         found = _DATA_KEY.fullmatch(key)
         return cls(int(found[1]), found[2]) if found is not None and is_canonical(found[3]) else None
 
@@ -82,18 +82,18 @@ class StoredObject:
     """One object of a checkpoint."""
 
     key: str
-    """Below the manager's URL."""
+    """Key below the manager's URL."""
     size: int
     """Size in bytes."""
     etag: str | None = None
-    """Its version, as the store calls it."""
+    """The store's version of it."""
     crc32: int | None = None
-    """CRC-32 of its bytes, where it is known."""
+    """CRC-32 of its bytes, if known."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit object says."""
+    """The content of a commit object."""
 
     attempt: Attempt
     kind: Kind
@@ -101,7 +101,7 @@ class Commit:
     objects: tuple[StoredObject, ...]
     metrics: Mapping[str, float]
     time: datetime
-    """When it was committed, by the writer's clock."""
+    """Time of the commit, by the writer's clock."""
 
     @property
     def step(self) -> int:
@@ -109,7 +109,7 @@ class Commit:
         return self.attempt.step
 
     def to_json(self) -> bytes:
-        """The commit object. JSON has no word for some numbers: infinite metrics are strings, NaN is null."""
+        """Returns the commit object. Infinite metrics are strings and NaN is null, because JSON has no such numbers."""
         metrics = {name: _in_json(value) for name, value in self.metrics.items()}
         fields = {
             "version": _FORMAT,
@@ -127,14 +127,14 @@ class Commit:
         """Parses a commit object.
 
         Raises:
-            ValueError: It is not a commit object of this step, is too large, is of a later version, or names an object
+            ValueError: It is not a commit object of this step, is too large, has another version, or names an object
                 that is not a canonical path below the folder of its own attempt.
         """
         check_size(len(data))
         try:
             fields = json.loads(data)
             if type(fields["version"]) is not int or fields["version"] != _FORMAT:
-                raise ValueError(f"version {reprlib.repr(fields['version'])}, this torchobj knows {_FORMAT}")
+                raise ValueError(f"version {reprlib.repr(fields['version'])}, this torchobj reads {_FORMAT}")
             attempt = _attempt(fields["step"], fields["nonce"], step)
             if fields["kind"] not in ("state", "dcp"):
                 raise _wrong("kind", fields["kind"])
@@ -142,7 +142,7 @@ class Commit:
             objects = tuple(_stored_object(item, attempt) for item in _list(fields["objects"]))
             if len({item.key for item in objects}) != len(objects):
                 raise ValueError("it names an object twice")
-            # A date of the year 1 may have no time in UTC.
+            # A date of the year 1 may have no equivalent in UTC.
             time = datetime.fromisoformat(fields["time"]).astimezone(UTC)
             return cls(attempt, cast("Kind", fields["kind"]), objects, metrics, time)
         except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
@@ -150,16 +150,16 @@ class Commit:
 
 
 def check_size(size: int | None) -> None:
-    """Raises where an object is too large for a commit object.
+    """Checks the size of a commit object.
 
     Args:
-        size: Of the object, in bytes; None where a listing does not give it.
+        size: Size in bytes; None if a listing does not contain it.
 
     Raises:
         ValueError: It is too large.
     """
-    if size is not None and size > _LARGEST_BYTES:
-        raise ValueError(f"it has {size} bytes, and at most {_LARGEST_BYTES} are read")
+    if size is not None and size > _MAX_BYTES:
+        raise ValueError(f"it has {size} bytes, the maximum is {_MAX_BYTES}")
 
 
 def _wrong(name: str, value: Any) -> ValueError:
@@ -168,7 +168,7 @@ def _wrong(name: str, value: Any) -> ValueError:
 
 def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TypeError(f"a {type(value).__name__} in the place of a list")
+        raise TypeError(f"a {type(value).__name__} instead of a list")
     return value
 
 
@@ -194,14 +194,14 @@ def _stored_object(item: Any, attempt: Attempt) -> StoredObject:
     if not {"key", "size"} <= item.keys() <= {"key", "size", "etag", "crc32"}:
         raise _wrong("object", item)
     key, etag = item["key"], item.get("etag")
-    # What is not of the attempt is another checkpoint's, or no checkpoint's, and would be deleted with this one.
+    # An object of another attempt, or of another tool, would be deleted with this step.
     if Attempt.of_key(key) != attempt:
         raise ValueError(f"it names {reprlib.repr(key)}, which is not below {attempt.folder}")
     if etag is not None and not isinstance(etag, str):
         raise _wrong("etag", etag)
     crc32 = item.get("crc32")
     return StoredObject(
-        key, _number(item["size"], _LARGEST_SIZE), etag, None if crc32 is None else _number(crc32, 0xFFFFFFFF)
+        key, _number(item["size"], _MAX_SIZE), etag, None if crc32 is None else _number(crc32, 0xFFFFFFFF)
     )
 
 

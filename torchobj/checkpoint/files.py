@@ -1,11 +1,10 @@
-"""Objects as files: `open`, and the writer whose object appears only by a close after which nothing failed.
+"""Objects as binary files: `open`, `ObjectWriter`, and `S3Checkpoint` of s3torchconnector.
 
-Reading is in Rust (`ObjectReader`). Imports no torch; what it knows of torch is how a `torch.save` looks that failed.
+`ObjectReader` is written in Rust. Does not import torch, but recognises the output of a `torch.save` that failed.
 """
 
 import io
 import logging
-import struct
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
@@ -13,34 +12,32 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.buffers import contiguous
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.checkpoint.archive import records_in
+from torchobj.conditions import condition
+from torchobj.config import S3ClientConfig, StoreConfig, one_config, resolved, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.urls import Url, parse_object_url, parse_url
 
-__all__ = ["ObjectWriter", "open"]
+__all__ = ["ObjectWriter", "S3Checkpoint", "open"]
 
 logger = logging.getLogger("torchobj")
 
 io.BufferedIOBase.register(ObjectReader)
 
-#: What `_torchobj` takes for an object with no headers and metadata of its own.
-NO_ATTRIBUTES: Any = (None, None, None, None, None, None, [])
+#: Attributes of an object without headers and metadata of its own, for `_torchobj`.
+NO_ATTRIBUTES: "_torchobj.Attributes" = {"metadata": {}}
 
-#: So much of the end of what was written is kept: that of a failed torch.save, with the names of its three records.
+#: Length of the suffix of the written data that is kept: it contains the three records of a failed torch.save.
 _END_BYTES = 4096
 
-#: What torch's archive writer adds by itself when it is closed, behind the archive's name. A torch.save whose pickling
-#: raised leaves a sound archive of these alone (torch 2.15, torch/serialization.py, `_save`).
-_SERIALIZATION_ID = b".data/serialization_id"
-_CLOSING_RECORDS = frozenset({b"version", b"byteorder", _SERIALIZATION_ID})
-
-#: Of a zip file: its end, whose length is 22 bytes where there is no comment, and an entry of its directory.
-_ZIP_END = struct.Struct("<4s4H2IH")
-_ZIP_ENTRY = struct.Struct("<4s24x3H12x")
+#: Records that torch's archive writer adds when it is closed. If pickling fails, torch.save writes a valid archive of
+#: only these (torch 2.15, torch/serialization.py, `_save`).
+_SERIALIZATION_ID = ".data/serialization_id"
+_CLOSING_RECORDS = frozenset({"version", "byteorder", _SERIALIZATION_ID})
 
 
-class _End:
-    """The last bytes that were written, and how many there were in all."""
+class _Suffix:
+    """The last bytes of the written data, and the length of the data."""
 
     def __init__(self) -> None:
         self._last, self._length = b"", 0
@@ -50,57 +47,44 @@ class _End:
         self._length += len(data)
 
     def is_failed_torch_save(self) -> bool:
-        """Whether this is what `torch.save` leaves when pickling raised: an archive with no record of the caller's."""
-        names = self._names()
-        inner = {name.partition(b"/")[2] for name in names}
-        return _SERIALIZATION_ID in inner and inner <= _CLOSING_RECORDS
-
-    def _names(self) -> list[bytes]:
-        """The records of an archive; none where this is no archive, or its directory is larger than what is kept."""
-        if len(self._last) < _ZIP_END.size:
-            return []
-        mark, *_, size, offset, _ = _ZIP_END.unpack(self._last[-_ZIP_END.size :])
-        start = offset - (self._length - len(self._last))
-        if mark != b"PK\x05\x06" or start < 0:
-            return []
-        directory, names = self._last[start : start + size], []
-        while len(directory) >= _ZIP_ENTRY.size:
-            mark, name_length, *others = _ZIP_ENTRY.unpack(directory[: _ZIP_ENTRY.size])
-            if mark != b"PK\x01\x02":
-                return []
-            end = _ZIP_ENTRY.size + name_length
-            names.append(directory[_ZIP_ENTRY.size : end])
-            directory = directory[end + sum(others) :]
-        return names
+        """Returns whether `torch.save` failed in pickling: the data is an archive without a record of the caller."""
+        try:
+            names = records_in(self._last, self._length).keys()
+        except CheckpointError:
+            # Not an archive, or one whose directory is longer than the suffix.
+            return False
+        return _SERIALIZATION_ID in names and names <= _CLOSING_RECORDS
 
 
 if TYPE_CHECKING:
-    # As in typeshed: what is a buffered file is a BinaryIO to type checkers.
+    # As in typeshed: type checkers treat a buffered file as a BinaryIO.
     class _BinaryFile(io.BufferedIOBase, BinaryIO): ...
 else:
     _BinaryFile = io.BufferedIOBase
 
 
 class ObjectWriter(_BinaryFile):
-    """An object that is being written, as a binary file.
+    """A binary file that writes an object.
 
-    The object appears, whole, by a `close()` before which nothing failed; in a `with` block that is its end. An
-    exception in the block, a part that cannot be written, a writer that is dropped, or a process that is killed leave
-    what was there before; and, but for the kill, no parts in the bucket. The first error is the one that is raised.
+    `close()`, or the end of a `with` block, creates the whole object if nothing failed before. After an exception in
+    the block, or if a part cannot be written, the writer is dropped, or the process is killed, the previous object is
+    unchanged; except after a kill, no parts remain in the bucket. The first error is raised.
 
-    Parts are uploaded while the next is filled, in `StoreConfig.write_buffer_bytes` of memory. An object smaller than a
-    part is one PUT. Not to be used from two threads at once. It cannot seek: what does, as `torch.export.save`, is
-    given an `io.BytesIO`, and this what that holds.
+    Parts are uploaded while the next one is filled, in `StoreConfig.write_buffer_bytes` of memory. An object smaller
+    than a part is one PUT. Not thread-safe. Cannot seek: for functions that do, such as `torch.export.save`, use an
+    `io.BytesIO` and write its content.
 
     Args:
         url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Replace the configuration's.
         content_type, storage_class, metadata: As for `Store.put`.
-        if_none_match: The object must not exist when it is closed.
+        overwrite: If False, the object must not exist when the writer is closed.
+        if_version: The object must have this version when the writer is closed.
+        if_none_match: The same as `overwrite=False`, by its name in HTTP.
 
     Raises:
-        ConfigError: No URL of an object.
+        ConfigError: The URL does not name an object, or conditions exclude each other.
     """
 
     def __init__(
@@ -113,17 +97,24 @@ class ObjectWriter(_BinaryFile):
         content_type: str | None = None,
         storage_class: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        overwrite: bool = True,
+        if_version: str | None = None,
         if_none_match: bool = False,
     ) -> None:
         self._native: _torchobj.NativeWriter | None = None
         self._failed: BaseException | None = None
-        self._end = _End()
-        parsed, store = _target_of(url, store_config(config, region, endpoint_url))
-        attributes = (content_type, None, None, None, None, storage_class, sorted((metadata or {}).items()))
+        self._suffix = _Suffix()
+        parsed, store = store_of(url, store_config(config, region, endpoint_url, url=url), is_written=True)
+        conditions = condition(overwrite, if_version, if_none_match=if_none_match)
+        attributes: _torchobj.Attributes = {
+            "content_type": content_type,
+            "storage_class": storage_class,
+            "metadata": metadata or {},
+        }
         self._url = parsed
         self._position = 0
         self._version = ""
-        self._native = _torchobj.NativeWriter(store, parsed.key, attributes, if_none_match)
+        self._native = _torchobj.NativeWriter(store, parsed.key, attributes, *conditions)
 
     @property
     def url(self) -> str:
@@ -132,7 +123,7 @@ class ObjectWriter(_BinaryFile):
 
     @property
     def name(self) -> str:
-        """The object's URL, as files have the path here."""
+        """The object's URL: files have their path here."""
         return str(self._url)
 
     @property
@@ -142,12 +133,12 @@ class ObjectWriter(_BinaryFile):
 
     @property
     def key(self) -> str:
-        """The key, raw."""
+        """The key, not decoded."""
         return self._url.key
 
     @property
     def version(self) -> str:
-        """The store's name of what was written, an ETag or a generation; empty before it is closed."""
+        """The store's version of the object, an ETag or a generation; empty until the writer is closed."""
         return self._version
 
     @property
@@ -157,7 +148,7 @@ class ObjectWriter(_BinaryFile):
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed or aborted."""
+        """Whether the writer was closed or aborted."""
         return self._native is None
 
     def __repr__(self) -> str:
@@ -169,70 +160,70 @@ class ObjectWriter(_BinaryFile):
         return self._native
 
     def write(self, data: Any, /) -> int:
-        """Writes all of a contiguous buffer and returns its length in bytes. Its bytes are free when this returns.
+        """Writes all of a contiguous buffer and returns its length in bytes. The buffer can be reused then.
 
         Raises:
-            StoreError: A part could not be written, now or before.
+            StoreError: This or an earlier part could not be written.
         """
         native = self._open()
         if self._failed is not None:
             raise self._failed
         view = memoryview(contiguous(data))
         if view.nbytes == 0:
-            # Nothing to write; a view with a zero in its shape cannot be cast.
+            # A view with a zero in its shape cannot be cast.
             return 0
         view = view.cast("B")
         try:
             native.write(view)
         except BaseException as error:
-            # A part may be lost: from here on nothing can make the object.
+            # A part may be missing: the object can no longer be created.
             self._failed = error
             raise
-        self._end.add(view)
+        self._suffix.add(view)
         self._position += len(view)
         return len(view)
 
     def flush(self) -> None:
-        """Does nothing: parts are sent when they are full, the object appears when it is closed."""
+        """Does nothing: parts are sent when they are full, and `close` creates the object."""
         self._open()
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Returns the number of bytes written so far."""
         self._open()
         return self._position
 
     def writable(self) -> bool:
-        """Whether it can be written: yes."""
+        """Returns True."""
         return True
 
     def readable(self) -> bool:
-        """Whether it can be read: no."""
+        """Returns False."""
         return False
 
     def seekable(self) -> bool:
-        """Whether its position can be moved: no."""
+        """Returns False."""
         return False
 
     def close(self) -> None:
-        """Makes the object. A second call does nothing.
+        """Creates the object. A second call does nothing.
 
         Raises:
-            StoreError: What kept a part, or the end, from succeeding. The object is what it was before.
-            CheckpointError: What was written is what `torch.save` leaves when it fails.
+            StoreError: A part could not be written, or the upload not finished. The previous object is unchanged.
+            CheckpointError: The data is the output of a `torch.save` that failed.
         """
         if self._native is None:
             return
         if self._failed is not None:
             self.abort()
             raise self._failed
-        if self._end.is_failed_torch_save():
+        if self._suffix.is_failed_torch_save():
             self.abort()
-            raise CheckpointError(f"{self._url}: torch.save failed before its end: nothing was committed")
+            raise CheckpointError(f"{self._url}: torch.save failed: nothing was written")
         native, self._native = self._native, None
         self._version = native.close()
 
     def abort(self) -> None:
-        """Forgets what was written. The object is what it was before."""
+        """Discards what was written. The previous object is unchanged."""
         native, self._native = self._native, None
         if native is not None:
             native.abort()
@@ -244,35 +235,34 @@ class ObjectWriter(_BinaryFile):
             self.close()
             return
         self.abort()
-        # torch hides what its file raised behind a RuntimeError of its own ("unexpected pos").
+        # torch replaces an error of its file by a RuntimeError of its own ("unexpected pos").
         if self._failed is not None and self._failed is not exc and isinstance(exc, Exception):
             raise self._failed from exc
 
     def __del__(self) -> None:
-        # io.IOBase would close here, and so commit what nobody finished.
+        # io.IOBase would call close, which would create an incomplete object.
         if getattr(self, "_native", None) is not None:
-            logger.warning("%s was dropped before it was closed: nothing was committed", self._url)
+            logger.warning("%s was dropped before it was closed: nothing was written", self._url)
             self._native = None
 
 
-def _store_of(url: str, config: StoreConfig) -> tuple[Url, "_torchobj.NativeStore"]:
-    parsed = parse_url(url)
+def store_of(url: str, config: StoreConfig, *, is_written: bool = False) -> tuple[Url, "_torchobj.NativeStore"]:
+    """Returns the parsed URL of an object, and its store.
+
+    Raises:
+        ConfigError: The URL does not name an object, or not one that can be written.
+    """
+    parsed = parse_object_url(url) if is_written else parse_url(url)
     if not parsed.key:
         raise ConfigError(f"url={url!r}: names no object, expected {parsed.base}/key")
-    return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, config)
-
-
-def _target_of(url: str, config: StoreConfig) -> tuple[Url, "_torchobj.NativeStore"]:
-    """As `_store_of`, for an object that is to be written."""
-    parsed = parse_object_url(url)
-    return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, config)
+    return parsed, _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
 
 
 def open_reader(
     url: str, config: StoreConfig, jump_bytes: int | None = None, ahead_bytes: int | None = None
 ) -> ObjectReader:
-    """A reader of an object that fetches as it is read; nothing is asked of the store before its first use."""
-    parsed, store = _store_of(url, config)
+    """Returns a file to read an object. Sends no request before its first use."""
+    parsed, store = store_of(url, config)
     return ObjectReader.open(store, str(parsed), parsed.bucket, parsed.key, jump_bytes, ahead_bytes)
 
 
@@ -282,25 +272,38 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
 ) -> ObjectReader: ...
 @overload
 def open(  # noqa: A001  the builtin's name, as in io and gzip
-    url: str, mode: Literal["wb", "xb"], *, config: StoreConfig | S3ClientConfig | None = None
+    url: str,
+    mode: Literal["wb", "xb"],
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    overwrite: bool = True,
+    if_version: str | None = None,
 ) -> ObjectWriter: ...
 
 
 def open(  # noqa: A001  the builtin's name, as in io and gzip
-    url: str, mode: str = "rb", *, config: StoreConfig | S3ClientConfig | None = None
+    url: str,
+    mode: str = "rb",
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    overwrite: bool = True,
+    if_version: str | None = None,
 ) -> ObjectReader | ObjectWriter:
     """Opens an object as a binary file.
 
     Args:
         url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`.
-        mode: `rb` reads, fetching ahead of the position; `wb` writes; `xb` writes an object that must not exist.
+        mode: `rb` reads, fetching ahead of the position; `wb` writes; `xb` is `wb` with `overwrite=False`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        overwrite: If False, the object must not exist when the file is closed. For `wb` only.
+        if_version: The object must have this version when the file is closed. For `wb` only.
 
     Returns:
-        A file; for writing, one whose object appears only by a `close()` before which nothing failed.
+        A file. If it is for writing, `close()` creates the object, unless a write failed before.
 
     Raises:
-        ConfigError: Another mode, or no URL of an object.
+        ConfigError: The mode is unknown, the URL does not name an object, or the mode takes no condition.
+        PreconditionFailedError: From `close()`: the condition does not hold. This is also a `FileExistsError`.
 
     Example:
         >>> with open("memory://example/x.bin", "wb") as file:
@@ -309,8 +312,63 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
         >>> open("memory://example/x.bin").read()
         b'four'
     """
+    if mode not in ("rb", "wb", "xb"):
+        raise ConfigError(f"mode={mode!r}: must be rb, wb or xb")
+    if mode != "wb" and (if_version is not None or (mode == "rb" and overwrite is not True)):
+        given = f"overwrite={overwrite!r}" if if_version is None else f"if_version={if_version!r}"
+        raise ConfigError(f"mode={mode!r}, {given}: exclude each other; conditions need mode='wb'")
     if mode == "rb":
         return open_reader(url, store_config(config))
-    if mode in ("wb", "xb"):
-        return ObjectWriter(url, config=config, if_none_match=mode == "xb")
-    raise ConfigError(f"mode={mode!r}: must be rb, wb or xb")
+    return ObjectWriter(url, config=config, overwrite=overwrite, if_version=if_version, if_none_match=mode == "xb")
+
+
+class S3Checkpoint:
+    """Writes and reads checkpoints in S3.
+
+    Args:
+        region: Region of the bucket; detected if None.
+        endpoint: URL of the store; AWS or the environment's if None.
+        s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
+        config: The same as `s3client_config`, by its name in torchobj.
+
+    Example:
+        ```python
+        checkpoint = S3Checkpoint()
+        with checkpoint.writer("s3://bucket/step-100.pt") as writer:
+            torch.save(model.state_dict(), writer)
+        with checkpoint.reader("s3://bucket/step-100.pt") as reader:
+            state = torch.load(reader)
+        ```
+    """
+
+    def __init__(
+        self,
+        region: str | None = None,
+        endpoint: str | None = None,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        *,
+        config: StoreConfig | S3ClientConfig | None = None,
+    ) -> None:
+        self.region, self.endpoint = region, endpoint
+        self._config = store_config(one_config(config, s3client_config), region, endpoint)
+
+    def reader(self, s3_uri: str) -> ObjectReader:
+        """Returns a file to read an object, for `torch.load`: large tensors are read in parallel into their own memory.
+
+        Raises:
+            ConfigError: The URL is not an `s3://` URL of an object.
+        """
+        return open_reader(str(parse_url(s3_uri, ("s3",))), self._config)
+
+    def writer(self, s3_uri: str, *, overwrite: bool = True, if_version: str | None = None) -> ObjectWriter:
+        """Returns a file to write an object, for `torch.save`: see `ObjectWriter`.
+
+        Args:
+            s3_uri: The URL of the object.
+            overwrite, if_version: As for `ObjectWriter`.
+
+        Raises:
+            ConfigError: The URL is not an `s3://` URL of an object, or conditions exclude each other.
+        """
+        url = str(parse_url(s3_uri, ("s3",)))
+        return ObjectWriter(url, config=self._config, overwrite=overwrite, if_version=if_version)

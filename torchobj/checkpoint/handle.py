@@ -1,57 +1,57 @@
-"""A save that goes on in the background."""
+"""The handle of a save in the background."""
 
+import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from logging import getLogger
 
 __all__ = ["SaveHandle"]
 
-logger = getLogger("torchobj")
+logger = logging.getLogger("torchobj")
 
-_under_way: set["SaveHandle"] = set()
-
-
-def _say_at_exit() -> None:
-    for handle in list(_under_way):
-        logger.warning("the process ends when step %d is saved, which is under way", handle.step)
+_running: set["SaveHandle"] = set()
 
 
-# The public `atexit` comes when threads were waited for, which is too late to say why.
-threading._register_atexit(_say_at_exit)  # type: ignore[attr-defined]
-# The threads are the parent's.
-os.register_at_fork(after_in_child=_under_way.clear)
+def _log_at_exit() -> None:
+    for handle in list(_running):
+        logger.warning("the process waits at exit until step %d is saved", handle.step)
+
+
+# Callbacks of the public `atexit` run after threads were joined, which is too late for this message.
+threading._register_atexit(_log_at_exit)  # type: ignore[attr-defined]
+# The threads belong to the parent process.
+os.register_at_fork(after_in_child=_running.clear)
 
 
 class SaveHandle:
-    """A save that goes on in the background; what `CheckpointManager.save_async` returns.
+    """A save in the background, as returned by `CheckpointManager.save_async`.
 
-    An error that nobody asks for is not lost: the manager raises it at its next save, `wait` or `close`, and it is in
-    the log.
+    If the caller does not retrieve an error, the manager raises it at its next `save`, `wait` or `close`. It is also
+    logged.
 
     Args:
         step: The step that is saved.
-        work: What saves it.
+        work: Saves it.
     """
 
     def __init__(self, step: int, work: Callable[[], None]) -> None:
         self._step, self._work = step, work
         self._future: Future[None] = Future()
-        self._told = False
+        self._is_retrieved = False
 
     def start(self) -> None:
-        """Begins; the manager does, which holds the handle by then. An interruption of this call does not end the save.
+        """Starts the thread. The manager has stored the handle before: an interrupt of this call does not end the save.
 
         Raises:
-            RuntimeError: The system gives no thread; the save has ended with it.
+            RuntimeError: The system cannot start a thread; the save has failed.
         """
-        _under_way.add(self)
+        _running.add(self)
         try:
-            # No daemon: a process that ends waits for its checkpoint.
+            # Not a daemon: a process waits at exit for its checkpoint.
             threading.Thread(target=self._run, name=f"torchobj-save-{self._step}").start()
         except RuntimeError as error:
-            _under_way.discard(self)
+            _running.discard(self)
             self._future.set_exception(error)
             raise
 
@@ -63,9 +63,9 @@ class SaveHandle:
             logger.error("step %d was not saved: %s: %s", self._step, type(error).__name__, error)  # noqa: TRY400  it is raised too
             logger.debug("step %d was not saved", self._step, exc_info=True)
             failed = error
-        # What it holds of the state is free before anybody who waits goes on.
+        # Releases the state before a waiting thread continues.
         del self._work
-        _under_way.discard(self)
+        _running.discard(self)
         if failed is None:
             self._future.set_result(None)
         else:
@@ -77,33 +77,36 @@ class SaveHandle:
         return self._step
 
     def done(self) -> bool:
-        """Whether it has ended, committed or failed."""
+        """Returns whether the save has finished, committed or failed."""
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> None:
         """Waits until the step is committed.
 
         Args:
-            timeout: At most so many seconds.
+            timeout: Maximum number of seconds.
 
         Raises:
-            TimeoutError: It has not ended.
-            Exception: What it failed with.
+            TimeoutError: The save has not finished.
+            Exception: The save failed with this error.
         """
         error = self.exception(timeout)
         if error is not None:
             raise error
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Waits until it has ended, and returns what it failed with, or None.
+        """Waits until the save has finished, and returns its error, or None.
+
+        Args:
+            timeout: Maximum number of seconds.
 
         Raises:
-            TimeoutError: It has not ended in so many seconds.
+            TimeoutError: The save has not finished.
         """
         error = self._future.exception(timeout)
-        self._told = True
+        self._is_retrieved = True
         return error
 
-    def untold(self) -> BaseException | None:
-        """Waits, and returns an error that nobody was told of yet."""
-        return None if self._told else self.exception()
+    def unretrieved(self) -> BaseException | None:
+        """Waits, and returns an error that no caller has retrieved yet."""
+        return None if self._is_retrieved else self.exception()

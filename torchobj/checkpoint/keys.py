@@ -1,5 +1,6 @@
-"""Which keys of checkpoints are safe to use as paths, and the folders of a store of files. Deletes no file."""
+"""Checks keys of checkpoints that are used as paths, and removes empty folders of a file store. Deletes no file."""
 
+import functools
 import logging
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
@@ -9,10 +10,11 @@ __all__ = ["is_canonical", "remove_empty_folders", "without_links"]
 logger = logging.getLogger("torchobj")
 
 
+@functools.lru_cache(maxsize=1024)
 def is_canonical(path: str) -> bool:
-    """Whether a path stays below the folder where it begins, whatever store interprets it."""
+    """Returns whether a path stays below its folder, whichever store interprets it."""
     try:
-        # A lone surrogate, which JSON can carry, has no UTF-8 form.
+        # JSON can contain a lone surrogate, which has no UTF-8 encoding.
         path.encode()
     except UnicodeEncodeError:
         return False
@@ -20,17 +22,17 @@ def is_canonical(path: str) -> bool:
 
 
 def without_links(folder: Path | None, names: Iterable[str]) -> list[str]:
-    """The names whose files really lie where the names say: no symbolic link leads there from the folder.
+    """Returns the names of files that are not reached through a symbolic link below the folder.
 
-    Listings of a store of files follow links, and torchobj creates none: a file behind a link belongs to somebody else.
-    Names that are left out are logged.
+    Listings of a file store follow links, and torchobj creates none: a file behind a link belongs to another program.
+    Folders behind links are logged.
 
     Args:
-        folder: The folder of a store of files, which may itself be reached by a link; None in other stores.
+        folder: The folder of a file store, which may itself be a link; None for other stores.
         names: Paths relative to the folder.
 
     Returns:
-        The other names, in their order; all names where `folder` is None.
+        The names without those behind links, in order; all names if `folder` is None.
     """
     if folder is None:
         return list(names)
@@ -49,11 +51,11 @@ def without_links(folder: Path | None, names: Iterable[str]) -> list[str]:
 
 
 def remove_empty_folders(root: Path | None, keys: Iterable[str]) -> None:
-    """Removes the folders of files that were deleted, where they are empty: all but the topmost below the root."""
+    """Removes empty folders of deleted files, except for the topmost ones below the root."""
     if root is None:
         return
     for key in keys:
-        # The last two are the topmost folder and the root.
+        # The last two parents are the topmost folder and the root.
         for folder in list(PurePosixPath(key).parents)[:-2]:
             try:
                 (root / folder).rmdir()

@@ -1,4 +1,4 @@
-"""What interrupted saves and deletes leave behind: found, and removed on request. Touches no object of another's."""
+"""Finds and deletes the data of interrupted saves and deletes. Never deletes objects of other tools."""
 
 import contextlib
 import datetime
@@ -6,39 +6,40 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from torchobj.checkpoint.clock import time_of_store
-from torchobj.checkpoint.commits import Attempt, Commits
+from torchobj.checkpoint.commit_format import Attempt
+from torchobj.checkpoint.commits import Commits
+from torchobj.checkpoint.server import time_of_store
 from torchobj.store import UnfinishedUpload
 
 __all__ = ["Leftover", "leftovers", "sweep", "under_way"]
 
 
 class Leftover(NamedTuple):
-    """An object, or an unfinished upload, of an attempt that was never committed, or whose step is deleted.
+    """An object or an unfinished upload of an attempt that was never committed, or whose step was deleted.
 
-    Or the empty commit object that an interrupted delete left.
+    Or the empty commit object of an interrupted delete.
     """
 
     key: str
     """Below the manager's URL."""
     step: int
-    """The step that it was for."""
+    """The step of the attempt."""
     size: int | None
-    """Size in bytes; None of an upload."""
+    """Size in bytes; None for an upload."""
     modified: datetime.datetime | None
-    """When it was written, or when the upload began, by the store's clock."""
+    """Time when it was written, or the upload began, by the store's clock."""
     upload: UnfinishedUpload | None
-    """The upload; None of an object."""
+    """The upload; None for an object."""
 
 
-#: Attempts of this process that are under way.
+#: Running attempts of this process.
 _attempts: set[Attempt] = set()
 _attempts_lock = threading.Lock()
 
 
 @contextlib.contextmanager
 def under_way(attempt: Attempt) -> Iterator[None]:
-    """While the block runs, what the attempt writes is no leftover to this process."""
+    """Marks an attempt as running: during the block its data are not leftovers for this process."""
     with _attempts_lock:
         _attempts.add(attempt)
     try:
@@ -49,34 +50,34 @@ def under_way(attempt: Attempt) -> Iterator[None]:
 
 
 def steps_under_way() -> set[int]:
-    """The steps that this process is saving."""
+    """Returns the steps that this process is saving."""
     with _attempts_lock:
         return {attempt.step for attempt in _attempts}
 
 
 def leftovers(commits: Commits) -> list[Leftover]:
-    """Objects and uploads of attempts that are neither committed nor under way in this process.
+    """Returns objects and uploads of attempts that are neither committed nor running in this process.
 
-    A save of another process that is still under way looks the same: only its age tells.
+    A running save of another process looks the same, except for its age.
 
     Raises:
         StoreError: The store cannot be listed.
     """
     with _attempts_lock:
-        spared = set(_attempts)
+        running = set(_attempts)
     found = [Leftover(info.key, 0, info.size, info.last_modified, None) for info in commits.objects("steps/")]
     found += [
         Leftover(upload.key.removeprefix(commits.key("")), 0, None, upload.begun, upload)
         for upload in commits.store.unfinished_uploads(commits.key("steps/"))
     ]
-    # Read after the data was listed: what was committed meanwhile is seen. One that cannot be read spares its step.
+    # Read after the data was listed, to see later commits. The data of a commit that cannot be read is kept.
     versions = commits.versions()
     readable = {commit.step: commit.attempt for commit in commits.readable()}
     left = []
     owned = set(commits.owned(item.key for item in found))
     for item in found:
         attempt = Attempt.of_key(item.key)
-        if attempt is None or attempt in spared or item.key not in owned:
+        if attempt is None or attempt in running or item.key not in owned:
             continue
         step = attempt.step
         if readable.get(step) == attempt or (step in versions and step not in readable):
@@ -87,13 +88,13 @@ def leftovers(commits: Commits) -> list[Leftover]:
 
 
 def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
-    """Deletes the leftovers of attempts that have written nothing for so long, by the store's clock.
+    """Deletes the leftovers of attempts that wrote nothing for this many seconds, by the store's clock.
 
     Returns:
-        What was deleted.
+        The deleted leftovers.
 
     Raises:
-        StoreError: The store cannot be listed, or does not delete.
+        StoreError: The store cannot be listed, or an object cannot be deleted.
     """
     left = leftovers(commits)
     if not left:
@@ -110,8 +111,8 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
         if item.upload is not None:
             commits.store.abort_upload(item.upload)
         elif Attempt.of_key(item.key) is None:
-            # Looking for the version of a step removes the empty commit object that is there instead.
-            commits.version(item.step)
+            # `find` deletes the empty commit object of a step.
+            commits.find(item.step)
     commits.delete_objects(item.key for item in old if item.upload is None)
     return old
 

@@ -1,64 +1,63 @@
-"""Checkpoints by step: saved whole or not at all, found, restored, and deleted by rule.
+"""Checkpoints by step: saved whole or not at all, found, restored, and deleted by rules.
 
-Who does what: `saving` makes one save; `commits` makes a step real and names its objects; `snapshot` copies or watches
-the state, `divided` copies one that all ranks have parts of; `ranks` gives all ranks one outcome; `retention` says what
-is deleted; `leftovers` finds what killed saves left. The manager calls them, and runs one save at a time.
+The manager runs one save at a time. `state` takes the state of the objects, `staging` copies or watches it, `save_step`
+writes and commits it, `commits` stores the commit objects, `ranks` gives all ranks one outcome, `retention` selects the
+steps to delete, and `leftovers` finds the data of interrupted saves.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast
+from typing import Any, Literal, Self
 
 import torch
 
-from torchobj.checkpoint import leftovers, saving, sharded
-from torchobj.checkpoint.commit_format import checked_step
-from torchobj.checkpoint.commits import Commit, Commits
+from torchobj.checkpoint import leftovers, save_step
+from torchobj.checkpoint.commit_format import Commit, Kind, checked_step
+from torchobj.checkpoint.commits import Commits
 from torchobj.checkpoint.handle import SaveHandle
 from torchobj.checkpoint.leftovers import Leftover
 from torchobj.checkpoint.load import load
-from torchobj.checkpoint.rank_states import gathered, own
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.restoring import restore_file
 from torchobj.checkpoint.retention import KeepBest, Retention
-from torchobj.checkpoint.snapshot import Snapshots, state_of
+from torchobj.checkpoint.staging import Stager
+from torchobj.checkpoint.state import gathered, own_state, take_state
+from torchobj.checkpoint.state_shards import restore_shards
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, ObjectNotFoundError
 
 __all__ = ["CheckpointManager"]
 
-_Answer = TypeVar("_Answer")
-
 
 class CheckpointManager:
     """Saves and restores checkpoints by step.
 
-    A step exists when its commit object exists, which is written last. So a save that fails, is killed, or comes second
-    to another writer of the same step is no checkpoint; nor is it counted by the rules that keep others. With
-    `torch.distributed`, all ranks call `save`, `save_async`, `restore`, `wait` and `close` in the same order, and have
-    the same outcome. What only looks (`steps`, `latest`, `best`, `metrics`) asks the store on the rank that calls it,
-    which may be one alone; all ranks see the same while no save is under way.
+    A step exists if its commit object exists, which is written last. A save that fails, is killed, or loses against
+    another writer of the same step is not a checkpoint, and the rules that keep steps do not count it. With
+    `torch.distributed`, all ranks call `save`, `save_async`, `restore`, `wait` and `close` in the same order, and get
+    the same outcome. `steps`, `latest`, `best` and `metrics` read the store on the calling rank, and may be called on
+    one rank only; while no save is running, they return the same on all ranks.
 
-    The latest step is the one with the largest number. After going back to an older step, `delete` those that were
-    given up: until the new ones pass them, one of them stays the latest. The log warns at each such save.
+    The latest step is the one with the largest number. To go back to an older step, `delete` the later ones: until new
+    steps pass them, one of them remains the latest. Each such save logs a warning.
 
     Args:
-        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`. In it `commits/`, `steps/` and
-            `latest.json` are the manager's.
-        keep_last: The newest so many committed steps are kept, by their numbers and by the time of their commits:
-            whoever goes back and saves smaller steps has both kinds. None keeps all, and goes with no other rule.
-        keep_every: Steps that are multiples of it are kept.
-        keep_best: Steps with the best values of a metric are kept: `KeepBest("loss", "min", 2)`, or that as a tuple. Of
-            a step that is saved without the metric the log warns once.
-        sharded: Every rank writes its own part, by `torch.distributed.checkpoint`. False: the first rank writes the
-            state, as one file of `torch.save`.
-        process_group: The ranks that save; all when None.
+        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`. The manager uses
+            `commits/`, `steps/` and `latest.json` in it.
+        keep_last: Number of the newest committed steps to keep, by step number and also by commit time, which differ
+            after going back to an older step. None keeps all steps, and cannot be combined with other rules.
+        keep_every: Keep steps that are multiples of this.
+        keep_best: Keep the steps with the best values of a metric: `KeepBest("loss", "min", 2)`, or the same as a
+            tuple. The first step that is saved without the metric logs a warning.
+        sharded: Whether each rank writes its state shard, by `torch.distributed.checkpoint`. If False, the first rank
+            writes the state as one file of `torch.save`.
+        process_group: The ranks that save; all if None.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Replace the configuration's.
 
     Raises:
-        ConfigError: No URL of a folder, a rule that is none, or a `process_group` that this rank is not of.
+        ConfigError: The URL is not that of a folder, a rule is not valid, or this rank is not in `process_group`.
 
     Example:
         >>> model = torch.nn.Linear(2, 2)
@@ -84,18 +83,18 @@ class CheckpointManager:
     ) -> None:
         best = KeepBest(*keep_best) if isinstance(keep_best, tuple) and 2 <= len(keep_best) <= 3 else keep_best
         self._rules = Retention(keep_last, keep_every, best)  # type: ignore[arg-type]  # checked there
-        self._config = store_config(config, region, endpoint_url)
+        self._config = store_config(config, region, endpoint_url, url=url)
         self._commits = Commits(url, self._config)
         self._sharded = sharded
-        # Two: a save in the background talks to the other ranks while the next one is begun.
+        # Two: a background save communicates with the other ranks while the next one starts.
         self._ranks, self._background = Ranks(process_group), Ranks(process_group)
-        self._snapshots = Snapshots()
+        self._stager = Stager()
         self._handle: SaveHandle | None = None
         self._closed = False
 
     @property
     def url(self) -> str:
-        """Where the checkpoints are, without a slash at the end."""
+        """The URL of the checkpoints, without a slash at the end."""
         return self._commits.url
 
     def __repr__(self) -> str:
@@ -109,27 +108,27 @@ class CheckpointManager:
         *,
         overwrite: bool = False,
     ) -> None:
-        """Saves a step; when this returns it is committed. Waits for a save in the background first.
+        """Saves a step; it is committed when this returns. Waits for a background save first.
 
         Args:
-            step: Its number, 0 or more; the same on all ranks.
+            step: Number of the step, 0 or more; the same on all ranks.
             state: A dict. Values with `state_dict` and `load_state_dict` (a model, an optimizer, a `DataLoader` or
-                `ElasticDistributedSampler` of torchobj, an `RngState`) are asked for theirs, in dicts within it too,
-                not in lists. What a restore will refuse unless `weights_only=False` is named in the log. Tensors are
-                not to be changed before this returns.
-            metrics: Numbers by name, for `keep_best`, kept in the commit object.
-            overwrite: Replaces the step where it is committed; the old one stays until the new one is. Also one whose
-                commit object cannot be read: its data is a leftover then.
+                `ElasticDistributedSampler` of torchobj, an `RngState`) are saved as their state, also in nested dicts,
+                but not in lists. Values that a restore refuses unless `weights_only=False` are logged. Do not change
+                tensors before this returns.
+            metrics: Numbers by name, for `keep_best`; stored in the commit object.
+            overwrite: Replace the step if it is committed; the old one exists until the new one is committed. If the
+                old commit object cannot be read, the old data becomes a leftover.
 
         Raises:
             CheckpointError: The step is committed already, or another writer committed it first.
-            ConfigError: No such step, state or metrics.
-            StoreError: What kept it from being written. Nothing is committed then, unless a note of the error says that
-                this is not known.
-            Exception: What an earlier save in the background failed with, if nobody was told; this one was not begun.
+            ConfigError: The step, the state or the metrics are not valid.
+            StoreError: The data could not be written. Nothing is committed, unless a note of the error says that this
+                is not known.
+            Exception: An earlier background save failed and its error was not retrieved; this save was not started.
         """
-        self._make_way("wait")
-        self._prepared(step, state, metrics, overwrite=overwrite, stage=None, ranks=self._ranks)()
+        self._finish_previous("wait")
+        self._prepare(step, state, metrics, overwrite=overwrite, stage=None, ranks=self._ranks)()
 
     def save_async(
         self,
@@ -141,53 +140,52 @@ class CheckpointManager:
         when_busy: Literal["wait", "fail"] = "wait",
         overwrite: bool = False,
     ) -> SaveHandle:
-        """Saves a step in the background. One save at a time is under way.
+        """Saves a step in the background. Only one save runs at a time.
 
         Args:
             step, state, metrics, overwrite: As for `save`.
-            stage: Copies the state before this returns: it takes the memory of the state, or of this rank's part, once
-                more, on the CPU; pinned where tensors are on a GPU; and the next save uses it again. False: tensors are
-                read where they are while training goes on; if one was written to by the end, the save fails with its
-                name and nothing is committed. Writes past autograd's eyes, as through `.data` or a numpy view, are not
-                seen, and may be committed in half. Not for sharded states.
-            when_busy: With a save still under way: `wait` for it, or `fail`.
+            stage: Whether to make a staged copy of the state, or of this rank's state shard, before this returns. It
+                takes as much memory on the CPU, pinned if tensors are on a GPU; the next save reuses it. If False,
+                tensors are read while training continues; if one of them was changed by then, the save fails with its
+                name and nothing is committed. Changes that bypass autograd, such as through `.data` or a numpy view,
+                are not detected, and may be committed in part. Not for sharded states.
+            when_busy: If a save is still running: `wait` for it, or `fail`.
 
         Returns:
-            The save under way. Its error is raised by the manager's next call where nobody asks for it.
+            The running save. If the caller does not retrieve its error, the manager's next call raises it.
 
         Raises:
-            CheckpointError: The step is committed already; or a save is under way and `when_busy="fail"`.
-            ConfigError: No such step, state or metrics; or a tensor that cannot be watched.
-            Exception: What pickling raises for what cannot be pickled; what an earlier save failed with, as in `save`.
+            CheckpointError: The step is committed already, or a save is running and `when_busy="fail"`.
+            ConfigError: The step, the state or the metrics are not valid, or a tensor cannot be watched.
+            Exception: The state cannot be pickled, or an earlier save failed, as for `save`.
         """
         if when_busy not in ("wait", "fail"):
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
-        self._make_way(when_busy)
-        work = self._prepared(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
+        self._finish_previous(when_busy)
+        work = self._prepare(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
         self._handle = SaveHandle(checked_step(step), work)
         self._handle.start()
         return self._handle
 
-    def _make_way(self, when_busy: Literal["wait", "fail"]) -> None:
-        """Returns when no save is under way, on all ranks or none."""
+    def _finish_previous(self, when_busy: Literal["wait", "fail"]) -> None:
+        """Returns when no save is running, or raises, on all ranks alike."""
         error: BaseException | None = None
         if self._closed:
             error = CheckpointError(f"{self.url}: the manager is closed")
-        elif self._handle is not None:
-            if when_busy == "fail" and not self._handle.done():
-                error = CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
-            else:
-                error = self._ended()
+        elif self._handle is not None and when_busy == "fail" and not self._handle.done():
+            error = CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
+        else:
+            error = self._previous_error()
         self._ranks.agree(error)
 
-    def _ended(self) -> BaseException | None:
-        """Waits for a save under way, and returns an error that nobody was told of."""
-        error = None if self._handle is None else self._handle.untold()
-        # Not before: who is interrupted while he waits still has a save under way, which reads the snapshot.
+    def _previous_error(self) -> BaseException | None:
+        """Waits for a running save, and returns an error that was not retrieved yet."""
+        error = None if self._handle is None else self._handle.unretrieved()
+        # Not before: if the wait is interrupted, the save still reads the staged copy.
         self._handle = None
         return error
 
-    def _prepared(
+    def _prepare(
         self,
         step: int,
         state: Mapping[str, Any],
@@ -197,56 +195,52 @@ class CheckpointManager:
         stage: bool | None,
         ranks: Ranks,
     ) -> Callable[[], None]:
-        """A save of which only the work is left, when all ranks have come so far. `stage` None: the caller waits."""
-        ranks.meet()
-        beginning = self._of_first(lambda: saving.begun(self._commits, checked_step(step), overwrite=overwrite))
+        """Returns the function that writes and commits a step, when all ranks are ready for it."""
+        # Creates the process group on this thread.
+        _ = ranks.group
+        beginning = self._ranks.of_first(
+            lambda: save_step.begin(self._commits, checked_step(step), overwrite=overwrite)
+        )
         folder = f"{self.url}/{beginning.attempt.folder}"
-        numbers = self._ranks.together(lambda: saving.checked_metrics(metrics))
-        self._ranks.together(lambda: saving.check_same(step, beginning))
-        # On all ranks: to give a state may take all of them.
-        taken = gathered(state, self._ranks.together(lambda: state_of(state)), self._ranks)
-        if self._sharded:
-            make = partial(saving.sharded_data, taken, folder, self._config, ranks, self._snapshots, stage=stage)
-        else:
-            make = partial(saving.whole_data, taken, folder, self._config, self._snapshots, stage=stage)
-        is_written = self._sharded or self._ranks.is_first
-        data = self._ranks.together(lambda: make() if is_written else saving.OF_ANOTHER_RANK)
-        return lambda: saving.run(self._commits, self._rules, beginning, data, metrics=numbers, ranks=ranks)
+        numbers = self._ranks.together(lambda: save_step.checked_metrics(metrics, step, beginning))
+        # On all ranks: `state_dict` may be collective.
+        taken = gathered(self._ranks.together(lambda: take_state(state)), self._ranks)
+        kind: Kind = "dcp" if self._sharded else "state"
 
-    def _of_first(self, ask: Callable[[], _Answer]) -> _Answer:
-        """What the first rank finds, or raises, on all ranks."""
-        error, answer = None, None
-        if self._ranks.is_first:
-            try:
-                answer = ask()
-            except BaseException as caught:  # noqa: BLE001  all ranks raise it
-                error = caught
-        self._ranks.agree(error)
-        return cast("_Answer", self._ranks.broadcast(answer))
+        def writer() -> Callable[[], object]:
+            if self._sharded:
+                return save_step.shard_writer(taken, folder, self._config, ranks, self._stager, stage=stage)
+            if not ranks.is_first:
+                return lambda: None
+            url = folder + save_step.STATE_FILE
+            return save_step.file_writer(taken, url, self._config, self._stager, stage=stage)
+
+        write = self._ranks.together(writer)
+        return partial(save_step.run, self._commits, self._rules, beginning, kind, write, metrics=numbers, ranks=ranks)
 
     def steps(self) -> list[int]:
-        """The committed steps, ascending. One listing, as for `latest`."""
+        """Returns the committed steps, ascending. One listing, as for `latest`."""
         return sorted(self._commits.versions())
 
     def latest(self) -> int | None:
-        """The newest committed step: the one with the largest number. None where there is none."""
+        """Returns the latest committed step: the one with the largest number, or None if no step is committed."""
         return max(self._commits.versions(), default=None)
 
     def best(self) -> int | None:
-        """The committed step that is best by `keep_best`. None where no step has the metric.
+        """Returns the committed step that is best by `keep_best`; None if no step has the metric.
 
         Raises:
-            ConfigError: The manager has no such rule.
+            ConfigError: The manager has no `keep_best`.
         """
         if self._rules.keep_best is None:
-            raise ConfigError("keep_best=None: it says by which metric a step is best")
+            raise ConfigError("keep_best=None: pass it to CheckpointManager to define the best step")
         return next(iter(self._rules.keep_best.ranked(self._commits.readable())), None)
 
     def metrics(self, step: int) -> dict[str, float]:
-        """The metrics that a committed step was saved with.
+        """Returns the metrics of a committed step.
 
         Raises:
-            CheckpointError: It is not committed.
+            CheckpointError: The step is not committed.
         """
         return dict(self._committed(checked_step(step)).metrics)
 
@@ -258,64 +252,58 @@ class CheckpointManager:
         map_location: Any = None,
         weights_only: bool = True,
     ) -> MutableMapping[str, Any]:
-        """Reads a committed step. All ranks call it, and read the same step.
+        """Restores a committed step. All ranks call it, and restore the same step.
 
         Args:
-            step: Its number, or the newest.
-            into: A dict as it was given to `save`: its tensors are filled in place, its objects load their states, its
-                dicts are entered, other values are replaced. It may have fewer names than the checkpoint, but below
-                each of them all that the checkpoint has. A sharded checkpoint needs it.
-            map_location: Where tensors are put without `into`, as for `torch.load`.
-            weights_only: Refuses what is not plain data, as `torch.load` does.
+            step: Number of the step, or the latest.
+            into: A dict as passed to `save`: its tensors are filled in place, its objects load their states, its dicts
+                are entered, and other values are replaced. It may have fewer entries than the checkpoint, but each of
+                them must be complete. Required for sharded checkpoints.
+            map_location: Device of tensors without `into`, as for `torch.load`.
+            weights_only: Refuse everything but plain data, as `torch.load` does.
 
         Returns:
-            `into`; without it the state, with states in the places of objects.
+            `into`; without it the state, with states in place of objects.
 
         Raises:
-            CheckpointError: The step is not committed, its data is gone, it was saved by a manager with another
-                `sharded`, or it does not fit `into`: nothing was changed then, unless an object refused its state.
-            ConfigError: No such step, or arguments that do not go together.
-            StoreError: It cannot be read. What `into` holds then is half of this and half of that.
+            CheckpointError: The step is not committed, its data is gone, it was saved with another `sharded`, or it
+                does not match `into`: nothing was changed, unless an object refused its state.
+            ConfigError: The step is not valid, or arguments exclude each other.
+            StoreError: The data cannot be read. `into` may be restored in part.
         """
-        found = self._of_first(lambda: self._found(step))
+        found = self._ranks.of_first(lambda: self._found(step))
         source = f"{self.url}, step {found.step}"
         folder = f"{self.url}/{found.attempt.folder}"
-        self._ranks.together(lambda: self._check_fits(found, into, map_location, source))
+        self._ranks.together(lambda: self._check_restore(found, into, map_location, source))
+        url, config, ranks = folder + save_step.STATE_FILE, self._config, self._ranks
         try:
-            if into is not None and self._sharded:
-                return sharded.restored(into, folder, self._config, self._ranks, source, weights_only=weights_only)
-            return self._ranks.together(
-                lambda: self._read(folder, into, map_location, source, weights_only=weights_only)
-            )
+            if into is None:
+                return ranks.together(
+                    lambda: own_state(load(url, map_location, weights_only, config=config), ranks, source)
+                )
+            if self._sharded:
+                restore_shards(into, folder, config, ranks, source, weights_only=weights_only)
+            else:
+                ranks.together(lambda: restore_file(into, url, config, ranks, weights_only=weights_only, source=source))
         except ObjectNotFoundError as gone:
             raise CheckpointError(f"{source}: committed, but its data is gone: {gone}") from gone
+        return into
 
-    def _check_fits(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
+    def _check_restore(self, found: Commit, into: Any, map_location: Any, source: str) -> None:
         if (found.kind == "dcp") != self._sharded:
-            raise CheckpointError(f"{source}: saved with sharded={not self._sharded}; give the manager the same")
+            raise CheckpointError(
+                f"{source}: saved with sharded={not self._sharded}; pass the same to CheckpointManager"
+            )
         if into is None and self._sharded:
-            raise ConfigError(f"{source}: a sharded checkpoint is restored into a state; give into=")
+            raise ConfigError(f"{source}: a sharded checkpoint is restored into a state; pass into=")
         if into is not None and not isinstance(into, MutableMapping):
             raise ConfigError(f"into is a {type(into).__name__}: must be a dict, as {{'model': model}}")
         if into is not None and map_location is not None:
-            raise ConfigError("map_location= does not go with into=: tensors stay where they are")
-
-    def _read(
-        self, folder: str, into: MutableMapping[str, Any] | None, map_location: Any, source: str, *, weights_only: bool
-    ) -> MutableMapping[str, Any]:
-        """The state of a file."""
-        url = folder + saving.STATE_FILE
-        if into is None:
-            loaded: dict[str, Any] = load(url, map_location, weights_only, config=self._config)
-            return cast("dict[str, Any]", own(loaded, self._ranks, source))
-        restore_file(into, url, self._config, self._ranks, weights_only=weights_only, source=source)
-        return into
+            raise ConfigError("map_location= and into= exclude each other: tensors stay on their devices")
 
     def _found(self, step: int | Literal["latest"]) -> Commit:
         if not isinstance(step, str) and not hasattr(step, "__index__"):
-            raise ConfigError(
-                f"step is a {type(step).__name__}: must be a number or 'latest'; a state is given as into="
-            )
+            raise ConfigError(f"step is a {type(step).__name__}: must be a number or 'latest'; pass a state as into=")
         if isinstance(step, str) and step != "latest":
             raise ConfigError(f"step={step!r}: must be a number or 'latest'")
         number = self.latest() if step == "latest" else checked_step(step)
@@ -333,12 +321,12 @@ class CheckpointManager:
         return CheckpointError(f"{self.url}: step {step} is not committed; there are {self.steps()}")
 
     def delete(self, step: int) -> None:
-        """Deletes a committed step, also the newest. One rank calls it.
+        """Deletes a committed step, which may be the latest. Call it on one rank.
 
-        Of a step whose commit object cannot be read that object alone goes; its data is a leftover then.
+        If the commit object cannot be read, only this object is deleted, and the data becomes a leftover.
 
         Raises:
-            CheckpointError: It is not committed, or was saved anew meanwhile.
+            CheckpointError: The step is not committed, or was saved again in the meantime.
         """
         try:
             self._commits.delete_step(checked_step(step))
@@ -346,42 +334,42 @@ class CheckpointManager:
             raise self._not_committed(step) from None
 
     def leftovers(self) -> list[Leftover]:
-        """What attempts left that were never committed: objects, and unfinished uploads. One rank calls it.
+        """Returns the objects and unfinished uploads of attempts that were never committed. Call it on one rank.
 
-        A save that another process has under way looks the same: compare `modified`.
+        A running save of another process looks the same: compare `modified`.
         """
         return leftovers.leftovers(self._commits)
 
     def sweep(self, older_than_s: float = 3600.0) -> list[Leftover]:
-        """Deletes leftovers. One rank calls it.
+        """Deletes leftovers. Call it on one rank.
 
         Args:
-            older_than_s: Only of attempts that wrote nothing for so long, by the store's clock. It must be longer than
-                a save of another process goes without finishing an object or beginning one.
+            older_than_s: Delete only those of attempts that wrote nothing for this many seconds, by the store's clock.
+                Must be longer than a running save of another process takes to start or finish its next object.
 
         Returns:
-            What was deleted.
+            The deleted leftovers.
         """
         if older_than_s < 0:
             raise ConfigError(f"older_than_s={older_than_s!r}: must be 0 or more seconds")
         return leftovers.sweep(self._commits, older_than_s)
 
     def wait(self) -> None:
-        """Waits for a save in the background.
+        """Waits for a background save.
 
         Raises:
-            Exception: What it failed with, if nobody was told.
+            Exception: The save failed, and its error was not retrieved.
         """
-        if (error := self._ended()) is not None:
+        if (error := self._previous_error()) is not None:
             raise error
 
     def close(self) -> None:
-        """Waits as `wait` does, and gives back the memory of snapshots."""
+        """Waits as `wait` does, and frees the memory of staged copies."""
         self._closed = True
         try:
             self.wait()
         finally:
-            self._snapshots.forget()
+            self._stager.release()
 
     def __enter__(self) -> Self:
         return self
@@ -392,6 +380,6 @@ class CheckpointManager:
         try:
             self.close()
         except Exception:
-            # It is in the log; the block's own error is the one to raise.
+            # It was logged; the error of the block takes precedence.
             if exc is None:
                 raise

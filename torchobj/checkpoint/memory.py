@@ -1,4 +1,4 @@
-"""The memory of tensors as arrays of bytes, without torch's own `numpy()`. Does not import torch."""
+"""Views of the memory of tensors as arrays of bytes, without `Tensor.numpy()`. Does not import torch."""
 
 import ctypes
 from typing import TYPE_CHECKING, Any
@@ -10,24 +10,24 @@ if TYPE_CHECKING:
 
 __all__ = ["memory_of"]
 
-#: Larger than any memory: an array begins where a tensor does, and is cut to its length.
+#: Larger than any memory: an array of this type starts at a tensor's address and is truncated to its length.
 _FAR: Any = ctypes.c_ubyte * (1 << 62)
 
 
 def memory_of(tensor: "torch.Tensor") -> Any:
-    """The memory of a tensor, shared, and kept while the array lives.
+    """Returns the memory of a tensor as an array, which keeps the tensor alive.
 
-    `Tensor.numpy()` would forbid for ever that the tensor's storage is resized, which FSDP and others do to theirs.
-    What is resized while the array is used, is used after it was freed.
+    After `Tensor.numpy()` a tensor's storage could never be resized again, which FSDP and others do. Do not resize it
+    while the array is in use: the array would access freed memory.
 
     Args:
-        tensor: A contiguous one on the CPU, of any dtype and shape.
+        tensor: A contiguous tensor on the CPU, of any dtype and shape.
 
     Returns:
         uint8 array of shape (nbytes,), writable.
 
     Raises:
-        ValueError: Its bytes are no contiguous memory of this machine, or are not what its elements are.
+        ValueError: The tensor is not contiguous memory on the CPU, or its bytes are not those of its elements.
 
     Example:
         >>> import torch
@@ -35,12 +35,14 @@ def memory_of(tensor: "torch.Tensor") -> Any:
         [0, 0, 128, 63]
     """
     if not tensor.is_cpu or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        raise ValueError(f"a tensor on {tensor.device} with strides {tensor.stride()}: its bytes are not as they stand")
+        raise ValueError(
+            f"a tensor on {tensor.device} with strides {tensor.stride()}: it is not contiguous memory on the CPU"
+        )
     length, address = tensor.nbytes, tensor.data_ptr()
     if not length:
         return numpy.empty(0, numpy.uint8)
     if not address:
-        raise ValueError(f"a {type(tensor).__name__} of {length} bytes without memory")
+        raise ValueError(f"a {type(tensor).__name__} of {length} bytes has no memory")
     memory = _FAR.from_address(address)
     memory.owner = tensor
     return numpy.frombuffer(memory, numpy.uint8, length)

@@ -1,13 +1,18 @@
-"""The bytes of a `torch.save` without the tensors' own: literals and holes, planned by torch itself. Sends nothing.
+"""Plans the file of a `torch.save` without the bytes of its tensors: literals and holes. Sends nothing.
 
-torch pickles, and writes its archive with holes in place of storages (`torch.serialization.skip_data`). The storages
-are caught where the pickler is asked for their persistent ids: each hole is known by its record's name, as `data/7`.
+torch pickles the object and writes its archive with holes in place of storages (`torch.serialization.skip_data`). The
+pickler's calls for persistent ids give the storage of each hole, by the name of its record, such as `data/7`.
 """
 
 import contextlib
+import functools
 import io
+import itertools
+import math
+import mmap
 import os
 import pickle
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,35 +20,44 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj.checkpoint import archive
-from torchobj.checkpoint.collector import paused_collector
 from torchobj.exceptions import CheckpointError
 
-__all__ = ["Field", "Hole", "Plan", "PlanError", "plan_of"]
+__all__ = ["Field", "Hole", "Plan", "PlanError", "TensorArchive", "is_memory", "plan_of", "tensor_archive"]
 
-#: A hole, and what belongs to it, takes longer than to copy so much: storages are small if they are so on average.
+#: Average size up to which copying a storage is faster than planning a hole for it.
 _SMALL_BYTES = 8 << 10
+
+#: Number of cached archives of single tensors; a large model has this many shapes.
+_CACHED_ARCHIVES = 4096
+
+#: Tensors of these dtypes consist of more than their memory.
+_QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+
+#: From mman.h; Python has a name for it since 3.13.
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0
 
 
 class PlanError(CheckpointError):
-    """What torch wrote does not fit what was expected of it: no plan, and nothing wrong with the object."""
+    """torch's file has an unexpected layout, so that it cannot be planned; the object itself can be saved."""
 
 
 class Hole(NamedTuple):
-    """Where the bytes of a storage belong."""
+    """The place of a storage in the file."""
 
     start: int
     storage: torch.UntypedStorage
 
 
 class Field(NamedTuple):
-    """Four bytes for the CRC-32 of the storage of a hole, by the hole's start."""
+    """Four bytes for the CRC-32 of a storage."""
 
     start: int
     hole: int
+    """Start of the storage's hole."""
 
 
 class Plan(NamedTuple):
-    """An archive: its literals, its holes and its CRC-32 fields, each in the order of their places."""
+    """A file: its literals, its holes and its CRC-32 fields, each sorted by offset."""
 
     literals: list[tuple[int, bytes]]
     holes: list[Hole]
@@ -51,28 +65,26 @@ class Plan(NamedTuple):
     size: int
 
     def pieces(self) -> Iterator[bytes | Hole | Field]:
-        """The archive from its first byte to its last; fields are cut out of their literals."""
+        """Yields the file from its first byte to its last; literals are cut around fields."""
         fields = iter(self.fields)
         field = next(fields, None)
-        parts: list[tuple[int, bytes | torch.UntypedStorage]] = [*self.literals, *self.holes]
-        parts.sort(key=lambda part: part[0])
-        for start, part in parts:
-            if not isinstance(part, bytes):
-                yield Hole(start, part)
-                continue
-            at, end = start, start + len(part)
+        holes = iter(self.holes)
+        for start, literal in self.literals:
+            at, end = start, start + len(literal)
             while field is not None and field.start < end:
                 if field.start > at:
-                    yield part[at - start : field.start - start]
+                    yield literal[at - start : field.start - start]
                 yield field
                 at = field.start + 4
                 field = next(fields, None)
             if at < end:
-                yield part[at - start :]
+                yield literal[at - start :]
+            # A literal ends where a hole starts, or the file ends.
+            yield from itertools.islice(holes, 1)
 
 
 class _Recorder:
-    """A file that keeps what is written, and where the position was moved over what is not."""
+    """A file that keeps what is written to it, and the ranges that a seek skips."""
 
     def __init__(self) -> None:
         self.literals: list[tuple[int, bytearray]] = []
@@ -95,13 +107,13 @@ class _Recorder:
         return self.size
 
     def flush(self) -> None:
-        """Nothing is to be flushed."""
+        """Does nothing."""
 
 
 class _Pickling:
-    """The pickle module that torch is given: the stock pickler, which also keeps the storages it was asked about.
+    """A pickle module for torch: the standard pickler, which also records the storages.
 
-    Data are skipped from the end of the pickling on, not in it: tensors are reduced as they always are.
+    Data are skipped from the end of pickling on, not before: so tensors are reduced as usual.
     """
 
     def __init__(self, stack: contextlib.ExitStack, copied_bytes: int) -> None:
@@ -127,25 +139,25 @@ class _Pickling:
             def dump(self, value: Any) -> None:
                 super().dump(value)
                 pickling.done = True
-                most_bytes = min(copied_bytes, len(storages) * _SMALL_BYTES)
-                pickling.skips = sum(storage.nbytes() for storage in storages.values()) > most_bytes
+                limit_bytes = min(copied_bytes, len(storages) * _SMALL_BYTES)
+                pickling.skips = sum(storage.nbytes() for storage in storages.values()) > limit_bytes
                 if pickling.skips:
                     stack.enter_context(torch.serialization.skip_data())
 
         self.module = types.SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
 
-@paused_collector()
-def plan_of(value: Any, copied_bytes: int = 0) -> Plan:
-    """The archive that `torch.save` would write of `value`. Tensors' bytes are not looked at, but of many small ones.
+def plan_of(value: Any, copied_bytes: int = 0, *, checksum: bool = True) -> Plan:
+    """Plans the file that `torch.save` would write.
 
     Args:
-        value: Whatever `torch.save` takes.
-        copied_bytes: Storages that are no larger, all together, and small on average are copied into the literals.
+        value: Anything that `torch.save` accepts.
+        copied_bytes: Storages of at most this total size that are small on average are copied into the literals.
+        checksum: Whether the CRC-32 of storages in holes are fields of the plan.
 
     Raises:
-        PlanError: This torch writes, or the value is saved, in a way that cannot be planned.
-        Exception: What pickling raised.
+        PlanError: The layout of this torch's file, or of this value, is unknown.
+        Exception: Pickling failed.
     """
     recorder = _Recorder()
     with contextlib.ExitStack() as stack:
@@ -157,45 +169,112 @@ def plan_of(value: Any, copied_bytes: int = 0) -> Plan:
                 raise PlanError(f"torch could not write a plan: {error}") from error
             raise
     literals = [(start, bytes(literal)) for start, literal in recorder.literals]
-    # There are holes all the same where the caller had torch skip data.
+    # Holes are also possible without `skips`: the caller may have enabled skip_data.
     if not pickling.skips and not recorder.holes:
         return Plan(literals, [], [], recorder.size)
     try:
         holes, fields = _match(recorder, literals, pickling.storages)
     except CheckpointError as error:
         raise PlanError(str(error)) from error
-    return Plan(literals, holes, fields, recorder.size)
+    return Plan(literals, holes, fields if checksum else [], recorder.size)
 
 
 def _match(
     recorder: _Recorder, literals: list[tuple[int, bytes]], storages: dict[str, torch.UntypedStorage]
 ) -> tuple[list[Hole], list[Field]]:
-    """Holes and fields, by the directory that torch wrote; everything must fit."""
-    start, tail = literals[-1] if literals else (0, b"")
-    directory = archive.find_directory(tail, recorder.size)
-    if directory is None or directory.start < start:
-        raise PlanError("torch wrote no archive")
-    records = archive.records_of(tail[directory.start - start : directory.end - start], directory.start)
-    # Each local header stands in the literal before its hole, or, of a record that torch wrote itself, in any.
+    """Returns holes and fields according to the directory that torch wrote; everything must be consistent."""
+    records = archive.records_in(literals[-1][1] if literals else b"", recorder.size)
+    # The local header of a hole is at the end of the literal before it.
     literal_starts = {start + len(literal): (start, literal) for start, literal in literals}
     holes, fields = [], []
     for key, storage in storages.items():
         record = records.pop(f"data/{key}", None)
         if record is None or record.size != storage.nbytes():
-            raise PlanError(f"data/{key}: torch planned another size than that of the storage")
+            raise PlanError(f"data/{key}: its size in the archive differs from that of the storage")
         if not record.size:
             continue
         start, literal = literal_starts.get(record.payload, (0, b""))
         header = literal[record.header - start : record.header - start + archive.LOCAL_HEADER_BYTES]
         if recorder.holes.pop(record.payload, None) != record.size or len(header) != archive.LOCAL_HEADER_BYTES:
-            raise PlanError(f"{record.name}: its hole is not where its bytes belong")
+            raise PlanError(f"{record.name}: its hole is not at the offset of its bytes")
         if archive.payload_of(record, header) != record.payload:
-            raise PlanError(f"{record.name}: its local header has another length")
+            raise PlanError(f"{record.name}: its local header has an unexpected length")
         if storage.device.type == "meta":
             raise PlanError(f"{record.name}: a storage on meta has no bytes")
         holes.append(Hole(record.payload, storage))
         in_descriptor = archive.crc32_of_descriptor(record.payload, record.size)
         fields += [Field(in_descriptor, record.payload), Field(record.crc32_field, record.payload)]
     if recorder.holes:
-        raise PlanError(f"{len(recorder.holes)} holes of no storage")
+        raise PlanError(f"{len(recorder.holes)} holes belong to no storage")
     return sorted(holes, key=lambda hole: hole.start), sorted(fields)
+
+
+class TensorArchive(NamedTuple):
+    """The archive of one tensor, without the tensor's bytes and its two copies of their CRC-32.
+
+    The parts in order are `before`, payload, `DESCRIPTOR_MARK`, CRC-32, `middle`, CRC-32, `after`; for an empty tensor
+    `before` only. Offsets in the archive are relative to its own start, so that it can be anywhere in a file.
+    """
+
+    before: bytes
+    payload_bytes: int
+    middle: bytes
+    after: bytes
+    length: int
+    """Size of the whole archive in bytes."""
+    pickle: bytes
+    """Content of its record `data.pkl`."""
+
+
+@functools.lru_cache(_CACHED_ARCHIVES)
+def tensor_archive(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorArchive | None:
+    """Returns the archive that this torch writes for a contiguous tensor with a storage of its own.
+
+    Args:
+        dtype: The tensor's dtype.
+        shape: The tensor's shape, such as a `torch.Size`.
+
+    Returns:
+        The archive, or None if it cannot be planned: then `torch.save` has to write the tensor.
+    """
+    try:
+        tensor = _reserved(dtype, shape)
+        planned = None if dtype in _QUANTIZED else plan_of(tensor)
+        records = {} if planned is None else archive.records_in(planned.literals[-1][1], planned.size)
+    except (CheckpointError, OSError, OverflowError, RuntimeError, ValueError, KeyError, TypeError):
+        return None
+    if planned is None or "data.pkl" not in records or not 1 <= len(planned.literals) <= 2:
+        return None
+    before = planned.literals[0][1]
+    pickled = records["data.pkl"]
+    data = before[pickled.payload : pickled.payload + pickled.size]
+    if not tensor.nbytes:
+        return TensorArchive(before, 0, b"", b"", planned.size, data)
+    [(start, behind)], [in_descriptor, in_directory] = planned.literals[1:], planned.fields
+    if not behind.startswith(archive.DESCRIPTOR_MARK):
+        return None
+    middle = behind[in_descriptor.start - start + 4 : in_directory.start - start]
+    return TensorArchive(before, tensor.nbytes, middle, behind[in_directory.start - start + 4 :], planned.size, data)
+
+
+def _reserved(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Returns a tensor over reserved addresses, which takes no memory until it is accessed."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if not nbytes:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    return torch.frombuffer(pages, dtype=torch.uint8).view(dtype).view(shape)
+
+
+def is_memory(tensor: torch.Tensor) -> bool:
+    """Returns whether a tensor's bytes are contiguous memory on the CPU, in the form that `tensor_archive` expects.
+
+    False for subclasses, which may keep their elements elsewhere.
+    """
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_neg() or tensor.is_conj() or tensor.is_quantized)
+    )

@@ -1,4 +1,4 @@
-"""The ranks of a job that saves together: one outcome on all of them. Without `torch.distributed` there is one rank."""
+"""Agreement among the ranks that save together. Without `torch.distributed` there is one rank."""
 
 import datetime
 import io
@@ -12,41 +12,41 @@ from torchobj.exceptions import CheckpointError, ConfigError
 
 __all__ = ["RankGoneError", "Ranks", "portable"]
 
-#: How long a rank waits for another, which may be saving. A rank that is killed is noticed at once; one whose host is
-#: lost is for the job's launcher to notice. No save takes a day: a terabyte at 100 Mbit/s is 22 hours.
-_PATIENCE = datetime.timedelta(days=1)
+#: Timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the job's
+#: launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
+_TIMEOUT = datetime.timedelta(days=1)
 
 
 class RankGoneError(CheckpointError):
-    """Another rank does not answer."""
+    """Another rank does not respond."""
 
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
 
 class Ranks:
-    """Agreement among ranks, on a process group of its own.
+    """Agreement among ranks, with its own process group.
 
-    What talks in a thread of its own has a `Ranks` of its own: two threads' messages must not mix. The group is made at
-    the first use, which all ranks come to together. That must be on the thread that makes the program's other groups:
-    torch tells groups apart by the order in which they are made.
+    Each thread needs its own `Ranks`, so that messages do not mix. The group is created at the first use, which must be
+    collective, and on the thread that creates the program's other groups: torch identifies groups by the order of their
+    creation.
 
     Args:
-        group: The ranks that save; None for all of them.
+        group: The ranks that save; None for all.
 
     Raises:
-        ConfigError: This rank is none of the group.
+        ConfigError: This rank is not in the group.
     """
 
     def __init__(self, group: "torch.distributed.ProcessGroup | None" = None) -> None:
         if group is not None and torch.distributed.get_rank(group) < 0:
-            raise ConfigError("process_group: this rank is none of it; only its ranks save, and have a manager")
+            raise ConfigError("process_group: this rank is not in it; create the manager on its ranks only")
         self._members = group
         self._own: torch.distributed.ProcessGroup | None = None
 
     @property
     def several(self) -> bool:
-        """Whether there is more than one rank."""
+        """Whether there are several ranks."""
         found = torch.distributed.is_available() and torch.distributed.is_initialized()
         return found and torch.distributed.get_world_size(self._members) > 1
 
@@ -57,52 +57,59 @@ class Ranks:
 
     @property
     def number(self) -> int:
-        """Of this rank, among those that save."""
+        """The number of this rank among those that save."""
         return torch.distributed.get_rank(self._members) if self.several else 0
 
     @property
     def count(self) -> int:
-        """How many ranks save."""
+        """The number of ranks that save."""
         return torch.distributed.get_world_size(self._members) if self.several else 1
 
     @property
     def group(self) -> "torch.distributed.ProcessGroup | None":
-        """The own group, on the CPU; None where there is one rank."""
+        """The own process group, on the CPU; created at the first use. None if there is one rank."""
         if not self.several:
             return None
         if self._own is None:
             members = None if self._members is None else torch.distributed.get_process_group_ranks(self._members)
             made = torch.distributed.new_group(
-                members, timeout=_PATIENCE, backend="gloo", use_local_synchronization=members is not None
+                members, timeout=_TIMEOUT, backend="gloo", use_local_synchronization=members is not None
             )
             self._own = cast("torch.distributed.ProcessGroup", made)
         return self._own
 
-    def meet(self) -> None:
-        """Makes the group now, where there is none yet. All ranks call it."""
-        _ = self.group
-
-    def broadcast(self, value: Any) -> Any:
-        """What the first rank has as `value`, on every rank."""
-        if not self.several:
-            return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box, group=self.group, group_src=0)
-        return box[0]
-
-    def gather(self, value: Any) -> list[Any]:
-        """What each rank has as `value`, on every rank, by their numbers; tensors on the CPU.
+    def of_first(self, do: Callable[[], _Result]) -> _Result:
+        """Calls `do` on the first rank, and returns its result on all ranks.
 
         Raises:
-            Exception: What pickling or unpickling raises on one of the ranks, on all of them.
-            RankGoneError: Another rank does not answer.
+            Exception: `do` failed; raised on all ranks.
+        """
+        result, error = None, None
+        if self.is_first:
+            try:
+                result = do()
+            except BaseException as caught:  # noqa: BLE001  all ranks raise it
+                error = caught
+        self.agree(error)
+        if not self.several:
+            return cast("_Result", result)
+        objects = [result]
+        torch.distributed.broadcast_object_list(objects, group=self.group, group_src=0)
+        return cast("_Result", objects[0])
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, by rank number, with tensors on the CPU.
+
+        Raises:
+            Exception: A value cannot be pickled or unpickled; raised on all ranks.
+            RankGoneError: Another rank does not respond.
         """
         if not self.several:
             return [value]
-        # Pickled before the collective: a rank that fails within it leaves the others waiting.
-        data = self.together(lambda: _written(value))
+        # Pickled before the collective: if a rank failed in it, the others would wait.
+        data = self.together(lambda: _pickled(value))
         gathered = self._gathered(data)
-        return self.together(lambda: [_read_back(of_rank) for of_rank in gathered])
+        return self.together(lambda: [_unpickled(of_rank) for of_rank in gathered])
 
     def _gathered(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.count
@@ -113,11 +120,11 @@ class Ranks:
         return values
 
     def agree(self, error: BaseException | None) -> None:
-        """Waits for all ranks, and raises where one has an error: a rank's own, or that of the first rank with one.
+        """Waits for all ranks, and raises if one has an error: this rank's, or that of the first such rank.
 
         Raises:
             BaseException: The error.
-            RankGoneError: There is none here, and another rank does not answer.
+            RankGoneError: This rank has no error, and another rank does not respond.
         """
         if self.several:
             try:
@@ -128,35 +135,35 @@ class Ranks:
         if error is not None:
             raise error
 
-    def together(self, do: Callable[[], _Answer]) -> _Answer:
-        """What `do` returns when it did so on all ranks; else raises as `agree` does."""
+    def together(self, do: Callable[[], _Result]) -> _Result:
+        """Returns the result of `do` if it succeeded on all ranks; otherwise raises as `agree` does."""
         try:
-            answer = do()
+            result = do()
         except BaseException as error:
             self.agree(error)
             raise
         self.agree(None)
-        return answer
+        return result
 
 
-def _written(value: Any) -> bytes:
-    """A value of any device as bytes."""
+def _pickled(value: Any) -> bytes:
+    """Pickles a value with tensors of any device."""
     out = io.BytesIO()
     torch.save(value, out)
     return out.getvalue()
 
 
-def _read_back(data: bytes) -> Any:
-    """What `_written` was given on a rank of this job, with tensors on the CPU."""
+def _unpickled(data: bytes) -> Any:
+    """Unpickles a value of another rank of this job, with tensors on the CPU."""
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def portable(error: BaseException) -> Exception:
-    """The error as another process can have it: itself, or what it says."""
+    """Returns the error in a form that another process can unpickle: the error itself, or its message."""
     try:
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301  it was pickled here
         if isinstance(error, Exception) and str(copy) == str(error):
             return error
-    except Exception:  # noqa: BLE001, S110  what an exception of the user's does when it is pickled is anything
+    except Exception:  # noqa: BLE001, S110  pickling an exception of the user's may raise anything
         pass
     return CheckpointError(f"another rank failed: {type(error).__name__}: {error}")

@@ -1,201 +1,243 @@
-"""The records of a `.pt` file in a store: its directory fetched, payloads read in parallel and checked."""
+"""Reads the records of a `.pt` file from a store in parallel, into memory of any device, and verifies their CRC-32."""
 
-import struct
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import torch
+
+from torchobj import _torchobj
+from torchobj.checkpoint import device_memory
 from torchobj.checkpoint.archive import LOCAL_HEADER_BYTES, Record, find_directory, payload_of, records_of
-from torchobj.checkpoint.ranges import RangedObject
+from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import CheckpointError, IntegrityError
 
-__all__ = ["NotPlannableError", "Records", "Want", "check"]
+__all__ = ["NotPlannableError", "RecordRange", "Records"]
 
-#: How the first of the pickles of a file of torch before 1.6 ends: its magic number (torch/serialization.py).
+logger = logging.getLogger("torchobj")
+
+#: Last bytes of the first pickle of a file of torch before 1.6: its magic number (torch/serialization.py).
 _LEGACY_MAGIC = bytes.fromhex("8a0a6cfc9c46f9206aa85019")
 
-
-#: How files begin that are mistaken for those of torch.save, and what they are.
-_BEGINNINGS = (
-    (b"\x93NUMPY", "an array of numpy: read it by numpy.load"),
-    (b"\x89HDF\r\n", "an HDF5 file: read it by h5py"),
+#: First bytes of files that are often confused with those of torch.save, and a description for the error.
+_SIGNATURES = (
+    (b"\x93NUMPY", "a numpy array: read it with numpy.load"),
+    (b"\x89HDF\r\n", "an HDF5 file: read it with h5py"),
     (b"GGUF", "a GGUF file of llama.cpp"),
     (b"PAR1", "a Parquet file"),
-    (b"\x1f\x8b", "compressed by gzip: decompress it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed by zstd: decompress it first"),
+    (b"\x1f\x8b", "a file compressed with gzip: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "a file compressed with zstd: decompress it first"),
     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-    (b"<?xml", "XML, as the error of a server: was it downloaded by a request that failed?"),
-    (b"<!DOCTYPE", "HTML: was it downloaded from a page in place of the file?"),
-    (b"<html", "HTML: was it downloaded from a page in place of the file?"),
-    (b"version https://git-lfs", "a pointer of Git LFS: fetch the file itself by git lfs pull"),
+    (b"<?xml", "XML, such as the error response of a server: check how it was downloaded"),
+    (b"<!DOCTYPE", "HTML: check whether a web page was downloaded instead of the file"),
+    (b"<html", "HTML: check whether a web page was downloaded instead of the file"),
+    (b"version https://git-lfs", "a Git LFS pointer: fetch the file with git lfs pull"),
 )
-#: The largest header that safetensors reads.
-_SAFETENSORS_HEADER = 100_000_000
+#: Maximum header length that safetensors accepts.
+_SAFETENSORS_HEADER_BYTES = 100_000_000
+
+#: Length of the prefix and of the suffix that are fetched first. Most pickles and directories fit, as do small files.
+_END_BYTES = 256 << 10
 
 
 class NotPlannableError(CheckpointError):
-    """A file that `torch.load` may read, but nobody by ranges."""
+    """`torch.load` may be able to read the file, but range reads cannot."""
 
 
-class Want(NamedTuple):
-    """Bytes of a record, and where they belong."""
+class RecordRange(NamedTuple):
+    """Part of a record, and the memory that it is read into."""
 
     record: Record
     start: int
-    """From the record's first byte."""
-    memory: Any
-    """Writable and contiguous; its length says how many."""
+    """Offset from the first byte of the record."""
+    target: torch.Tensor
+    """Uint8 tensor of shape (nbytes,), on any device."""
+    label: str
+    """Name of the tensor, for errors."""
 
 
 class Records:
-    """The records of a checkpoint.
+    """The records of one version of a `.pt` file. Two parallel requests fetch the file's prefix and suffix.
 
     Args:
-        file: The object.
+        store, key: The object.
+        url: Its URL, for messages.
 
     Raises:
-        CheckpointError: It is no checkpoint, or a damaged one.
-        NotPlannableError: It is a checkpoint that `torch.load` must read.
+        CheckpointError: The file is not a checkpoint, or is damaged.
+        NotPlannableError: Only `torch.load` can read the file.
+        StoreError: The object cannot be read.
     """
 
-    def __init__(self, file: RangedObject) -> None:
-        self._file = file
-        self.by_name = _directory_of(file)
+    def __init__(self, store: "_torchobj.NativeStore", key: str, url: str) -> None:
+        self.url = url
+        self._store, self._key = store, key
+        head, tail, self._size, self._version = store.get_ends(key, _END_BYTES, _END_BYTES)
+        self._head, self._tail = memoryview(head), memoryview(tail)
+        self.by_name = self._read_directory()
+        #: Offset of the payload of each record whose local header was read.
         self._payloads: dict[str, int] = {}
         if "constants.pkl" in self.by_name:
             raise NotPlannableError("it is a TorchScript archive")
         if "data.pkl" not in self.by_name:
-            raise CheckpointError(f"it is {_archive_of(self.by_name)}, but not one of torch.save: it has no data.pkl")
+            raise CheckpointError(f"it is {_describe_zip(self.by_name)}, not a file of torch.save: it has no data.pkl")
         if not all(record.stored for record in self.by_name.values()):
             raise NotPlannableError("its records are compressed")
 
-    @property
-    def url(self) -> str:
-        """The object's URL."""
-        return self._file.url
-
-    def whole(self, name: str, *, verify: bool) -> bytes | None:
-        """The bytes of a small record, None if there is none of this name.
+    def get(self, name: str, *, verify: bool) -> bytes | None:
+        """Returns the bytes of a small record; None if there is no record with this name.
 
         Raises:
-            IntegrityError: They are not those that were saved.
+            IntegrityError: The CRC-32 differs from the directory's.
         """
         record = self.by_name.get(name)
         if record is None:
             return None
-        memory = bytearray(record.size)
-        self.read([Want(record, 0, memory)])
-        if verify:
-            check(self.url, name, record, crc32(memory))
-        return bytes(memory)
+        target = device_memory.bytes_of(device_memory.storage_of(record.size))
+        self.read([RecordRange(record, 0, target, name)], verify=verify)
+        return bytes(memory_of(target))
 
-    def locate(self, records: Iterable[Record]) -> None:
-        """Fetches the local headers of records, so that `offset_of` knows."""
-        self._read_headers([record for record in records if record.name not in self._payloads], [])
+    def read(self, ranges: Sequence[RecordRange], *, verify: bool) -> None:
+        """Reads ranges in parallel, directly into memory on the CPU, and through a few blocks to other devices.
 
-    def offset_of(self, record: Record) -> int:
-        """Where a located record's bytes begin in the object."""
-        return self._payloads[record.name]
-
-    def read_at(self, segments: Sequence[tuple[int, Any]]) -> None:
-        """Reads (offset in the object, memory) pairs."""
-        self._file.read_into(segments)
-
-    def read(self, wants: Sequence[Want], *, checksum: bool = False) -> list[int]:
-        """Reads bytes of records, all in parallel, straight into their memory; local headers come along.
-
-        Returns:
-            The CRC-32 of each, in their order; nothing where none was asked for.
+        Args:
+            ranges: What to read; whole records if `verify`.
+            verify: Whether to compare the CRC-32 of each record with the directory's, unless the directory has none.
 
         Raises:
             CheckpointError: The archive is damaged.
+            IntegrityError: A CRC-32 differs.
         """
-        wants = [want for want in wants if want.record.size] if not checksum else list(wants)
+        ranges = [part for part in ranges if part.record.size or verify]
+        direct: list[RecordRange] = []
+        staged: list[RecordRange] = []
+        for part in ranges:
+            (direct if device_memory.is_reachable(part.target.device) else staged).append(part)
+        sums = self._read_directly(direct, checksum=verify)
+        if staged:
+            self._read_headers({part.record.name: part.record for part in staged})
+            destinations = [(self._payloads[part.record.name] + part.start, part.target) for part in staged]
+            sums += device_memory.fill(destinations, self._read_into, checksum=verify)
+        if verify:
+            for part, value in zip([*direct, *staged], sums, strict=True):
+                self._verify(part, value)
+
+    def _verify(self, part: RecordRange, value: int) -> None:
+        record = part.record
+        if record.crc32 not in (0, value):
+            raise IntegrityError(
+                f"{self.url}: {part.label}: the CRC-32 of its {record.size} bytes is {value:08x}, but the file's "
+                f"directory has {record.crc32:08x}: the bytes differ from what was saved"
+            )
+        if record.size and not record.crc32:
+            logger.debug("%s: %s: not verified: the file has no CRC-32 for it", self.url, record.name)
+
+    def _read_directly(self, ranges: Sequence[RecordRange], *, checksum: bool) -> list[int]:
+        """Reads into memory on the CPU, and the local headers along with it."""
         segments = [
-            (self._payloads.get(want.record.name, want.record.payload) + want.start, want.memory) for want in wants
+            (self._payloads.get(part.record.name, part.record.payload) + part.start, memory_of(part.target))
+            for part in ranges
         ]
-        new = {want.record.name: want.record for want in wants if want.record.name not in self._payloads}
-        sums = self._read_headers(list(new.values()), segments, checksum=checksum)
-        moved = [n for n, want in enumerate(wants) if segments[n][0] != self.offset_of(want.record) + want.start]
-        if moved:
-            # Records with something between them: no archive that torch writes, but one that it reads.
-            again = [(self.offset_of(wants[n].record) + wants[n].start, wants[n].memory) for n in moved]
-            for n, value in zip(moved, self._file.read_into(again, checksum=checksum), strict=False):
-                sums[n] = value
+        new = {part.record.name: part.record for part in ranges if part.record.name not in self._payloads}
+        sums = self._read_headers(new, segments, checksum=checksum)
+        # Gaps between records: torch does not write such archives, but reads them.
+        moved = {
+            number: (self._payloads[part.record.name] + part.start, segments[number][1])
+            for number, part in enumerate(ranges)
+            if segments[number][0] != self._payloads[part.record.name] + part.start
+        }
+        for number, value in zip(moved, self._read_into(list(moved.values()), checksum=checksum), strict=True):
+            sums[number] = value
         return sums
 
     def _read_headers(
-        self, records: list[Record], segments: list[tuple[int, Any]], *, checksum: bool = False
+        self, records: dict[str, Record], segments: Sequence[tuple[int, Any]] = (), *, checksum: bool = False
     ) -> list[int]:
-        """Reads local headers, and segments besides, whose CRC-32 it returns."""
-        headers = memoryview(bytearray(LOCAL_HEADER_BYTES * len(records)))
-        places = [headers[at : at + LOCAL_HEADER_BYTES] for at in range(0, len(headers), LOCAL_HEADER_BYTES)]
-        along = [(record.header, place) for record, place in zip(records, places, strict=True)]
-        sums = self._file.read_into([*segments, *along], checksum=checksum)
-        for record, place in zip(records, places, strict=True):
-            payload = payload_of(record, bytes(place))
-            if payload + record.size > self._file.size:
-                raise CheckpointError(f"{record.name}: it ends behind the object's end")
+        """Reads local headers together with other segments, and returns the CRC-32 of these."""
+        headers = [(record, bytearray(LOCAL_HEADER_BYTES)) for record in records.values()]
+        sums = self._read_into([*segments, *((record.header, data) for record, data in headers)], checksum=checksum)
+        for record, data in headers:
+            payload = payload_of(record, data)
+            if payload + record.size > self._size:
+                raise CheckpointError(f"{record.name}: it ends beyond the end of the object")
             self._payloads[record.name] = payload
         return sums[: len(segments)]
 
+    def _read_into(self, segments: Sequence[tuple[int, Any]], *, checksum: bool = False) -> list[int]:
+        """Reads (offset in the object, writable contiguous memory) pairs; the CRC-32 of each, 0 without `checksum`.
 
-def check(url: str, name: str, record: Record, value: int) -> None:
-    """Compares a CRC-32 with the directory's; 0 there means that none was computed.
+        Raises:
+            RangeError: A segment ends beyond the end of the object.
+            ObjectChangedError: The object was replaced.
+        """
+        sums = [0] * len(segments)
+        remote = []
+        for number, (offset, memory) in enumerate(segments):
+            view = memoryview(memory).cast("B")
+            fetched = self._fetched(offset, len(view))
+            if fetched is None:
+                remote.append(number)
+            else:
+                view[:] = fetched
+                sums[number] = crc32(fetched) if checksum else 0
+        if remote:
+            job = (self._store, self._key, self._version, [segments[number] for number in remote])
+            [(_, _, remote_sums)] = _torchobj.scatter([job], checksum)
+            if checksum:
+                for number, value in zip(remote, remote_sums, strict=True):
+                    sums[number] = value
+        return sums
 
-    Raises:
-        IntegrityError: They differ.
-    """
-    if record.crc32 not in (0, value):
-        raise IntegrityError(
-            f"{url}: {name}: the CRC-32 of its {record.size} bytes is {value:08x}, the file says {record.crc32:08x}: "
-            "they are not what was saved"
-        )
+    def _fetched(self, offset: int, length: int) -> memoryview | None:
+        """Returns bytes that the prefix or the suffix contains."""
+        for end, start in ((self._head, 0), (self._tail, self._size - len(self._tail))):
+            if start <= offset and offset + length <= start + len(end):
+                return end[offset - start : offset - start + length]
+        return None
+
+    def _read_directory(self) -> dict[str, Record]:
+        head = bytes(self._head)
+        if not head:
+            raise CheckpointError("it is empty")
+        if not head.startswith(b"PK\x03\x04"):
+            if _LEGACY_MAGIC in head[:64]:
+                raise NotPlannableError("it has the format of torch before 1.6")
+            raise CheckpointError(f"it is not a file of torch.save{_describe(head, self._size)}")
+        directory = find_directory(bytes(self._tail), self._size)
+        if directory is None:
+            raise CheckpointError("it is an archive without an end: truncated or damaged")
+        data = bytearray(directory.end - directory.start)
+        self._read_into([(directory.start, data)])
+        records = records_of(bytes(data), directory.start)
+        for record in records.values():
+            end = record.payload + record.size if record.stored else record.payload
+            if not record.header + LOCAL_HEADER_BYTES <= record.payload <= end <= directory.start:
+                raise CheckpointError("the archive's directory is damaged")
+        return records
 
 
-def _directory_of(file: RangedObject) -> dict[str, Record]:
-    head, tail = file.head(), file.tail()
-    if not head:
-        raise CheckpointError("it is empty")
-    if not head.startswith(b"PK\x03\x04"):
-        if _LEGACY_MAGIC in head[:64]:
-            raise NotPlannableError("it has the format of torch before 1.6")
-        raise CheckpointError(f"it is no file of torch.save{_appearance(head, file.size)}")
-    directory = find_directory(tail, file.size)
-    if directory is None:
-        raise CheckpointError("it is an archive without an end: cut off, or damaged")
-    try:
-        records = records_of(bytes(file.read(*directory)), directory.start)
-    except (struct.error, UnicodeDecodeError) as error:
-        raise CheckpointError("the archive's directory is damaged") from error
-    for record in records.values():
-        end = record.payload + record.size if record.stored else record.payload
-        if not record.header + LOCAL_HEADER_BYTES <= record.payload <= end <= directory.start:
-            raise CheckpointError("the archive's directory is damaged")
-    return records
-
-
-def _archive_of(names: Iterable[str]) -> str:
-    """What a zip archive is, by the names of its records."""
+def _describe_zip(names: Iterable[str]) -> str:
+    """Describes a zip archive by the names of its records."""
     found = sorted(names)
     if found and all(name.endswith(".npy") for name in found):
-        return "a zip archive of numpy arrays, to be read by numpy.load"
+        return "a zip archive of numpy arrays, to be read with numpy.load"
     return f"a zip archive of {len(found)} records ({', '.join(found[:3])})" if found else "an empty zip archive"
 
 
-def _appearance(head: bytes, size: int) -> str:
-    """What a file looks like that begins like this, for an error; nothing where that is not known."""
+def _describe(head: bytes, size: int) -> str:
+    """Describes a file by its first bytes, for an error; empty if the format is unknown."""
     header_bytes = int.from_bytes(head[:8], "little")
-    if head[8:9] == b"{" and 2 <= header_bytes <= min(_SAFETENSORS_HEADER, size - 8):
-        return "; it looks like safetensors: read it by safetensors.torch.load(torchobj.open(url).read())"
-    # A pickle of protocol 2 or later begins with its number.
+    if head[8:9] == b"{" and 2 <= header_bytes <= min(_SAFETENSORS_HEADER_BYTES, size - 8):
+        return "; it looks like safetensors: read it with safetensors.torch.load(torchobj.open(url).read())"
+    # A pickle of protocol 2 or later starts with the protocol number.
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and len(head) > 2:
-        hint = "pickle.load(torchobj.open(url)) reads it, and runs what it names: only for a file that you trust"
+        hint = "pickle.load(torchobj.open(url)) reads it and runs code that it names: use it for trusted files only"
         return f"; it looks like a plain pickle: {hint}"
     if head[257:262] == b"ustar":
         return "; it looks like a tar archive"
-    for beginning, what in _BEGINNINGS:
-        if head.startswith(beginning):
+    for signature, what in _SIGNATURES:
+        if head.startswith(signature):
             return f"; it looks like {what}"
     if head.lstrip()[:1] in (b"{", b"["):
         return "; it looks like JSON"

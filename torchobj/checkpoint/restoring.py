@@ -1,4 +1,4 @@
-"""Puts a state that is read into the objects that are to have it: first all checks, then all copies."""
+"""Restores objects from a state that was loaded: checks everything first, then copies."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, MutableMapping
@@ -7,156 +7,136 @@ from typing import Any
 
 import torch
 
-from torchobj.checkpoint.admission import check_whole
+from torchobj.checkpoint.entries import Path, name_of
 from torchobj.checkpoint.load import load
-from torchobj.checkpoint.rank_states import own
 from torchobj.checkpoint.ranks import Ranks
-from torchobj.checkpoint.snapshot import state_of
+from torchobj.checkpoint.state import own_state, take_state
 from torchobj.config import StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.stateful import is_stateful
 
-__all__ = ["check", "fill", "restore_file"]
+__all__ = ["planned", "restore_file"]
 
 logger = logging.getLogger("torchobj")
 
-#: So many of the names that do not fit are told.
-_NAMED = 5
+#: Maximum number of names in an error.
+_LISTED = 5
+
+#: Steps that restore objects, after everything was checked.
+Work = list[Callable[[], object]]
 
 
 def restore_file(
     into: MutableMapping[str, Any], url: str, config: StoreConfig, ranks: Ranks, *, weights_only: bool, source: str
 ) -> None:
-    """Fills `into` from a file that `torchobj.save` wrote, as `fill` does. Reads no more than it is asked for.
+    """Restores `into` from a file of `torchobj.save`, as `planned` does. Reads only the entries of `into`.
 
-    Tensors and modules are read straight into their memory. What has its state otherwise, as an optimizer that may have
-    none yet, gets one that was read into memory of its own.
+    Tensors and modules are read directly into their memory. The states of other objects, such as optimizers, which may
+    not have a state yet, are read into new memory.
 
     Raises:
-        CheckpointError: As `fill`; every check comes before the first copy.
-        ConfigError: A tensor of `into` is divided among ranks.
+        CheckpointError: As for `planned`; everything is checked before the first copy.
+        ConfigError: A tensor of `into` is sharded among ranks.
     """
-    check_whole(state_of(into))
-    if not all(isinstance(name, str) for name in into):
-        fill(into, own(load(url, "cpu", weights_only, config=config), ranks, source), source)
-        return
-    memory = {name: value for name, value in into.items() if _is_memory(value)}
-    rest = into.keys() - memory.keys()
-    work: list[Callable[[], object]] = []
-    if rest:
-        loaded = own(_entries(url, config, rest, weights_only=weights_only, source=source), ranks, source)
-        _plan(into, loaded, "", source, work, names=rest)
-    if memory:
-        taken: Any = state_of(memory)
+    taken = take_state(into)
+    taken.check_unsharded()
+    # Names that are not strings cannot be selected: then the whole file is loaded.
+    has_names = all(isinstance(name, str) for name in into)
+    in_place = [name for name, value in into.items() if has_names and _is_memory(value)]
+    others = into.keys() - in_place
+    work: Work = []
+    if others:
+        keys = others if has_names else None
+        loaded = own_state(_load_entries(url, config, keys, weights_only=weights_only, source=source), ranks, source)
+        work += planned(into, loaded, source, others)
+    if in_place:
+        memory: Any = {name: taken.tree[name] for name in in_place}
         try:
-            load(url, None, weights_only, list(memory), into=taken, config=config)
+            load(url, None, weights_only, in_place, into=memory, config=config)
         except ConfigError as error:
-            # A module casts what is of another dtype; for what does not fit at all there is a better word below.
+            # A module casts values of another dtype; `planned` reports other differences.
             logger.debug("%s: not read in place: %s", source, error)
-            taken = _entries(url, config, memory, weights_only=weights_only, source=source)
-        _plan(memory, taken, "", source, work)
-    for put in work:
-        put()
+            memory = _load_entries(url, config, in_place, weights_only=weights_only, source=source)
+        work += planned(into, memory, source, in_place)
+    for step in work:
+        step()
 
 
-def _entries(url: str, config: StoreConfig, names: Collection[str], *, weights_only: bool, source: str) -> Any:
-    """These entries of a file.
+def _load_entries(
+    url: str, config: StoreConfig, names: Collection[str] | None, *, weights_only: bool, source: str
+) -> Any:
+    """Loads entries of a file, or all of them.
 
     Raises:
-        CheckpointError: It has not all of them.
+        CheckpointError: The file does not have all of them.
     """
+    if names is None:
+        return load(url, "cpu", weights_only, config=config)
     try:
         return load(url, "cpu", weights_only, sorted(names), config=config)
     except ConfigError:
         there = load(url, "meta", weights_only, config=config)
-        gone = sorted(name for name in names if name not in there)
-        if not gone:
+        missing = sorted(name for name in names if name not in there)
+        if not missing:
             raise
-        raise CheckpointError(f"{source}: has no {', '.join(gone)}; it has {', '.join(map(str, there))}") from None
+        raise CheckpointError(f"{source}: has no {', '.join(missing)}; it has {', '.join(map(str, there))}") from None
 
 
 def _is_memory(value: Any) -> bool:
-    """Whether all of a value is tensors that are there already."""
+    """Returns whether a value consists of tensors that exist already."""
     if isinstance(value, torch.Tensor | torch.nn.Module):
         return True
     return isinstance(value, Mapping) and not is_stateful(value) and all(map(_is_memory, value.values()))
 
 
-def fill(into: Any, loaded: Mapping[Any, Any], source: str) -> None:
-    """Puts `loaded` into `into`.
+def planned(into: Any, loaded: Mapping[Any, Any], source: str, names: Collection[Any] | None = None) -> Work:
+    """Checks that `loaded` fits `into`, and returns the steps that restore it.
 
-    Tensors are copied into those that are there, objects with `load_state_dict` load theirs, mappings are entered, and
-    any other value is replaced. What is loaded and not in `into` is left out, but not within a mapping of it.
+    Tensors are copied into existing tensors, objects with `load_state_dict` load their state, mappings are entered, and
+    other values are replaced. Entries that `into` does not have are ignored at the top, but not in nested mappings.
 
     Args:
-        into: A dict as it was given to `save`.
-        loaded: What was read.
-        source: Where from, for errors.
+        into: A dict as passed to `save`.
+        loaded: The loaded state.
+        source: The checkpoint, for errors.
+        names: Restore only these entries; all if None.
 
     Raises:
-        CheckpointError: A value is missing, too many, or of another shape or dtype. Nothing was changed then, unless a
-            `load_state_dict` of another's refused what it got.
+        CheckpointError: A value is missing, unknown, or differs in shape or dtype. A step raises it if the
+            `load_state_dict` of an object fails.
     """
-    for put in check(into, loaded, source):
-        put()
+    _check_mapping(loaded, "the state", source)
+    return _planned(into, loaded, (), source, into.keys() if names is None else names)
 
 
-def check(into: Any, loaded: Mapping[Any, Any], source: str) -> list[Callable[[], object]]:
-    """What `fill` would do, when all of it was found to fit.
-
-    Raises:
-        CheckpointError: As `fill`.
-    """
-    work: list[Callable[[], object]] = []
-    _plan(into, loaded, "", source, work)
+def _planned(into: Any, loaded: Any, path: Path, source: str, names: Collection[Any]) -> Work:
+    work: Work = []
+    for key, value in into.items():
+        if key not in names:
+            continue
+        name = name_of((*path, key))
+        if key not in loaded:
+            raise CheckpointError(f"{source}: has no {name}; it has {', '.join(map(str, loaded)) or 'nothing'}")
+        there = loaded[key]
+        if isinstance(value, torch.Tensor):
+            _check_tensor(value, there, name, source)
+            work.append(partial(_copy, value, there))
+        elif is_stateful(value):
+            _check_object(value, there, name, source)
+            work.append(partial(_load_state, value, there, name, source))
+        elif isinstance(value, Mapping):
+            _check_mapping(there, name, source)
+            work += _planned(value, there, (*path, key), source, value.keys())
+            if unknown := [f"{name}.{below}" for below in there if below not in value]:
+                raise CheckpointError(f"{source}: has {', '.join(unknown[:_LISTED])}, which into does not have")
+        else:
+            work.append(partial(into.__setitem__, key, there))
     return work
 
 
-def _plan(
-    into: Any,
-    loaded: Any,
-    name: str,
-    source: str,
-    work: list[Callable[[], object]],
-    *,
-    names: Collection[Any] | None = None,
-) -> None:
-    """Checks, and adds to `work` what is then to be done; at this level for these names only."""
-    if not isinstance(loaded, Mapping):
-        raise CheckpointError(f"{source}: {name or 'the state'} is a {type(loaded).__name__} there, and a dict here")
-    for key, value in into.items():
-        if names is not None and key not in names:
-            continue
-        inner = f"{name}.{key}" if name else str(key)
-        if key not in loaded:
-            raise CheckpointError(f"{source}: has no {inner}; it has {', '.join(map(str, loaded)) or 'nothing'}")
-        there = loaded[key]
-        if isinstance(value, torch.Tensor):
-            _check_tensor(value, there, inner, source)
-            work.append(partial(_copy, value, there))
-        elif is_stateful(value):
-            _check_object(value, there, inner, source)
-            work.append(partial(_give, value, there, inner, source))
-        elif isinstance(value, Mapping):
-            _plan(value, there, inner, source, work)
-        else:
-            work.append(partial(into.__setitem__, key, there))
-    if name:
-        _check_all_taken(into, loaded, name, source)
-
-
-def _check_all_taken(here: Mapping[Any, Any], there: Mapping[Any, Any], name: str, source: str) -> None:
-    strange = [f"{name}.{key}" for key in there if key not in here]
-    if strange:
-        raise CheckpointError(f"{source}: has {', '.join(strange[:_NAMED])}, and nothing here takes it")
-
-
-def _check_tensor(here: torch.Tensor, there: Any, name: str, source: str) -> None:
-    if not isinstance(there, torch.Tensor):
-        raise CheckpointError(f"{source}: {name} is a {type(there).__name__} there, and a tensor here")
-    if (here.shape, here.dtype) != (there.shape, there.dtype):
-        there_is, here_is = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (there, here))
-        raise CheckpointError(f"{source}: {name} is {there_is} there, and {here_is} here")
+def _check_mapping(there: Any, name: str, source: str) -> None:
+    if not isinstance(there, Mapping):
+        raise _difference(source, name, there, "dict")
 
 
 def _check_object(value: Any, there: Any, name: str, source: str) -> None:
@@ -166,25 +146,37 @@ def _check_object(value: Any, there: Any, name: str, source: str) -> None:
         _check_optimizer(value, there, name, source)
 
 
+def _difference(source: str, name: str, there: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"{source}: {name} is a {type(there).__name__} there, and a {expected} here")
+
+
+def _check_tensor(here: torch.Tensor, there: Any, name: str, source: str) -> None:
+    if not isinstance(there, torch.Tensor):
+        raise _difference(source, name, there, "tensor")
+    if (here.shape, here.dtype) != (there.shape, there.dtype):
+        there_is, here_is = (f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (there, here))
+        raise CheckpointError(f"{source}: {name} is {there_is} there, and {here_is} here")
+
+
 def _check_module(module: torch.nn.Module, there: Any, name: str, source: str) -> None:
     here = module.state_dict()
     if not isinstance(there, Mapping):
-        raise CheckpointError(f"{source}: {name} is a {type(there).__name__} there, and a module here")
-    missing, strange = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
-    if missing or strange:
-        raise CheckpointError(f"{source}: {name} is of another module: missing {missing}, unknown {strange}")
+        raise _difference(source, name, there, "module")
+    missing, unknown = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
+    if missing or unknown:
+        raise CheckpointError(f"{source}: {name} is of another module: missing {missing}, unknown {unknown}")
     for key, tensor in here.items():
-        # A module casts what it loads, but takes no other shape.
+        # A module casts other dtypes, but accepts no other shape.
         if isinstance(tensor, torch.Tensor) and getattr(there[key], "shape", None) != tensor.shape:
             shape = tuple(getattr(there[key], "shape", ()))
             raise CheckpointError(f"{source}: {name}.{key} is {shape} there, and {tuple(tensor.shape)} here")
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, there: Any, name: str, source: str) -> None:
-    """Compares what `load_state_dict` of torch's optimizers compares."""
+    """Checks what `load_state_dict` of torch's optimizers checks."""
     groups = there.get("param_groups") if isinstance(there, Mapping) else None
     if not isinstance(groups, list):
-        raise CheckpointError(f"{source}: {name} is a {type(there).__name__} there, and an optimizer here")
+        raise _difference(source, name, there, "optimizer")
     counts_there = [len(group["params"]) for group in groups]
     counts_here = [len(group["params"]) for group in optimizer.param_groups]
     if counts_there != counts_here:
@@ -192,16 +184,16 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, there: Any, name: str, so
         raise CheckpointError(f"{source}: {message}")
 
 
-def _give(value: Any, state: Any, name: str, source: str) -> None:
+def _load_state(value: Any, state: Any, name: str, source: str) -> None:
     try:
         value.load_state_dict(state)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        message = f"{name}: {type(value).__name__} refuses its state; what came before it is restored"
+        message = f"{name}: {type(value).__name__} refuses its state; earlier entries are restored"
         raise CheckpointError(f"{source}: {message}: {error}") from error
 
 
 def _copy(here: torch.Tensor, there: torch.Tensor) -> None:
-    # What was read in place is there already.
+    # The same tensor if it was read in place.
     if here is not there:
         with torch.no_grad():
             here.copy_(there)

@@ -1,29 +1,14 @@
-"""Which checkpoints go: a pure function of what is committed. Reads and deletes nothing."""
+"""Selects the checkpoints to delete, given the committed ones. Reads and deletes nothing."""
 
 import dataclasses
-import datetime
 import math
 from collections.abc import Collection, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
+from torchobj.checkpoint.commit_format import Commit
 from torchobj.exceptions import ConfigError
 
 __all__ = ["KeepBest", "Retention", "doomed"]
-
-
-class _Committed(Protocol):
-    """What retention looks at in a commit."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def metrics(self) -> "_Metrics": ...
-    @property
-    def time(self) -> datetime.datetime: ...
-
-
-class _Metrics(Protocol):
-    def get(self, name: str, default: float, /) -> float: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,23 +24,23 @@ class KeepBest:
     """
 
     metric: str
-    """Its name in the `metrics` of `save`. A step without it, or where it is NaN, is not among the best."""
+    """Its name in the `metrics` of `save`. Steps without it, or where it is NaN, are never among the best."""
     mode: Literal["min", "max"]
-    """Whether the least or the largest value is best."""
+    """Whether the smallest or the largest value is best."""
     count: int = 1
-    """How many steps. Of equal values the later step is better."""
+    """Number of steps. Of equal values the later step is better."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
             raise ConfigError(f"keep_best mode={self.mode!r}: must be min or max")
         _check_count("keep_best count", self.count)
 
-    def best(self, committed: Sequence[_Committed]) -> set[int]:
-        """The steps that are kept."""
+    def best(self, committed: Sequence[Commit]) -> set[int]:
+        """Returns the steps to keep."""
         return set(self.ranked(committed)[: self.count])
 
-    def ranked(self, committed: Sequence[_Committed]) -> list[int]:
-        """The steps with the metric, the best first."""
+    def ranked(self, committed: Sequence[Commit]) -> list[int]:
+        """Returns the steps with the metric, the best first."""
         values = [(commit.metrics.get(self.metric, math.nan), commit.step) for commit in committed]
         sign = -1 if self.mode == "min" else 1
         ranked = sorted(((sign * value, step) for value, step in values if not math.isnan(value)), reverse=True)
@@ -64,35 +49,37 @@ class KeepBest:
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """The rules of one manager: a step that any of them keeps is kept."""
+    """The rules of a manager. A step is kept if any rule keeps it."""
 
     keep_last: int | None = 3
-    """The newest so many steps, by number and by time; None keeps all."""
+    """Number of newest steps to keep, by number and by time; None keeps all."""
     keep_every: int | None = None
-    """Every step that is a multiple of it."""
+    """Keep steps that are multiples of it."""
     keep_best: KeepBest | None = None
-    """The best by a metric."""
+    """Keep the best steps by a metric."""
 
     def __post_init__(self) -> None:
         for name in ("keep_last", "keep_every"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         if self.keep_last is None and (self.keep_every, self.keep_best) != (None, None):
-            raise ConfigError("keep_last=None keeps all: give it a number, 1 or more, beside keep_every or keep_best")
+            raise ConfigError(
+                "keep_last=None keeps all steps: with keep_every or keep_best it must be a number, 1 or more"
+            )
         if self.keep_best is not None and not isinstance(self.keep_best, KeepBest):
             raise ConfigError(f"keep_best={self.keep_best!r}: must be a KeepBest, or (metric, 'min' or 'max', count)")
 
 
-def doomed(committed: Sequence[_Committed], rules: Retention, protected: Collection[int] = ()) -> list[int]:
-    """The steps that no rule keeps.
+def doomed(committed: Sequence[Commit], rules: Retention, protected: Collection[int] = ()) -> list[int]:
+    """Returns the steps that no rule keeps.
 
     Args:
-        committed: All committed steps, in any order, and no other.
-        rules: What is kept.
-        protected: Steps that stay in any case: what was just saved, what is being saved.
+        committed: All committed steps, in any order.
+        rules: The rules.
+        protected: Steps to keep in any case: those just saved, and being saved.
 
     Returns:
-        Steps to delete, ascending; never the newest one.
+        Steps to delete, ascending; never the latest one.
 
     Example:
         >>> from collections import namedtuple
@@ -104,7 +91,7 @@ def doomed(committed: Sequence[_Committed], rules: Retention, protected: Collect
     steps = sorted(commit.step for commit in committed)
     if rules.keep_last is None:
         return []
-    # Who went back to an older step saves numbers below the largest: those are the newest as well.
+    # After going back to an older step, the newest steps have numbers below the largest.
     by_time = [commit.step for commit in sorted(committed, key=lambda commit: (commit.time, commit.step))]
     kept = {*steps[-rules.keep_last :], *by_time[-rules.keep_last :], *protected}
     if rules.keep_every is not None:

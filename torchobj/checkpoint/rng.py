@@ -1,4 +1,4 @@
-"""The random generators of a process as a part of a checkpoint. Knows no store."""
+"""The random number generators of a process, as part of a checkpoint. Uses no store."""
 
 import base64
 import json
@@ -20,8 +20,8 @@ logger = logging.getLogger("torchobj")
 class RngState:
     """The generators of Python, numpy and torch, on the CPU and on each CUDA device, of every rank.
 
-    `state_dict` is collective where `torch.distributed` is initialised: every rank's generators are in it. A rank that
-    loads it takes its own; one that the saving job did not have keeps its generators, and says so in the log.
+    `state_dict` is collective if `torch.distributed` is initialised, and returns the generators of every rank. A rank
+    loads its own; a rank that the saving job did not have keeps its generators, and logs a warning.
 
     Example:
         >>> state = RngState()
@@ -33,30 +33,32 @@ class RngState:
     """
 
     def state_dict(self) -> dict[str, Any]:
-        """The generators of all ranks, in one string."""
+        """Returns the generators of all ranks, in one string."""
         mine: Any = _generators()
         ranks = [mine]
         if _distributed():
             ranks = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(ranks, mine)
-        # One value: as a list it would be one of another length, and so no match, to a job with more or fewer ranks.
+        # One value: a list would differ in length, and so not match, in a job with another number of ranks.
         return {"ranks": json.dumps(ranks)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Sets the generators of this rank.
 
         Raises:
-            CheckpointError: It is not what `state_dict` returned.
+            CheckpointError: It is not a result of `state_dict`.
         """
         rank = torch.distributed.get_rank() if _distributed() else 0
         try:
             ranks = json.loads(state_dict["ranks"])
             if rank >= len(ranks):
-                logger.warning("rank %d keeps its random generators: the checkpoint has those of %d", rank, len(ranks))
+                logger.warning(
+                    "rank %d keeps its random generators: the checkpoint has those of %d ranks", rank, len(ranks)
+                )
                 return
             _set_generators(ranks[rank])
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"this is no state of an RngState: {error!r}") from error
+            raise CheckpointError(f"this is not a state of an RngState: {error!r}") from error
 
 
 def _distributed() -> bool:
@@ -73,8 +75,8 @@ def _tensor(text: str) -> torch.Tensor:
 
 def _generators() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
-    # The global generator: what most code draws from, and the only one that can be found.
-    name, keys, position, has_gauss, cached = numpy.random.get_state()  # noqa: NPY002  said above
+    # The global generator: most code uses it, and others cannot be found.
+    name, keys, position, has_gauss, cached = numpy.random.get_state()  # noqa: NPY002  as explained above
     return {
         "python": [version, list(internal), gauss],
         "numpy": [name, numpy.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],

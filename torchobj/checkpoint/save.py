@@ -1,4 +1,4 @@
-"""`torchobj.save`: a stock `.pt` file, its parts cut from the tensors' own memory and sent in parallel."""
+"""`torchobj.save`: writes the file of `torch.save`, and sends parts of it in parallel from the tensors' own memory."""
 
 import logging
 from collections.abc import Iterator
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.files import NO_ATTRIBUTES, ObjectWriter, _target_of
+from torchobj.checkpoint.device_memory import BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
+from torchobj.checkpoint.files import NO_ATTRIBUTES, ObjectWriter, store_of
 from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
-from torchobj.checkpoint.staging import STAGING_BYTES, bytes_of, is_reachable, taken
+from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 
 __all__ = ["SavedObject", "save"]
 
 logger = logging.getLogger("torchobj")
 
-
-#: Tensors that are small on average, and together no larger, are copied by torch.
+#: Maximum total size of tensors that torch copies into the plan, if they are small on average.
 _COPIED_BYTES = 16 << 20
 
 
@@ -27,9 +27,9 @@ class SavedObject(NamedTuple):
 
     url: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     version: str
-    """The store's name of what was written: an ETag, a generation."""
+    """The store's version of the object: an ETag or a generation."""
 
 
 def save(
@@ -37,57 +37,61 @@ def save(
     url: str,
     *,
     checksum: bool = True,
+    overwrite: bool = True,
+    if_version: str | None = None,
     if_none_match: bool = False,
     config: StoreConfig | S3ClientConfig | None = None,
     region: str | None = None,
     endpoint_url: str | None = None,
 ) -> SavedObject:
-    """Saves what `torch.save` saves, as the file that it writes, to an object.
+    """Saves an object as the file that `torch.save` writes.
 
-    The bytes of tensors go from their own memory to the store, in parallel parts, with the GIL released; those of many
-    small ones are copied. Beside the tensors at most 64 MiB are used. Tensors of other devices come through those. They
-    must not change until this returns. The object appears whole, or not at all: after an error the bucket is as it was.
+    Tensors are sent from their own memory in parallel parts, with the GIL released; many small tensors are copied
+    first. At most 64 MiB are used in addition to the tensors. Tensors of other devices pass through this memory. They
+    must not change until this returns. The object appears whole or not at all: after an error the bucket is unchanged.
 
-    Where torch does not let the file be planned, it is streamed through `torchobj.open`; the log says why.
+    If torch's file cannot be planned, it is streamed through `torchobj.open`, and the reason is logged.
 
     Args:
-        obj: Whatever `torch.save` takes.
+        obj: Anything that `torch.save` accepts.
         url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`.
-        checksum: Whether the file holds the CRC-32 of each tensor, as `torch.save` writes it.
-        if_none_match: The object must not exist when it is finished.
+        checksum: Whether the file contains the CRC-32 of each tensor, as `torch.save` writes it.
+        overwrite: If False, the object must not exist when the upload finishes.
+        if_version: The object must have this version when the upload finishes.
+        if_none_match: The same as `overwrite=False`, by its name in HTTP.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Replace the configuration's.
 
     Returns:
         URL, size in bytes and version of the object.
 
     Raises:
-        ConfigError: No URL of an object.
-        StoreError: The store refused, or went on failing after the retries.
-        Exception: What pickling raised; nothing was sent then.
+        ConfigError: The URL does not name an object, or conditions exclude each other.
+        PreconditionFailedError: The condition does not hold. This is also a `FileExistsError`.
+        StoreError: The store refused a request, or failed after all retries.
+        Exception: Pickling failed; nothing was sent.
 
     Example:
         >>> import torch
         >>> save({"weight": torch.ones(3)}, "memory://example/saved.pt").url
         'memory://example/saved.pt'
     """
-    settings = store_config(config, region, endpoint_url)
-    parsed, store = _target_of(url, settings)
-    # torch computes the checksums of what it copies, unless it was told not to.
-    copies = checksum and torch.serialization.get_crc32_options()
+    settings = store_config(config, region, endpoint_url, url=url)
+    conditions = condition(overwrite, if_version, if_none_match=if_none_match)
+    parsed, store = store_of(url, settings, is_written=True)
+    # torch computes the checksums of the storages that it copies, unless its settings disable them.
+    may_copy = checksum and torch.serialization.get_crc32_options()
     try:
-        plan = plan_of(obj, _COPIED_BYTES if copies else 0)
+        plan = plan_of(obj, _COPIED_BYTES if may_copy else 0, checksum=checksum)
     except PlanError as reason:
         logger.info("%s: streamed by torch.save: %s", parsed, reason)
-        with ObjectWriter(url, config=settings, if_none_match=if_none_match) as writer:
+        with ObjectWriter(url, config=settings, overwrite=not conditions[0], if_version=if_version) as writer:
             torch.save(obj, writer)
             size = writer.tell()
         return SavedObject(str(parsed), size, writer.version)
-    if not checksum:
-        plan = plan._replace(fields=[])
     staged = not all(is_reachable(hole.storage.device) for hole in plan.holes)
-    limit_bytes = STAGING_BYTES // 2 if staged else None
-    gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, if_none_match, None, limit_bytes)
+    limit_bytes = BLOCKS_BYTES // 2 if staged else None
+    gather = _torchobj.NativeGather(store, parsed.key, NO_ATTRIBUTES, *conditions, limit_bytes)
     try:
         for batch in _batches(plan):
             gather.write(batch)
@@ -99,9 +103,9 @@ def save(
 
 
 def _batches(plan: Plan) -> Iterator[list[Any]]:
-    """The plan's pieces for a gather. A block of staged memory ends a batch: the next is made when it is on its way."""
+    """Yields the plan's pieces for `NativeGather`. Each block of a device ends a batch: it is sent before the next."""
     batch: list[Any] = []
-    #: By hole: the first of its records and their end.
+    #: By the start of a hole: its range of records.
     sums: dict[int, tuple[int, int]] = {}
     records = 0
     for piece in plan.pieces():
@@ -115,7 +119,7 @@ def _batches(plan: Plan) -> Iterator[list[Any]]:
             records += 1
         else:
             first = records
-            for block in taken(piece.storage):
+            for block in blocks_of(piece.storage):
                 batch.append(block)
                 records += 1
                 yield batch

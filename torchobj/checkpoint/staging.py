@@ -1,144 +1,310 @@
-"""Bytes between memory that the store can reach and devices that it cannot, by way of a few blocks of memory."""
+"""The state of a background save: a staged copy on the CPU, or a watch on the tensors. Reads and writes no store.
 
-import mmap
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeAlias
-from zlib import crc32
+The staged copy of a state for one file is made by pickling, so that values other than tensors are copied as the file
+would keep them, and storages shared by tensors are copied once. Its memory is reused by the next staged copy: copying
+into new memory takes two to five times as long.
+
+For `torch.distributed.checkpoint`, which writes tensors one by one, each tensor of this rank's state shard is copied:
+a small view of a large storage stays small. torch's own stager allocates new memory for each save, and that of torch
+2.6 does not copy tensors on the CPU.
+"""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
 
-from torchobj.checkpoint.memory import memory_of
+from torchobj.checkpoint import device_memory
+from torchobj.exceptions import CheckpointError, ConfigError
 
-__all__ = ["BLOCK_BYTES", "STAGING_BYTES", "Landing", "bytes_of", "fill", "is_reachable", "room", "storage_of", "taken"]
+__all__ = ["Stager", "Watch", "with_containers"]
 
-BLOCK_BYTES = 8 << 20
-#: All blocks that are in use at once.
-STAGING_BYTES = 64 << 20
-
-#: Reads (offset in the object, writable memory) pairs.
-Read: TypeAlias = Callable[[Sequence[tuple[int, Any]]], None]
-
-
-class Landing(NamedTuple):
-    """Bytes of an object, and where they belong: a uint8 tensor of shape (nbytes,), on any device."""
-
-    offset: int
-    target: torch.Tensor
+#: Minimum size of a storage whose copy has a block of its own, which is reused; the allocator handles smaller ones.
+_BLOCK_BYTES = 1 << 20
 
 
-def is_reachable(device: torch.device) -> bool:
-    """Whether memory of this device can be read and written as it is."""
-    return device.type == "cpu"
+class _Plain(NamedTuple):
+    """A tensor that is only a view of a storage."""
+
+    storage: int
+    """Index of the storage."""
+    dtype: torch.dtype
+    layout: tuple[int, tuple[int, ...], tuple[int, ...]]
+    """Offset in elements, size, strides."""
+    requires_grad: bool
+    is_parameter: bool
 
 
-def storage_of(nbytes: int, device: torch.device | str = "cpu") -> torch.UntypedStorage:
-    """A new storage of `nbytes` bytes, which hold anything."""
-    new: Any = torch.UntypedStorage
-    storage: torch.UntypedStorage = new(nbytes, device=device)
-    return storage
+class _Pickler(pickle.Pickler):
+    """Pickles everything except the memory of tensors, which it collects."""
+
+    def __init__(self, out: io.BytesIO) -> None:
+        super().__init__(out, protocol=pickle.HIGHEST_PROTOCOL)
+        self.storages: list[torch.UntypedStorage] = []
+        self.tensors: list[torch.Tensor] = []
+        self.plain: list[_Plain] = []
+        self._numbers: dict[int, int] = {}
+        #: By the id of a tensor, which `tensors` keeps alive.
+        self._plain_numbers: dict[int, int] = {}
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Returns the id of a tensor or storage in the pickle; None if the object itself is pickled."""
+        if isinstance(obj, torch.Tensor):
+            self.tensors.append(obj)
+            return self._plain_number(obj) if _is_plain(obj) else None
+        if isinstance(obj, torch.storage.TypedStorage):
+            return self._number(obj._untyped_storage), obj.dtype
+        if isinstance(obj, torch.UntypedStorage):
+            return self._number(obj), None
+        return None
+
+    def _number(self, storage: torch.UntypedStorage) -> int:
+        # Several Python objects can represent one storage.
+        identity = storage._cdata
+        if identity not in self._numbers:
+            self._numbers[identity] = len(self.storages)
+            self.storages.append(storage)
+        return self._numbers[identity]
+
+    def _plain_number(self, tensor: torch.Tensor) -> int:
+        if id(tensor) not in self._plain_numbers:
+            self._plain_numbers[id(tensor)] = len(self.plain)
+            layout = (int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+            storage, parameter = self._number(tensor.untyped_storage()), type(tensor) is torch.nn.Parameter
+            self.plain.append(_Plain(storage, tensor.dtype, layout, tensor.requires_grad, parameter))
+        return self._plain_numbers[id(tensor)]
 
 
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A storage's bytes: uint8 tensor of shape (nbytes,) on its device, sharing its memory."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Returns whether a `_Plain` describes the tensor completely; torch's own pickling takes ten times as long."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type in ("cpu", "cuda")
+        and not (
+            tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.__dict__ or tensor._backward_hooks
+        )
+    )
 
 
-def taken(storage: torch.UntypedStorage) -> Iterator[Any]:
-    """The bytes of a storage on a device, copied block by block: uint8 arrays of at most `BLOCK_BYTES`, each its own.
+class _Unpickler(pickle.Unpickler):
+    """Creates the same objects with other storages."""
 
-    They are pinned where the device is CUDA; torch's own cache of pinned memory reuses those that were dropped.
-    """
-    source = bytes_of(storage)
-    for start in range(0, len(source), BLOCK_BYTES):
-        part = source[start : start + BLOCK_BYTES]
-        block = room(len(part), pinned=storage.device.type == "cuda")
-        block.copy_(part)
-        yield memory_of(block)
+    def __init__(self, data: io.BytesIO, storages: list[torch.UntypedStorage], plain: list[_Plain]) -> None:
+        super().__init__(data)
+        self._storages = storages
+        self._tensors = [self._tensor(tensor) for tensor in plain]
 
+    def _tensor(self, plain: _Plain) -> torch.Tensor:
+        storage = self._storages[plain.storage]
+        tensor = torch.empty(0, dtype=plain.dtype, device=storage.device).set_(storage, *plain.layout)
+        if plain.is_parameter:
+            return torch.nn.Parameter(tensor, plain.requires_grad)
+        return tensor.requires_grad_() if plain.requires_grad else tensor
 
-def room(nbytes: int, *, pinned: bool) -> torch.Tensor:
-    """New memory: uint8 tensor of shape (nbytes,), on the CPU. The system has it back when it is dropped.
-
-    Not so what glibc gives: it finds no room for an aligned block in the hole that one of the same size left, and took
-    150 MiB for 32 MiB that were in use.
-    """
-    if pinned:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
-    pages = mmap.mmap(-1, nbytes)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        # Large pages, where the system has them: fewer faults at the first copy.
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.uint8)
+    def persistent_load(self, pid: Any) -> Any:
+        """Returns the tensor or storage with this id."""
+        if isinstance(pid, int):
+            return self._tensors[pid]
+        number, dtype = pid
+        storage = self._storages[number]
+        if dtype is None:
+            return storage
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
-def fill(landings: Sequence[Landing], read: Read, *, checksum: bool) -> list[int]:
-    """Reads into memory that cannot be reached, through two windows of memory: one is read while the other is copied.
+def _pickled(state: Any) -> tuple[io.BytesIO, _Pickler]:
+    out = io.BytesIO()
+    pickler = _Pickler(out)
+    pickler.dump(state)
+    out.seek(0)
+    return out, pickler
+
+
+class Stager:
+    """Makes staged copies, one at a time. Each reuses the memory of the previous one."""
+
+    def __init__(self) -> None:
+        self._blocks: list[torch.Tensor] = []
+
+    def stage(self, state: Any) -> Any:
+        """Returns a copy of a state on the CPU, which the next staged copy overwrites.
+
+        Raises:
+            Exception: The state cannot be pickled.
+        """
+        data, pickler = _pickled(state)
+        with torch.inference_mode(mode=False):
+            copies = self._copies([device_memory.bytes_of(storage) for storage in pickler.storages])
+            return _Unpickler(data, [tensor.untyped_storage() for tensor in copies], pickler.plain).load()
+
+    def stage_shard(self, state: Mapping[Any, Any]) -> dict[Any, Any]:
+        """Returns a copy of this rank's state shard on the CPU, which the next staged copy overwrites.
+
+        Args:
+            state: Dicts, lists and tuples of tensors, and other values.
+
+        Raises:
+            CheckpointError: A tensor has no memory: it was freed, as FSDP frees gathered parameters.
+            Exception: `copy.deepcopy` cannot copy a value.
+        """
+        shards: dict[Hashable, torch.Tensor] = {}
+
+        def collect(value: Any) -> Any:
+            if (local := _local(value)) is not None:
+                shards[_memory_key(local)] = local
+            return value
+
+        def copy_of(value: Any) -> Any:
+            local = _local(value)
+            if local is None:
+                return _deep_copy(value)
+            made = copies[_memory_key(local)]
+            # `from_local` would move it to the device of the mesh.
+            return DTensor(made, value._spec, requires_grad=False) if isinstance(value, DTensor) else made
+
+        with_containers(state, collect)
+        copies = dict(zip(shards, self._copies(list(shards.values())), strict=True))
+        staged: dict[Any, Any] = with_containers(state, copy_of)
+        return staged
+
+    # Tensors created in inference mode could not be written to outside of it.
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def _copies(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns contiguous copies of strided tensors of the CPU or of GPUs, with the same shapes and dtypes."""
+        gpus = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        blocks = self._blocks_for(
+            [tensor.nbytes for tensor in tensors if tensor.nbytes >= _BLOCK_BYTES], pinned=bool(gpus)
+        )
+        copies = []
+        for tensor in tensors:
+            is_large = tensor.nbytes >= _BLOCK_BYTES
+            storage = next(blocks).untyped_storage() if is_large else device_memory.storage_of(tensor.nbytes)
+            copied = torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
+            # The CPU resolves conjugation, and would not wait for the bytes.
+            is_plain = not (tensor.is_conj() or tensor.is_neg())
+            copies.append(copied.copy_(tensor, non_blocking=is_large and is_plain))
+        for gpu in gpus:
+            torch.cuda.synchronize(gpu)
+        return copies
+
+    def _blocks_for(self, sizes: list[int], *, pinned: bool) -> Iterator[torch.Tensor]:
+        """Yields memory of these sizes: blocks of the previous copy where they fit, otherwise new ones."""
+        free: dict[int, list[torch.Tensor]] = {}
+        for block in self._blocks:
+            if block.is_pinned() == pinned:
+                free.setdefault(block.nbytes, []).append(block)
+        reused = [free[size].pop() if free.get(size) else None for size in sizes]
+        # Other blocks are freed before new ones are allocated: a copy is never larger than its state.
+        self._blocks, free = [], {}
+        self._blocks = [
+            device_memory.new_block(size, pinned=pinned) if old is None else old
+            for size, old in zip(sizes, reused, strict=True)
+        ]
+        return iter(self._blocks)
+
+    def release(self) -> None:
+        """Frees the memory."""
+        self._blocks = []
+
+
+class Watch:
+    """Detects writes to the tensors of a state that is saved without a copy, by their versions.
+
+    Values other than tensors are copied. Writes that bypass autograd, such as through `.data`, a numpy view or another
+    process, are not detected.
 
     Args:
-        landings: What is wanted, of any number and size.
-        read: Called from another thread, never twice at once.
-        checksum: Whether to compute CRC-32.
+        tree: The state to save.
+        names: Its tensors by name, for errors.
 
-    Returns:
-        The CRC-32 of each landing, in their order; zeros where none was asked for.
+    Raises:
+        ConfigError: A tensor was created in inference mode: such tensors have no version.
     """
-    pinned = any(landing.target.device.type == "cuda" for landing in landings)
-    sums = [0] * len(landings)
-    windows = list(_windows(landings))
-    with ThreadPoolExecutor(1, thread_name_prefix="torchobj-staging") as reader:
-        size = min(STAGING_BYTES // 2, max((_length(window) for window in windows), default=0))
-        memory = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in windows[:2]]
 
-        def start(number: int) -> Any:
-            pieces = _pieces(windows[number], memory[number % 2])
-            segments = [(landings[which].offset + begin, memory_of(block)) for which, begin, block in pieces]
-            return pieces, reader.submit(read, segments)
+    def __init__(self, tree: Any, names: Sequence[tuple[str, torch.Tensor]]) -> None:
+        data, pickler = _pickled(tree)
+        self._names, self._tensors = names, pickler.tensors
+        for tensor in self._tensors:
+            if tensor.is_inference():
+                why = "created in inference mode, where changes cannot be detected; save with stage=True"
+                raise ConfigError(f"{self._name_of(tensor)}: {why}")
+        self._versions = [tensor._version for tensor in self._tensors]
+        #: The same state, with the same tensor memory.
+        self.state = _Unpickler(data, pickler.storages, pickler.plain).load()
 
-        coming = [start(0)] if windows else []
-        for number in range(len(windows)):
-            pieces, done = coming.pop()
-            done.result()
-            if number + 1 < len(windows):
-                coming.append(start(number + 1))
-            for which, begin, block in pieces:
-                if checksum:
-                    sums[which] = crc32(memory_of(block), sums[which])
-                landings[which].target[begin : begin + len(block)].copy_(block, non_blocking=pinned)
-            if pinned:
-                torch.cuda.synchronize()
-    return sums
+    def check(self) -> None:
+        """Checks that no tensor was written to.
 
+        Raises:
+            CheckpointError: A tensor was written to; the message names it.
+        """
+        for tensor, version in zip(self._tensors, self._versions, strict=True):
+            if tensor._version != version:
+                message = "was changed while it was saved with stage=False: nothing was committed"
+                raise CheckpointError(f"{self._name_of(tensor)} {message}")
 
-#: Bytes of landings: (which landing, from where in it, how many).
-_Window: TypeAlias = list[tuple[int, int, int]]
+    def _name_of(self, tensor: torch.Tensor) -> str:
+        return next((name for name, own in self._names if own is tensor), "a tensor")
 
 
-def _windows(landings: Sequence[Landing]) -> Iterator[_Window]:
-    """The landings' bytes, in order, in lots of at most half of `STAGING_BYTES`."""
-    window: _Window = []
-    free = STAGING_BYTES // 2
-    for which, landing in enumerate(landings):
-        begin = 0
-        while begin < len(landing.target):
-            length = min(free, len(landing.target) - begin)
-            window.append((which, begin, length))
-            begin, free = begin + length, free - length
-            if not free:
-                yield window
-                window, free = [], STAGING_BYTES // 2
-    if window:
-        yield window
+def _local(value: Any) -> torch.Tensor | None:
+    """Returns this rank's shard of a tensor, if it is plain memory; None for other values.
+
+    Raises:
+        CheckpointError: The shard's memory was freed.
+    """
+    local = value._local_tensor if isinstance(value, DTensor) else value
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    if type(local) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    is_odd = local.is_quantized or local.is_nested or local.layout is not torch.strided
+    is_memory = not is_odd and local.device.type in ("cpu", "cuda")
+    if is_memory and local.nbytes and not local.data_ptr():
+        raise CheckpointError(f"a tensor of {local.nbytes} bytes has no memory")
+    return local.detach() if is_memory else None
 
 
-def _length(window: _Window) -> int:
-    return sum(length for _, _, length in window)
+def _memory_key(local: torch.Tensor) -> Hashable:
+    """Returns the same key for two tensors that are one, as tied weights are."""
+    kind = (local.dtype, local.device, local.is_conj(), local.is_neg())
+    return local.data_ptr(), *kind, tuple(local.shape), local.stride()
 
 
-def _pieces(window: _Window, memory: torch.Tensor) -> list[tuple[int, int, torch.Tensor]]:
-    """Each piece of a window with its place in memory."""
-    pieces, at = [], 0
-    for which, begin, length in window:
-        pieces.append((which, begin, memory[at : at + length]))
-        at += length
-    return pieces
+@torch.no_grad()
+def _deep_copy(value: Any) -> Any:
+    """Copies values other than plain memory, including tensors of other layouts and subclasses."""
+    if isinstance(value, DTensor):
+        return DTensor(_deep_copy(value._local_tensor), value._spec, requires_grad=False)
+    return value.to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def with_containers(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns new mappings, lists and tuples, with `change` applied to everything else in them.
+
+    Containers keep their types, except for mappings other than dicts: a copy of these may share its entries.
+    """
+    made: Any
+    if isinstance(value, Mapping):
+        made = copy.copy(value) if isinstance(value, dict) else {}
+        for key, inner in value.items():
+            # A subclass may check values in its own `__setitem__`.
+            dict.__setitem__(made, key, with_containers(inner, change))
+        return made
+    if isinstance(value, list):
+        made = copy.copy(value)
+        made[:] = [with_containers(inner, change) for inner in value]
+        return made
+    if isinstance(value, tuple):
+        made = [with_containers(inner, change) for inner in value]
+        if all(new is old for new, old in zip(made, value, strict=True)):
+            return value
+        return value._make(made) if hasattr(value, "_make") else tuple(made)
+    return change(value)

@@ -1,6 +1,8 @@
-"""Distributed checkpoints (`torch.distributed.checkpoint`) in a store, read and written by torch's own too.
+"""Distributed checkpoints (`torch.distributed.checkpoint`) in a store, in torch's own format.
 
-The map: `writer` and `reader` are what torch calls · `writing` writes a rank's items into files (`file`) · `reading`
-reads them (`wanted`, `wave`, `transfer`, `foreign`, `slices`) · `item` knows the bytes around one tensor · `metadata`
-and `manifest` are what stands beside the files · `prefix` says how files are named, `place` where they lie.
+`writer` and `reader` implement torch's storage interfaces. `save_items` writes the items of a rank into files
+(`item_file`). `load_items` reads them by one plan, and `foreign` finds tensors in archives of other writers.
+`metadata` and `manifest` read and write the objects beside the files; `limits` checks what they claim. `contents` lists
+the files of a checkpoint and removes them. `attempt` and `sweeping` find files that a failed save left. `prefix` names
+files, and `checkpoint_dir` maps names to keys.
 """

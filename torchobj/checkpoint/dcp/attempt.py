@@ -1,14 +1,13 @@
-"""Attempt records: by them the files of a distributed save that failed or was killed are found, and only those.
+"""Attempt records, which identify the files of a distributed save that failed or was killed.
 
-Before a rank writes files, it puts a record, `_torchobj_attempt_<token>.json`, into the checkpoint's folder. The token
-is random and part of the name of every file that the rank writes in this save; the record holds how these names begin.
-When the checkpoint is committed the coordinator deletes the records. A save that was killed leaves its records:
-`sweeping` deletes what they name.
+Before a rank writes files, it writes a record, `_torchobj_attempt_<token>.json`, to the checkpoint's folder. The token
+is random and part of the name of each file that the rank writes in this save. The record contains the start of these
+names. After the commit, the coordinator deletes the records. The records of a save that is killed remain, and
+`sweeping` deletes the files that they identify.
 
-Two rules protect a save that is still running. A rank renews its record while it writes, and only a record that was not
-renewed for long, by the store's clock, has expired. And a sweep marks a record before it deletes anything, while the
-coordinator looks at the records before it commits: a save whose record was swept fails, instead of committing files
-that are gone.
+Two rules protect a running save. First, a rank renews its record while it writes, and a record expires only if it was
+not renewed for long, by the store's clock. Second, a sweep marks a record before it deletes files, and the coordinator
+checks the records before it commits. So a save whose record was swept fails, instead of committing deleted files.
 """
 
 import json
@@ -22,31 +21,31 @@ from typing import NamedTuple
 
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
-from torchobj.checkpoint.dcp.place import Place
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.keys import is_canonical
-from torchobj.checkpoint.refusal import was_refused
+from torchobj.checkpoint.server import was_refused
 from torchobj.exceptions import CheckpointError, ConfigError, StoreError
 
 __all__ = ["RECORDS", "Record", "discard", "is_running", "record_of_file", "records_of_files", "running"]
 
 logger = logging.getLogger("torchobj")
 
-#: How the names of all records begin.
+#: Start of the names of all records.
 RECORDS = "_torchobj_attempt_"
 
-#: The number of this form. A reader refuses a larger one.
+#: Version of the format. Readers reject a later one.
 _FORMAT = 1
 
 _BEGINNING = re.compile(r".*[0-9a-f]{12}_", re.DOTALL)
 _NUMBERED = re.compile(rf"[0-9]{{1,9}}{re.escape(DEFAULT_SUFFIX)}")
 
-#: Keys of S3 are not longer.
-_LONGEST_BYTES = 1024
+#: Maximum length of a key of S3 (user guide, "Naming Amazon S3 objects").
+_MAX_NAME_BYTES = 1024
 
-#: How often a record is renewed. It expires after a day, unless a sweep is told otherwise.
-_RENEWED_AFTER_S = 3600.0
+#: Interval of renewals. A record expires after a day by default.
+_RENEWAL_INTERVAL_S = 3600.0
 
-#: Tokens of the saves that this process is writing.
+#: Tokens of the saves that run in this process.
 _running: set[str] = set()
 
 
@@ -54,16 +53,16 @@ class Record(NamedTuple):
     """The files of one rank in one save."""
 
     beginning: str
-    """How their names begin, relative to the checkpoint's folder: prefix, token and `_`. A number follows."""
+    """Start of their names, relative to the checkpoint's folder: prefix, token and `_`. A number follows."""
     is_swept: bool = False
-    """Whether a sweep has begun to delete them."""
+    """Whether a sweep has started to delete them."""
 
     @classmethod
     def new(cls, prefix: str) -> "Record":
-        """A record with a token that no other has.
+        """Creates a record with a unique token.
 
         Raises:
-            ConfigError: The prefix leads out of the checkpoint's folder, or has an empty component.
+            ConfigError: The prefix leaves the checkpoint's folder, or has an empty component.
         """
         record = cls(f"{prefix}{secrets.token_hex(6)}_")
         if not is_canonical(record.file(0)):
@@ -73,44 +72,44 @@ class Record(NamedTuple):
 
     @property
     def token(self) -> str:
-        """The token in the names."""
+        """Token in the names."""
         return self.beginning[-13:-1]
 
     @property
     def name(self) -> str:
-        """The record's own name, relative to the checkpoint's folder."""
+        """Name of the record, relative to the checkpoint's folder."""
         return f"{RECORDS}{self.token}.json"
 
     def file(self, number: int) -> str:
-        """The name of a file."""
+        """Returns the name of a file."""
         return f"{self.beginning}{number}{DEFAULT_SUFFIX}"
 
     def owns(self, name: str) -> bool:
-        """Whether a file has such a name."""
+        """Returns whether a file belongs to the record, by its name."""
         return name.startswith(self.beginning) and _NUMBERED.fullmatch(name, len(self.beginning)) is not None
 
     def dump(self) -> bytes:
-        """As JSON. A swept record is longer."""
+        """Returns the record as JSON. A swept record is longer."""
         fields = {"format": _FORMAT, "files": self.beginning} | ({"swept": True} if self.is_swept else {})
         return json.dumps(fields).encode()
 
     @classmethod
     def load(cls, data: bytes, name: str, url: str) -> "Record":
-        """From JSON, which anybody may have written.
+        """Parses untrusted JSON.
 
         Args:
-            data: The record's bytes.
-            name: The record's name, relative to the checkpoint's folder.
-            url: Where it was read, for errors.
+            data: Bytes of the record.
+            name: Name of the record, relative to the checkpoint's folder.
+            url: URL of the record, for errors.
 
         Raises:
-            CheckpointError: It is not a record, is of a newer form, or names what no save of torchobj writes below
-                the checkpoint's folder; the message names `url`.
+            CheckpointError: It is not a record, has a later format, or names files that no save of torchobj writes
+                below the checkpoint's folder; the message names `url`.
         """
         try:
             fields = json.loads(data)
             record = cls(fields["files"], fields.get("swept", False) is True)
-            is_short = len(record.beginning.encode()) <= _LONGEST_BYTES
+            is_short = len(record.beginning.encode()) <= _MAX_NAME_BYTES
             is_sound = is_short and record_of_file(record.file(0)) == cls(record.beginning)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{url}: is not a record of a save: {error}") from error
@@ -120,7 +119,7 @@ class Record(NamedTuple):
 
 
 def record_of_file(name: str) -> Record | None:
-    """The record of a file, by the file's name; None where no save of torchobj gives such a name."""
+    """Returns the record of a file, by the file's name; None if no save of torchobj uses such a name."""
     beginning = name[: name.rfind("_") + 1]
     if _BEGINNING.fullmatch(beginning) is None or not is_canonical(name):
         return None
@@ -129,68 +128,69 @@ def record_of_file(name: str) -> Record | None:
 
 
 def records_of_files(names: Iterable[str]) -> list[Record]:
-    """The records of files, each once."""
+    """Returns the distinct records of files."""
     return sorted({record for record in map(record_of_file, names) if record is not None})
 
 
-def discard(place: Place, names: Iterable[str], errors: Iterable[BaseException]) -> None:
-    """Deletes the files of a save that failed, and their records. What cannot be deleted is logged.
+def discard(checkpoint: CheckpointDir, names: Iterable[str], errors: Iterable[BaseException]) -> None:
+    """Deletes the files of a save that failed, and their records. A failure is only logged.
 
     Args:
-        place: The checkpoint's.
-        names: The files.
-        errors: What the save failed with. Where one of them leaves it open whether a file is still being stored, the
-            records stay, for a sweep.
+        checkpoint: Folder of the checkpoint.
+        names: Names of the files.
+        errors: Errors of the save. If the store may still create a file after one of them, the records remain for a
+            sweep.
     """
     names = list(names)
     try:
-        place.delete(names)
+        checkpoint.delete(names)
         if all(map(_is_final, errors)):
-            place.delete(record.name for record in records_of_files(names))
+            checkpoint.delete(record.name for record in records_of_files(names))
     except StoreError as error:
-        logger.warning("%s: files of a save that failed are left there, for sweep() to delete: %s", place.url, error)
+        message = "%s: could not delete the files of a failed save; sweep() deletes them later: %s"
+        logger.warning(message, checkpoint.url, error)
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether no request can be carried out later: the store refused it, and no wait was interrupted."""
+    """Returns whether no request can take effect later: the store rejected it, and no wait was interrupted."""
     return was_refused(error) if isinstance(error, StoreError) else isinstance(error, Exception)
 
 
 def is_running(name: str) -> bool:
-    """Whether this process is writing the files of the record of this name."""
+    """Returns whether this process is writing the files of the record `name`."""
     return name.removeprefix(RECORDS).removesuffix(".json") in _running
 
 
 @contextmanager
-def running(place: Place, record: Record) -> Iterator[None]:
-    """Puts the record, and renews it while the block runs.
+def running(checkpoint: CheckpointDir, record: Record) -> Iterator[None]:
+    """Writes the record, and renews it while the block runs.
 
     Raises:
-        StoreError: The record could not be put.
+        StoreError: The record could not be written.
     """
     _running.add(record.token)
     ended = threading.Event()
     try:
-        place.put(record.name, record.dump())
-        renewal = threading.Thread(target=_renew, args=(place, record, ended), name="torchobj-record", daemon=True)
+        checkpoint.put(record.name, record.dump())
+        renewal = threading.Thread(target=_renew, args=(checkpoint, record, ended), name="torchobj-record", daemon=True)
         renewal.start()
         try:
             yield
         finally:
             ended.set()
-            # A record that is put after the coordinator has deleted it would stay.
+            # A record that is written after the coordinator deleted it would remain.
             renewal.join()
     finally:
         _running.discard(record.token)
 
 
-def _renew(place: Place, record: Record, ended: threading.Event) -> None:
-    while not ended.wait(_RENEWED_AFTER_S):
+def _renew(checkpoint: CheckpointDir, record: Record, ended: threading.Event) -> None:
+    while not ended.wait(_RENEWAL_INTERVAL_S):
         try:
-            # A record that is gone, or was swept, is not written again: the save must fail.
-            info = place.head(record.name)
-            if info is None or place.find(record.name) != record.dump():
+            # A record that is missing or was swept is not written again: the save must fail.
+            info = checkpoint.head(record.name)
+            if info is None or checkpoint.find(record.name) != record.dump():
                 return
-            place.put(record.name, record.dump(), if_match=info.version)
+            checkpoint.put(record.name, record.dump(), if_match=info.version)
         except StoreError as error:
-            logger.info("%s: is renewed later: %s", place.url_of(record.name), error)
+            logger.info("%s: could not be renewed, will be retried: %s", checkpoint.url_of(record.name), error)

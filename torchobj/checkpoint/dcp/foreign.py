@@ -1,44 +1,45 @@
-"""Items that others framed: where in such an archive the payload lies, whether its sums are right; and what was saved
-through extensions of torch's streams, as compression.
+"""Archives of items that other writers saved: finds the payload, verifies the records, and undoes torch's extensions,
+such as compression. Does no I/O.
 """
 
 import io
-import struct
+import sys
 import zlib
 from typing import Any, NamedTuple
 
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from torchobj.checkpoint.archive import LOCAL_HEADER_BYTES, Record, find_directory, payload_of, records_of
-from torchobj.checkpoint.dcp.limits import check_nesting
+from torchobj.checkpoint.archive import LOCAL_HEADER_BYTES, Record, payload_of, records_in
+from torchobj.checkpoint.pickling import check_nesting
+from torchobj.checkpoint.plan import TensorArchive
 from torchobj.exceptions import CheckpointError, IntegrityError
 
-__all__ = ["END_BYTES", "Payload", "check_archive", "check_packed", "is_transformed", "payload_in", "untransformed"]
+__all__ = ["END_BYTES", "Payload", "check_archive", "is_transformed", "payload_in", "untransformed"]
 
-#: So much of both ends of an archive is looked at: the records before a payload, and the directory.
+#: Size of both ends of an archive that are read: the records before a payload, and the directory.
 END_BYTES = 4096
 
-#: What is read of an extension's stream at once.
+#: Size of a read from the stream of an extension.
 _READ_BYTES = 1 << 20
 
 
 class Payload(NamedTuple):
-    """Where an archive has a tensor's memory."""
+    """The bytes of a tensor in an archive."""
 
     offset: int
-    """From the archive's start."""
+    """Offset in the archive."""
     crc32: int
-    """0: was not taken."""
+    """CRC-32; 0 if the writer computed none."""
 
 
 class _Ends:
-    """The first and the last bytes of an archive; the first may be all of it."""
+    """The first and the last bytes of an archive. The first may be the whole archive."""
 
     def __init__(self, head: bytes, tail: bytes, length: int) -> None:
         self._head, self._tail, self._length = head, tail, length
 
     def at(self, start: int, length: int) -> bytes | None:
-        """Bytes of the archive; None where they were not read."""
+        """Returns bytes of the archive; None if they were not read."""
         if start < 0 or start + length > self._length:
             return None
         if start + length <= len(self._head):
@@ -47,16 +48,14 @@ class _Ends:
         return self._tail[start : start + length] if start >= 0 else None
 
     def records(self) -> dict[str, Record]:
-        """What the directory has; nothing where it cannot be read."""
+        """Returns the records of the directory; none if it is damaged or was not read."""
         try:
-            place = find_directory(self._tail or self._head, self._length)
-            directory = None if place is None else self.at(place.start, place.end - place.start)
-            return {} if place is None or directory is None else records_of(directory, place.start)
-        except (CheckpointError, struct.error):
+            return records_in(self._tail or self._head, self._length)
+        except CheckpointError:
             return {}
 
     def content_of(self, record: Record) -> tuple[int, bytes | None] | None:
-        """Where a record's bytes begin, and the bytes where they were read; None where its header was not."""
+        """Returns the offset of a record's bytes, and the bytes if they were read; None without its header."""
         header = self.at(record.header, LOCAL_HEADER_BYTES)
         try:
             start = None if header is None else payload_of(record, header)
@@ -65,84 +64,74 @@ class _Ends:
         return None if start is None else (start, self.at(start, record.size))
 
 
-def payload_in(head: bytes, tail: bytes, length: int, pickle: bytes, payload_bytes: int) -> Payload | None:
-    """Where an archive has the memory of its one tensor.
+def payload_in(head: bytes, tail: bytes, length: int, expected: TensorArchive) -> Payload | None:
+    """Finds the bytes of the only tensor of an archive.
 
     Args:
-        head, tail: Its first and last `END_BYTES`, or all of it.
-        length: Of the archive.
-        pickle: What it pickles, if it is the tensor that was expected.
-        payload_bytes: How large that is.
+        head, tail: First and last `END_BYTES` of the archive, or the whole archive and nothing.
+        length: Size of the archive.
+        expected: Archive that this torch would write.
 
     Returns:
-        None where it holds something else than that tensor, or is laid out otherwise.
+        None if the archive has other contents or an unknown layout.
     """
     ends = _Ends(head, tail, length)
     records = ends.records()
     pickled, data = records.get("data.pkl"), records.get("data/0")
-    if pickled is None or data is None or not data.stored or data.size != payload_bytes:
+    if pickled is None or data is None or not data.stored or data.size != expected.payload_bytes:
         return None
     found, payload = ends.content_of(pickled), ends.content_of(data)
-    if found is None or payload is None or found[1] != pickle or payload[0] + payload_bytes > length:
+    if found is None or payload is None or found[1] != expected.pickle or payload[0] + data.size > length:
         return None
     order = records.get("byteorder")
-    if order is not None and (ends.content_of(order) or (0, None))[1] != b"little":
+    if order is not None and (ends.content_of(order) or (0, None))[1] != sys.byteorder.encode():
         return None
     return Payload(payload[0], data.crc32)
 
 
-def check_packed(content: bytes | bytearray, limit_bytes: int, name: str) -> None:
-    """Checks what torch would unpack of an archive, and how deep its pickle nests; what is no archive passes.
+def check_archive(content: bytes, limit_bytes: int, name: str, *, verify: bool) -> None:
+    """Checks the unpacked size of an archive, the nesting of its pickle, and with `verify` its checksums.
+
+    Content that is not an archive passes.
 
     Raises:
-        CheckpointError: It is larger than the limit when it is unpacked, or nests too deep; the message has `name`.
+        CheckpointError: It unpacks to more than the limit, or nests too deep; the message contains `name`.
+        IntegrityError: The CRC-32 of a record differs.
     """
     if not content.startswith(b"PK"):
         return
-    content = bytes(content)
     ends = _Ends(content, b"", len(content))
     records = ends.records()
     unpacked = sum(record.size for record in records.values() if not record.stored)
     if unpacked > limit_bytes or not records:
         what = f"has {unpacked} bytes when it is unpacked, more than {limit_bytes}" if records else "has no directory"
         raise CheckpointError(f"{name}: the archive {what}: refused")
-    pickled = records.get("data.pkl")
-    found = None if pickled is None or not pickled.stored else ends.content_of(pickled)
-    if found is not None and found[1] is not None:
-        check_nesting(found[1], name)
-
-
-def check_archive(content: bytes | bytearray, name: str) -> None:
-    """Checks the sums of all records of an archive; what is no archive, and a sum that was not taken, passes.
-
-    Raises:
-        IntegrityError: A record is not what was written; the message has `name`.
-    """
-    content = bytes(content)
-    ends = _Ends(content, b"", len(content))
-    for record in ends.records().values():
+    for record in records.values():
         if not record.stored:
             continue
-        found = ends.content_of(record)
-        if found is None or found[1] is None or (record.crc32 and zlib.crc32(found[1]) != record.crc32):
+        _, found = ends.content_of(record) or (0, None)
+        if record.name == "data.pkl" and found is not None:
+            check_nesting(found, name)
+        # Writers that compute no CRC-32 leave 0.
+        if verify and (found is None or (record.crc32 and zlib.crc32(found) != record.crc32)):
             raise IntegrityError(f"{name}: record {record.name} is not what was written")
 
 
 def _descriptors(info: _StorageInfo) -> Any:
-    # Metadata, and torch, of before there were extensions have no such field.
+    # Metadata of torch without extensions has no such field.
     return getattr(info, "transform_descriptors", None)
 
 
 def is_transformed(info: _StorageInfo) -> bool:
-    """Whether an item's bytes are not those of its archive."""
+    """Returns whether extensions transformed the bytes of an item."""
     return bool(_descriptors(info))
 
 
-def untransformed(content: bytearray, info: _StorageInfo, limit_bytes: int, name: str) -> bytes | bytearray:
-    """The bytes that were saved.
+def untransformed(content: bytes, info: _StorageInfo, limit_bytes: int, name: str) -> bytes:
+    """Returns the bytes of an item before the extensions transformed them.
 
     Raises:
-        CheckpointError: An extension is not known, or it fails, or makes more bytes than the limit; the message has
+        CheckpointError: An extension is unknown or fails, or returns more bytes than the limit; the message contains
             `name`.
     """
     if not is_transformed(info):
@@ -166,4 +155,4 @@ def untransformed(content: bytearray, info: _StorageInfo, limit_bytes: int, name
         ) from error
     if len(plain) > limit_bytes:
         raise CheckpointError(f"{name}: has more than {limit_bytes} bytes when it is unpacked: refused")
-    return plain
+    return bytes(plain)

@@ -1,8 +1,9 @@
-"""What a checkpoint may claim about itself: numbers, pickles and archives of others are checked before memory is taken.
+"""Checks what the metadata of a checkpoint claims, before memory is allocated for it. Does no I/O.
 
-Reads nothing. A claim that passes here is still compared with the file that it is about.
+A claim that passes is still compared with the file.
 """
 
+import collections
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -17,39 +18,25 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchobj import _torchobj
+from torchobj.checkpoint.keys import is_canonical
 from torchobj.exceptions import CheckpointError
 
-__all__ = ["check_apart", "check_described", "check_nesting", "checked_info", "unpacked_limit"]
+__all__ = ["check_apart", "check_described", "checked_info", "unpacked_limit"]
 
-#: Python's own pickler fails long before.
-_DEEPEST = 1000
-
-#: Numbers of elements and of bytes have 63 bits.
+#: torch counts elements and bytes with 63 bits.
 _TOO_LARGE = 1 << 63
 
-#: What may be unpacked of an item whose size is not known. torch does not compress, but for extensions.
+#: Maximum unpacked size of an item of unknown size. torch compresses nothing, except through extensions.
 _UNPACKED_BYTES = 256 << 20
 
 
-def check_nesting(pickle: bytes, name: str) -> None:
-    """Raises where unpickling, or hashing what was unpickled, could overflow the stack.
-
-    Raises:
-        CheckpointError: It nests too deep; the message begins with `name`.
-    """
-    depth = _torchobj.pickle_nesting(pickle)
-    if depth > _DEEPEST:
-        raise CheckpointError(f"{name}: is a pickle of more than {_DEEPEST} nested objects: refused")
-
-
 def check_described(metadata: Metadata) -> None:
-    """Raises where metadata describes what is not a tensor or value of a checkpoint.
+    """Raises if metadata describes something else than tensors and values of a checkpoint.
 
     Raises:
-        ValueError: It does; the message names tensor or value.
+        ValueError: The message names the entry.
     """
-    # Sizes that are equal are one object, as torchobj writes them.
+    # Equal sizes are one object in metadata of torchobj.
     checked: set[tuple[int, int]] = set()
     for name, what in metadata.state_dict_metadata.items():
         if type(what) is BytesStorageMetadata:
@@ -80,17 +67,17 @@ def _check_chunk(name: str, chunk: Any, size: Any) -> None:
 
 
 def checked_info(info: Any, name: str, url: str) -> _StorageInfo:
-    """Where an item lies, if that can be.
+    """Returns `info` if it is a valid range of a file.
 
     Args:
-        info: What the metadata says.
-        name: Of the item, for errors.
-        url: Of the checkpoint, for errors.
+        info: File, offset and length of an item, from the metadata.
+        name: Name of the item, for errors.
+        url: URL of the checkpoint, for errors.
 
     Raises:
-        CheckpointError: It is no place in a file.
+        CheckpointError: It is not a range of a file.
     """
-    # What a pickle leaves out an object does not have.
+    # An unpickled object lacks fields that the pickle omits.
     path, offset, length = (getattr(info, field, None) for field in ("relative_path", "offset", "length"))
     if (
         type(info) is not _StorageInfo
@@ -99,30 +86,41 @@ def checked_info(info: Any, name: str, url: str) -> _StorageInfo:
         or type(length) is not int
         or not 0 <= offset < _TOO_LARGE
         or not 0 <= length < _TOO_LARGE - offset
+        or not is_canonical(path)
     ):
-        raise CheckpointError(f"{url}: the metadata has no place in a file for {name}: offset and length are wrong")
+        raise CheckpointError(f"{url}: the metadata has no valid file, offset and length for {name}")
     return info
 
 
 def check_apart(infos: Iterable[_StorageInfo], url: str) -> None:
-    """Raises where items share bytes without being the same: then memory for all could be many times their file.
+    """Raises if two different items overlap: memory for all items could then be many times the size of their file.
 
     Raises:
-        CheckpointError: Two of them do; the message names their file.
+        CheckpointError: The message names the file.
     """
-    file, end = "", 0
-    for path, offset, length in sorted({(info.relative_path, info.offset, info.length) for info in infos}):
-        if path == file and offset < end:
-            raise CheckpointError(
-                f"{url}/{path}: the metadata has items there that overlap, at {offset} and before {end}"
-            )
-        file, end = path, offset + length
+    # Numbers only: tuples of many items would be work for the garbage collector.
+    files: dict[str, dict[int, int]] = collections.defaultdict(dict)
+    for info in infos:
+        lengths = files[info.relative_path]
+        if lengths.get(info.offset) and info.length not in (0, lengths[info.offset]):
+            raise _overlap(f"{url}/{info.relative_path}", info.offset, info.offset + max(info.length, 1))
+        lengths[info.offset] = lengths.get(info.offset) or info.length
+    for path, lengths in files.items():
+        end = 0
+        for offset in sorted(lengths):
+            if offset < end:
+                raise _overlap(f"{url}/{path}", offset, end)
+            end = offset + lengths[offset]
+
+
+def _overlap(file: str, offset: int, end: int) -> CheckpointError:
+    return CheckpointError(f"{file}: items overlap, at {offset} and before {end}")
 
 
 def unpacked_limit(known_bytes: int) -> int:
-    """How many bytes may be unpacked of one item.
+    """Returns the maximum unpacked size of an item.
 
     Args:
-        known_bytes: Of the tensor that it should be; 0 of a value.
+        known_bytes: Size of its tensor; 0 for a value.
     """
     return known_bytes + _UNPACKED_BYTES

@@ -1,4 +1,4 @@
-"""The list of a checkpoint's objects that stands beside its metadata: name, size, version and CRC-32 of each."""
+"""The manifest of a checkpoint: name, size, version and CRC-32 of each object."""
 
 import dataclasses
 import json
@@ -11,7 +11,7 @@ from torchobj.exceptions import CheckpointError
 
 __all__ = ["Manifest", "WrittenFile"]
 
-#: The number of this form. A reader refuses a larger one.
+#: Version of the format. Readers reject a later one.
 _FORMAT = 1
 
 
@@ -19,44 +19,44 @@ class WrittenFile(NamedTuple):
     """An object of a checkpoint."""
 
     name: str
-    """Relative to the checkpoint's folder."""
+    """Name, relative to the checkpoint's folder."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     version: str | None
-    """What the store calls it: on S3 the ETag, in its quotes."""
+    """Version in the store; on S3 the ETag, with its quotes."""
     crc32: int
-    """Of the whole object."""
+    """CRC-32 of the whole object."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """The objects of a checkpoint. Written before the metadata: only that makes the checkpoint."""
+    """The objects of a checkpoint. Written before the metadata, which commits the checkpoint."""
 
     save_id: str
-    """Of the save that wrote them; the metadata's `storage_meta.save_id` is the same when it is committed."""
+    """Id of the save that wrote them. The same as the metadata's `storage_meta.save_id` if the save is committed."""
     files: tuple[WrittenFile, ...]
-    """All objects but the manifest itself and the metadata."""
+    """All objects except the manifest and the metadata."""
     replaced: tuple[str, ...] = ()
-    """Names of what the folder held before, for which this save has no more use: deleted when it is committed."""
+    """Names of the files that this save replaces, and deletes once it is committed."""
     torch_version: str = torch.__version__
     torchobj_version: str = _torchobj.__version__
 
     def names(self) -> set[str]:
-        """All objects that are of no use where the save was not committed, and what it would have replaced."""
+        """Returns the names of the files of this save, and of the files that it replaces."""
         return {file.name for file in self.files} | set(self.replaced)
 
     def dump(self) -> bytes:
-        """As JSON."""
+        """Returns the manifest as JSON."""
         document = dataclasses.asdict(self) | {"format": _FORMAT}
         document["files"] = [file._asdict() for file in self.files]
         return json.dumps(document, indent=1).encode()
 
     @classmethod
     def load(cls, data: bytes, url: str) -> Self:
-        """From JSON.
+        """Parses JSON.
 
         Raises:
-            CheckpointError: It is no manifest, or of a newer form; the message names `url`.
+            CheckpointError: It is not a manifest, or has a later format; the message names `url`.
         """
         try:
             document: dict[str, Any] = json.loads(data)
@@ -67,7 +67,7 @@ class Manifest:
             raise CheckpointError(f"{url}: is no manifest of a checkpoint: {error}") from error
         words = (manifest.save_id, *(file.name for file in files), *manifest.replaced)
         if not manifest.save_id or not all(isinstance(word, str) for word in words):
-            raise CheckpointError(f"{url}: is no manifest of a checkpoint: an id or a name is no word")
+            raise CheckpointError(f"{url}: is no manifest of a checkpoint: an id or a name is not a string")
         if newer:
             raise CheckpointError(f"{url}: was written by torchobj {manifest.torchobj_version}, which is newer")
         return manifest

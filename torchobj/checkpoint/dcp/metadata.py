@@ -1,6 +1,6 @@
-"""The metadata of a distributed checkpoint: written so that every torch since 2.6 reads it, read from any of them.
+"""The metadata of a distributed checkpoint: writes it for torch 2.6 and later, and reads what any of these wrote.
 
-What is read is unpickled with a list of the few classes that belong in it: a checkpoint runs no code.
+The unpickler accepts only the classes that metadata consists of, so loading a checkpoint executes no code from it.
 """
 
 import collections
@@ -24,16 +24,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from torchobj.checkpoint.collector import paused_collector, settle
-from torchobj.checkpoint.dcp.limits import check_described, check_nesting
+from torchobj.checkpoint.dcp.limits import check_described
+from torchobj.checkpoint.pickling import check_nesting
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["dump_metadata", "load_metadata"]
 
-#: The newest that Python 3.8 and later read.
+#: The highest pickle protocol of Python 3.8.
 _PROTOCOL = 4
 
-#: How many fields `TensorProperties` had up to torch 2.14, which refuses any more; torch 2.15 added the strides.
+#: Number of fields of `TensorProperties` up to torch 2.14, which rejects more. torch 2.15 added the strides.
 _PORTABLE_FIELDS = 5
 
 _METADATA_MODULE = "torch.distributed.checkpoint.metadata"
@@ -46,12 +46,11 @@ def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
 
 
 def dump_metadata(metadata: Metadata) -> bytes:
-    """The metadata as `.metadata` has it: what is equal stands there once, which makes it quick to read."""
+    """Returns the bytes of `.metadata`. Equal sizes and properties are pickled once, which makes unpickling faster."""
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
     pickler.dispatch_table = {**copyreg.dispatch_table, TensorProperties: _reduce_properties}
-    with paused_collector():
-        pickler.dump(_with_shared_parts(metadata))
+    pickler.dump(_with_shared_parts(metadata))
     return out.getvalue()
 
 
@@ -81,17 +80,17 @@ def _with_shared_parts(metadata: Metadata) -> Metadata:
     for index, info in metadata.storage_data.items():
         shared = MetadataIndex(index.fqn, None, index.index)
         if index.offset is not None:
-            # Its constructor would make one more size.
+            # The constructor would create another `Size`.
             shared.__dict__["offset"] = sizes.setdefault(index.offset, index.offset)
         stored[shared] = info
     return dataclasses.replace(metadata, state_dict_metadata=described, storage_data=stored)
 
 
 class _AnyTensorProperties(TensorProperties):
-    """Takes the state that any torch has written, and is then a `TensorProperties` of this one."""
+    """Accepts the state that any version of torch wrote, and becomes a `TensorProperties` of this version."""
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        # The class first: what is set afterwards is set on what the reader gets.
+        # The class first: the fields are set on the object that the reader receives.
         self.__class__ = TensorProperties  # type: ignore[assignment]
         self.__setstate__(state[:_PORTABLE_FIELDS])
         if len(state) > _PORTABLE_FIELDS and "strides" in TensorProperties.__dataclass_fields__:
@@ -100,14 +99,14 @@ class _AnyTensorProperties(TensorProperties):
 
 def _size(lengths: tuple[int, ...]) -> torch.Size:
     if type(lengths) is not tuple:
-        raise TypeError("a size is made of what is no tuple")
+        raise TypeError("a size is not made of a tuple")
     return torch.Size(lengths)
 
 
-def _of_what_is_there(kind: Any, *arguments: Any) -> Any:
-    """A value made of what the pickle holds: from a number, or from a range, it could be of any size."""
+def _from_data(kind: Any, *arguments: Any) -> Any:
+    """Creates a value from data of the pickle. From a number or a range, it could have any size."""
     if not all(type(argument) in (list, tuple, bytes, str) for argument in arguments):
-        raise TypeError(f"a {kind.__name__} is made of what is no list")
+        raise TypeError(f"a {kind.__name__} is not made of a list")
     return kind(*arguments)
 
 
@@ -125,8 +124,8 @@ def _allowed() -> dict[tuple[str, str], Any]:
     found["collections", "OrderedDict"] = collections.OrderedDict
     found["builtins", "complex"], found["builtins", "slice"] = complex, slice
     for kind in (set, frozenset, bytearray):
-        found["builtins", kind.__name__] = functools.partial(_of_what_is_there, kind)
-    # torch keeps the checkpoint's path as it was given. Here it is a word, on whatever system it was written.
+        found["builtins", kind.__name__] = functools.partial(_from_data, kind)
+    # torch stores the checkpoint's path as it was given. Pure paths represent those of any system.
     for module in ("pathlib", "pathlib._local"):
         for name in ("Path", "PurePath", "PosixPath", "PurePosixPath"):
             found[module, name] = pathlib.PurePosixPath
@@ -149,26 +148,24 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load_metadata(data: bytes, url: str) -> Metadata:
-    """What `.metadata` has.
+    """Parses `.metadata`.
 
     Args:
-        data: Its bytes, as torch 2.6 to 2.15, s3torchconnector or `dump_metadata` wrote them.
-        url: Where they were read, for errors.
+        data: Bytes that torch 2.6 to 2.15, s3torchconnector or `dump_metadata` wrote.
+        url: URL of the metadata, for errors.
 
     Raises:
-        CheckpointError: They are no metadata, or name something that does not belong there; the message says what.
+        CheckpointError: They are not metadata, or name a class that metadata does not need.
     """
     check_nesting(data, url)
     try:
-        with paused_collector():
-            metadata = _Unpickler(io.BytesIO(data)).load()
-            settle()
+        metadata = _Unpickler(io.BytesIO(data)).load()
         if isinstance(metadata, Metadata):
             check_described(metadata)
     except CheckpointError as error:
         raise CheckpointError(f"{url}: {error}: refused") from None
     except Exception as error:
-        raise CheckpointError(f"{url}: is no metadata of a checkpoint: {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{url}: is not metadata of a checkpoint: {type(error).__name__}: {error}") from error
     if not isinstance(metadata, Metadata):
-        raise CheckpointError(f"{url}: is no metadata of a checkpoint: it holds a {type(metadata).__name__}")
+        raise CheckpointError(f"{url}: is not metadata of a checkpoint: it holds a {type(metadata).__name__}")
     return metadata

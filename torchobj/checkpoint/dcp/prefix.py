@@ -1,6 +1,6 @@
-"""Where in a checkpoint's folder the files of a rank lie: the strategies of s3torchconnector, by its names.
+"""Prefixes for the files of each rank: the strategies of s3torchconnector, with its names.
 
-A store splits its key space by prefixes, and takes more requests from ranks whose keys begin differently.
+S3 partitions keys by prefix, and serves more requests per second to ranks whose keys start differently.
 """
 
 from abc import ABC, abstractmethod
@@ -23,19 +23,19 @@ def _within_epoch(folder: str, epoch_num: int | None, rank: int) -> str:
 
 
 class S3PrefixStrategyBase(ABC):
-    """Gives the beginning of the names of a rank's files, relative to the checkpoint."""
+    """Chooses the prefix of a rank's files, relative to the checkpoint."""
 
     def __call__(self, rank: int) -> str:
-        """The same as `generate_prefix`."""
+        """Calls `generate_prefix`."""
         return self.generate_prefix(rank)
 
     @abstractmethod
     def generate_prefix(self, rank: int) -> str:
-        """The beginning of the names of the files of `rank`."""
+        """Returns the prefix of the files of `rank`."""
 
 
 class DefaultPrefixStrategy(S3PrefixStrategyBase):
-    """`__<rank>_`, as torch has it."""
+    """`__<rank>_`, as in torch."""
 
     def generate_prefix(self, rank: int) -> str:
         """`__<rank>_`"""
@@ -43,16 +43,16 @@ class DefaultPrefixStrategy(S3PrefixStrategyBase):
 
 
 class NumericPrefixStrategy(S3PrefixStrategyBase):
-    """`<number>/epoch_<epoch>/__<rank>_`: numbers to a base, their digits in reverse, so that the first ones differ.
+    """`<number>/epoch_<epoch>/__<rank>_`: numbers with their digits reversed, so that the first digits differ.
 
     Args:
-        base: 2 or 16, or what `_format_number` writes.
-        epoch_num: The epoch in the prefix; none when None.
-        min_prefix_length: Digits at least.
-        prefix_count: How many numbers there are; as many as ranks when None.
+        base: 2 or 16, or another base that `_format_number` writes.
+        epoch_num: Epoch in the prefix; None omits it.
+        min_prefix_length: Minimum number of digits.
+        prefix_count: Number of different prefixes; None uses the number of ranks.
 
     Raises:
-        ValueError: One of them is no number, or too small.
+        ValueError: An argument is not an int, or is too small.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class NumericPrefixStrategy(S3PrefixStrategyBase):
         return torch.distributed.get_world_size() if is_running else 1
 
     def generate_prefix(self, rank: int) -> str:
-        """The beginning of the names of the files of `rank`."""
+        """Returns the prefix of the files of `rank`."""
         return _within_epoch(self.prefix_map[rank % len(self.prefix_map)], self.epoch_num, rank)
 
     def _generate_prefix_map(self) -> list[str]:
@@ -88,11 +88,11 @@ class NumericPrefixStrategy(S3PrefixStrategyBase):
 
     @abstractmethod
     def _format_number(self, number: int, length: int) -> str:
-        """The number with `length` digits."""
+        """Returns the number with `length` digits."""
 
 
 class BinaryPrefixStrategy(NumericPrefixStrategy):
-    """Numbers of zeros and ones; otherwise as `NumericPrefixStrategy`."""
+    """A `NumericPrefixStrategy` of binary numbers."""
 
     def __init__(
         self, epoch_num: int | None = None, min_prefix_length: int = 10, prefix_count: int | None = None
@@ -104,7 +104,7 @@ class BinaryPrefixStrategy(NumericPrefixStrategy):
 
 
 class HexPrefixStrategy(NumericPrefixStrategy):
-    """Hexadecimal numbers; otherwise as `NumericPrefixStrategy`."""
+    """A `NumericPrefixStrategy` of hexadecimal numbers."""
 
     def __init__(
         self, epoch_num: int | None = None, min_prefix_length: int = 10, prefix_count: int | None = None
@@ -116,14 +116,14 @@ class HexPrefixStrategy(NumericPrefixStrategy):
 
 
 class RoundRobinPrefixStrategy(S3PrefixStrategyBase):
-    """`<prefix>/epoch_<epoch>/__<rank>_`, the prefixes in turn.
+    """`<prefix>/epoch_<epoch>/__<rank>_`, with the prefixes in turn.
 
     Args:
-        user_prefixes: At least one.
-        epoch_num: The epoch in the prefix; none when None.
+        user_prefixes: One or more prefixes.
+        epoch_num: Epoch in the prefix; None omits it.
 
     Raises:
-        ValueError: There is no prefix.
+        ValueError: `user_prefixes` is empty.
     """
 
     def __init__(self, user_prefixes: list[str], epoch_num: int | None = None) -> None:
@@ -133,5 +133,5 @@ class RoundRobinPrefixStrategy(S3PrefixStrategyBase):
         self.epoch_num = epoch_num
 
     def generate_prefix(self, rank: int) -> str:
-        """The beginning of the names of the files of `rank`."""
+        """Returns the prefix of the files of `rank`."""
         return _within_epoch(self.user_prefixes[rank % len(self.user_prefixes)], self.epoch_num, rank)

@@ -1,4 +1,4 @@
-"""What `torch.distributed.checkpoint` loads through. Leaves the items to `reading`."""
+"""The storage reader for `torch.distributed.checkpoint`. `load_items` reads the items."""
 
 import os
 import uuid
@@ -9,31 +9,30 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
+from torchobj.checkpoint.dcp.checkpoint_dir import METADATA, Located, ranked
+from torchobj.checkpoint.dcp.load_items import ItemIndex, load_items
 from torchobj.checkpoint.dcp.metadata import load_metadata
-from torchobj.checkpoint.dcp.place import METADATA, Placed, ranked
-from torchobj.checkpoint.dcp.reading import read_items
-from torchobj.checkpoint.dcp.wanted import Directory
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["StorageReader"]
 
 
-class StorageReader(Placed, TorchStorageReader):
-    """Loads distributed checkpoints from a store, whoever wrote them: torch 2.6 or later, s3torchconnector, torchobj.
+class StorageReader(Located, TorchStorageReader):
+    """Loads distributed checkpoints from a store that torch 2.6 or later, s3torchconnector or torchobj wrote.
 
-    Ranges of all files are read in parallel, straight into the memory of the tensors; of a tensor that is divided
-    otherwise than it was saved, only what is needed. Checksums, which stand in each file, are compared wherever a
-    tensor is read whole. The metadata is read without running any code of it. Can be pickled, as URL and settings.
+    Reads ranges of all files in parallel, directly into the memory of the tensors. Of a tensor with another sharding
+    than when it was saved, it reads only the required ranges. It compares the checksums in the files of all tensors
+    that are read whole. Unpickling the metadata executes no code from it. A reader can be pickled.
 
     Args:
-        url: The checkpoint's folder: `s3://bucket/step-100`, `file:///folder` or `memory://name/folder`.
-        verify: Whether checksums are compared.
+        url: Folder of the checkpoint: `s3://bucket/step-100`, `file:///folder` or `memory://name/folder`.
+        verify: Compare checksums.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Override those of the configuration.
 
     Raises:
-        ConfigError: No URL.
+        ConfigError: `url` is not a URL of a store.
 
     Example:
         ```python
@@ -54,29 +53,29 @@ class StorageReader(Placed, TorchStorageReader):
         super().__init__(url, config, region, endpoint_url)
         self._verify = verify
         self._load_id = str(uuid.uuid4())
-        self._directory: Directory | None = None
+        self._index: ItemIndex | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new load begins, from another URL where one is given.
+        """Starts a new load, from `checkpoint_id` if given.
 
         Raises:
-            ConfigError: It is no URL.
+            ConfigError: `checkpoint_id` is not a URL of a store.
         """
         super().reset(checkpoint_id)
-        self._directory = None
+        self._index = None
         self._load_id = str(uuid.uuid4())
 
-    # torch looks for the name `kwargs` in these signatures.
+    # torch passes keywords only to signatures with the name `kwargs`.
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
-        """The metadata of the checkpoint; with `rank` that of this rank's own.
+        """Returns the metadata of the checkpoint, or with `rank` the metadata that this rank wrote.
 
         Raises:
-            ObjectNotFoundError: There is no checkpoint.
-            CheckpointError: It is no metadata, or names what does not belong there.
+            ObjectNotFoundError: The checkpoint does not exist.
+            CheckpointError: The object is not metadata, or names a class that metadata does not need.
         """
         name = ranked(METADATA, kwargs.get("rank"))
-        data = self._place.get(name)
-        metadata = load_metadata(data, self._place.url_of(name))
+        data = self._checkpoint.get(name)
+        metadata = load_metadata(data, self._checkpoint.url_of(name))
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         assert metadata.storage_meta is not None  # noqa: S101  set above
@@ -84,35 +83,35 @@ class StorageReader(Placed, TorchStorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ARG002
-        """Hears what the checkpoint has.
+        """Takes the metadata of the checkpoint.
 
         Raises:
-            CheckpointError: The metadata does not say where anything lies.
+            CheckpointError: The metadata has no table of items.
         """
         if not isinstance(metadata.storage_data, dict):
-            raise CheckpointError(f"{self.checkpoint_id}: the metadata does not say where anything lies")
-        self._directory = Directory(metadata, self.checkpoint_id)
+            raise CheckpointError(f"{self.checkpoint_id}: the metadata has no table of items (storage_data)")
+        self._index = ItemIndex(metadata, self.checkpoint_id)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
+        """Returns the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """Returns the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Reads the rank's items, and returns when they are where the planner says.
+        """Loads the items of the rank into the destinations of the planner.
 
         Raises:
-            IntegrityError: Bytes are not what was written; the message names tensor and file.
-            CheckpointError: The checkpoint cannot hold what is asked for.
-            ObjectChangedError: Another save has replaced a file meanwhile.
-            StoreError: What could not be read.
+            IntegrityError: Bytes differ from what was written; the message names tensor and file.
+            CheckpointError: The checkpoint does not have an item, or has an invalid one.
+            ObjectChangedError: Another save replaced a file during the load.
+            StoreError: A request failed.
         """
-        if self._directory is None:
+        if self._index is None:
             raise CheckpointError(f"{self.checkpoint_id}: set_up_storage_reader was not called")
-        read_items(self._place, self._directory, plan.items, planner, verify=self._verify)
+        load_items(self._checkpoint, self._index, plan.items, planner, verify=self._verify)
         future: Future[None] = Future()
         future.set_result(None)
         return future

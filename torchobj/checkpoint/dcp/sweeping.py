@@ -1,7 +1,7 @@
-"""Deletes what distributed saves that were killed have left: the files of expired records that no metadata names.
+"""Deletes the files of distributed saves that were killed: files of expired records that no metadata names.
 
-What a record says is not trusted. It names files by a token that only torchobj's writer puts into names, below the
-record's own folder; and a file stays if metadata, or another record, in any folder between them names its token.
+Records are untrusted. A record identifies files by a token that only torchobj's writer puts into names, below the
+record's own folder. A file is not deleted if metadata or another record, in any folder between them, names its token.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from torchobj.checkpoint.clock import time_of_store
 from torchobj.checkpoint.dcp.attempt import RECORDS, Record, is_running, record_of_file
+from torchobj.checkpoint.dcp.checkpoint_dir import MANIFEST, METADATA, CheckpointDir
 from torchobj.checkpoint.dcp.manifest import Manifest
-from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Place
+from torchobj.checkpoint.server import time_of_store
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError
 from torchobj.store import ObjectInfo
@@ -24,16 +24,16 @@ __all__ = ["sweep", "sweep_expired"]
 
 logger = logging.getLogger("torchobj")
 
-#: A record that was not renewed for this long has expired. A save renews its records every hour.
+#: Age at which a record expires. A save renews its records every hour.
 EXPIRED_AFTER_S = 86_400.0
 
-#: Records are marked one request after the other, on this many threads.
-_MARKED_AT_ONCE = 16
+#: Number of threads that mark records, one request at a time each.
+_MARK_THREADS = 16
 
-#: A record is smaller.
-_LARGEST_RECORD_BYTES = 8192
+#: Maximum size of a record that is read.
+_MAX_RECORD_BYTES = 8192
 
-#: The names of metadata and manifests, of all ranks together and of one rank.
+#: Names of metadata and manifests, of all ranks or of one rank.
 _METADATA = re.compile(rf"(?:__[0-9]+)?{re.escape(METADATA)}")
 _MANIFEST = re.compile(rf"(?:__[0-9]+)?{re.escape(MANIFEST)}")
 
@@ -46,25 +46,25 @@ def sweep(
     region: str | None = None,
     endpoint_url: str | None = None,
 ) -> list[str]:
-    """Deletes what saves by `StorageWriter` left behind that were killed, or whose cleanup failed.
+    """Deletes the files of saves by `StorageWriter` that were killed, or whose cleanup failed.
 
-    Deletes only files that the record of an expired save names and that no `.metadata` names, unfinished uploads of
-    such files, and the records. A save renews its records every hour while it runs. Steps of a `CheckpointManager` have
-    their own `sweep`.
+    Deletes only files that the record of an expired save names and no `.metadata` names, unfinished uploads of such
+    files, and the records. A running save renews its records every hour. For the steps of a `CheckpointManager`, use
+    its own `sweep`.
 
     Args:
-        url: The folder of a checkpoint, or one with checkpoints in its subfolders: `s3://bucket/run`.
-        older_than_s: A save has expired when its record was not renewed for this many seconds, by the store's clock. A
-            save that is still running fails if it is swept: give more than two hours, unless no save is running.
+        url: Folder of a checkpoint, or of checkpoints in subfolders: `s3://bucket/run`.
+        older_than_s: A save expires if its record was not renewed for this many seconds, by the store's clock. A
+            running save fails if it is swept: use more than two hours, unless no save is running.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Override those of the configuration.
 
     Returns:
-        The URLs of what was deleted.
+        The URLs of the deleted objects.
 
     Raises:
-        ConfigError: `url` is not the URL of a folder, or the age is not a number of 0 or more.
-        StoreError: The store cannot be listed, or does not delete.
+        ConfigError: `url` is not the URL of a folder, or `older_than_s` is not a finite number of 0 or more.
+        StoreError: A request failed.
 
     Example:
         >>> sweep("memory://example/run")
@@ -72,7 +72,7 @@ def sweep(
     """
     if isinstance(older_than_s, bool) or not isinstance(older_than_s, int | float) or not 0 <= older_than_s < math.inf:
         raise ConfigError(f"older_than_s={older_than_s!r}: must be a number of seconds, 0 or more")
-    folder = Place(url, store_config(config, region, endpoint_url))
+    folder = CheckpointDir(url, store_config(config, region, endpoint_url, url=url))
     if folder.url == "file://":
         raise ConfigError(f"url={url!r}: must be a folder, as file:///checkpoints")
     records = [info for info in folder.objects("") if info.key.rpartition("/")[2].startswith(RECORDS)]
@@ -88,27 +88,30 @@ def sweep(
         by_folder.setdefault(parent, []).append(dataclasses.replace(info, key=info.key.removeprefix(parent)))
     deleted: list[str] = []
     for parent, own in by_folder.items():
-        place = folder.below(parent)
-        deleted += map(place.url_of, sweep_expired(place, own, now, older_than_s))
+        checkpoint = folder.below(parent)
+        deleted += map(checkpoint.url_of, sweep_expired(checkpoint, own, now, older_than_s))
     return sorted(deleted)
 
 
 def sweep_expired(
-    place: Place, records: Iterable[ObjectInfo], now: datetime.datetime | None, older_than_s: float = EXPIRED_AFTER_S
+    checkpoint: CheckpointDir,
+    records: Iterable[ObjectInfo],
+    now: datetime.datetime | None,
+    older_than_s: float = EXPIRED_AFTER_S,
 ) -> list[str]:
-    """Deletes what the expired among some records name, and these records.
+    """Deletes the files of expired records, and these records.
 
     Args:
-        place: The folder of the records.
-        records: The records, as listed.
-        now: The time by the store's clock; None where it does not say, and then nothing has expired.
-        older_than_s: How old an expired record is at least.
+        checkpoint: Folder of the records.
+        records: Records, as listed.
+        now: Time by the store's clock; None if it is unknown: no record expires then.
+        older_than_s: Age at which a record expires.
 
     Returns:
-        The names of what was deleted.
+        The names of the deleted objects.
 
     Raises:
-        StoreError: The store cannot be listed, or does not delete.
+        StoreError: A request failed.
     """
     age = datetime.timedelta(seconds=older_than_s)
     expired = [
@@ -118,72 +121,72 @@ def sweep_expired(
     ]
     if not expired:
         return []
-    with ThreadPoolExecutor(_MARKED_AT_ONCE) as threads:
-        marked = list(threads.map(lambda info: _marked(place, info), expired))
+    with ThreadPoolExecutor(_MARK_THREADS) as threads:
+        marked = list(threads.map(lambda info: _marked(checkpoint, info), expired))
     swept = [record for record in marked if record is not None]
-    return _remove(place, swept) if swept else []
+    return _remove(checkpoint, swept) if swept else []
 
 
-def _marked(place: Place, info: ObjectInfo) -> Record | None:
-    """The record, marked as swept; None where it cannot be read, was renewed meanwhile, or is of a running save."""
-    # What is too large, or of an unknown size, is not read: it is refused as an empty record is.
-    is_read = info.size is not None and info.size <= _LARGEST_RECORD_BYTES
-    data = place.find(info.key) if is_read else b""
+def _marked(checkpoint: CheckpointDir, info: ObjectInfo) -> Record | None:
+    """Marks a record as swept. Returns None if it is invalid, was renewed since, or belongs to a running save."""
+    # An object that is too large, or of unknown size, is not read, and rejected like an empty one.
+    is_read = info.size is not None and info.size <= _MAX_RECORD_BYTES
+    data = checkpoint.find(info.key) if is_read else b""
     if data is None or is_running(info.key):
         return None
     try:
-        record = Record.load(data, info.key, place.url_of(info.key))
+        record = Record.load(data, info.key, checkpoint.url_of(info.key))
     except CheckpointError as error:
-        logger.warning("%s; nothing is deleted for it", error)
+        logger.warning("%s; none of its files is deleted", error)
         return None
     marked = record._replace(is_swept=True)
     try:
-        place.put(record.name, marked.dump(), if_match=info.version)
+        checkpoint.put(record.name, marked.dump(), if_match=info.version)
     except PreconditionFailedError:
         return None
     return marked
 
 
-def _remove(place: Place, swept: list[Record]) -> list[str]:
-    """Deletes what is left of saves whose records are marked, and then the records."""
-    folder = _Folder(place)
+def _remove(checkpoint: CheckpointDir, swept: list[Record]) -> list[str]:
+    """Deletes the remaining files of saves whose records are marked, and then the records."""
+    folder = _Folder(checkpoint)
     leftovers: set[str] = set()
     for record in swept:
         if folder.keeps(record, of_sweep=True):
             continue
         leftovers.update(name for name in folder.names(_parent(record.beginning)) if record.owns(name))
-        place.abort_uploads(record.beginning, record.owns)
+        checkpoint.abort_uploads(record.beginning, record.owns)
     tokens = {record.token for record in swept}
     for name in [name for name in folder.names("") if _MANIFEST.fullmatch(name)]:
         leftovers |= _left_by_manifest(folder, name, tokens)
-    leftovers = set(place.owned(sorted(leftovers)))
-    place.delete(sorted(leftovers))
-    # Last: a sweep that is killed before is done again.
+    leftovers = set(checkpoint.owned(sorted(leftovers)))
+    checkpoint.delete(sorted(leftovers))
+    # Last, so a sweep that is killed can be repeated.
     records = [record.name for record in swept]
-    place.delete(records)
+    checkpoint.delete(records)
     return sorted([*leftovers, *records])
 
 
 class _Folder:
-    """What is in a checkpoint's folder. Lists each directory once."""
+    """The objects in a checkpoint's folder. Lists each directory once."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, checkpoint: CheckpointDir) -> None:
+        self.checkpoint = checkpoint
         self._names: dict[str, set[str]] = {}
         self._metadata: dict[str, list[bytes]] = {}
 
     def names(self, directory: str) -> set[str]:
-        """The objects directly in a directory."""
+        """Returns the objects directly in a directory."""
         if directory not in self._names:
-            self._names[directory] = {info.key for info in self.place.objects(directory, "/")}
+            self._names[directory] = {info.key for info in self.checkpoint.objects(directory, "/")}
         return self._names[directory]
 
     def keeps(self, record: Record, *, of_sweep: bool) -> bool:
-        """Whether the files of a record are of a checkpoint, or of another save that may be running.
+        """Returns whether the files of a record belong to a checkpoint, or to another save that may be running.
 
         Args:
             record: The record.
-            of_sweep: Whether the folder's own record of this token is marked by this sweep.
+            of_sweep: Whether this sweep marked the folder's own record with this token.
         """
         for directory in _directories(record.beginning):
             if f"{directory}{record.name}" in self.names(directory) and (directory or not of_sweep):
@@ -193,16 +196,16 @@ class _Folder:
         return False
 
     def is_named(self, word: str, directory: str) -> bool:
-        """Whether metadata in a directory names files with this in their names, or a save of this id."""
+        """Returns whether metadata in a directory contains `word`, a token of files or the id of a save."""
         if directory not in self._metadata:
             names = [name for name in self.names(directory) if _METADATA.fullmatch(name.removeprefix(directory))]
-            self._metadata[directory] = [self.place.find(name) or b"" for name in names]
-        # A pickle has names and ids as they are: they are ASCII here.
+            self._metadata[directory] = [self.checkpoint.find(name) or b"" for name in names]
+        # Tokens and ids are ASCII, which a pickle contains unchanged.
         return any(word.encode() in data for data in self._metadata[directory])
 
 
 def _directories(name: str) -> Iterator[str]:
-    """The directories above a file, each with its slash, from the checkpoint's folder on."""
+    """Yields the directories above a file, each with its slash, starting with the checkpoint's folder."""
     yield ""
     for end, character in enumerate(name, 1):
         if character == "/":
@@ -214,9 +217,9 @@ def _parent(name: str) -> str:
 
 
 def _left_by_manifest(folder: _Folder, name: str, tokens: set[str]) -> set[str]:
-    """What of a manifest, and of the files that it names, has no more use, where a swept save wrote it."""
+    """Returns the unused files that a manifest of a swept save names, or the manifest itself."""
     try:
-        manifest = Manifest.load(folder.place.find(name) or b"", folder.place.url_of(name))
+        manifest = Manifest.load(folder.checkpoint.find(name) or b"", folder.checkpoint.url_of(name))
     except CheckpointError:
         return set()
     written = [record_of_file(file.name) for file in manifest.files]
@@ -224,7 +227,7 @@ def _left_by_manifest(folder: _Folder, name: str, tokens: set[str]) -> set[str]:
         return set()
     if not folder.is_named(manifest.save_id, ""):
         return {name}
-    # The save was committed, and killed before it deleted the files of the checkpoint that it had replaced.
+    # The save was committed, but killed before it deleted the files that it replaced.
     replaced = [(file, record_of_file(file)) for file in manifest.replaced]
     return {
         file

@@ -1,4 +1,4 @@
-"""What `torch.distributed.checkpoint` saves through. Leaves the items to `writing`, their bytes to `file`."""
+"""The storage writer for `torch.distributed.checkpoint`. `save_items` writes the items; this module commits them."""
 
 import dataclasses
 import logging
@@ -15,14 +15,14 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchobj.checkpoint.dcp.attempt import RECORDS, discard, records_of_files
+from torchobj.checkpoint.dcp.checkpoint_dir import MANIFEST, METADATA, Located, ranked
 from torchobj.checkpoint.dcp.contents import files_of
 from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
 from torchobj.checkpoint.dcp.metadata import dump_metadata
-from torchobj.checkpoint.dcp.place import MANIFEST, METADATA, Placed, ranked
 from torchobj.checkpoint.dcp.prefix import DefaultPrefixStrategy, S3PrefixStrategyBase
+from torchobj.checkpoint.dcp.save_items import FailedWrite, InfoOfLast, write_items
 from torchobj.checkpoint.dcp.sweeping import sweep_expired
-from torchobj.checkpoint.dcp.writing import FailedWrite, InfoOfLast, write_items
-from torchobj.checkpoint.refusal import was_refused
+from torchobj.checkpoint.server import was_refused
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.exceptions import CheckpointError, ConfigError, PreconditionFailedError, StoreError
 from torchobj.store import ObjectInfo
@@ -31,33 +31,33 @@ __all__ = ["StorageWriter"]
 
 logger = logging.getLogger("torchobj")
 
-#: torch's number of the form (`CURRENT_DCP_VERSION`), which older ones have no name for.
+#: Version of the metadata format: torch's `CURRENT_DCP_VERSION`, a name that torch 2.6 does not have.
 _DCP_VERSION = "1.0.0"
 
 
-class StorageWriter(Placed, TorchStorageWriter):
+class StorageWriter(Located, TorchStorageWriter):
     """Saves distributed checkpoints to a store.
 
-    The checkpoint exists when its `.metadata` does, which is written last, by one PUT. Each save writes files of its
-    own: one that fails, or is killed, leaves the checkpoint that was there before as it was. A save that has replaced
-    another deletes that one's files. A save that fails deletes its own, on all ranks; one that is killed leaves them,
-    and the next save or `torchobj.checkpoint.sweep` deletes them after a day. Any failure of any rank is raised on all
-    of them.
+    One PUT of `.metadata`, after everything else, commits the checkpoint. Each save writes files with new names, so a
+    save that fails or is killed does not change an existing checkpoint. After it has replaced a checkpoint, a save
+    deletes the files of the old one. A save that fails deletes its own files, on all ranks. The files of a save that is
+    killed remain, and the next save or `torchobj.checkpoint.sweep` deletes them after a day. A failure of one rank is
+    raised on all ranks.
 
-    The files are what torch's own writer makes: `FsspecReader` and s3torchconnector read them, and torch 2.6 and later.
-    Tensors are sent from their own memory, in parallel parts: they must not change before the save returns. Can be
-    pickled, as URL and settings, for `async_save` in a process.
+    The files have torch's own format: torch 2.6 and later, `FsspecReader` and s3torchconnector read them. Tensors are
+    sent from their own memory, in parallel parts: do not change them before the save returns. A writer can be pickled,
+    for `async_save` in a process.
 
     Args:
-        url: The checkpoint's folder: `s3://bucket/step-100`, `file:///folder` or `memory://name/folder`.
-        thread_count: Into how many files a rank's items are divided. One will do: its parts are sent in parallel.
-        prefix_strategy: How the names of a rank's files begin.
-        overwrite: Whether an existing checkpoint may be replaced.
+        url: Folder of the checkpoint: `s3://bucket/step-100`, `file:///folder` or `memory://name/folder`.
+        thread_count: Number of files for the items of a rank. One is enough: its parts are sent in parallel.
+        prefix_strategy: Chooses how the names of a rank's files start.
+        overwrite: Replace an existing checkpoint.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Override those of the configuration.
 
     Raises:
-        ConfigError: No URL, or no number of threads.
+        ConfigError: `url` is not a URL of a store, or `thread_count` is not a positive int.
 
     Example:
         ```python
@@ -84,32 +84,32 @@ class StorageWriter(Placed, TorchStorageWriter):
         self._prefix_strategy = prefix_strategy or DefaultPrefixStrategy()
         self._overwrite = overwrite
         self._save_id = str(uuid.uuid4())
-        #: Set where each rank writes metadata of its own.
+        #: The rank, if each rank writes its own metadata.
         self._rank: int | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new save begins, to another URL where one is given.
+        """Starts a new save, to `checkpoint_id` if given.
 
         Raises:
-            ConfigError: It is no URL.
+            ConfigError: `checkpoint_id` is not a URL of a store.
         """
         super().reset(checkpoint_id)
         self._save_id = str(uuid.uuid4())
 
     def storage_meta(self) -> StorageMeta:
-        """What the metadata says of this save."""
+        """Returns the description of this save for the metadata."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
-    # torch looks for the name `kwargs` in these signatures.
+    # torch passes keywords only to signatures with the name `kwargs`.
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, ARG002
-        """Hears whether all ranks save one checkpoint, or each rank its own metadata."""
+        """Takes torch's choice: one metadata object for all ranks, or one for each rank."""
         self._rank = None if kwargs.get("use_collectives", True) else kwargs.get("rank")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is; where each rank is alone, with the names of its files.
+        """Returns the plan; if each rank writes its own metadata, with the prefix of its files.
 
         Raises:
-            CheckpointError: There is a checkpoint, and it may not be replaced.
+            CheckpointError: The checkpoint exists, and `overwrite` is false.
         """
         if self._rank is None:
             return plan
@@ -117,10 +117,10 @@ class StorageWriter(Placed, TorchStorageWriter):
         return dataclasses.replace(plan, storage_data=_StoragePrefix(self._prefix_strategy(self._rank)))
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """The plans with the names of each rank's files.
+        """Returns the plans with the prefix of each rank's files.
 
         Raises:
-            CheckpointError: There is a checkpoint, and it may not be replaced.
+            CheckpointError: The checkpoint exists, and `overwrite` is false.
         """
         if self._rank is not None:
             return plans
@@ -131,9 +131,9 @@ class StorageWriter(Placed, TorchStorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Writes the rank's items, and returns when they are stored, or when that has failed: `finish` raises then."""
+        """Writes the items of the rank. A failure is part of the result; `finish` raises it on all ranks."""
         try:
-            results = write_items(self._place, plan.storage_data.prefix, plan.items, planner, self._thread_count)
+            results = write_items(self._checkpoint, plan.storage_data.prefix, plan.items, planner, self._thread_count)
         except BaseException as error:  # noqa: BLE001  the coordinator raises it, on all ranks
             results = [FailedWrite(error)]
         future: Future[list[WriteResult]] = Future()
@@ -141,13 +141,13 @@ class StorageWriter(Placed, TorchStorageWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Makes the checkpoint, by its metadata.
+        """Commits the checkpoint by writing its metadata.
 
         Raises:
-            CheckpointError: Something that was planned was not written; or there is a checkpoint by now that may not
-                be replaced; or another process has swept this save's files.
-            StoreError: The metadata could not be stored.
-            BaseException: What kept a rank from writing. Its note names the rank.
+            CheckpointError: A planned item was not written; or the checkpoint exists now, and `overwrite` is false; or
+                another process swept the files of this save.
+            StoreError: The metadata could not be written.
+            BaseException: The failure of the first rank that failed. A note names the rank.
         """
         files: list[WrittenFile] = []
         stored: dict[MetadataIndex, _StorageInfo] = {}
@@ -171,61 +171,66 @@ class StorageWriter(Placed, TorchStorageWriter):
             replaced = self._names_of_previous() - names
             manifest = Manifest(self._save_id, tuple(sorted(files)), tuple(sorted(replaced)))
             data = dump_metadata(metadata)
-            # As late as the old manifest is still there: a sweep may have marked a record by now.
+            # Immediately before the manifest is replaced: a sweep may have marked a record since.
             records, now = self._listed_records(names)
-            self._place.put(ranked(MANIFEST, self._rank), manifest.dump())
+            self._checkpoint.put(ranked(MANIFEST, self._rank), manifest.dump())
         except BaseException as error:
-            discard(self._place, names, [failure.error for _, failure in failed] or [error])
+            discard(self._checkpoint, names, [failure.error for _, failure in failed] or [error])
             raise
         self._commit(data, names)
         self._delete(replaced | {record.name for record in records_of_files(names)})
         self._sweep(records, now)
 
     def _commit(self, metadata: bytes, names: set[str]) -> None:
-        """Puts the metadata. A checkpoint that certainly was not made leaves no files."""
+        """Writes the metadata. If it certainly was not written, deletes the files."""
         try:
             self._put_metadata(metadata)
         except (StoreError, CheckpointError) as error:
             if isinstance(error, CheckpointError) or was_refused(error):
-                discard(self._place, {*names, ranked(MANIFEST, self._rank)}, [error])
+                discard(self._checkpoint, {*names, ranked(MANIFEST, self._rank)}, [error])
             else:
-                error.add_note(f"whether {self.checkpoint_id} was saved is not known; its files are kept for now")
+                error.add_note(f"it is unknown whether {self.checkpoint_id} was saved; its files were not deleted")
             raise
 
     def _listed_records(self, names: set[str]) -> tuple[list[ObjectInfo], datetime | None]:
-        """The records of other saves, and the time by the store's clock.
+        """Returns the records of other saves, and the time by the store's clock.
 
         Raises:
-            CheckpointError: A record of these files is gone, or was swept.
+            CheckpointError: A record of the files `names` is missing, or was swept.
         """
-        listed = {info.key: info for info in self._place.objects(RECORDS)}
+        listed = {info.key: info for info in self._checkpoint.objects(RECORDS)}
         own = {record.name: len(record.dump()) for record in records_of_files(names)}
         found = [listed.pop(name, None) for name in own]
         if [info and info.size for info in found] != list(own.values()):
-            message = "another process has swept files of this save: a save is to be younger than what sweep() deletes"
+            message = "another process swept files of this save; give sweep() an older_than_s longer than a save takes"
             raise CheckpointError(f"{self.checkpoint_id}: {message}")
-        # Records are renewed: this is a little before now.
+        # Saves renew their records, so this is a recent time.
         times = [info.last_modified for info in found if info is not None and info.last_modified is not None]
         return list(listed.values()), max(times, default=None)
 
     def _delete(self, names: set[str]) -> None:
-        """Deletes what has no use any more. The save has succeeded by now, whatever comes of it."""
+        """Deletes files that the committed checkpoint does not use. A failure is only logged."""
         try:
-            self._place.delete(sorted(names))
+            self._checkpoint.delete(sorted(names))
         except StoreError as error:
             left = ", ".join(sorted(names))
-            logger.warning("%s is saved; files of before may be left there: %s: %s", self.checkpoint_id, left, error)
+            logger.warning(
+                "%s is saved, but files of the previous checkpoint could not be deleted: %s: %s",
+                self.checkpoint_id,
+                left,
+                error,
+            )
 
     def _sweep(self, records: list[ObjectInfo], now: datetime | None) -> None:
-        """Deletes what saves left that were killed. The save has succeeded by now, whatever comes of it."""
+        """Deletes files of killed saves, after the checkpoint was committed. A failure is only logged."""
         try:
-            for name in sweep_expired(self._place, records, now):
-                logger.info("deleted what a save left that did not end: %s", self._place.url_of(name))
+            for name in sweep_expired(self._checkpoint, records, now):
+                logger.info("deleted a file of a save that was killed: %s", self._checkpoint.url_of(name))
         except StoreError as error:
-            logger.warning("%s is saved; what earlier saves left may be there: %s", self.checkpoint_id, error)
+            logger.warning("%s is saved, but files of killed saves could not be deleted: %s", self.checkpoint_id, error)
 
     def _check_complete(self, metadata: Metadata, stored: dict[MetadataIndex, _StorageInfo]) -> None:
-        """Every chunk that the metadata names was written by some rank."""
+        """Raises if no rank wrote one of the chunks in the metadata."""
         described = metadata.state_dict_metadata.items()
         counts = (len(what.chunks) if isinstance(what, TensorStorageMetadata) else 1 for _, what in described)
         if len(stored) == sum(counts):
@@ -241,41 +246,41 @@ class StorageWriter(Placed, TorchStorageWriter):
         return ranked(METADATA, self._rank)
 
     def _check_may_be_made(self) -> None:
-        """Raises where there is a checkpoint that may not be replaced."""
-        if self._place.has(self._metadata_name()):
+        """Raises if the checkpoint exists and `overwrite` is false."""
+        if self._checkpoint.has(self._metadata_name()):
             if not self._overwrite:
                 raise self._exists()
-            logger.info("%s is replaced", self._place.url_of(self._metadata_name()))
+            logger.info("replacing %s", self._checkpoint.url_of(self._metadata_name()))
 
     def _exists(self) -> CheckpointError:
-        # The words of torch's own writer.
+        # The message of torch's own writer.
         return CheckpointError(
-            f"Checkpoint already exists and overwrite=False: {self._place.url_of(self._metadata_name())}"
+            f"Checkpoint already exists and overwrite=False: {self._checkpoint.url_of(self._metadata_name())}"
         )
 
     def _names_of_previous(self) -> set[str]:
-        """The files of the checkpoint that this save replaces; none of a save that is running."""
+        """Returns the files of the checkpoint that this save replaces, without those of a running save."""
         if not self._overwrite:
             return set()
         try:
-            previous = files_of(self._place, self._rank)
+            previous = files_of(self._checkpoint, self._rank)
         except CheckpointError as error:
-            logger.warning("%s is replaced, but its files are kept: %s", self.checkpoint_id, error)
+            logger.warning("replacing %s; its old files are not deleted: %s", self.checkpoint_id, error)
             return set()
         return previous.files if previous.has_metadata else set()
 
     def _put_metadata(self, data: bytes) -> None:
-        key = self._place.key(self._metadata_name())
+        key = self._checkpoint.key(self._metadata_name())
         try:
-            self._place.store.put(key, data, if_none_match=not self._overwrite)
+            self._checkpoint.store.put(key, data, if_none_match=not self._overwrite)
         except PreconditionFailedError:
-            # A PUT whose answer was lost is sent again, and meets what it has written itself.
-            if self._place.find(self._metadata_name()) != data:
+            # A PUT whose response was lost is retried, and then finds its own object.
+            if self._checkpoint.find(self._metadata_name()) != data:
                 raise self._exists() from None
 
 
 def _check_written(failed: list[tuple[int, FailedWrite]], ranks: int) -> None:
-    """Raises the error of the first rank that failed; among several ranks with a note of which failed, and where."""
+    """Raises the error of the first rank that failed, with a note for each failed rank if there are several ranks."""
     if not failed:
         return
     error = failed[0][1].error

@@ -1,4 +1,4 @@
-"""Where a distributed checkpoint lies: its URL, the keys of its objects, and the store that holds them."""
+"""The folder of a distributed checkpoint: its URL, the keys of its objects, and their store."""
 
 import dataclasses
 import functools
@@ -11,52 +11,52 @@ from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
 
 from torchobj import _torchobj
 from torchobj.checkpoint.keys import is_canonical, without_links
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, UnsupportedError
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import SCHEMES, parse_url
 
-__all__ = ["MANIFEST", "METADATA", "Place", "Placed", "is_item_file", "ranked"]
+__all__ = ["MANIFEST", "METADATA", "CheckpointDir", "Located", "is_item_file", "ranked"]
 
-#: The object that makes a checkpoint: torch's own name for it.
+#: The object that commits a checkpoint, as torch names it.
 METADATA = ".metadata"
-#: What lists the objects of a checkpoint.
+#: The list of the objects of a checkpoint.
 MANIFEST = "_torchobj_manifest.json"
 
 
 def ranked(name: str, rank: int | None) -> str:
-    """The name of an object, as each rank writes its own without collectives; as torch has it for `.metadata`."""
+    """Returns the name of the object that a rank writes for itself, as torch names `.metadata`; for None, `name`."""
     return name if rank is None else f"__{rank}{name}"
 
 
 def is_item_file(name: Any) -> bool:
-    """Whether a name that a checkpoint gives, as anybody may have written it, is of a file of items in its folder."""
+    """Returns whether an untrusted name from a checkpoint is that of a file of items in its folder."""
     return isinstance(name, str) and name.endswith(DEFAULT_SUFFIX) and is_canonical(name)
 
 
-class Place:
-    """The folder of a checkpoint. Is pickled as URL and configuration.
+class CheckpointDir:
+    """The folder of a checkpoint. Pickled as URL and configuration.
 
     Args:
-        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`; a slash at its end is dropped.
-        config: How to reach it.
+        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`, with or without a slash at the end.
+        config: Configuration of the store.
 
     Raises:
-        ConfigError: No URL.
+        ConfigError: `url` is not a URL of a store.
     """
 
     def __init__(self, url: str | os.PathLike[str], config: StoreConfig) -> None:
         if not isinstance(url, str):
             raise ConfigError(f"checkpoint_id={url!r}: must be a URL as a str; a path would lose one of its slashes")
         self._parsed = parse_url(url)
-        self._config = config
+        self._config = resolved(url, config)
         self._folder = self._parsed.key.rstrip("/")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Place, (self.url, self._config)
+        return CheckpointDir, (self.url, self._config)
 
     def __repr__(self) -> str:
-        return f"Place({self.url!r})"
+        return f"CheckpointDir({self.url!r})"
 
     @property
     def url(self) -> str:
@@ -70,49 +70,49 @@ class Place:
 
     @functools.cached_property
     def native(self) -> "_torchobj.NativeStore":
-        """The store, for what gathers and scatters."""
+        """The native store, for bulk reads and writes."""
         return _torchobj.NativeStore(self._parsed.scheme, self._parsed.bucket, self._config)
 
-    def below(self, directory: str) -> "Place":
-        """A folder in this one; itself where the name is empty."""
-        return Place(self.url_of(directory), self._config)
+    def below(self, directory: str) -> "CheckpointDir":
+        """Returns a subfolder; the folder itself if the name is empty."""
+        return CheckpointDir(self.url_of(directory), self._config)
 
     def key(self, name: str) -> str:
-        """The key of an object of the folder."""
+        """Returns the key of an object of the folder."""
         return f"{self._folder}/{name}" if self._folder else name
 
     def url_of(self, name: str) -> str:
-        """The URL of an object of the folder."""
+        """Returns the URL of an object of the folder."""
         return f"{self._parsed.base}/{self.key(name)}"
 
     def get(self, name: str) -> bytes:
-        """An object's bytes.
+        """Returns the bytes of an object.
 
         Raises:
-            ObjectNotFoundError: There is none.
+            ObjectNotFoundError: The object does not exist.
         """
         return bytes(self.store.get(self.key(name))[:])
 
     def find(self, name: str) -> bytes | None:
-        """An object's bytes; None where there is no such object."""
+        """Returns the bytes of an object; None if it does not exist."""
         try:
             return self.get(name)
         except ObjectNotFoundError:
             return None
 
     def has(self, name: str) -> bool:
-        """Whether there is such an object."""
+        """Returns whether an object exists."""
         return self.head(name) is not None
 
     def head(self, name: str) -> ObjectInfo | None:
-        """An object's size and version; None where there is no such object."""
+        """Returns size and version of an object; None if it does not exist."""
         try:
             return self.store.head(self.key(name))
         except ObjectNotFoundError:
             return None
 
     def put(self, name: str, data: bytes, if_match: str | None = None) -> None:
-        """Writes an object; with a version, only over the object of this version, where the store can.
+        """Writes an object; with `if_match` only if it has this version, if the store supports the condition.
 
         Raises:
             PreconditionFailedError: The object has another version.
@@ -123,18 +123,18 @@ class Place:
             self.store.put(self.key(name), data)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects. One that does not exist is no error; files behind a symbolic link stay."""
+        """Deletes objects, except files behind a symbolic link. A missing object is not an error."""
         keys = [self.key(name) for name in self.owned(names)]
         if keys:
             self.store.delete(keys)
 
     def owned(self, names: Iterable[str]) -> list[str]:
-        """The names without those of files that a symbolic link leads to from the folder."""
+        """Returns the names without those that a symbolic link leads to."""
         return without_links(Path("/", self._folder) if self._parsed.scheme == "file" else None, names)
 
     def abort_uploads(self, beginning: str, owns: Callable[[str], bool]) -> None:
-        """Aborts unfinished uploads of objects whose names begin like this, of those names that are owned."""
-        # A store of files looks for uploads in all of its root.
+        """Aborts unfinished uploads of objects whose names start with `beginning`, if `owns` accepts the name."""
+        # A file store searches its whole root for uploads.
         is_file = self._parsed.scheme == "file"
         store, folder = (Store(self.url, config=self._config), "") if is_file else (self.store, self.key(""))
         for upload in store.unfinished_uploads(folder + beginning):
@@ -143,35 +143,35 @@ class Place:
                 store.abort_upload(upload)
 
     def objects(self, beginning: str, delimiter: str | None = None) -> list[ObjectInfo]:
-        """The objects whose names begin like this, with their names as keys; with a delimiter, those before one.
+        """Lists the objects whose names start with `beginning`, with names as keys; without those below a delimiter.
 
         Raises:
-            BucketNotFoundError: There is no such bucket.
+            BucketNotFoundError: The bucket does not exist.
         """
         folder = self.key("")
         try:
             listed = list(self.store.list(folder + beginning, delimiter))
         except ObjectNotFoundError:
-            # A folder that does not exist holds nothing; a bucket that does not exist is an error.
+            # A folder that does not exist is empty; a bucket that does not exist is an error.
             if self._parsed.scheme == "s3":
                 raise
             return []
         return [dataclasses.replace(info, key=info.key.removeprefix(folder)) for info in listed]
 
 
-class Placed:
-    """What torch gives a checkpoint to, or takes it from, at a URL. The first base, before torch's.
+class Located:
+    """Base of the storage reader and the storage writer, before torch's base: their folder and configuration.
 
     Args:
-        url: The checkpoint's folder.
-        config: How to reach it; also s3torchconnector's.
-        region, endpoint_url: In place of the configuration's.
+        url: Folder of the checkpoint.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        region, endpoint_url: Override those of the configuration.
 
     Raises:
-        ConfigError: No URL, or no configuration.
+        ConfigError: `url` is not a URL of a store, or `config` is not a configuration.
     """
 
-    #: The schemes of the checkpoints that it takes.
+    #: Schemes of the URLs that it accepts.
     _schemes: ClassVar[tuple[str, ...]] = SCHEMES
 
     def __init__(
@@ -182,30 +182,30 @@ class Placed:
         endpoint_url: str | None,
     ) -> None:
         super().__init__()
-        self._config = store_config(config, region, endpoint_url)
-        self._place = Place(url, self._config)
+        self._config = store_config(config, region, endpoint_url, url=url)
+        self._checkpoint = CheckpointDir(url, self._config)
 
     @property
     def checkpoint_id(self) -> str:
-        """The checkpoint's URL."""
-        return self._place.url
+        """URL of the checkpoint."""
+        return self._checkpoint.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.checkpoint_id!r})"
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether it is a URL where a checkpoint can lie."""
+        """Returns whether `checkpoint_id` is a URL of a store."""
         try:
             return isinstance(checkpoint_id, str) and bool(parse_url(checkpoint_id, cls._schemes))
         except ConfigError:
             return False
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new save or load begins, at another URL where one is given.
+        """Starts a new save or load, at `checkpoint_id` if given.
 
         Raises:
-            ConfigError: It is no URL.
+            ConfigError: `checkpoint_id` is not a URL of a store.
         """
         if checkpoint_id:
-            self._place = Place(checkpoint_id, self._config)
+            self._checkpoint = CheckpointDir(checkpoint_id, self._config)

@@ -1,4 +1,4 @@
-"""One file of a checkpoint while it is written: items one behind the other, gathered from the tensors' own memory."""
+"""A file of a checkpoint that is being written: items one after the other, sent from the memory of their tensors."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -7,49 +7,52 @@ from typing import Any
 import torch
 
 from torchobj import _torchobj
-from torchobj.checkpoint.dcp.item import DESCRIPTOR_MARK, Item
+from torchobj.checkpoint.archive import DESCRIPTOR_MARK
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.manifest import WrittenFile
-from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.files import NO_ATTRIBUTES
 from torchobj.checkpoint.memory import memory_of
+from torchobj.checkpoint.plan import TensorArchive
 
 __all__ = ["JOINED_BYTES", "ItemFile", "close_files"]
 
-#: Payloads up to it are copied together with what stands around them: seven pieces cost more than such a copy.
+#: Payloads up to this size are copied together with their frames: seven separate pieces cost more than the copy.
 JOINED_BYTES = 16 << 10
 
-#: So much is copied together, and then handed on.
+#: Size of a batch of copied items.
 _BATCH_BYTES = 1 << 20
 
-#: And so many pieces.
+#: Number of pieces of a batch.
 _BATCH_PIECES = 1000
 
 
 class ItemFile:
-    """A file that appears by `close_files`, if nothing failed before.
+    """A file that is created by `close_files`, unless a write failed before.
 
     Args:
-        place: The checkpoint's.
-        name: Of the file, relative to the checkpoint.
-        limit_bytes: How much of what is written may be on the way at once; None where it is the caller's own memory.
+        checkpoint: Folder of the checkpoint.
+        name: Name of the file, relative to the folder.
+        limit_bytes: Maximum size of the bytes that are held until they are sent; None if they are the caller's memory.
     """
 
-    def __init__(self, place: Place, name: str, limit_bytes: int | None) -> None:
+    def __init__(self, checkpoint: CheckpointDir, name: str, limit_bytes: int | None) -> None:
         self.name = name
-        #: Where the item begins that was added last, and where it ends.
+        #: Offset of the last item that was added, and its end.
         self.offset = self.length = 0
-        self._native = _torchobj.NativeGather(place.native, place.key(name), NO_ATTRIBUTES, limit_bytes=limit_bytes)
-        # What is copied together, and the pieces that wait to be handed on with it.
+        self._native = _torchobj.NativeGather(
+            checkpoint.native, checkpoint.key(name), NO_ATTRIBUTES, limit_bytes=limit_bytes
+        )
+        # Bytes of the next copy, and the pieces of the current batch.
         self._joined: list[Any] = []
         self._joined_bytes = 0
         self._pieces: list[Any] = []
-        # Copies do not wait for others: nothing counts them before they are handed on.
-        self._most_pieces = _BATCH_PIECES if limit_bytes is None else 1
-        # Those that wait are counted too.
+        # Large copies are written at once: the limit counts them only then.
+        self._max_pieces = _BATCH_PIECES if limit_bytes is None else 1
+        # Including those of the current batch.
         self._records = 0
 
-    def add_small(self, item: Item, payload: Any) -> None:
-        """Adds a tensor that is copied before long: its memory, any contiguous buffer, is kept until then."""
+    def add_small(self, item: TensorArchive, payload: Any) -> None:
+        """Adds a tensor that is copied with the current batch. Keeps its memory, any contiguous buffer, until then."""
         if item.payload_bytes == 0:
             self._joined.append(item.before)
         else:
@@ -58,10 +61,10 @@ class ItemFile:
         self._grow(item.length)
         self._joined_bytes += item.length
         if self._joined_bytes >= _BATCH_BYTES:
-            self._hand_on()
+            self._write()
 
     def add_bytes(self, content: memoryview) -> None:
-        """Adds bytes as they are. They are not to be changed before the file is closed."""
+        """Adds bytes without a frame. They must not change before the file is closed."""
         if len(content) <= JOINED_BYTES:
             self._joined.append(content)
             self._joined_bytes += len(content)
@@ -69,30 +72,30 @@ class ItemFile:
             self._join()
             self._add_record(content)
         self._grow(len(content))
-        self._hand_on_if_many()
+        self._write_if_full()
 
-    def add_large(self, item: Item, payload: torch.Tensor) -> None:
-        """Adds a tensor whose memory is read when it is sent: it is not to be changed before the file is closed."""
+    def add_large(self, item: TensorArchive, payload: torch.Tensor) -> None:
+        """Adds a tensor that is sent from its own memory. It must not change before the file is closed."""
         self._join()
         self._pieces.append(item.before)
         self._add_record(memory_of(payload))
         self._add_end(item, (self._records - 1, self._records))
         self._grow(item.length)
-        self._hand_on_if_many()
+        self._write_if_full()
 
-    def add_pieces(self, item: Item, payload: Iterable[torch.Tensor]) -> None:
-        """Adds a tensor whose memory comes in pieces, each of which is forgotten when it is sent."""
+    def add_pieces(self, item: TensorArchive, payload: Iterable[torch.Tensor]) -> None:
+        """Adds a tensor as consecutive pieces, each of which is released when it has been sent."""
         self._join()
         self._pieces.append(item.before)
         first = self._records
         for piece in payload:
             self._add_record(memory_of(piece))
-            self._hand_on()
+            self._write()
         self._add_end(item, (first, self._records))
         self._grow(item.length)
 
     def abort(self) -> None:
-        """Forgets what was written."""
+        """Aborts the upload."""
         self._native.abort()
 
     def _grow(self, length: int) -> None:
@@ -102,37 +105,37 @@ class ItemFile:
         self._pieces.append(content)
         self._records += 1
 
-    def _add_end(self, item: Item, records: tuple[int, int]) -> None:
-        """What stands behind a payload that was added as these records."""
+    def _add_end(self, item: TensorArchive, records: tuple[int, int]) -> None:
+        """Adds the bytes that follow a payload, which consists of `records`."""
         self._pieces += (DESCRIPTOR_MARK, records, item.middle, records, item.after)
 
     def _join(self) -> None:
-        """Copies what waits for it into one literal."""
+        """Copies the bytes of small items into one piece."""
         if self._joined:
             self._pieces.append(b"".join(self._joined))
             self._joined, self._joined_bytes = [], 0
 
-    def _hand_on_if_many(self) -> None:
-        if len(self._pieces) >= self._most_pieces:
-            self._hand_on()
+    def _write_if_full(self) -> None:
+        if len(self._pieces) >= self._max_pieces:
+            self._write()
 
-    def _hand_on(self) -> None:
+    def _write(self) -> None:
         pieces = self._take()
         if pieces:
             self._native.write(pieces)
 
     def _take(self) -> list[Any]:
-        """What waits to be handed on."""
+        """Returns the pieces of the current batch, and starts a new one."""
         self._join()
         pieces, self._pieces = self._pieces, []
         return pieces
 
 
 def close_files(files: Sequence[ItemFile]) -> list[WrittenFile]:
-    """Makes the objects, at a time. When this returns all of each is stored.
+    """Completes all files concurrently.
 
     Raises:
-        StoreError: What kept a part, or the end, of the first that failed from succeeding. The others are waited for.
+        StoreError: The error of the first file that failed, after the others have ended.
     """
     closed = _torchobj.close_gathers([(file._native, file._take()) for file in files])
     return [

@@ -1,12 +1,10 @@
-"""Writes the items of one rank: takes each from the planner, chooses how its bytes are had, and closes the files."""
+"""Writes the items of one rank: resolves each, chooses a file for its bytes, and closes the files."""
 
 import heapq
 import io
-import itertools
 import math
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,47 +13,45 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 
-from torchobj.checkpoint.collector import paused_collector
-from torchobj.checkpoint.dcp.asking import source
 from torchobj.checkpoint.dcp.attempt import Record, discard, running
-from torchobj.checkpoint.dcp.file import JOINED_BYTES, ItemFile, close_files
-from torchobj.checkpoint.dcp.item import item_of, stand_in
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.dcp.item_file import JOINED_BYTES, ItemFile, close_files
 from torchobj.checkpoint.dcp.manifest import WrittenFile
-from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.memory import memory_of
+from torchobj.checkpoint.plan import is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["FailedWrite", "InfoOfLast", "write_items"]
 
-#: Copies that may be on the way at once, in a file of copies.
+#: Maximum size of the copies that a file of copies holds at once.
 _STAGED_BYTES = 64 << 20
 
-#: Copies that a file of the caller's own memory may hold: nothing bounds there what is on the way.
+#: Maximum size of the copies in a file of the caller's own memory, which has no other limit.
 _COPIED_BYTES = 32 << 20
 
-#: The largest copy that is made at once.
+#: Maximum size of one copy.
 _PIECE_BYTES = 16 << 20
 
 
 class InfoOfLast(_StorageInfo):
-    """Where the last item of a file lies, and the file: so the coordinator hears of the files of all ranks."""
+    """The `_StorageInfo` of the last item of a file, and the file: brings the files of all ranks to the coordinator."""
 
     def __init__(self, info: _StorageInfo, file: WrittenFile) -> None:
         super().__init__(info.relative_path, info.offset, info.length)
         self.file = file
 
     def plain(self) -> _StorageInfo:
-        """Without the file, as the metadata has it."""
+        """Returns the `_StorageInfo` for the metadata, without the file."""
         return _StorageInfo(self.relative_path, self.offset, self.length)
 
 
 class FailedWrite(WriteResult):
-    """In place of a rank's results what kept it from writing: so the coordinator can delete what the others wrote."""
+    """The failure of a rank, in place of its results: the coordinator then deletes what the other ranks wrote."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(MetadataIndex(""), 0, None)
-        # The fields of a result are frozen. A traceback is text to the other ranks.
+        # A `WriteResult` is frozen. Other ranks receive the traceback as text.
         object.__setattr__(self, "error", error)
         object.__setattr__(self, "trace", "".join(traceback.format_exception(error)))
 
@@ -63,7 +59,7 @@ class FailedWrite(WriteResult):
     trace: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What unpickles here only would raise in the coordinator's gathering, and the other ranks would wait.
+        # An error that the coordinator cannot unpickle would fail its gather while the other ranks wait.
         error = self.error if isinstance(self.error, KeyboardInterrupt | SystemExit) else portable(self.error)
         return _failed_write, (error, self.trace)
 
@@ -75,7 +71,7 @@ def _failed_write(error: BaseException, trace: str) -> FailedWrite:
 
 
 def _item_bytes(item: WriteItem) -> int:
-    """The bytes of an item's tensor, as the plan says it; 0 for other objects, whose size nobody knows yet."""
+    """Returns the size of an item's tensor in bytes; 0 for other objects, whose size is not known yet."""
     data = item.tensor_data
     if data is None:
         return 0
@@ -84,15 +80,10 @@ def _item_bytes(item: WriteItem) -> int:
 
 
 def _packed(items: list[WriteItem], files: int) -> list[list[WriteItem]]:
-    """Items of each file that has any.
-
-    Args:
-        items: Of the rank.
-        files: How many files there are at most.
-    """
+    """Divides the items of a rank among at most `files` files of about the same size. Returns those with items."""
     if files == 1 or len(items) < 2:
         return [items] if items else []
-    # What is no tensor is small, and goes round.
+    # Other objects are small: they are distributed in turn.
     others = [item for item in items if item.type is WriteItemType.BYTE_IO]
     bins: list[list[WriteItem]] = [others[number::files] for number in range(files)]
     tensors = sorted((item for item in items if item.type is not WriteItemType.BYTE_IO), key=_item_bytes, reverse=True)
@@ -106,13 +97,13 @@ def _packed(items: list[WriteItem], files: int) -> list[list[WriteItem]]:
 
 
 def _staged_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy on the CPU, of the same shape. Shares no memory with `tensor`."""
+    """Returns a contiguous copy on the CPU, of the same shape."""
     copy = tensor.to("cpu", memory_format=torch.contiguous_format, copy=True)
     return copy.resolve_conj().resolve_neg()
 
 
 def _staged_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Contiguous copies on the CPU of at most `_PIECE_BYTES` that are the tensor's memory when they are joined."""
+    """Yields contiguous copies on the CPU of at most `_PIECE_BYTES`. Joined, they are the bytes of the tensor."""
     if tensor.nbytes <= _PIECE_BYTES:
         yield _staged_whole(tensor)
         return
@@ -126,7 +117,7 @@ def _staged_pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 class _Bin:
-    """The items of one thread of torch's: a file of the caller's memory, and one of copies where they are many."""
+    """The items of one file of `thread_count`: a file of the caller's memory, and another if there are many copies."""
 
     def __init__(self, writing: "_Writing") -> None:
         self._writing = writing
@@ -135,47 +126,45 @@ class _Bin:
         self._left = _COPIED_BYTES
 
     def own(self) -> ItemFile:
-        """The file of the caller's memory."""
+        """Returns the file of the caller's memory."""
         if self._own is None:
             self._own = self._writing.open(None)
         return self._own
 
-    def has_room(self, length: int) -> bool:
-        """Whether so much may be copied into the file of the caller's memory."""
+    def takes_copy(self, length: int) -> bool:
+        """Returns whether the file of the caller's memory may hold a copy of `length` bytes, and counts it."""
         if length > self._left:
             return False
         self._left -= length
         return True
 
     def for_copy(self, length: int) -> ItemFile:
-        """The file for a copy of `length` bytes."""
-        if self.has_room(length):
+        """Returns the file for a copy of `length` bytes."""
+        if self.takes_copy(length):
             return self.own()
         if self._copies is None:
             self._copies = self._writing.open(_STAGED_BYTES)
         return self._copies
 
     def add(self, item: WriteItem, data: Any) -> ItemFile:
-        """Adds what the planner gave for an item, and returns the file that got it."""
+        """Adds the data of an item. Returns its file."""
         if item.type is WriteItemType.BYTE_IO:
             return self._add_bytes(data.getbuffer())
         tensor = data.detach()
-        seen = stand_in(tensor)
-        if seen is None:
+        frame = tensor_archive(tensor.dtype, tensor.shape) if is_memory(tensor) else None
+        if frame is None:
             return self._add_other(tensor)
-        frame = item_of(tensor.dtype, tensor.shape)
-        assert frame is not None  # noqa: S101  stand_in knows no dtype that item_of does not
         file = self.own()
-        if frame.payload_bytes <= JOINED_BYTES and self.has_room(frame.length):
-            file.add_small(frame, memory_of(seen))
+        if frame.payload_bytes <= JOINED_BYTES and self.takes_copy(frame.length):
+            file.add_small(frame, memory_of(tensor))
         else:
-            file.add_large(frame, seen)
+            file.add_large(frame, tensor)
         return file
 
     def _add_other(self, tensor: torch.Tensor) -> ItemFile:
-        """A tensor that is no contiguous memory of this machine, or that torch alone can save."""
+        """Adds a tensor that is not contiguous memory of the CPU, or that only torch can save."""
         is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
-        frame = item_of(tensor.dtype, tensor.shape) if is_plain else None
+        frame = tensor_archive(tensor.dtype, tensor.shape) if is_plain else None
         if frame is None:
             content = io.BytesIO()
             torch.save(tensor.cpu(), content)
@@ -184,12 +173,11 @@ class _Bin:
         if frame.payload_bytes > _PIECE_BYTES:
             file.add_pieces(frame, _staged_pieces(tensor))
             return file
-        seen = stand_in(_staged_whole(tensor))
-        assert seen is not None  # noqa: S101  a contiguous copy on the CPU of a dtype that item_of knows
+        copy = _staged_whole(tensor)
         if frame.payload_bytes <= JOINED_BYTES:
-            file.add_small(frame, memory_of(seen))
+            file.add_small(frame, memory_of(copy))
         else:
-            file.add_large(frame, seen)
+            file.add_large(frame, copy)
         return file
 
     def _add_bytes(self, content: Any) -> ItemFile:
@@ -199,84 +187,77 @@ class _Bin:
 
 
 class _Writing:
-    """The files of one rank in one save. A token of the save is in their names: no save writes over another's."""
+    """The files of one rank in one save. Their names contain a token, so no save overwrites files of another."""
 
-    def __init__(self, place: Place, record: Record) -> None:
-        self._place = place
+    def __init__(self, checkpoint: CheckpointDir, record: Record) -> None:
+        self._checkpoint = checkpoint
         self._record = record
         self._files: list[ItemFile] = []
-        #: For each file the number of its last result.
+        #: Index of the last result of each file.
         self._last: dict[str, int] = {}
         self._results: list[WriteResult] = []
 
     def open(self, limit_bytes: int | None) -> ItemFile:
-        """A new file of the rank."""
-        file = ItemFile(self._place, self._record.file(len(self._files)), limit_bytes)
+        """Opens a new file of the rank."""
+        file = ItemFile(self._checkpoint, self._record.file(len(self._files)), limit_bytes)
         self._files.append(file)
         return file
 
-    def write(self, items: list[WriteItem], resolve: Callable[[WriteItem], Any]) -> None:
-        """Hands the items of one bin to the store, which sends them meanwhile."""
+    def write(self, items: list[WriteItem], planner: SavePlanner) -> None:
+        """Adds the items of one bin. The store sends them concurrently."""
         content = _Bin(self)
-        for is_small, run in itertools.groupby(items, lambda item: _item_bytes(item) <= JOINED_BYTES):
-            # Large ones are waited for.
-            with paused_collector() if is_small else nullcontext():
-                self._write_run(run, content, resolve)
-
-    def _write_run(self, items: Iterable[WriteItem], content: _Bin, resolve: Callable[[WriteItem], Any]) -> None:
-        results = self._results
         for item in items:
-            file = content.add(item, resolve(item))
+            file = content.add(item, planner.resolve_data(item))
             length = file.length - file.offset
-            self._last[file.name] = len(results)
-            results.append(WriteResult(item.index, length, _StorageInfo(file.name, file.offset, length)))
+            self._last[file.name] = len(self._results)
+            info = _StorageInfo(file.name, file.offset, length)
+            self._results.append(WriteResult(item.index, length, info))
 
     def close(self, count: int) -> list[WriteResult]:
-        """Waits until all files are stored, with so many items."""
+        """Waits until all files are stored. Checks that they have `count` items."""
         for file in close_files(self._files):
             number = self._last[file.name]
             last = self._results[number]
             self._results[number] = WriteResult(last.index, last.size_in_bytes, InfoOfLast(last.storage_data, file))
         if len(self._results) != count:
-            raise CheckpointError(f"{self._place.url}: {len(self._results)} of {count} items were written")
+            raise CheckpointError(f"{self._checkpoint.url}: {len(self._results)} of {count} items were written")
         return self._results
 
     def abort(self) -> list[str]:
-        """Forgets what is not stored yet, and returns the names of all files."""
+        """Aborts unfinished uploads. Returns the names of all files."""
         for file in self._files:
             file.abort()
         return [file.name for file in self._files]
 
 
 def write_items(
-    place: Place, prefix: str, items: list[WriteItem], planner: SavePlanner, thread_count: int
+    checkpoint: CheckpointDir, prefix: str, items: list[WriteItem], planner: SavePlanner, thread_count: int
 ) -> list[WriteResult]:
-    """Writes the items of a rank, and returns when they are stored.
+    """Writes the items of a rank. Returns when all files are stored.
 
     Args:
-        place: The checkpoint's.
-        prefix: How the names of the rank's files begin.
-        items: What to write; the planner is asked for one after the other, on this thread.
-        thread_count: How many files there are at most, but for those of copies.
+        checkpoint: Folder of the checkpoint.
+        prefix: Start of the names of the rank's files.
+        items: Items to write. The planner resolves them one by one, on this thread.
+        thread_count: Maximum number of files, without files of copies.
 
     Returns:
-        A result for each item; the last of each file has an `InfoOfLast`.
+        A result for each item. The last one of each file has an `InfoOfLast`.
 
     Raises:
         ConfigError: The prefix is not below the checkpoint's folder.
-        StoreError: What kept a file from being stored. What was stored is deleted, with the record of it.
+        StoreError: A file could not be stored. The stored files are deleted, with their record.
         CheckpointError: An item has no result.
     """
     if not items:
         return []
     record = Record.new(prefix)
-    with running(place, record):
-        writing = _Writing(place, record)
+    with running(checkpoint, record):
+        writing = _Writing(checkpoint, record)
         try:
-            resolve = source(planner)
             for content in _packed(items, thread_count):
-                writing.write(content, resolve)
+                writing.write(content, planner)
             return writing.close(len(items))
         except BaseException as error:
-            discard(place, writing.abort(), [error])
+            discard(checkpoint, writing.abort(), [error])
             raise

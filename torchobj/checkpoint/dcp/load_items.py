@@ -1,0 +1,362 @@
+"""Loads the items of one rank: resolves their destinations, hands one plan of reads to Rust, and copies what it read.
+
+An item with the frame that this torch writes is read without its archive: up to `_SMALL_BYTES` through the buffer of a
+wave, otherwise into the memory of its tensor. Of an item with another frame, both ends are read first, to find the
+payload in its archive. torch loads what remains: values, quantized tensors, and items that an extension transformed.
+"""
+
+import functools
+import io
+import itertools
+import math
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner, ReadItem
+
+from torchobj import _torchobj
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
+from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
+from torchobj.checkpoint.dcp.limits import check_apart, checked_info, unpacked_limit
+from torchobj.checkpoint.memory import memory_of
+from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
+from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
+
+__all__ = ["ItemIndex", "ShortFileError", "load_items"]
+
+#: Payloads up to this size are read with their frames into the buffer of a wave, and copied.
+_SMALL_BYTES = 16 << 10
+
+#: A wave ends when its buffer reaches this size.
+_WAVE_BYTES = 48 << 20
+
+#: Maximum size of a tile of a slice that is read through the buffer.
+_TILE_BYTES = 16 << 20
+
+#: Number of items whose ends are held in memory together: 32 MiB.
+_MAX_ENDS = (16 << 20) // END_BYTES
+
+#: What a planner raises for bytes that are not a saved value.
+_DAMAGED = (pickle.UnpicklingError, EOFError, MemoryError, OverflowError, RecursionError, ValueError)
+
+
+class ShortFileError(CheckpointError, RangeError):
+    """The metadata names bytes beyond the end of a file: one of the two is damaged."""
+
+
+class _TensorItem:
+    """A slice of a saved chunk, and its destination."""
+
+    __slots__ = ("dtype", "frame", "info", "memory", "request", "shape", "target")
+
+    def __init__(
+        self, request: ReadItem, info: _StorageInfo, dtype: torch.dtype, shape: torch.Size, target: torch.Tensor
+    ) -> None:
+        self.request = request
+        self.info = info
+        #: Dtype and shape of the saved chunk.
+        self.dtype = dtype
+        self.shape = shape
+        self.target = target
+        #: The target, if its memory can receive the saved bytes as they are.
+        self.memory = target if target.dtype == dtype and is_memory(target) else None
+        #: The archive of the chunk if torchobj or this torch wrote it; None if it is known to be another one.
+        self.frame: TensorArchive | None = tensor_archive(dtype, shape)
+        if self.frame is not None and self.frame.length != info.length:
+            self.frame = None
+
+    @property
+    def name(self) -> str:
+        return self.request.storage_index.fqn
+
+
+class _Content(NamedTuple):
+    """Bytes of a file that a function processes."""
+
+    length: int
+    process: Callable[[bytes], None]
+
+
+class ItemIndex:
+    """The items of a checkpoint: file, offset, dtype and shape of each.
+
+    Args:
+        metadata: Metadata of the checkpoint.
+        url: URL of the checkpoint, for errors.
+    """
+
+    def __init__(self, metadata: Metadata, url: str) -> None:
+        self._described = metadata.state_dict_metadata
+        self._infos: dict[MetadataIndex, _StorageInfo] = metadata.storage_data
+        self._url = url
+        self._chunks: dict[str, dict[torch.Size, torch.Size]] = {}
+
+    def info(self, request: ReadItem) -> _StorageInfo:
+        """Returns file, offset and length of a requested item.
+
+        Raises:
+            CheckpointError: The metadata has none, or invalid ones.
+        """
+        info = self._infos.get(request.storage_index)
+        if info is None:
+            raise CheckpointError(f"{self._url}: the metadata names no file for {request.storage_index.fqn}")
+        return checked_info(info, request.storage_index.fqn, self._url)
+
+    def tensor(self, request: ReadItem, target: torch.Tensor) -> _TensorItem:
+        """Returns a requested tensor with its destination.
+
+        Raises:
+            CheckpointError: The metadata does not describe it, or the destination has another size.
+        """
+        info = self.info(request)
+        dtype, shape = self._chunk(request.storage_index)
+        # A detached inference tensor can be written to. A detached sparse tensor would not share new elements.
+        is_plain = type(target) is torch.Tensor and not target.requires_grad and not target.is_inference()
+        if target.layout is torch.strided and not is_plain:
+            target = target.detach()
+        if target.size() != request.lengths:
+            name, sizes = request.storage_index.fqn, f"{tuple(target.size())}, not {tuple(request.lengths)}"
+            raise CheckpointError(f"{self._url}: the destination of {name} is of size {sizes}")
+        return _TensorItem(request, info, dtype, shape, target)
+
+    def _chunk(self, index: MetadataIndex) -> tuple[torch.dtype, torch.Size]:
+        """Returns dtype and shape of a saved chunk."""
+        described: Any = self._described.get(index.fqn)
+        if not isinstance(described, TensorStorageMetadata):
+            raise CheckpointError(f"{self._url}: {index.fqn} is not a tensor in the checkpoint")
+        chunks = described.chunks
+        if len(chunks) == 1:
+            return described.properties.dtype, chunks[0].sizes
+        sizes = self._chunks.get(index.fqn)
+        if sizes is None:
+            sizes = self._chunks[index.fqn] = {chunk.offsets: chunk.sizes for chunk in chunks}
+        if index.offset not in sizes:
+            raise CheckpointError(f"{self._url}: has no chunk of {index.fqn} at {index.offset}")
+        return described.properties.dtype, sizes[index.offset]
+
+
+class _Load:
+    """The load of one rank's items."""
+
+    def __init__(self, checkpoint: CheckpointDir, planner: LoadPlanner, *, verify: bool) -> None:
+        self._checkpoint = checkpoint
+        self._planner = planner
+        self._verify = verify
+        self._plan = _torchobj.NativeSlicePlan(checkpoint.native, checkpoint.key(""), verify, _WAVE_BYTES, _TILE_BYTES)
+        #: The reads of the plan, by number.
+        self._reads: list[_TensorItem | _Content] = []
+        #: Numbers of those that the plan may read into the memory of their tensors.
+        self._direct: set[int] = set()
+        #: Tensors in another archive than expected.
+        self._foreign: list[_TensorItem] = []
+        self._loaded: list[_TensorItem] = []
+
+    def load(self, tensors: list[_TensorItem], values: list[tuple[ReadItem, _StorageInfo]]) -> None:
+        try:
+            self._load(tensors, values)
+        finally:
+            # They refer to this object: without this, the tensors would live until the next garbage collection.
+            self._reads.clear()
+
+    def _load(self, tensors: list[_TensorItem], values: list[tuple[ReadItem, _StorageInfo]]) -> None:
+        for request, info in values:
+            self._add_content(info, functools.partial(self._load_value, request, info))
+        for item in tensors:
+            self._add(item)
+        self._read()
+        foreign, self._foreign = self._foreign, []
+        for start in range(0, len(foreign), _MAX_ENDS):
+            self._load_foreign(foreign[start : start + _MAX_ENDS])
+        for item in self._loaded:
+            self._planner.commit_tensor(item.request, item.target)
+
+    def _add(self, item: _TensorItem) -> None:
+        frame, info = item.frame, item.info
+        if item.target.numel() == 0:
+            self._loaded.append(item)
+        elif frame is None or not frame.payload_bytes or is_transformed(info):
+            self._foreign.append(item)
+        elif frame.payload_bytes <= _SMALL_BYTES:
+            self._reads.append(item)
+            self._plan.add_array(info.relative_path, info.offset, frame.before, frame.payload_bytes)
+        else:
+            self._add_slice(item, info.offset, frame.before, 0)
+
+    def _add_slice(self, item: _TensorItem, offset: int, before: bytes | None, crc32: int) -> None:
+        request, memory = item.request, None if item.memory is None else memory_of(item.memory)
+        if memory is not None:
+            self._direct.add(len(self._reads))
+        box = (item.shape, request.storage_offsets, request.lengths, item.dtype.itemsize)
+        self._reads.append(item)
+        self._plan.add_slice(item.info.relative_path, offset, before, crc32, *box, memory)
+
+    def _add_content(
+        self, info: _StorageInfo, process: Callable[[bytes], None], start: int = 0, length: int | None = None
+    ) -> None:
+        content = _Content(info.length if length is None else length, process)
+        self._reads.append(content)
+        self._plan.add_array(info.relative_path, info.offset + start, None, content.length)
+
+    def _read(self) -> None:
+        """Executes all reads of the plan."""
+        while self._read_wave():
+            pass
+
+    def _read_wave(self) -> bool:
+        try:
+            wave = self._plan.read()
+        except RangeError as error:
+            short = ShortFileError(
+                f"{self._checkpoint.url}: the metadata names bytes that a file does not have: {error}"
+            )
+            vars(short).update(vars(error))
+            raise short from error
+        if wave is None:
+            return False
+        for number in wave.damaged:
+            raise self._damaged(self._reads[number])
+        buffer = wave.buffer
+        view, views = memoryview(buffer), dict[torch.dtype, torch.Tensor]()
+        tiles: Any = itertools.chain(zip(wave.arrays, wave.starts, itertools.repeat(None)), wave.tiles)
+        for number, start, tile in tiles:
+            read = self._reads[number]
+            if isinstance(read, _Content):
+                read.process(bytes(view[start : start + read.length]))
+                continue
+            # One view of the buffer for each dtype: a view of a part of it takes a quarter of the time.
+            saved = views.get(read.dtype)
+            if saved is None:
+                saved = views[read.dtype] = torch.frombuffer(buffer, dtype=read.dtype)
+            _copy(read, saved, start // read.dtype.itemsize, tile)
+        for number in wave.complete:
+            read = self._reads[number]
+            if isinstance(read, _TensorItem):
+                self._loaded.append(read)
+                if number in self._direct and not read.target.is_inference():
+                    torch.autograd.graph.increment_version(read.target)
+        self._foreign += (
+            read for read in map(self._reads.__getitem__, wave.other_frame) if isinstance(read, _TensorItem)
+        )
+        return True
+
+    def _damaged(self, read: _TensorItem | _Content) -> IntegrityError:
+        assert isinstance(read, _TensorItem)  # noqa: S101  the plan knows no CRC-32 of other contents
+        item = self._name(read.info, read.name)
+        return IntegrityError(f"{item}: damaged: its CRC-32 is not that of the saved bytes; load another checkpoint")
+
+    def _name(self, info: _StorageInfo, name: str) -> str:
+        return f"{self._checkpoint.url_of(info.relative_path)} at {info.offset}: {name}"
+
+    def _load_foreign(self, foreign: list[_TensorItem]) -> None:
+        """Loads tensors in any archive: reads both ends of each, and then what these locate."""
+        ends: list[list[bytes]] = []
+        for item in foreign:
+            head_and_tail: list[bytes] = []
+            ends.append(head_and_tail)
+            if not is_transformed(item.info):
+                length = min(item.info.length, END_BYTES)
+                self._add_content(item.info, head_and_tail.append, 0, length)
+                if length < item.info.length:
+                    self._add_content(item.info, head_and_tail.append, item.info.length - length, length)
+        self._read()
+        for item, head_and_tail in zip(foreign, ends, strict=True):
+            payload, expected = None, tensor_archive(item.dtype, item.shape)
+            if expected is not None and any(head_and_tail):
+                head, tail = (*head_and_tail, b"")[:2]
+                payload = payload_in(head, tail, item.info.length, expected)
+            if payload is not None:
+                self._add_slice(item, item.info.offset + payload.offset, None, payload.crc32)
+            else:
+                self._add_content(item.info, functools.partial(self._load_tensor, item))
+        self._read()
+
+    def _unpacked(self, info: _StorageInfo, name: str, content: bytes, known_bytes: int) -> bytes:
+        """Returns what was saved as `content`, with at most about `known_bytes` of a tensor; compares its sums."""
+        limit = unpacked_limit(known_bytes)
+        plain = untransformed(content, info, limit, self._name(info, name))
+        check_archive(plain, limit, self._name(info, name), verify=self._verify)
+        return plain
+
+    def _load_value(self, request: ReadItem, info: _StorageInfo, content: bytes) -> None:
+        name = request.storage_index.fqn
+        plain = self._unpacked(info, name, content, 0)
+        try:
+            self._planner.load_bytes(request, io.BytesIO(plain))
+        except TorchobjError:
+            raise
+        except _DAMAGED as error:
+            message = f"{self._name(info, name)} cannot be loaded: {type(error).__name__}: {error}"
+            raise CheckpointError(message) from error
+
+    def _load_tensor(self, item: _TensorItem, content: bytes) -> None:
+        """Loads a tensor that only torch can load."""
+        plain = self._unpacked(item.info, item.name, content, math.prod(item.shape) * item.dtype.itemsize)
+        request = item.request
+        try:
+            tensor = torch.load(io.BytesIO(plain), map_location="cpu", weights_only=True)
+            with torch.no_grad():
+                item.target.copy_(_narrowed(tensor, request.storage_offsets, request.lengths))
+        except Exception as error:
+            raise CheckpointError(f"{self._name(item.info, item.name)} cannot be loaded: {error}") from error
+        self._loaded.append(item)
+
+
+_Tile = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]]
+
+
+def _copy(item: _TensorItem, saved: torch.Tensor, first: int, tile: _Tile | None) -> None:
+    """Copies the chunk of an item, or a tile of its slice, whose first element is `first` of `saved`."""
+    request, target = item.request, item.target if item.memory is None else item.memory
+    if tile is not None:
+        shape, inner, outer, lengths = tile
+        target = _narrowed(target, outer, lengths)
+    elif item.memory is not None and request.lengths == item.shape:
+        target.copy_(saved.as_strided(item.shape, target.stride(), first))
+        return
+    else:
+        shape, inner, lengths = item.shape, request.storage_offsets, request.lengths
+    rows = saved.narrow(0, first, math.prod(shape)).view(tuple(shape))
+    target.copy_(_narrowed(rows, inner, lengths))
+
+
+def _narrowed(tensor: torch.Tensor, offsets: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """Returns a slice of a tensor, which shares its memory."""
+    for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+        if length != tensor.shape[dimension]:
+            tensor = tensor.narrow(dimension, offset, length)
+    return tensor
+
+
+def load_items(
+    checkpoint: CheckpointDir, index: ItemIndex, items: list[ReadItem], planner: LoadPlanner, *, verify: bool
+) -> None:
+    """Loads the items of a rank into the destinations of its planner.
+
+    Asks the planner for all destinations first, on this thread. Then reads everything in parallel, in few calls.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        index: Items of the checkpoint.
+        items: Items to load.
+        planner: Planner of torch's.
+        verify: Compare the checksums of items that are read whole.
+
+    Raises:
+        IntegrityError: Bytes differ from what was written; the message names tensor and file.
+        CheckpointError: The checkpoint does not have an item, or has an invalid one.
+        ObjectChangedError: Another save replaced a file during the load.
+        StoreError: A request failed.
+    """
+    tensors: list[_TensorItem] = []
+    values: list[tuple[ReadItem, _StorageInfo]] = []
+    for request in items:
+        if request.type is LoadItemType.BYTE_IO:
+            values.append((request, index.info(request)))
+        else:
+            tensors.append(index.tensor(request, planner.resolve_tensor(request)))
+    check_apart([info for _, info in values] + [item.info for item in tensors], checkpoint.url)
+    _Load(checkpoint, planner, verify=verify).load(tensors, values)

@@ -1,0 +1,133 @@
+"""Transfers bytes between the store and devices whose memory it cannot access, through a few blocks on the CPU."""
+
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeAlias
+from zlib import crc32
+
+import torch
+
+from torchobj.checkpoint.memory import memory_of
+
+__all__ = ["BLOCKS_BYTES", "BLOCK_BYTES", "blocks_of", "bytes_of", "fill", "is_reachable", "new_block", "storage_of"]
+
+BLOCK_BYTES = 8 << 20
+#: Maximum size of all blocks in use.
+BLOCKS_BYTES = 64 << 20
+
+#: Reads (offset in the object, writable memory) pairs.
+Read: TypeAlias = Callable[[Sequence[tuple[int, Any]]], object]
+
+
+def is_reachable(device: torch.device) -> bool:
+    """Returns whether the store can access memory of this device directly."""
+    return device.type == "cpu"
+
+
+def storage_of(nbytes: int, device: torch.device | str = "cpu") -> torch.UntypedStorage:
+    """Returns a new storage of `nbytes` uninitialised bytes."""
+    new: Any = torch.UntypedStorage
+    storage: torch.UntypedStorage = new(nbytes, device=device)
+    return storage
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """Returns the bytes of a storage: uint8 tensor of shape (nbytes,) on its device, which shares its memory."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def blocks_of(storage: torch.UntypedStorage) -> Iterator[Any]:
+    """Copies a storage of a device to the CPU: yields new uint8 arrays of at most `BLOCK_BYTES`.
+
+    They are pinned if the device is CUDA; torch's cache of pinned memory recycles dropped blocks.
+    """
+    source = bytes_of(storage)
+    for start in range(0, len(source), BLOCK_BYTES):
+        part = source[start : start + BLOCK_BYTES]
+        block = new_block(len(part), pinned=storage.device.type == "cuda")
+        block.copy_(part)
+        yield memory_of(block)
+
+
+def new_block(nbytes: int, *, pinned: bool) -> torch.Tensor:
+    """Returns new memory on the CPU: uint8 tensor of shape (nbytes,). Pages return to the system when it is dropped.
+
+    glibc's allocator does not reuse the hole that an aligned block of the same size left: it took 150 MiB for 32 MiB in
+    use.
+    """
+    if pinned:
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+    pages = mmap.mmap(-1, nbytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Huge pages cause fewer page faults during the first copy.
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checksum: bool) -> list[int]:
+    """Reads into memory of devices through two windows: one is read while the other is copied.
+
+    Args:
+        destinations: Offset in the object and target of each range; targets are uint8 tensors of shape (nbytes,).
+        read: Called from another thread, one call at a time.
+        checksum: Whether to compute CRC-32.
+
+    Returns:
+        The CRC-32 of each destination; 0 without `checksum`.
+    """
+    pinned = any(target.device.type == "cuda" for _, target in destinations)
+    sums = [0] * len(destinations)
+    windows = list(_windows([len(target) for _, target in destinations]))
+    with ThreadPoolExecutor(1, thread_name_prefix="torchobj-device") as reader:
+        size = min(BLOCKS_BYTES // 2, sum(len(target) for _, target in destinations))
+        memory = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in windows[:2]]
+
+        def start(number: int) -> Any:
+            blocks = [memory[number % 2][piece.at : piece.at + piece.length] for piece in windows[number]]
+            offsets = [destinations[piece.number][0] + piece.begin for piece in windows[number]]
+            return blocks, reader.submit(read, list(zip(offsets, map(memory_of, blocks), strict=True)))
+
+        pending: Any = start(0) if windows else None
+        for number, window in enumerate(windows):
+            blocks, done = pending
+            done.result()
+            if number + 1 < len(windows):
+                pending = start(number + 1)
+            for piece, block in zip(window, blocks, strict=True):
+                if checksum:
+                    sums[piece.number] = crc32(memory_of(block), sums[piece.number])
+                target = destinations[piece.number][1]
+                target[piece.begin : piece.begin + piece.length].copy_(block, non_blocking=pinned)
+            if pinned:
+                torch.cuda.synchronize()
+    return sums
+
+
+class _Piece(NamedTuple):
+    """Bytes of one destination within a window."""
+
+    number: int
+    """Index of the destination."""
+    begin: int
+    """Offset in the destination."""
+    at: int
+    """Offset in the window."""
+    length: int
+
+
+def _windows(lengths: Sequence[int]) -> Iterator[list[_Piece]]:
+    """Divides destinations, in order, into windows of at most half of `BLOCKS_BYTES`."""
+    window: list[_Piece] = []
+    used, limit = 0, BLOCKS_BYTES // 2
+    for number, total in enumerate(lengths):
+        begin = 0
+        while begin < total:
+            length = min(limit - used, total - begin)
+            window.append(_Piece(number, begin, used, length))
+            begin, used = begin + length, used + length
+            if used == limit:
+                yield window
+                window, used = [], 0
+    if window:
+        yield window

@@ -1,0 +1,221 @@
+"""Entries of nested containers: selected by name, or matched with those of a file and filled in place.
+
+The name of an entry is the path of keys that leads to it, joined by dots.
+"""
+
+import difflib
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+
+from torchobj.exceptions import ConfigError
+
+__all__ = [
+    "Pair",
+    "Path",
+    "assigned",
+    "checked_keys",
+    "listed",
+    "name_of",
+    "pairs_of",
+    "select",
+    "selected",
+    "value_at",
+]
+
+#: The keys that lead from an object to one of its entries.
+Path: TypeAlias = tuple[Any, ...]
+
+#: Containers with entries. Anything else that is not a tensor is replaced as a whole.
+_CONTAINERS = (Mapping, list, tuple)
+
+#: Returned by torch for a tensor with several elements at the same address.
+_OVERLAPS = 1
+
+#: Maximum number of differences in an error.
+_LISTED = 5
+
+
+def name_of(path: Path) -> str:
+    """Returns the name of an entry."""
+    return ".".join(map(str, path))
+
+
+def listed(differences: Sequence[str]) -> str:
+    """Returns the first differences, and the number of the others, for an error."""
+    more = f"; and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+    return f"{'; '.join(differences[:_LISTED])}{more}"
+
+
+def checked_keys(keys: Any) -> list[str]:
+    """Returns `keys` as a list.
+
+    Raises:
+        ConfigError: A key is not a string.
+    """
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        raise ConfigError(f"keys={keys!r}: must be a list of names such as ['model.layer1']")
+    return list(keys)
+
+
+def select(tree: Any, keys: Sequence[str], url: str) -> list[Path]:
+    """Returns the paths of the entries that `keys` select, in their order in the tree, none within another.
+
+    A key selects the entry with this name, and those whose name starts with the key and ".": a nested mapping, a
+    tensor, or all names of a flat state dict under a module.
+
+    Raises:
+        ConfigError: A key selects nothing; the message lists similar names.
+    """
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{url}: keys={list(keys)!r}: the saved object is not a mapping")
+    entries = [(name_of(path), path) for path in _paths(tree, (), ())]
+    missing = set(keys)
+    found: list[Path] = []
+    for name, path in entries:
+        matching = [key for key in keys if name == key or name.startswith(key + ".")]
+        missing.difference_update(matching)
+        if matching and not any(path[: len(outer)] == outer for outer in found):
+            found.append(path)
+    if missing:
+        key = min(missing)
+        near = difflib.get_close_matches(key, [name for name, _ in entries], n=3, cutoff=0.4)
+        hint = f"; similar names: {', '.join(near)}" if near else ""
+        raise ConfigError(f"{url}: keys: there is no entry {key!r}{hint}")
+    return found
+
+
+def _paths(tree: dict[Any, Any], path: Path, outer: tuple[Any, ...]) -> Iterator[Path]:
+    """Yields the path of every entry, outer ones first; a mapping within itself is not entered again."""
+    outer = (*outer, tree)
+    for key, value in tree.items():
+        if isinstance(key, str | int | float | bool):
+            yield (*path, key)
+            if isinstance(value, dict) and not any(value is mapping for mapping in outer):
+                yield from _paths(value, (*path, key), outer)
+
+
+def selected(value: Any, paths: Sequence[Path]) -> Any:
+    """Returns the mappings of `value` with the entries at these paths only."""
+    result = type(value)() if type(value) in (dict, OrderedDict) else {}
+    inner: dict[Any, list[Path]] = {}
+    for first, *rest in paths:
+        inner.setdefault(first, []).append(tuple(rest))
+    for key, below in inner.items():
+        result[key] = value[key] if () in below else selected(value[key], below)
+    return result
+
+
+def value_at(tree: Any, path: Path) -> Any:
+    """Returns the entry at a path."""
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+class Pair(NamedTuple):
+    """A tensor of the caller, and the tensor of the file that fills it: on meta if its bytes were not read yet."""
+
+    path: str
+    target: torch.Tensor
+    source: torch.Tensor
+
+
+def pairs_of(into: Any, loaded: Any, url: str) -> list[Pair]:
+    """Returns the tensors to fill. Each pair of containers is visited once.
+
+    Raises:
+        ConfigError: Structure, shape or dtype differ; the message lists where.
+    """
+    matching = _Matching()
+    matching.match(into, loaded, ())
+    if matching.differences:
+        is_part = isinstance(into, Mapping) and isinstance(loaded, Mapping) and into.keys() < loaded.keys()
+        remedy = f"; keys={list(into)!r} loads a part" if is_part else ""
+        raise ConfigError(f"{url}: into does not match: {listed(matching.differences)}{remedy}")
+    return matching.pairs
+
+
+class _Matching:
+    def __init__(self) -> None:
+        self.pairs: list[Pair] = []
+        self.differences: list[str] = []
+        self._visited: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def match(self, here: Any, there: Any, path: Path) -> None:
+        if isinstance(here, torch.Tensor) and isinstance(there, torch.Tensor):
+            if reason := _difference(here, there):
+                self.differences.append(f"{name_of(path) or 'the object'}: {reason}")
+            else:
+                self.pairs.append(Pair(name_of(path), here, there))
+            return
+        has_entries = (torch.Tensor, *_CONTAINERS)
+        is_leaf = not isinstance(here, has_entries) and not isinstance(there, has_entries)
+        if not is_leaf and (id(here), id(there)) not in self._visited:
+            self._visited[id(here), id(there)] = (here, there)
+            self._match_containers(here, there, path)
+
+    def _match_containers(self, here: Any, there: Any, path: Path) -> None:
+        if isinstance(here, Mapping) and isinstance(there, Mapping):
+            self.differences += [f"{name_of((*path, key))}: not in the file" for key in here if key not in there]
+            self.differences += [f"{name_of((*path, key))}: only in the file" for key in there if key not in here]
+            for key in (key for key in there if key in here):
+                self.match(here[key], there[key], (*path, key))
+        elif isinstance(here, list | tuple) and isinstance(there, list | tuple) and len(here) == len(there):
+            for index, both in enumerate(zip(here, there, strict=True)):
+                self.match(*both, (*path, index))
+        else:
+            # The state_dict of a module or an optimizer would match.
+            is_stateful = callable(getattr(here, "state_dict", None))
+            remedy = "; give its state_dict(), as CheckpointManager.restore does" if is_stateful else ""
+            kinds = f"{_kind(here)} here, {_kind(there)} in the file{remedy}"
+            self.differences.append(f"{name_of(path) or 'the object'}: {kinds}")
+
+
+def assigned(into: Any, loaded: Any, visited: dict[tuple[int, int], tuple[Any, ...]] | None = None) -> Any:
+    """Returns `into` with everything that is not a tensor replaced by what was loaded, in place where possible."""
+    if isinstance(into, torch.Tensor):
+        return into
+    if not isinstance(into, _CONTAINERS):
+        return loaded
+    visited = {} if visited is None else visited
+    both = id(into), id(loaded)
+    if both in visited:
+        return visited[both][-1]
+    # Keeps both alive, so that their ids stay theirs.
+    visited[both] = (into, loaded, into)
+    if isinstance(into, Mapping):
+        for key, value in loaded.items():
+            new = assigned(into[key], value, visited)
+            if new is not into[key]:
+                into[key] = new  # type: ignore[index]
+        return into
+    values = [assigned(*pair, visited) for pair in zip(into, loaded, strict=True)]
+    if isinstance(into, list):
+        into[:] = values
+        return into
+    new = type(into)(*values) if hasattr(into, "_fields") else type(into)(values)
+    visited[both] = (into, loaded, new)
+    return new
+
+
+def _difference(here: torch.Tensor, there: torch.Tensor) -> str:
+    """Returns why a tensor cannot be filled; empty if it can."""
+    if _form(here) != _form(there):
+        return f"{_form(here)} here, {_form(there)} in the file"
+    if here.device.type == "meta":
+        return "a tensor on meta cannot be filled"
+    if here.layout is torch.strided and torch._debug_has_internal_overlap(here) == _OVERLAPS:
+        return "its elements share memory, as those of an expanded tensor do"
+    return ""
+
+
+def _kind(value: Any) -> str:
+    return f"{type(value).__name__} of {len(value)}" if isinstance(value, list | tuple) else type(value).__name__
+
+
+def _form(tensor: torch.Tensor) -> str:
+    layout = "" if tensor.layout is torch.strided else f" {tensor.layout}"
+    return f"{tensor.dtype}{layout} of shape {tuple(tensor.shape)}"
