@@ -1,59 +1,57 @@
-"""Train from object storage: PyTorch datasets and checkpoints for S3, with a Rust core.
+"""Train from object storage: PyTorch datasets and checkpoints for S3 and files, with a Rust core.
 
-The map: `Store` reads, writes and lists a bucket (`store`) · `S3MapDataset` and its kin are datasets (`datasets`) ·
-`save` and `load` are for checkpoints, `S3Checkpoint` and `open` are files over objects (`checkpoint`) · `StoreConfig`
-says how (`config`) · every exception is in `exceptions`. Importing torchobj, and using a store, imports no torch: what
-needs it is loaded at its first use.
+`Store` reads, writes and lists a bucket (`store`) · `ObjectMapDataset` and others are datasets (`datasets`) · `save`
+and `load` are for checkpoints, `S3Checkpoint` and `open` return files over objects (`checkpoint`) · `StoreConfig` holds
+the settings (`config`) · exceptions are in `exceptions`. Importing torchobj and using a store do not import torch;
+names that need it are loaded at their first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchobj import _process
+from torchobj import _shutdown
 from torchobj._torchobj import Buffer, Manifest, ObjectReader, ObjectRef, __version__
-from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
-from torchobj.config import FileOptions, S3ClientConfig, S3Options, StoreConfig
+from torchobj.checkpoint.files import ObjectWriter, S3Checkpoint, open  # noqa: A004  the builtin's name, as in io and gzip
+from torchobj.config import FileOptions, S3ClientConfig, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
-from torchobj.memory import set_budget
+from torchobj.memory import set_budget, set_memory_budget
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload, get_many
 from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
     from torchobj.checkpoint.load import load
-    from torchobj.checkpoint.s3 import S3Checkpoint
     from torchobj.checkpoint.save import save
     from torchobj.datasets.iterable import ObjectIterableDataset, S3IterableDataset
     from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.ragged import RaggedBatch
-    from torchobj.datasets.readers import S3ReaderConstructor
+    from torchobj.datasets.reader_constructor import S3ReaderConstructor
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
-    from torchobj.loader.callback import LookaheadCallback as LookaheadCallback
+    from torchobj.loader.transformers_callback import LookaheadCallback as LookaheadCallback
 
-_process.install()
+_shutdown.register()
 
-#: The exception of s3torchconnector by its name.
+#: Name of the exception in s3torchconnector.
 S3Exception = StoreError
-#: The reader of s3torchconnector by its name.
+#: Name of the reader in s3torchconnector.
 S3Reader = ObjectReader
-#: The writer of s3torchconnector by its name.
+#: Name of the writer in s3torchconnector.
 S3Writer = ObjectWriter
 
-#: What needs torch, and where it lives.
+#: Names that need torch, and their modules.
 _LAZY = {
     "DataLoader": "torchobj.loader",
     "ElasticDistributedSampler": "torchobj.loader",
     "LookaheadBatchSampler": "torchobj.loader",
-    # Needs transformers too, and is in no __all__: `from torchobj import *` does not.
-    "LookaheadCallback": "torchobj.loader.callback",
+    # Also needs transformers, and is therefore not in __all__.
+    "LookaheadCallback": "torchobj.loader.transformers_callback",
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
-    "S3Checkpoint": "torchobj.checkpoint.s3",
     "S3IterableDataset": "torchobj.datasets.iterable",
     "S3MapDataset": "torchobj.datasets.map",
-    "S3ReaderConstructor": "torchobj.datasets.readers",
+    "S3ReaderConstructor": "torchobj.datasets.reader_constructor",
     "attach": "torchobj.loader",
     "load": "torchobj.checkpoint.load",
     "save": "torchobj.checkpoint.save",
@@ -94,10 +92,12 @@ __all__ = [
     "attach",
     "get_many",
     "load",
+    "load_config",
     "open",
     "parse_url",
     "save",
     "set_budget",
+    "set_memory_budget",
 ]
 
 
@@ -110,4 +110,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    # Without LookaheadCallback: inspect.getmembers would import transformers, which may not be installed.
+    return sorted([*__all__, "checkpoint", "exceptions"])

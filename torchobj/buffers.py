@@ -1,4 +1,4 @@
-"""What a caller gives to be read or written to, as what has the buffer protocol. Never imports torch."""
+"""Converts arguments to objects with the buffer protocol. Does not import torch itself."""
 
 import sys
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["contiguous"]
 
 
 def contiguous(buffer: Any) -> Any:
-    """A tensor of torch as what has the buffer protocol; anything else as it is."""
+    """The memory of a torch tensor, as an object with the buffer protocol; other objects unchanged."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(buffer, torch.Tensor):
         return buffer

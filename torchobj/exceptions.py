@@ -1,6 +1,7 @@
-"""Every exception of torchobj. Each is also the builtin that people already catch. Raised from Rust by kind.
+"""The exceptions of torchobj. Each is also a builtin exception. Rust raises them by error kind.
 
-Their text names operation, URL, status, request id and attempts: a DataLoader worker carries nothing but the text.
+Their text contains operation, URL, status, request id and attempts, because a DataLoader worker
+only passes on the text.
 """
 
 import io
@@ -28,39 +29,39 @@ __all__ = [
 
 
 class TorchobjError(Exception):
-    """Anything that torchobj raises itself.
+    """Base class of all exceptions of torchobj.
 
-    The attributes are None where there is nothing to say, and after a journey through a pickle.
+    The attributes are None if they do not apply, and after pickling.
     """
 
     url: str | None = None
-    """On which object or bucket."""
+    """URL of the object or bucket."""
     operation: str | None = None
-    """What was being done: `get`, `head`, `list`, `put`, `put part`, `commit` …"""
+    """The operation: `get`, `head`, `list`, `put`, `put part`, `commit` …"""
     status: int | None = None
-    """HTTP status of the last answer."""
+    """HTTP status of the last response."""
     code: str | None = None
-    """The store's own error code, as `SlowDown`."""
+    """Error code of the store, such as `SlowDown`."""
     request_id: str | None = None
-    """The id by which the store's operators find the request."""
+    """Request id of the last response, for the operators of the store."""
     attempts: int | None = None
-    """How often it was tried."""
+    """Number of attempts."""
 
 
 class ConfigError(TorchobjError, ValueError):
-    """A setting, a URL or an argument is wrong. Names it, its value and what is allowed."""
+    """A setting, URL or argument is invalid. The message contains its name, its value and the allowed values."""
 
 
 class StoreError(TorchobjError, OSError):
-    """An operation of a store failed."""
+    """An operation on a store failed."""
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """No such object."""
+    """The object does not exist."""
 
 
 class BucketNotFoundError(ObjectNotFoundError):
-    """No such bucket or folder."""
+    """The bucket or folder does not exist."""
 
 
 class AccessDeniedError(StoreError, PermissionError):
@@ -68,19 +69,19 @@ class AccessDeniedError(StoreError, PermissionError):
 
 
 class CredentialsError(AccessDeniedError):
-    """No credentials were found, or the store does not take them."""
+    """No credentials were found, or the store rejects them."""
 
 
 class ObjectChangedError(StoreError):
-    """The object is no longer the version that was listed or that the read began with."""
+    """The object is no longer the version that was listed, or with which the read started."""
 
 
 class PreconditionFailedError(StoreError, FileExistsError):
-    """The condition of a write does not hold: the object exists, or another writer was first."""
+    """The condition of a write is not met: the object exists, or another writer has changed it."""
 
 
 class RangeError(StoreError, ValueError):
-    """The range begins behind the end of the object."""
+    """The range starts after the end of the object."""
 
 
 class InvalidKeyError(StoreError, ValueError):
@@ -88,23 +89,23 @@ class InvalidKeyError(StoreError, ValueError):
 
 
 class UnsupportedError(StoreError, io.UnsupportedOperation):
-    """The store cannot do this."""
+    """The store does not support the operation."""
 
 
 class ThrottledError(StoreError):
-    """The store asked for fewer requests, and went on asking after the retries."""
+    """The store throttled the request, also after the retries."""
 
 
 class StoreTimeoutError(StoreError, TimeoutError):
-    """Nothing came for too long, and went on not coming after the retries."""
+    """A timeout elapsed, also after the retries."""
 
 
 class StoreConnectionError(StoreError, ConnectionError):
-    """No connection could be made, or it broke, and went on breaking after the retries."""
+    """A connection failed or was interrupted, also after the retries."""
 
 
 class IntegrityError(StoreError):
-    """Bytes arrived, and are not what was sent."""
+    """The bytes that were received or stored do not match their checksum."""
 
 
 class ManifestMismatchError(TorchobjError, RuntimeError):
@@ -112,4 +113,4 @@ class ManifestMismatchError(TorchobjError, RuntimeError):
 
 
 class CheckpointError(TorchobjError, RuntimeError):
-    """A checkpoint was not made, and nothing was committed; or there is none, or none that fits."""
+    """A checkpoint was not saved, and nothing was committed; or it does not exist, is damaged or does not fit."""

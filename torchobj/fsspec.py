@@ -1,8 +1,8 @@
-"""Objects for whatever opens paths by fsspec: a file system over `Store`, and its registration for `s3://`.
+"""An fsspec file system over `Store`, and its registration for `s3://`.
 
-Frameworks that take `s3://` paths ask fsspec for them: Lightning looks there for its checkpoints and writes its logs,
-`torch.distributed.checkpoint` given a URL writes there. fsspec itself has no S3; s3fs, where it is installed, is one.
-Nothing is registered before somebody asks. Never imports torch.
+Frameworks open `s3://` paths through fsspec: Lightning for checkpoints and logs, `torch.distributed.checkpoint` for
+URLs. fsspec itself has no S3 support; s3fs provides one. Nothing is registered without a call of `register`. Does not
+import torch.
 """
 
 import importlib.util
@@ -30,18 +30,18 @@ from torchobj.store import ObjectInfo, Store
 
 __all__ = ["ObjectFileSystem", "register"]
 
-#: Folders that were made, by configuration. A store has none: until there is an object below, only this process knows.
-_made: dict[StoreConfig, dict[str, None]] = {}
+#: Folders that were created, by configuration. Stores have no folders; an empty one is known to this process only.
+_created_folders: dict[StoreConfig, dict[str, None]] = {}
 
-#: So many are remembered, those that were made last.
-_REMEMBERED = 10_000
+#: Maximum number of remembered folders.
+_MAX_REMEMBERED = 10_000
 
-#: What `register` was given, for file systems without a configuration. Not in fsspec's own: s3fs would get that too.
+#: Configuration from `register`, for file systems without one. Not in fsspec's configuration, which s3fs also reads.
 _default: StoreConfig | None = None
 
 
 class _Cached(type(package.AbstractFileSystem)):  # type: ignore[misc]
-    """Makes the default an argument, so that fsspec knows instances by it, and pickles them with it."""
+    """Passes the default configuration as an argument, so that fsspec caches and pickles instances with it."""
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         if not arguments and named.get("config") is None and _default is not None:
@@ -50,19 +50,19 @@ class _Cached(type(package.AbstractFileSystem)):  # type: ignore[misc]
 
 
 class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: ignore[misc]
-    """The buckets of S3 for fsspec. Paths are `bucket/key`, also behind `s3://`; a folder is what has keys below it.
+    """An fsspec file system for S3 buckets. Paths are `bucket/key` or `s3://bucket/key`; a folder is a prefix of keys.
 
-    Listings are never cached. `LastModified`, in UTC, and `ETag` stand in what `info` and `ls` return. What is written
-    appears whole by its `close()`, in a transaction by the end of that, and not at all where the `with` block raised,
-    of `fsspec.open` and in text mode too, or what closes it handles an exception. Appending writes the whole object
-    anew. A file that is opened to be read asks for nothing before it is read, so that a missing one raises there.
+    Listings are not cached. `info` and `ls` return `LastModified`, in UTC, and `ETag`. A written file appears whole on
+    `close()`, or at the end of its transaction; it does not appear if the `with` block raises, also with `fsspec.open`
+    and in text mode. Appending rewrites the whole object. Opening a file for reading sends no request, so that a
+    missing file raises at the first read.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Override those of `config`.
 
     Raises:
-        FileNotFoundError, FileExistsError, PermissionError: As the classes of `torchobj.exceptions` that they are too.
+        FileNotFoundError, FileExistsError, PermissionError: Raised as their subclasses in `torchobj.exceptions`.
 
     Example:
         ```python
@@ -83,44 +83,42 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         super().__init__()
         self._config = store_config(config, region, endpoint_url)
         self._stores: dict[str, Store] = {}
-        self._made = _made.setdefault(self._config, {})
+        self._created_folders = _created_folders.setdefault(self._config, {})
 
-    def _place(self, path: str) -> tuple[Store, str]:
-        """The bucket of a path, and the key within it."""
+    def _locate(self, path: str) -> tuple[Store, str]:
+        """The store of a path, and the key within it."""
         bucket, _, key = self._strip_protocol(path).partition("/")
         if not bucket:
-            raise UnsupportedError(f"path={path!r}: names no bucket, and buckets cannot be listed")
+            raise UnsupportedError(f"path={path!r}: contains no bucket, and buckets cannot be listed")
         if bucket not in self._stores:
             self._stores[bucket] = Store(f"{self.protocol}://{bucket}", config=self._config)
         return self._stores[bucket], key
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Name, size and kind of an object or folder: a HEAD, and where that finds nothing a listing.
+        """Name, size and type of an object or folder, by a HEAD request and, if that finds nothing, a listing.
 
         Raises:
-            ObjectNotFoundError: There is neither.
+            ObjectNotFoundError: Neither exists.
         """
         path = self._strip_protocol(path)
         if not path:
             return _folder(path)
-        store, key = self._place(path)
-        error: Exception = ObjectNotFoundError(
-            f"{self.unstrip_protocol(path)}: there is no such object, and none below it"
-        )
+        store, key = self._locate(path)
+        error: Exception = ObjectNotFoundError(f"{self.unstrip_protocol(path)}: no object has this key or prefix")
         if key:
             try:
                 return _file(path, store.head(key))
             except ObjectNotFoundError:
                 pass
             except AccessDeniedError as denied:
-                # A permission for what is below a folder is none for the key that is the folder's name.
+                # Permission for a prefix does not include the key with the folder's name.
                 error = denied
         if self.isdir(path):
             return _folder(path)
         raise error
 
     def exists(self, path: str, **_: Any) -> bool:
-        """Whether there is an object or folder. Raises what kept it from being known."""
+        """Whether an object or folder exists. Raises errors that prevent an answer."""
         try:
             self.info(path)
         except FileNotFoundError:
@@ -128,10 +126,10 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         return True
 
     def isfile(self, path: str) -> bool:
-        """Whether there is an object. Raises what kept it from being known."""
+        """Whether an object exists. Raises errors that prevent an answer."""
         if "/" not in self._strip_protocol(path):
             return False
-        store, key = self._place(path)
+        store, key = self._locate(path)
         try:
             store.head(key)
         except FileNotFoundError:
@@ -139,40 +137,40 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         return True
 
     def isdir(self, path: str) -> bool:
-        """Whether there are objects below, or the folder was made here. Raises what kept it from being known."""
+        """Whether objects exist below, or the folder was created here. Raises errors that prevent an answer."""
         path = self._strip_protocol(path)
-        if not path or path in self._made:
+        if not path or path in self._created_folders:
             return True
-        store, key = self._place(path)
+        store, key = self._locate(path)
         try:
             return any(store.list(f"{key}/" if key else "")) or not key
         except FileNotFoundError:
             return False
 
     def modified(self, path: str) -> datetime:
-        """When an object was last written, in UTC."""
+        """Time of the last modification of an object, in UTC."""
         time: datetime = self.info(path)["LastModified"]
         return time
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: FBT001, FBT002  fsspec's signature
-        """The objects and folders right below a folder, or the object of this name itself.
+        """The objects and folders directly below a folder, or the object with this name.
 
         Raises:
-            ObjectNotFoundError: There is neither.
+            ObjectNotFoundError: Neither exists.
         """
         path = self._strip_protocol(path)
-        store, key = self._place(path)
+        store, key = self._locate(path)
         prefix, base = f"{key}/" if key else "", path.partition("/")[0]
-        found, is_folder = [], not key or path in self._made
+        found, is_folder = [], not key or path in self._created_folders
         for page in store.list(prefix, "/").pages():
             is_folder |= bool(page.objects or page.prefixes)
             found += [_file(f"{base}/{info.key}", info) for info in page.objects if info.key != prefix]
-            # A folder without a name has no path here.
+            # A folder without a name cannot be addressed by a path.
             found += [_folder(f"{base}/{name[:-1]}") for name in page.prefixes if not name.endswith("//")]
         if not is_folder:
             found = [self.info(path)]
         names = {entry["name"] for entry in found}
-        found += [_folder(made) for made in self._made.keys() - names if self._parent(made) == path]
+        found += [_folder(made) for made in self._created_folders.keys() - names if self._parent(made) == path]
         found.sort(key=lambda entry: str(entry["name"]))
         return found if detail else [entry["name"] for entry in found]
 
@@ -186,27 +184,27 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         prefix: str = "",
         **kwargs: Any,
     ) -> Any:
-        """The objects below a folder, or the object of this name itself; by one listing of all that is below.
+        """All objects below a folder, by one recursive listing; or the object with this name.
 
         Args:
             path: The folder.
-            maxdepth: Levels of folders that are listed, one by one; None for all.
-            withdirs: Also the folders.
-            detail: Returns a dict of what `info` returns, by name.
-            prefix: Only objects whose path behind the folder begins so, as s3fs and gcsfs have it.
+            maxdepth: Maximum depth, listed level by level; None for all levels.
+            withdirs: Whether to include folders.
+            detail: Whether to return a dict from names to the results of `info`.
+            prefix: Selects objects whose path after the folder starts with it, as in s3fs and gcsfs.
 
         Raises:
-            ConfigError: A `prefix` with `maxdepth` or `withdirs`.
+            ConfigError: `prefix` is combined with `maxdepth` or `withdirs`.
         """
         if prefix and (maxdepth is not None or withdirs):
             raise ConfigError(f"prefix={prefix!r}: cannot be combined with maxdepth or withdirs")
         if not self._strip_protocol(path) or maxdepth is not None or withdirs:
             return super().find(path, maxdepth, withdirs, detail, **kwargs)
-        store, key = self._place(path)
+        store, key = self._locate(path)
         base, below = self._strip_protocol(path).partition("/")[0], f"{key}/" if key else ""
         found = {}
         for info in store.list(below + prefix):
-            # A component without a name has no path here, nor has the marker of a folder.
+            # Empty path components and markers of folders cannot be addressed by a path.
             if all(info.key.removeprefix(below).split("/")):
                 found[f"{base}/{info.key}"] = _file(f"{base}/{info.key}", info)
         if not found and not prefix and self.isfile(path):
@@ -214,69 +212,69 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         return found if detail else list(found)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: FBT001, FBT002  fsspec's signature
-        """Notes a folder and those above it as made. Nothing is written, and with `exist_ok` nothing asked.
+        """Records a folder and its parents as created. Nothing is written; with `exist_ok` no request is sent.
 
         Raises:
-            PreconditionFailedError: Without `exist_ok`: there is an object or folder of this name.
+            PreconditionFailedError: Without `exist_ok`: an object or folder with this name exists.
         """
         path = self._strip_protocol(path)
         if not exist_ok and self.exists(path):
-            raise PreconditionFailedError(f"{self.unstrip_protocol(path)}: exists")
+            raise PreconditionFailedError(f"{self.unstrip_protocol(path)}: already exists")
         while "/" in path:
-            self._made.pop(path, None)
-            self._made[path] = None
+            self._created_folders.pop(path, None)
+            self._created_folders[path] = None
             path = self._parent(path)
-        while len(self._made) > _REMEMBERED:
-            del self._made[next(iter(self._made))]
+        while len(self._created_folders) > _MAX_REMEMBERED:
+            del self._created_folders[next(iter(self._created_folders))]
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:  # noqa: ARG002, FBT001, FBT002  fsspec's
         """As `makedirs`."""
         self.makedirs(path)
 
     def rmdir(self, path: str) -> None:
-        """Forgets a folder that was made.
+        """Removes a created folder.
 
         Raises:
-            StoreError: There are objects or folders in it.
+            StoreError: The folder is not empty.
         """
         path = self._strip_protocol(path)
         if self.ls(path):
             raise StoreError(f"{self.unstrip_protocol(path)}: is not empty")
-        self._made.pop(path, None)
+        self._created_folders.pop(path, None)
 
     def rm_file(self, path: str) -> None:
-        """Deletes an object. One that does not exist is no error."""
-        store, key = self._place(path)
+        """Deletes an object. An object that does not exist is not an error."""
+        store, key = self._locate(path)
         store.delete(key)
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:  # noqa: FBT001, FBT002
-        """Deletes objects, a thousand by a request; with `recursive` also all that is below.
+        """Deletes objects, a thousand per request; with `recursive` also everything below.
 
         Raises:
-            UnsupportedError: A path is a whole bucket, which is never deleted or emptied; nothing was deleted then.
-            BucketNotFoundError: There is no such bucket.
-            ObjectNotFoundError: With `recursive`: there is neither an object nor a folder of a name.
+            UnsupportedError: A path is a whole bucket, which is never deleted or emptied; nothing is deleted then.
+            BucketNotFoundError: The bucket does not exist.
+            ObjectNotFoundError: With `recursive`: no object or folder with a given name exists.
         """
         for each in [path] if isinstance(path, str) else path:
             self._refuse_bucket(each)
         expanded = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
         for bucket, paths in itertools.groupby(expanded, key=lambda each: each.partition("/")[0]):
             keys = [key for each in paths if (key := each.partition("/")[2])]
-            # With a slash: the empty objects by which other tools mark a folder.
-            self._place(bucket)[0].delete([*keys, *(f"{key}/" for key in keys)] if recursive else keys)
+            # With a slash: empty objects with which other tools mark folders.
+            self._locate(bucket)[0].delete([*keys, *(f"{key}/" for key in keys)] if recursive else keys)
         for each in expanded:
-            self._made.pop(each, None)
+            self._created_folders.pop(each, None)
 
     def _refuse_bucket(self, path: str) -> None:
-        store, key = self._place(path)
+        store, key = self._locate(path)
         if not key:
             # A missing bucket is the more precise error.
             any(store.list())
-            raise UnsupportedError(f"rm {store.url}: is a whole bucket; name the folders and objects to delete")
+            raise UnsupportedError(f"rm {store.url}: is a whole bucket; pass the folders and objects to delete")
 
     def cp_file(self, path1: str, path2: str, **_: Any) -> None:
         """Copies an object on the server."""
-        store, key = self._place(path2)
+        store, key = self._locate(path2)
         try:
             store.copy(self.unstrip_protocol(self._strip_protocol(path1)), key)
         except ObjectNotFoundError:
@@ -285,27 +283,33 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
             self.makedirs(path2, exist_ok=True)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """Bytes of an object, by the rules of slices."""
-        store, key = self._place(path)
+        """Bytes `start:end` of an object, with the semantics of slices."""
+        store, key = self._locate(path)
         if start is None and end is None:
-            return bytes(memoryview(store.get(key)))  # type: ignore[arg-type]
+            return bytes(store.get(key))
         if (end is not None and start is not None and start < 0) or (end is not None and end < 0):
             start, end, _step = slice(start, end).indices(store.head(key).size or 0)
         start = start or 0
         if end is not None and end <= start:
             return b""
         try:
-            return bytes(memoryview(store.get_range(key, start, end)))  # type: ignore[arg-type]
+            return bytes(store.get_range(key, start, end))
         except RangeError:
             return b""
 
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        """Writes an object. `mode="create"`: only if there is none, which the store decides."""
-        store, key = self._place(path)
+        """Writes an object. With `mode="create"` the store refuses to replace an existing one.
+
+        Other arguments are those of `Store.put`, such as `overwrite`, `if_version` and `content_type`.
+        """
+        store, key = self._locate(path)
         store.put(key, value, if_none_match=mode == "create", **kwargs)
 
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        """Opens an object: `rb`, `wb`, `xb`, `ab`, and the same without `b` for text."""
+        """Opens an object: `rb`, `wb`, `xb`, `ab`, and the same modes without `b` for text.
+
+        For writing, other arguments are those of `ObjectWriter`, such as `overwrite`, `if_version` and `content_type`.
+        """
         if "b" in mode:
             return super().open(path, mode, **kwargs)
         text = {name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs}
@@ -322,15 +326,15 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
     ) -> Any:
         url = self.unstrip_protocol(path)
         if mode == "rb":
-            return open_reader(url, self._config)
+            return open_reader(url, self._locate(path)[0].config)
         if mode not in ("wb", "xb", "ab"):
             raise ConfigError(f"mode={mode!r} of {url}: must be rb, wb, xb or ab")
         if mode == "xb" and self.exists(path):
-            raise PreconditionFailedError(f"{url}: exists")
-        file = TransactionFile(url, config=self._config, if_none_match=mode == "xb", **kwargs)
+            raise PreconditionFailedError(f"{url}: already exists")
+        file = TransactionFile(url, config=self._locate(path)[0].config, if_none_match=mode == "xb", **kwargs)
         file.is_deferred = not autocommit
         if mode == "ab" and self.isfile(path):
-            with open_reader(url, self._config) as present:
+            with open_reader(url, self._locate(path)[0].config) as present:
                 shutil.copyfileobj(present, file, self._config.part_bytes)
         return file
 
@@ -356,15 +360,15 @@ def register(
     endpoint_url: str | None = None,
     replace: bool = True,
 ) -> bool:
-    """Makes torchobj what fsspec opens `s3://` by, in this process. s3fs is there still, by its own name.
+    """Makes fsspec open `s3://` with torchobj in this process. s3fs remains available by its own name.
 
     Args:
-        config, region, endpoint_url: For every file system that is made without its own. Without any of them, what an
-            earlier call set stays.
-        replace: Also where something else serves `s3://` already, or s3fs is installed to.
+        config, region, endpoint_url: Defaults for file systems that are created without a configuration. If none is
+            given, those of an earlier call are kept.
+        replace: Whether to replace another implementation that is registered or installed for `s3://`.
 
     Returns:
-        Whether `s3://` is torchobj's now.
+        Whether torchobj now serves `s3://`.
 
     Example:
         ```python
@@ -375,16 +379,16 @@ def register(
             rows = list(csv.DictReader(file))
         ```
     """
-    if not replace and _is_served_by_another():
+    if not replace and _another_serves_s3():
         return False
-    global _default  # noqa: PLW0603  of this process
+    global _default  # noqa: PLW0603  state of the process
     if not (config is None and region is None and endpoint_url is None):
         _default = store_config(config, region, endpoint_url)
     package.register_implementation("s3", ObjectFileSystem, clobber=True)
     return True
 
 
-def _is_served_by_another() -> bool:
+def _another_serves_s3() -> bool:
     present = package.registry.get("s3")
     if present is not None:
         return present is not ObjectFileSystem

@@ -1,4 +1,4 @@
-"""Files that are written through fsspec: each appears whole, or not at all. Knows no file system."""
+"""Files written through fsspec. Each appears whole or not at all."""
 
 import io
 import logging
@@ -14,27 +14,29 @@ logger = logging.getLogger("torchobj")
 
 
 class TransactionFile(ObjectWriter):
-    """A writer for fsspec: it can be part of a transaction, where what is closed waits for `commit()`.
+    """A writer for fsspec that can be part of a transaction: a closed file then waits for `commit()`.
 
-    `fsspec.open` and others end a `with` block that raised by `close()` and nothing else. So a close while an exception
-    is on its way, or is handled, that was not yet when the file was opened, forgets what was written.
+    `fsspec.open` and others only call `close()` when a `with` block raises. A close therefore aborts the write if an
+    exception is being raised or handled that was not there when the file was opened.
     """
 
     is_deferred = False
     _is_waiting = False
 
     def __init__(self, url: str, **arguments: Any) -> None:
-        #: The exception that is being handled around all of the file's use.
-        self._around = sys.exc_info()[1]
+        #: The exception that was being handled when the file was opened.
+        self._exception_at_open = sys.exc_info()[1]
         super().__init__(url, **arguments)
 
     def close(self) -> None:
-        """Makes the object, unless an exception is on its way or a transaction is to decide."""
+        """Commits the object, unless an exception is being raised or the file is part of a transaction."""
         if self.closed or self._is_waiting:
             return
-        error, around, self._around = sys.exc_info()[1], self._around, None
-        if error is not None and error is not around:
-            logger.warning("%s was closed because of %s: nothing was committed", self.url, type(error).__name__)
+        error, at_open, self._exception_at_open = sys.exc_info()[1], self._exception_at_open, None
+        if error is not None and error is not at_open:
+            logger.warning(
+                "%s: the write was aborted because of %s; nothing was committed", self.url, type(error).__name__
+            )
             self.abort()
         elif self.is_deferred:
             self._is_waiting = True
@@ -45,21 +47,21 @@ class TransactionFile(ObjectWriter):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is None:
-            # The block ended well, whatever is handled around it.
-            self._around = sys.exc_info()[1]
+            # The block succeeded, whatever exception is handled around it.
+            self._exception_at_open = sys.exc_info()[1]
         super().__exit__(kind, error, traceback)
 
     def commit(self) -> None:
-        """Makes the object, at the end of a transaction."""
+        """Commits the object at the end of a transaction."""
         super().close()
 
     def discard(self) -> None:
-        """Forgets it, as its transaction failed."""
+        """Aborts the write because its transaction failed."""
         self.abort()
 
 
 class TextFile(io.TextIOWrapper):
-    """A text file whose object does not appear where the `with` block raised."""
+    """A text file whose object does not appear if the `with` block raises."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

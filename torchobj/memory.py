@@ -1,4 +1,4 @@
-"""How much memory objects that are read ahead may take. Never imports torch."""
+"""Determines the memory budget of objects that are read ahead. Does not import torch."""
 
 import os
 import sys
@@ -8,79 +8,94 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
 
-__all__ = ["AHEAD_SHARE", "budget_bytes", "set_budget", "times_set"]
+__all__ = ["AHEAD_SHARE", "budget_bytes", "set_budget", "set_memory_budget", "times_set"]
 
-#: The variable that says how many bytes objects read ahead may take, in each rank's process.
+#: Environment variable with the budget in bytes, for the process of each rank.
 VARIABLE = "TORCHOBJ_BUDGET_BYTES"
 
-#: Of the budget, what is announced of one pass over a dataset: the rest is what workers and the trainer hold.
+#: Share of the budget for announced objects; workers and the trainer hold the rest.
 AHEAD_SHARE = 0.75
 
 _SHARE = 10
-_MOST_BYTES = 2 << 30
-_LEAST_BYTES = 1 << 20
+_MAX_BYTES = 2 << 30
+_MIN_BYTES = 1 << 20
 
 _chosen: int | None = None
 _times_set = 0
 
 
-def set_budget(size: int) -> None:
-    """Sets how many bytes objects that are read ahead may take in this process; its workers share them.
+def set_memory_budget(budget_bytes: int) -> None:
+    """Sets the memory budget of objects that are read ahead in this process. Its DataLoader workers share it.
 
-    To be called before the first dataset is used, or after a warning that the system refused the memory: the next use
-    of a dataset asks for it again. Without it `TORCHOBJ_BUDGET_BYTES` counts, and without that a
-    tenth of the machine's memory, or of the container's, shared by the ranks of the machine, and at most 2 GiB.
+    Call it before the first dataset is used, or after a warning that the system refused the memory; the next use of a
+    dataset then tries again. The default is the environment variable `TORCHOBJ_BUDGET_BYTES`, otherwise a tenth of the
+    memory of the machine or container divided by the number of ranks on the machine, and at most 2 GiB.
+
+    Args:
+        budget_bytes: The budget in bytes; at least 1 MiB.
 
     Raises:
-        ConfigError: Less than 1 MiB, or too late: the memory is set up with another size.
+        ConfigError: Less than 1 MiB; or the memory is already in use with another size.
+
+    Example:
+        ```python
+        torchobj.set_memory_budget(4 << 30)  # 4 GiB for this rank
+        ```
     """
     global _chosen, _times_set
-    _checked(size, "size")
-    made = _torchobj.prefetch_stats().get("budget_bytes") if sys.platform == "linux" else None
-    if made not in (None, size):
-        raise ConfigError(f"size={size}: the memory is set up already, with {made}; call this before a dataset is used")
-    _chosen, _times_set = size, _times_set + 1
+    _checked(budget_bytes, "budget_bytes")
+    allocated = _torchobj.prefetch_stats().get("budget_bytes") if sys.platform == "linux" else None
+    if allocated not in (None, budget_bytes):
+        raise ConfigError(
+            f"budget_bytes={budget_bytes}: the memory is already in use with {allocated} bytes; call set_memory_budget "
+            "before the first dataset is used"
+        )
+    _chosen, _times_set = budget_bytes, _times_set + 1
+
+
+#: Earlier name of `set_memory_budget`.
+set_budget = set_memory_budget
 
 
 def times_set() -> int:
-    """How many times `set_budget` succeeded in this process, and in its parent before the fork."""
+    """Number of successful calls of `set_memory_budget` in this process, and in its parent before the fork."""
     return _times_set
 
 
 def _checked(size: Any, name: str) -> int:
-    if not isinstance(size, int) or size < _LEAST_BYTES:
-        raise ConfigError(f"{name}={size!r}: must be a number of bytes, at least {_LEAST_BYTES}")
+    if not isinstance(size, int) or size < _MIN_BYTES:
+        raise ConfigError(f"{name}={size!r}: must be a number of bytes, at least {_MIN_BYTES}")
     return size
 
 
 def budget_bytes() -> int:
-    """How many bytes objects that are read ahead may take in this process."""
+    """The memory budget of objects that are read ahead in this process, in bytes."""
     if _chosen is not None:
         return _chosen
-    said = os.environ.get(VARIABLE)
-    if said:
-        return _checked(int(said) if said.strip().isdecimal() else said, VARIABLE)
+    value = os.environ.get(VARIABLE)
+    if value:
+        return _checked(int(value) if value.strip().isdecimal() else value, VARIABLE)
     ranks = max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    return max(_LEAST_BYTES, min(_MOST_BYTES, _memory_bytes() // _SHARE // ranks))
+    return max(_MIN_BYTES, min(_MAX_BYTES, _memory_bytes() // _SHARE // ranks))
 
 
 def _memory_bytes() -> int:
-    """What this process may have of the machine's memory: of the container's, where one is limited."""
+    """Memory of the machine in bytes, or of the container if that is limited."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *_cgroup_limits()])
 
 
 def _cgroup_limits() -> list[int]:
-    # cgroups(7): version 2, with the groups above this process's own, and the files of version 1.
+    # cgroups(7): version 2 including the parent groups, and version 1.
     limits = []
     for folder in _cgroup_folders():
         for name in ("memory.max", "memory.limit_in_bytes"):
             try:
-                said = (folder / name).read_text().strip()
+                limit = (folder / name).read_text().strip()
             except OSError:
                 continue
-            if said.isdigit():
-                limits.append(int(said))
+            if limit.isdigit():
+                limits.append(int(limit))
     return limits
 
 

@@ -1,4 +1,4 @@
-"""Objects that give and take their state, as a model, an optimizer or a loader does. Takes no state itself."""
+"""Recognises objects with a state, such as models, optimizers and loaders."""
 
 from typing import Any
 

@@ -1,104 +1,36 @@
-"""A bucket or folder for Python: read, write, list. Never imports torch."""
+"""Reads, writes and lists a bucket or folder. Does not import torch."""
 
-import dataclasses
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, overload
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, overload
 
 from torchobj import _torchobj
-from torchobj._torchobj import Buffer
+from torchobj._torchobj import Buffer, ObjectRef
 from torchobj.buffers import contiguous
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.conditions import condition
+from torchobj.config import Prefix, S3ClientConfig, StoreConfig, prefix_in_bucket, resolved, store_config
 from torchobj.exceptions import ConfigError
+from torchobj.object_info import Listing, ListPage, ObjectInfo, UnfinishedUpload, time_of
 from torchobj.urls import SCHEMES, parse_url
 
 __all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "get_many"]
 
-
-#: Behind the end of any object; twice as much is still a number of 64 bits with a sign.
-_FAR = 1 << 62
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """An object in a listing, or the answer to `Store.head`."""
-
-    key: str
-    """The whole key."""
-    size: int | None
-    """Size in bytes; None where a listing does not say it."""
-    version: str | None = None
-    """What the store calls its version: on S3 the ETag, in its quotes."""
-    last_modified: datetime | None = None
-    """When it was last written, in UTC."""
-    storage_class: str | None = None
-    """The store's word for its storage class, where it says one."""
-    content_type: str | None = None
-    """From `head` only, as all below."""
-    content_encoding: str | None = None
-    content_disposition: str | None = None
-    content_language: str | None = None
-    cache_control: str | None = None
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The user's own names, in lower case, and values."""
-
-
-class ListPage(NamedTuple):
-    """One page of a listing."""
-
-    objects: list[ObjectInfo]
-    """Objects in key order, or as S3 Express lists them."""
-    prefixes: list[str]
-    """Common prefixes, where the listing has a delimiter."""
-
-
-class UnfinishedUpload(NamedTuple):
-    """An upload in parts that was neither committed nor aborted; its parts are stored, and billed."""
-
-    key: str
-    """The object that it would have become."""
-    upload_id: str
-    """The store's name for it."""
-    begun: datetime | None
-    """When it began, in UTC. One that began a moment ago may be another writer's."""
-
-
-def _time(modified_ms: int | None) -> datetime | None:
-    return None if modified_ms is None else datetime.fromtimestamp(modified_ms / 1000, tz=UTC)
-
-
-class Listing:
-    """Objects under a prefix, one after the other; pages are fetched while they are used."""
-
-    def __init__(
-        self, native: "_torchobj.NativeStore", prefix: str, delimiter: str | None, start_after: str | None
-    ) -> None:
-        self._native, self._arguments = native, (prefix, delimiter, start_after)
-
-    def pages(self) -> Iterator[ListPage]:
-        """The listing by pages, with the common prefixes."""
-        for entries, prefixes in self._native.list(*self._arguments):
-            objects = [ObjectInfo(key, size, version, _time(ms), kind) for key, size, version, ms, kind in entries]
-            yield ListPage(objects, list(prefixes))
-
-    def __iter__(self) -> Iterator[ObjectInfo]:
-        for page in self.pages():
-            yield from page.objects
+#: Larger than any object; twice this value fits a signed 64-bit integer.
+_MAX_OFFSET = 1 << 62
 
 
 class Store:
     """A bucket or folder.
 
-    Safe to use from many threads at once. Ctrl-C interrupts any call. Works in a forked child after its parent used
-    it, and is pickled as its URL and configuration, without credentials.
+    Thread-safe. Ctrl-C interrupts any call. It can be used in a forked child after its parent used it, and is pickled
+    as its URL and configuration, without credentials.
 
     Args:
-        url: `s3://bucket`, `file:///folder` or `memory://name`. Keys are whole keys of the bucket, or paths below the
-            folder. `memory://` lives as long as the process.
+        url: `s3://bucket`, `file:///folder` or `memory://name`. Keys are the full keys of the bucket, or paths below
+            the folder. A `memory://` store exists as long as the process.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region: In place of the configuration's.
-        endpoint_url: In place of the configuration's.
+        region: Overrides that of `config`.
+        endpoint_url: Overrides that of `config`.
 
     Raises:
         ConfigError: The URL has another scheme, no bucket, or a key.
@@ -119,20 +51,22 @@ class Store:
     ) -> None:
         parsed = parse_url(url)
         if parsed.scheme == "file":
-            place = parsed.key.strip("/")
-            self._url = f"file:///{place}".rstrip("/") if place else "file://"
+            name = parsed.key.strip("/")
+            self._url = f"file:///{name}".rstrip("/") if name else "file://"
         else:
             if parsed.key:
                 raise ConfigError(
-                    f"url={url!r}: a Store is a whole bucket, as {parsed.base!r}; give keys to its methods"
+                    f"url={url!r}: must be a whole bucket, such as {parsed.base!r}; pass keys to the methods"
                 )
-            place, self._url = parsed.bucket, parsed.base
-        self._config = store_config(config, region, endpoint_url)
-        self._native = _torchobj.NativeStore(parsed.scheme, place, self._config)
+            name, self._url = parsed.bucket, parsed.base
+        self._config = resolved(self._url, store_config(config, region, endpoint_url, url=self._url))
+        self._native = _torchobj.NativeStore(parsed.scheme, name, self._config)
+        # Keys of references to files start at the root.
+        self._root = _torchobj.NativeStore(parsed.scheme, parsed.bucket, self._config)
 
     @property
     def url(self) -> str:
-        """The URL, without a slash at its end."""
+        """The URL, without a trailing slash."""
         return self._url
 
     @property
@@ -149,75 +83,92 @@ class Store:
     def get(self, key: str, *, version: str | None = None) -> Buffer:
         """Reads an object.
 
-        One request where it is small, 8 MiB ranges in parallel where it is large; no HEAD.
+        Small objects take one request, large ones are read as parallel ranges of 8 MiB. No HEAD request is sent.
 
         Args:
             key: The object.
-            version: The version that must answer.
+            version: The version to read.
 
         Returns:
-            Its bytes, in memory of torchobj's that lives as long as the buffer and its views.
+            The bytes, in memory that lives as long as the buffer and its views.
 
         Raises:
-            ObjectNotFoundError: There is none.
-            ObjectChangedError: It is not, or no longer, of this version.
-            StoreError: What persists after the retries.
+            ObjectNotFoundError: The object does not exist.
+            ObjectChangedError: The object is not of this version, or changed during the read.
+            StoreError: Errors that persist after the retries.
         """
         return self._native.get(key, version=version)
 
     @overload
     def get_many(
-        self, keys: Iterable[str], into: None = None, *, return_errors: Literal[False] = False
+        self, keys: Iterable[str | ObjectRef], into: None = None, *, return_errors: Literal[False] = False
     ) -> list[Buffer]: ...
     @overload
     def get_many(
-        self, keys: Iterable[str], into: Sequence[Any], *, return_errors: Literal[False] = False
+        self, keys: Iterable[str | ObjectRef], into: Sequence[Any], *, return_errors: Literal[False] = False
     ) -> list[int]: ...
     @overload
     def get_many(
-        self, keys: Iterable[str], into: Sequence[Any] | None = None, *, return_errors: bool
+        self, keys: Iterable[str | ObjectRef], into: Sequence[Any] | None = None, *, return_errors: bool
     ) -> list[Buffer | int | Exception]: ...
 
-    def get_many(self, keys: Iterable[str], into: Sequence[Any] | None = None, *, return_errors: bool = False) -> Any:
-        """Reads objects, as many at a time as `max_in_flight` says, in one call without the GIL.
+    def get_many(
+        self, keys: Iterable[str | ObjectRef], into: Sequence[Any] | None = None, *, return_errors: bool = False
+    ) -> Any:
+        """Reads objects, or ranges of them, concurrently, up to `max_in_flight`, in one call without the GIL.
 
         Args:
-            keys: The objects.
-            into: A writable, contiguous buffer for each: bytearray, numpy array, CPU tensor, memoryview. It may be
-                larger than the object.
-            return_errors: An exception stands in the list for each object that could not be read.
+            keys: The objects: keys, or `ObjectRef`s of this store with the range or version to read.
+            into: A writable, contiguous buffer per object, which may be larger: bytearray, numpy array, CPU tensor.
+            return_errors: Whether to return exceptions in place of objects that cannot be read.
 
         Returns:
-            A `Buffer` for each key, in order; with `into` the number of bytes written to each buffer.
+            A `Buffer` per key, in order, as `get` returns it; with `into` the number of bytes written to each buffer.
 
         Raises:
-            StoreError: The first that persists after its retries; the other reads are given up.
-            ConfigError: A buffer is too small for its object; or `keys` is one str.
-            ValueError: A buffer is read-only, or there are not as many as keys.
+            StoreError: The first error that persists after its retries; the other reads are aborted.
+            ConfigError: A buffer is too small for its object; `keys` is a str; or an `ObjectRef` is of another store.
+            ValueError: A buffer is read-only, or the number of buffers differs from that of the keys.
         """
-        jobs = [(self._native, key) for key in _several("keys", keys)]
+        jobs = [self._job_of(key) for key in _checked_list("keys", keys)]
         return _get_jobs(jobs, into, return_errors=return_errors)
 
+    def _job_of(self, key: str | ObjectRef) -> tuple["_torchobj.NativeStore", str | ObjectRef]:
+        if not isinstance(key, ObjectRef):
+            return self._native, key
+        if not key.url.startswith(f"{self._url}/"):
+            raise ConfigError(
+                f"{key!r}: must be an object of {self._url}; torchobj.get_many reads objects of any store"
+            )
+        return self._root, key
+
     def get_range(self, key: str, start: int, end: int | None = None) -> Buffer:
-        """Reads bytes `start..end`, the end excluded.
+        """Reads bytes `start..end`, end excluded.
 
         Args:
             key: The object.
-            start: The first byte; a negative one counts from the end of the object, and takes no `end`.
-            end: One behind the last byte; an end behind the object's is cut. An end that is the start is an empty
-                buffer without a request: even of an object that does not exist.
+            start: The first byte. Negative: counted from the end of the object, without `end`.
+            end: The byte after the last one; truncated to the size of the object. If it equals `start`, an empty buffer
+                is returned without a request, even if the object does not exist.
 
         Raises:
-            RangeError: The range begins behind the end of the object.
-            ConfigError: The end is before the start, or there is one with a negative start.
+            RangeError: The range starts after the end of the object.
+            ConfigError: The end is before the start, or is given with a negative start.
         """
         return self._native.get(key, *_range(start, end))
 
     def get_ranges(self, key: str, ranges: Iterable[tuple[int, int | None]]) -> list[Buffer]:
-        """Reads ranges of one object, in parallel. Each is as for `get_range`.
+        """Reads ranges of one object concurrently.
+
+        Args:
+            key: The object.
+            ranges: Start and end of each, as for `get_range`.
+
+        Returns:
+            A `Buffer` per range, in order.
 
         Raises:
-            RangeError: A range begins behind the end of the object.
+            RangeError: A range starts after the end of the object.
         """
         return self._native.get_ranges([(key, *_range(start, end)) for start, end in ranges])
 
@@ -233,96 +184,119 @@ class Store:
         cache_control: str | None = None,
         storage_class: str | None = None,
         metadata: Mapping[str, str] | None = None,
+        overwrite: bool = True,
+        if_version: str | None = None,
         if_none_match: bool = False,
         if_match: str | None = None,
     ) -> str:
-        """Writes an object: in one request, or in parts cut from `data` without a copy. It appears whole or not at all.
+        """Writes an object in one request, or in parallel parts without a copy. It appears whole or not at all.
 
         Args:
             key: The object.
-            data: Any contiguous buffer, CPU tensors included. Not to be changed before this returns.
+            data: Any contiguous buffer, including CPU tensors. It must not be changed until this returns.
             content_type, content_encoding, content_disposition, content_language, cache_control: Headers of the object.
-            storage_class: In place of the configuration's.
-            metadata: Names and printable ASCII values of your own.
-            if_none_match: Only if there is no such object.
-            if_match: Only if the object is of this version.
+            storage_class: Overrides that of the configuration.
+            metadata: User-defined names and printable ASCII values.
+            overwrite: Whether an existing object may be replaced.
+            if_version: Replaces only this version of the object, as returned by `put` and `head`.
+            if_none_match, if_match: `overwrite=False` and `if_version` by their names in HTTP.
 
         Returns:
             The version of the object.
 
         Raises:
-            PreconditionFailedError: The condition does not hold.
+            PreconditionFailedError: The condition is not met. It is also a `FileExistsError`.
+            ConfigError: The conditions exclude each other.
             InvalidKeyError: The store cannot hold this key.
-            UnsupportedError: The store keeps no headers, or no conditions.
+            UnsupportedError: The store does not support headers or conditions.
         """
-        headers = (content_type, content_encoding, content_disposition, content_language, cache_control, storage_class)
-        attributes = (*headers, sorted((metadata or {}).items()))
-        return self._native.put(key, contiguous(data), attributes, if_none_match, if_match)
+        attributes: _torchobj.Attributes = {
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+            "content_disposition": content_disposition,
+            "content_language": content_language,
+            "cache_control": cache_control,
+            "storage_class": storage_class,
+            "metadata": metadata or {},
+        }
+        conditions = condition(overwrite, if_version, if_none_match=if_none_match, if_match=if_match)
+        return self._native.put(key, contiguous(data), attributes, *conditions)
 
     def head(self, key: str) -> ObjectInfo:
-        """Size, version, headers and metadata of an object.
-
-        Raises:
-            ObjectNotFoundError: There is none.
-        """
-        size, version, modified_ms, described = self._native.head(key)
-        kind, encoding, disposition, language, cache, storage, metadata = described
-        headers = (storage, kind, encoding, disposition, language, cache)
-        return ObjectInfo(key, size, version, _time(modified_ms), *headers, dict(metadata))
-
-    def list(self, prefix: str = "", delimiter: str | None = None, *, start_after: str | None = None) -> Listing:
-        """Lists objects whose keys begin with `prefix`, in key order; in no order where S3 Express lists them.
+        """Returns size, version, headers and metadata of an object.
 
         Args:
-            prefix: Raw: `train` also selects `training/x`.
-            delimiter: Keys with it behind the prefix are folded into the common prefixes of `Listing.pages()`.
-            start_after: Only keys that sort behind this.
+            key: The object.
 
         Raises:
-            StoreError: The listing names a key twice or out of order, or repeats a page; or what persists after the
-                retries.
+            ObjectNotFoundError: The object does not exist.
+        """
+        size, version, modified_ms, attributes = self._native.head(key)
+        return ObjectInfo(key, size, version, time_of(modified_ms), **attributes)
+
+    def list(self, prefix: str = "", delimiter: str | None = None, *, start_after: str | None = None) -> Listing:
+        """Lists objects whose keys start with `prefix`, in key order; S3 Express lists without an order.
+
+        Args:
+            prefix: Compared as a string: `train` also selects `training/x`.
+            delimiter: Keys that contain it after the prefix are grouped into the common prefixes of `Listing.pages()`.
+            start_after: Lists keys after this one.
+
+        Raises:
+            StoreError: The listing repeats a key or page, or is not ordered; or an error persists after the retries.
         """
         return Listing(self._native, prefix, delimiter, start_after)
 
     def copy(self, source: str, key: str) -> str:
-        """Copies an object on the server, with its attributes, and returns the version of the copy.
+        """Copies an object on the server, with its attributes. Returns the version of the copy.
 
         Args:
-            source: A key of this store, or a URL of the same scheme and account: what begins with `s3://`, `file://`
+            source: A key of this store, or a URL of the same scheme and account, which starts with `s3://`, `file://`
                 or `memory://`.
-            key: The copy.
+            key: Key of the copy.
         """
         is_url = source.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
         return self._native.copy(source if is_url else self._native.url(source), key)
 
-    def delete(self, keys: str | Iterable[str], *, if_match: str | None = None) -> None:
-        """Deletes one object or many. One that does not exist is no error.
+    def delete(self, keys: str | Iterable[str], *, if_version: str | None = None, if_match: str | None = None) -> None:
+        """Deletes one or more objects. An object that does not exist is not an error.
 
-        On `file://` the folders above a deleted file stay.
+        On `file://` the folders above a deleted file are kept.
 
         Args:
-            keys: The object, or objects.
-            if_match: Only if the one object is of this version. AWS checks it; other servers may ignore it and delete.
+            keys: The object or objects.
+            if_version: Deletes only this version of a single object. AWS checks it; other servers may ignore it and
+                delete.
+            if_match: `if_version` by its name in HTTP.
 
         Raises:
             PreconditionFailedError: The object is of another version.
-            ConfigError: `if_match` with several keys.
-            UnsupportedError: The store has no conditional deletes.
+            ConfigError: A version is given with several keys, or twice.
+            UnsupportedError: The store does not support conditional deletes.
         """
-        several = [keys] if isinstance(keys, str) else list(keys)
-        if if_match is None:
-            self._native.delete(several)
-        elif len(several) == 1:
-            self._native.delete_if(several[0], if_match)
+        names = [keys] if isinstance(keys, str) else list(keys)
+        _, version = condition(True, if_version, if_match=if_match)  # noqa: FBT003  deletes any version
+        if version is None:
+            self._native.delete(names)
+        elif len(names) == 1:
+            self._native.delete_if(names[0], version)
         else:
-            raise ConfigError(f"if_match={if_match!r}: goes with one key, not with {len(several)}")
+            raise ConfigError(f"if_version={version!r}: requires a single key, got {len(names)}")
 
     def unfinished_uploads(self, prefix: str = "") -> Sequence[UnfinishedUpload]:
-        """Uploads that writers left behind which were killed; what fails otherwise is aborted by itself."""
-        return [UnfinishedUpload(key, name, _time(begun_ms)) for key, name, begun_ms in self._native.uploads(prefix)]
+        """Returns multipart uploads of writers that were killed. Other failed uploads are aborted immediately.
+
+        Args:
+            prefix: Selects uploads of keys that start with it.
+        """
+        return [UnfinishedUpload(key, name, time_of(begun_ms)) for key, name, begun_ms in self._native.uploads(prefix)]
 
     def abort_upload(self, upload: UnfinishedUpload) -> None:
-        """Forgets an unfinished upload and its parts. One that is gone is no error."""
+        """Aborts an unfinished upload and deletes its parts. An upload that does not exist is not an error.
+
+        Args:
+            upload: One of `unfinished_uploads`.
+        """
         self._native.abort_upload(upload.key, upload.upload_id)
 
 
@@ -331,25 +305,25 @@ def _open_store(url: str, config: StoreConfig) -> Store:
 
 
 def _range(start: int, end: int | None) -> tuple[int, int | None]:
-    """The range as numbers that a store takes: what is behind `_FAR` is behind the end of any object."""
+    """The range, limited to `_MAX_OFFSET`, which is after the end of any object."""
     start = operator.index(start)
-    first = max(-_FAR, min(start, _FAR))
+    first = max(-_MAX_OFFSET, min(start, _MAX_OFFSET))
     if end is None:
         return first, None
     length = operator.index(end) - start
     if start < 0 or length < 0:
         raise ConfigError(f"range {start}..{end}: must have 0 <= start <= end, or a negative start alone")
-    return first, first + min(length, _FAR)
+    return first, first + min(length, _MAX_OFFSET)
 
 
-def _several(name: str, given: Iterable[str]) -> Iterable[str]:
-    if isinstance(given, str):
-        raise ConfigError(f"{name}={given!r}: must be a list, as [{given!r}]; a str would be read letter by letter")
-    return given
+def _checked_list(name: str, values: Iterable[str | ObjectRef]) -> Iterable[str | ObjectRef]:
+    if isinstance(values, str):
+        raise ConfigError(f"{name}={values!r}: must be a list, such as [{values!r}]")
+    return values
 
 
 def _get_jobs(
-    jobs: Sequence[tuple["_torchobj.NativeStore", str]], into: Sequence[Any] | None, *, return_errors: bool
+    jobs: Sequence[tuple["_torchobj.NativeStore", str | ObjectRef]], into: Sequence[Any] | None, *, return_errors: bool
 ) -> Any:
     if into is None:
         return _torchobj.get_many(jobs, return_errors=return_errors)
@@ -358,30 +332,69 @@ def _get_jobs(
     return _torchobj.get_many(jobs, [contiguous(buffer) for buffer in into], return_errors=return_errors)
 
 
+@overload
 def get_many(
-    urls: Iterable[str],
+    urls: Iterable[str | ObjectRef],
+    into: None = None,
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    return_errors: Literal[False] = False,
+) -> list[Buffer]: ...
+@overload
+def get_many(
+    urls: Iterable[str | ObjectRef],
+    into: Sequence[Any],
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    return_errors: Literal[False] = False,
+) -> list[int]: ...
+@overload
+def get_many(
+    urls: Iterable[str | ObjectRef],
+    into: Sequence[Any] | None = None,
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    return_errors: bool,
+) -> list[Buffer | int | Exception]: ...
+
+
+def get_many(
+    urls: Iterable[str | ObjectRef],
     into: Sequence[Any] | None = None,
     *,
     config: StoreConfig | S3ClientConfig | None = None,
     return_errors: bool = False,
 ) -> Any:
-    """Reads objects of any buckets and schemes in one call: `Store.get_many` by URLs.
+    """Reads objects of any buckets and schemes, or ranges of them, in one call.
+
+    Args:
+        urls: The objects: URLs, or `ObjectRef`s with the range or version to read.
+        into: A writable, contiguous buffer per object, as for `Store.get_many`.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        return_errors: Whether to return exceptions in place of objects that cannot be read.
+
+    Returns:
+        A `Buffer` per URL, in order, as `Store.get` returns it; with `into` the number of bytes written to each buffer.
 
     Raises:
-        ConfigError: `urls` is one str, or one of them is no URL; otherwise as there.
+        StoreError: The first error that persists after its retries; the other reads are aborted.
+        ConfigError: `urls` is a str, or contains an invalid URL; or a buffer is too small for its object.
+        ValueError: A buffer is read-only, or the number of buffers differs from that of the URLs.
 
     Example:
-        >>> Store("memory://a").put("x", b"1") and Store("memory://b").put("y", b"2") and None
-        >>> [bytes(data) for data in get_many(["memory://a/x", "memory://b/y"])]
-        [b'1', b'2']
+        >>> Store("memory://a").put("x", b"1") and Store("memory://b").put("y", b"234") and None
+        >>> [bytes(data) for data in get_many(["memory://a/x", ObjectRef("memory://b/y", start=1)])]
+        [b'1', b'34']
     """
     config = store_config(config)
-    stores: dict[str, _torchobj.NativeStore] = {}
-    jobs = []
-    for url in _several("urls", urls):
+    stores: dict[tuple[str, Prefix | None], _torchobj.NativeStore] = {}
+    jobs: list[tuple[_torchobj.NativeStore, str | ObjectRef]] = []
+    for target in _checked_list("urls", urls):
+        url = target.url if isinstance(target, ObjectRef) else target
         parsed = parse_url(url)
-        store = stores.get(parsed.base)
+        configured = (parsed.base, prefix_in_bucket(url, config))
+        store = stores.get(configured)
         if store is None:
-            store = stores[parsed.base] = _torchobj.NativeStore(parsed.scheme, parsed.bucket, config)
-        jobs.append((store, parsed.key))
+            store = stores[configured] = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
+        jobs.append((store, target if isinstance(target, ObjectRef) else parsed.key))
     return _get_jobs(jobs, into, return_errors=return_errors)

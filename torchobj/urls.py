@@ -1,4 +1,4 @@
-"""URLs of objects, taken apart. Keys are raw: nothing is decoded. Knows no store."""
+"""Parses URLs of objects. Keys are not decoded."""
 
 import os
 import re
@@ -10,7 +10,15 @@ SCHEMES = ("s3", "file", "memory")
 
 
 class Url(NamedTuple):
-    """`scheme://bucket/key`; a `file` URL has no bucket, its key is the path without the leading slash."""
+    """A parsed URL `scheme://bucket/key`.
+
+    A `file` URL has no bucket; its key is the path without the leading slash.
+
+    Example:
+        >>> url = parse_url("s3://bucket/folder/name")
+        >>> url.base, url.key, str(url._replace(key="other"))
+        ('s3://bucket', 'folder/name', 's3://bucket/other')
+    """
 
     scheme: str
     bucket: str
@@ -18,42 +26,49 @@ class Url(NamedTuple):
 
     @property
     def base(self) -> str:
-        """What stands before the key: `s3://bucket`."""
+        """The URL without the key: `s3://bucket`."""
         return f"{self.scheme}://{self.bucket}"
 
     def __str__(self) -> str:
         return f"{self.base}/{self.key}"
 
 
-def _shown(url: str) -> str:
-    """A URL as a message may show it: what signs or opens another kind of URL is left out."""
+def shown_url(url: str) -> str:
+    """A URL for messages, without user information, query and fragment, which may contain secrets."""
     return re.sub(r"//[^/?#]*@", "//...@", re.sub(r"[?#].*", "?...", url, flags=re.DOTALL))
 
 
 def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
-    """Takes a URL apart.
+    """Parses a URL.
+
+    Args:
+        url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`; the key may be empty.
+        schemes: Schemes that are accepted.
 
     Raises:
-        ConfigError: no URL, another scheme, or no bucket; the message says what was expected.
+        ConfigError: Not a URL, another scheme, or no bucket; the message names the expected form.
 
     Example:
         >>> parse_url("s3://bucket/some key//é")
         Url(scheme='s3', bucket='bucket', key='some key//é')
     """
     if isinstance(url, os.PathLike):
-        raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key; a path has lost slashes of a URL")
+        raise ConfigError(
+            f"url={url!r}: must be a str such as s3://bucket/key; converting a URL to a path removes slashes"
+        )
     if not isinstance(url, str):
         raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
     scheme, separator, rest = url.partition("://")
     if not separator:
-        raise ConfigError(f"url={_shown(url)!r}: not a URL, expected one such as s3://bucket/key")
+        raise ConfigError(f"url={shown_url(url)!r}: not a URL, expected one such as s3://bucket/key")
     if scheme not in schemes:
         expected = " or ".join(f"{name}://" for name in schemes)
-        raise ConfigError(f"url={_shown(url)!r}: scheme {_shown(scheme)!r}, expected {expected}")
+        raise ConfigError(f"url={shown_url(url)!r}: scheme {shown_url(scheme)!r}, expected {expected}")
     bucket, _, key = rest.partition("/")
     if "@" in bucket:
         raise ConfigError(
-            f"url={_shown(url)!r}: must have no user and password; the AWS SDKs' places are for credentials"
+            f"url={shown_url(url)!r}: must have no user and password; "
+            "store credentials where the AWS SDKs look for them"
         )
     if scheme == "file" and bucket:
         raise ConfigError(f"url={url!r}: a file URL has three slashes, as file:///folder/file")
@@ -63,10 +78,10 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
 
 
 def parse_object_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
-    """Takes the URL of an object to be written apart.
+    """Parses the URL of an object that is to be written.
 
     Raises:
-        ConfigError: As `parse_url`; or it is a whole bucket, or ends with a slash, as a folder does.
+        ConfigError: As `parse_url`; or the URL names a whole bucket, or ends with a slash like a folder.
 
     Example:
         >>> parse_object_url("s3://bucket/folder/name").key

@@ -1,12 +1,32 @@
-"""How stores are reached and used: frozen dataclasses, checked at construction. Reads no environment and no files.
+"""Configuration of stores: frozen dataclasses, checked at construction, and a file with settings by URL prefix.
 
 `StoreConfig` (`store`) holds what all providers share; the options of one provider are in `S3Options` and `FileOptions`
-(`options`). `S3ClientConfig` (`s3_client`) is s3torchconnector's class. Credentials are never part of a configuration:
-they come from where the AWS SDKs look, at the moment of use.
+(`options`). `S3ClientConfig` (`s3_client`) is s3torchconnector's class. `load_config` reads a file (`config_file`), and
+`resolved` merges the arguments of a call with it (`resolve`); every store is created from a resolved configuration.
+A configuration contains no credentials: they are found as by the AWS SDKs, or returned by a callable (`credentials`)
+when a request needs them.
 """
 
+from torchobj.config.config_file import Prefix, load_config
+from torchobj.config.credentials import S3CredentialProvider, S3Credentials
 from torchobj.config.options import FileOptions, S3Options
-from torchobj.config.s3_client import S3ClientConfig, store_config
+from torchobj.config.resolve import by_bucket, by_prefix, one_config, prefix_in_bucket, resolved, store_config
+from torchobj.config.s3_client import S3ClientConfig
 from torchobj.config.store import StoreConfig
 
-__all__ = ["FileOptions", "S3ClientConfig", "S3Options", "StoreConfig", "store_config"]
+__all__ = [
+    "FileOptions",
+    "Prefix",
+    "S3ClientConfig",
+    "S3CredentialProvider",
+    "S3Credentials",
+    "S3Options",
+    "StoreConfig",
+    "by_bucket",
+    "by_prefix",
+    "load_config",
+    "one_config",
+    "prefix_in_bucket",
+    "resolved",
+    "store_config",
+]

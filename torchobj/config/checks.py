@@ -1,4 +1,4 @@
-"""Checks of the fields of configurations. A `ConfigError` names the field, its value and what is allowed."""
+"""Checks the fields of configurations. A `ConfigError` names the field, its value and the allowed values."""
 
 import math
 
@@ -30,6 +30,6 @@ def check_kinds(config: object, allowed: str, kinds: tuple[type, ...], *names: s
 
 
 def check_choices(config: object, allowed: str, choices: tuple[object, ...], name: str) -> None:
-    """Checks that a field has one of the values that are allowed."""
+    """Checks that a field has one of the allowed values."""
     value = getattr(config, name)
     check(name, value, allowed, ok=value in choices)

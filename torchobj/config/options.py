@@ -1,13 +1,15 @@
-"""Options of one provider each: `S3Options` and `FileOptions`. What all providers share is in `StoreConfig`."""
+"""Options of single providers: `S3Options` and `FileOptions`. `StoreConfig` holds the settings that they share."""
 
 import dataclasses
 import os
 import re
 from pathlib import Path
 from types import NoneType
-from typing import Literal
+from typing import Any, Literal, Self
 
 from torchobj.config.checks import check, check_choices, check_kinds
+from torchobj.config.credentials import CredentialSource, S3CredentialProvider, check_picklable, source_of
+from torchobj.config.explicit_fields import ExplicitFields
 from torchobj.exceptions import ConfigError
 
 AddressingStyle = Literal["auto", "path", "virtual"]
@@ -24,11 +26,11 @@ def _is_region(region: str | None) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class S3Options:
-    """Options of S3 and of S3-compatible stores: `StoreConfig(s3=S3Options(...))`.
+class S3Options(ExplicitFields):
+    """Options of S3 and of S3-compatible stores: `StoreConfig(s3=S3Options(...))`. Other URLs are not affected.
 
     Raises:
-        ConfigError: A value is not allowed; the message names the field and what is allowed.
+        ConfigError: A value is not allowed; the message names the field and the allowed values.
 
     Example:
         >>> S3Options(endpoint_url="http://localhost:9000").addressing_style
@@ -39,50 +41,87 @@ class S3Options:
     """
 
     region: str | None = None
-    """Region of the bucket. None: `AWS_REGION`, the profile, or what the bucket itself says."""
+    """Region of the bucket. None: `AWS_REGION`, the profile, or detected from the bucket."""
     endpoint_url: str | None = None
-    """Where the store is. None: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile, or AWS."""
+    """URL of the store. None: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile, or AWS."""
     profile: str | None = None
-    """Profile of the shared configuration files. None: `AWS_PROFILE`, or `default`."""
+    """Profile of the shared configuration files. None: `AWS_PROFILE`, or `default`. Keys in the environment
+    (`AWS_ACCESS_KEY_ID`) take precedence over those of a profile."""
+    credential_provider: S3CredentialProvider | None = dataclasses.field(default=None, repr=False, hash=False)
+    """A callable that returns credentials, in place of the environment and the profile: a dict of `access_key_id`,
+    `secret_access_key`, `token` (optional) and `expires_at`, a datetime with a time zone, or None. The form is that of
+    obstore: objects of `obstore.auth` work, and a coroutine is awaited, in an event loop of its own.
+
+    It is called on a separate thread, at the first request and before each expiry, in every process that sends
+    requests. Requests wait for it only without valid credentials. If it raises, takes more than 20 s, or returns
+    invalid or expired credentials, requests that need them raise a `CredentialsError` with the type and message of the
+    exception, and the next request calls it again. Its return value does not appear in pickles, logs, messages or
+    reprs. For DataLoader workers that are started with spawn, the callable itself is pickled. Equal callables share
+    credentials and connections; an unhashable callable equals only itself."""
     anonymous: bool = False
-    """Requests are not signed: public buckets need no credentials."""
+    """Whether requests are sent without a signature, for public buckets."""
     addressing_style: AddressingStyle = "auto"
-    """The bucket in the `path`, or as part of the host (`virtual`). `auto`: in the host on AWS, in the path of a custom
-    endpoint."""
+    """Position of the bucket: in the `path`, or in the host name (`virtual`). `auto`: in the host name on AWS, in the
+    path for a custom endpoint."""
     requester_pays: bool = False
-    """The reader pays for requests and traffic; buckets can demand it."""
+    """Whether the reader pays for requests and traffic, which buckets can require."""
     encryption: Encryption | None = None
-    """Encryption of what is written: SSE-S3, SSE-KMS, or KMS in two layers. None: as the bucket says."""
+    """Encryption of written objects: SSE-S3, SSE-KMS, or dual-layer KMS. None: the default of the bucket."""
     kms_key_id: str | None = None
-    """Key of SSE-KMS. None: the account's own."""
+    """Key of SSE-KMS. None: the default key of the account."""
     customer_key_file: str | Path | None = dataclasses.field(default=None, repr=False)
-    """File with the 32 bytes, raw or in Base64, of the key of SSE-C. The file is read in each process; the key is in no
-    pickle and in no log. Not shown, lest a key that is given in place of its file be shown."""
+    """File that contains the 32-byte key of SSE-C, raw or in Base64. Each process reads the file; the key is not
+    pickled or logged. The field is not part of the repr, in case a key is passed instead of a path."""
     storage_class: str | None = None
-    """Storage class of what is written, as `STANDARD_IA`."""
+    """Storage class of written objects, such as `STANDARD_IA`."""
     checksum: ChecksumAlgorithm = "auto"
-    """Checksum that goes with what is written. `auto`: CRC64NVME to AWS, CRC32C to a custom endpoint, and CRC32 for
-    checkpoints, which have it anyway. `none` for stores that refuse the headers."""
+    """Checksum that is sent with uploads. `auto`: CRC64NVME for AWS, CRC32C for a custom endpoint, and CRC32 for
+    checkpoints, which contain it anyway. `none` for stores that reject the headers."""
     key_rules: KeyRules = "any"
-    """`path` for servers that keep objects as files and would take `a//b` for `a/b`: such keys are refused here."""
+    """`path` for servers that store objects as files and treat `a//b` as `a/b`: such keys are then refused."""
     force_sdk: bool = False
-    """Every request goes through the AWS SDK instead of torchobj's own connections: slower, for comparison."""
+    """Whether all requests go through the AWS SDK instead of torchobj's own connections; slower, for comparison."""
+
+    @property
+    def credential_source(self) -> CredentialSource | None:
+        """Calls `credential_provider`; used by the core."""
+        return None if self.credential_provider is None else source_of(self.credential_provider)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.credential_provider is not None:
+            check_picklable(self.credential_provider)
+        return self.__dict__
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: dict[int, Any]) -> Self:
+        return self
 
     def __post_init__(self) -> None:
         texts = ("region", "endpoint_url", "profile", "kms_key_id", "storage_class")
         check_kinds(self, "a string, or None", (str, NoneType), *texts)
-        # What stands before an @ is a password, which is not to be in a log.
+        # The part before an @ may be a password, which must not be logged.
         if "@" in (self.endpoint_url or ""):
-            raise ConfigError("endpoint_url: must have no user and password; the AWS SDKs' places are for credentials")
+            raise ConfigError(
+                "endpoint_url: must have no user and password; store credentials where the AWS SDKs look for them"
+            )
         if any(mark in (self.endpoint_url or "") for mark in "?#"):
-            raise ConfigError("endpoint_url: must have no query and no fragment")
+            raise ConfigError("endpoint_url: must have no query or fragment")
         check("region", self.region, "letters, digits, '-', '_' and '.'", ok=_is_region(self.region))
         check_kinds(self, "True or False", (bool,), "anonymous", "requester_pays", "force_sdk")
-        # Its type only: a key that is given in place of its file is not to be in a log.
+        # Only the type is shown: a key that is passed instead of a path must not be logged.
         is_path = isinstance(self.customer_key_file, (str, os.PathLike, NoneType))
         check("customer_key_file", type(self.customer_key_file), "a path, or None", ok=is_path)
         if self.customer_key_file is not None and _KEY.fullmatch(os.fspath(self.customer_key_file)):
-            raise ConfigError("customer_key_file: must be the path of a file that has the key, not the key itself")
+            raise ConfigError("customer_key_file: must be the path of a file that contains the key, not the key itself")
+        # Only the type is shown: its repr may contain credentials.
+        provider = self.credential_provider
+        is_callable = provider is None or callable(provider)
+        check("credential_provider", type(provider), "a callable, or None", ok=is_callable)
+        for name in ("profile", "anonymous") if provider is not None else ():
+            if getattr(self, name):
+                raise ConfigError(f"credential_provider: must be None if {name} is set")
         check_choices(self, "auto, path or virtual", ("auto", "path", "virtual"), "addressing_style")
         checksums = ("auto", "crc64nvme", "crc32c", "none")
         check_choices(self, "auto, crc64nvme, crc32c or none", checksums, "checksum")
@@ -96,7 +135,7 @@ class S3Options:
             ok=self.kms_key_id is None or self.encryption in ("aws:kms", "aws:kms:dsse"),
         )
         if self.customer_key_file is not None and self.encryption is not None:
-            raise ConfigError("customer_key_file: must be None where encryption is set")
+            raise ConfigError("customer_key_file: must be None if encryption is set")
         check(
             "endpoint_url",
             self.endpoint_url,
@@ -106,17 +145,17 @@ class S3Options:
         check(
             "requester_pays",
             self.requester_pays,
-            "False where anonymous is True: somebody must be billed",
+            "False if anonymous is True, because an anonymous request cannot be billed",
             ok=not (self.requester_pays and self.anonymous),
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FileOptions:
-    """Options of `file://` URLs: `StoreConfig(file=FileOptions(...))`.
+class FileOptions(ExplicitFields):
+    """Options of `file://` URLs: `StoreConfig(file=FileOptions(...))`. Other URLs are not affected.
 
     Raises:
-        ConfigError: A value is not allowed; the message names the field and what is allowed.
+        ConfigError: A value is not allowed; the message names the field and the allowed values.
 
     Example:
         >>> FileOptions(sync=False).sync

@@ -1,35 +1,36 @@
-"""`StoreConfig`: what all providers share, and the options of each."""
+"""`StoreConfig`: the settings that all providers share, and the options of each."""
 
 import dataclasses
 import functools
 import os
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
+from torchobj.config.explicit_fields import ExplicitFields
 from torchobj.config.options import FileOptions, S3Options
 from torchobj.exceptions import ConfigError
 
 _Config = TypeVar("_Config")
 
-#: Options that an earlier `StoreConfig` had itself.
+#: Options that were fields of an earlier `StoreConfig`.
 _S3_FIELDS = frozenset(field.name for field in dataclasses.fields(S3Options))
 
 
-def _new_place(names: list[str]) -> str:
+def _moved(names: list[str]) -> str:
     verb, options = "is" if len(names) == 1 else "are", ", ".join(f"{name}=..." for name in names)
     return f"{', '.join(names)}: {verb} in S3Options: StoreConfig(s3=S3Options({options}))"
 
 
 def _refuses_s3_fields(cls: type[_Config]) -> type[_Config]:
-    """Makes the constructor refuse fields of `S3Options` with a `ConfigError` that names their place."""
+    """Makes the constructor raise a `ConfigError` for fields of `S3Options`, which names their new location."""
     init = cls.__init__
 
     @functools.wraps(init)
     def checked(self: _Config, *args: Any, **fields: Any) -> None:
         if misplaced := [name for name in fields if name in _S3_FIELDS]:
-            raise ConfigError(_new_place(misplaced))
+            raise ConfigError(_moved(misplaced))
         init(self, *args, **fields)
 
     cls.__init__ = checked  # type: ignore[assignment]
@@ -38,11 +39,14 @@ def _refuses_s3_fields(cls: type[_Config]) -> type[_Config]:
 
 @_refuses_s3_fields
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StoreConfig:
-    """How stores are reached, and how they are used. One configuration serves URLs of all schemes.
+class StoreConfig(ExplicitFields):
+    """Configures access to stores: parts, concurrency, retries, timeouts, TLS, and the options of each provider.
+
+    The options of a provider apply to its URLs only, so that one configuration serves URLs of all schemes. Fields that
+    are not given are taken from the configuration file (`torchobj.load_config`), or have their defaults.
 
     Raises:
-        ConfigError: A value is not allowed, or the field is one of `S3Options`; the message names the field.
+        ConfigError: A value is not allowed, or the field belongs to `S3Options`; the message names the field.
 
     Example:
         >>> StoreConfig(s3=S3Options(endpoint_url="http://localhost:9000"), max_in_flight=32).max_in_flight
@@ -60,55 +64,57 @@ class StoreConfig:
     file: FileOptions = dataclasses.field(default_factory=FileOptions)
     """Options of `file://` URLs."""
     verify_tls: bool = True
-    """Whether the certificate of the server is checked."""
+    """Whether to verify the certificate of the server."""
     ca_bundle: str | Path | None = None
-    """PEM file of the certificates to trust. None: `AWS_CA_BUNDLE`, or the system's."""
+    """PEM file of trusted certificates. None: `AWS_CA_BUNDLE`, or those of the system."""
     part_bytes: int = 8 * MIB
-    """Size of a range of a large read and of the first parts of an upload. AWS advises 8 or 16 MiB. 5 MiB..5 GiB."""
+    """Size of the ranges of a large read, and of the first parts of an upload. AWS recommends 8 or 16 MiB.
+    5 MiB..5 GiB."""
     whole_below_bytes: int = 16 * MIB
-    """Objects smaller than this are read and written by one request, where their size is known."""
+    """Objects below this size are read and written in one request, if their size is known."""
     write_buffer_bytes: int = 64 * MIB
-    """Memory of one writer for parts that are being filled or sent; two parts at the least."""
+    """Memory of one writer for parts that are being filled or sent; at least two parts."""
     upload_mbit_s: float | None = None
-    """How fast all uploads of an account together may send, in 10^6 bits a second: so that a checkpoint leaves a loader
-    its share of the network. Parts are sent whole, one after the other at this rate. None: as fast as it goes."""
+    """Bandwidth limit of all uploads of an account, in 10^6 bits per second, so that a checkpoint does not slow down a
+    loader. The limit applies to whole parts. None: no limit."""
     max_in_flight: int | Literal["auto"] = "auto"
     """Maximum number of concurrent requests to one provider, of all stores with this configuration in a process.
-    `auto`: 64 to begin with, more while that raises the throughput, fewer while the store refuses. A number is fixed.
-    1..4096."""
+    `auto`: starts with 64, increases while that raises the throughput, and decreases while the store throttles. The
+    ranks of a host share it: with `LOCAL_WORLD_SIZE=8`, as torchrun sets it, each starts with 8. A number is fixed, per
+    process. 1..4096."""
     max_in_flight_cap: int = 256
-    """How many `max_in_flight="auto"` may become. 1..4096."""
+    """Upper limit of `max_in_flight="auto"`, for all ranks of a host together. 1..4096."""
     hedge: bool = True
-    """Whether a read that is answered later than most is asked for a second time, on another connection: at most one in
-    twenty, and none for 10 s after the store asked for fewer requests."""
+    """Whether reads whose response is late are hedged with a second request on another connection: at most one in
+    twenty, and none for 10 s after the store throttled."""
     max_attempts: int = 10
-    """Attempts of a request, the first included. Bytes that arrive start the count anew. While the store throttles
-    (503, 429) or sends `Retry-After`, attempts are not counted, and `retry_timeout_s` alone ends them; 1 means no
-    retry at all. 1..1000."""
+    """Maximum number of attempts of a request, including the first. Received bytes reset the count. While the store
+    throttles (503, 429) or sends `Retry-After`, attempts are not counted, and only `retry_timeout_s` ends them. 1: no
+    retries. 1..1000."""
     retry_timeout_s: float = 180.0
-    """No attempt begins later than this after the first, those of throttled requests included. For the commit of an
-    upload in parts, `commit_timeout_s` replaces it."""
+    """No attempt starts later than this after the first, including attempts of throttled requests. For the commit of a
+    multipart upload, `commit_timeout_s` replaces it."""
     connect_timeout_s: float = 5.0
-    """For a TCP connect, and for a TLS handshake."""
+    """Limit of a TCP connect, and of a TLS handshake."""
     first_byte_timeout_s: float = 30.0
-    """From a request to the head of its answer."""
+    """Limit from a request to the head of its response."""
     idle_timeout_s: float = 20.0
-    """How long a transfer may stand still. Nothing limits how long one may take that goes on."""
+    """Limit without progress of a transfer. There is no limit on the total time."""
     commit_timeout_s: float = 900.0
-    """For the commit of an upload in parts, retries included. S3 may send white space for minutes while it assembles
-    the parts; a store that sends nothing for longer than `first_byte_timeout_s` and `idle_timeout_s` is asked again.
-    After an attempt without a response, the store is checked for the object until this time is over. If the object is
-    still missing then, the error says that the outcome is unknown, and the upload is not aborted, because the store may
-    still be committing it. 0.01..86400 s."""
+    """Limit of the commit of a multipart upload, including retries. S3 may send white space for minutes while it
+    assembles the parts; if a store sends nothing for longer than `first_byte_timeout_s` and `idle_timeout_s`, the
+    commit is retried. After an attempt without a response, the store is checked for the object until this time has
+    elapsed. If the object is still missing then, the error states that the outcome is unknown, and the upload is not
+    aborted, because the store may still be committing it. 0.01..86400 s."""
     min_bytes_per_s: int = 16 * KIB
-    """Bytes a second that the body of a read must bring, on average over `idle_timeout_s`: a slower one is continued on
-    another connection. On a network where `max_in_flight` requests cannot have as much each, lower either. 0: no such
-    limit. 0..1 GiB."""
+    """Minimum rate of the body of a read, on average over `idle_timeout_s`; a slower read continues on another
+    connection. On a network that is too slow for `max_in_flight` requests at this rate, lower one of them. 0: no
+    minimum. 0..1 GiB."""
     keep_alive_s: float = 8.0
-    """How long an idle connection is kept. S3 closes its own after 5 to 20 s."""
+    """Time for which an idle connection is kept. S3 closes idle connections after 5 to 20 s."""
 
     def __post_init__(self) -> None:
-        # Types only: what is given in place of options may have a key.
+        # Only the types are shown, because a value in the wrong field may be a secret.
         check("s3", type(self.s3), "an S3Options", ok=isinstance(self.s3, S3Options))
         check("file", type(self.file), "a FileOptions", ok=isinstance(self.file, FileOptions))
         check_kinds(self, "True or False", (bool,), "verify_tls", "hedge")
@@ -124,27 +130,45 @@ class StoreConfig:
         check_number("max_in_flight_cap", self.max_in_flight_cap, 1, 4096)
         check_number("max_attempts", self.max_attempts, 1, 1000)
         check_number("min_bytes_per_s", self.min_bytes_per_s, 0, GIB)
-        waits = ("retry_timeout_s", "connect_timeout_s", "first_byte_timeout_s", "idle_timeout_s", "commit_timeout_s")
-        for name in (*waits, "keep_alive_s"):
+        timeouts = (
+            "retry_timeout_s",
+            "connect_timeout_s",
+            "first_byte_timeout_s",
+            "idle_timeout_s",
+            "commit_timeout_s",
+        )
+        for name in (*timeouts, "keep_alive_s"):
             check_number(name, getattr(self, name), 0.01, 86_400, " s", whole=False)
 
     @property
     def max_in_flight_number(self) -> int:
-        """What `max_in_flight` amounts to, or begins with."""
+        """`max_in_flight`, or its start value for "auto"."""
         return min(64, self.max_in_flight_cap) if self.max_in_flight == "auto" else self.max_in_flight
 
     @property
     def adaptive_cap(self) -> int | None:
-        """How many requests at a time it may become; None where the number is fixed."""
+        """Upper limit of the adaptive number of requests; None if the number is fixed."""
         return self.max_in_flight_cap if self.max_in_flight == "auto" else None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the configuration file has been applied. It is not applied again, also in other processes."""
+        return "_is_complete" in self.__dict__
+
+    def completed(self) -> Self:
+        """Marks a new configuration as complete, before it is shared."""
+        self.__dict__["_is_complete"] = True
+        return self
+
     def __setstate__(self, state: dict[str, Any]) -> None:
+        hidden = {name: value for name, value in state.items() if name in ("_explicit", "_is_complete")}
         # A pickle of another version is checked like the arguments of a call.
-        self.__init__(**state)  # type: ignore[misc]
+        self.__init__(**{name: value for name, value in state.items() if name not in hidden})  # type: ignore[misc]
+        self.__dict__.update(hidden)
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             if name in _S3_FIELDS:
-                raise AttributeError(_new_place([name]))
+                raise AttributeError(_moved([name]))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

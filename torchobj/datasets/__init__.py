@@ -1,4 +1,7 @@
-"""Datasets over objects: `map` and `iterable`, and `objects` for samples made of several; what they list (`listing`),
-how ranks agree on it (`rendezvous`), what DataLoader workers know (`workers`), where objects are read (`source`), what
-is done about a sample that cannot be made (`errors`), the readers to choose from (`readers`), raw batches (`ragged`).
+"""Datasets over objects: `map`, `iterable`, and `objects` for samples that consist of several objects.
+
+`base` holds what map-style and iterable datasets share, `listing` their objects, which `manifest_broadcast` sends from
+rank 0 to all ranks and `sharding` divides. `prefetch_source` reads objects through the prefetcher, `read_ahead` in the
+order of an iterable dataset. `reader_constructor` has the kinds of reader, `ragged` batches of bytes, and `errors` the
+handling of samples that fail. `worker_process`, `shared_values` and `reductions` concern DataLoader workers.
 """

@@ -1,107 +1,226 @@
-"""What map-style and iterable datasets have in common: a listing, a transform, a kind of reader, and samples that fail.
+"""The base class of map-style and iterable datasets: URLs, listing, transform, kind of reader, and failed samples.
 
-The order of samples, and what is done about one that failed, are left to them.
+The datasets decide the order of samples and the handling of failures.
 """
 
+import inspect
 import operator
-from collections.abc import Callable, Sized
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
 from torchobj._torchobj import Manifest, ObjectReader
-from torchobj.config import StoreConfig
-from torchobj.datasets import handover, ragged  # noqa: F401  teach multiprocessing and default_collate what to do with readers
-from torchobj.datasets.errors import note
+from torchobj.config import S3ClientConfig, StoreConfig, one_config, store_config
+from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
+from torchobj.datasets.errors import add_sample_note
 from torchobj.datasets.listing import Listing
-from torchobj.datasets.readers import ReaderConstructor
-from torchobj.datasets.shared import Tally
+from torchobj.datasets.reader_constructor import ReaderConstructor
+from torchobj.datasets.shared_values import SharedCounter
+from torchobj.exceptions import ConfigError
+from torchobj.urls import SCHEMES, Url, parse_url
 
 Transform = Callable[[ObjectReader], Any]
 
-#: What the samples of a dataset are, for type checkers.
+#: Type of the samples of a dataset, for type checkers.
 Sample_co = TypeVar("Sample_co", covariant=True, default=Any)
 
 
 def identity(reader: ObjectReader) -> ObjectReader:
-    """The transform of who gives none."""
+    """The default transform."""
     return reader
 
 
 def position_of(index: Any, samples: Sized) -> int:
-    """Where sample `index` stands, from 0 on; a negative one counts from the end.
+    """The position of sample `index`, as `positions_of` returns it."""
+    return positions_of([index], samples)[0]
+
+
+def positions_of(indices: Sequence[Any], samples: Sized) -> list[int]:
+    """The positions of samples, starting at 0. Negative indices count from the end. Takes the length once.
 
     Raises:
-        TypeError: It is no integer.
+        TypeError: An index is not an integer.
         IndexError: There is no such sample.
     """
-    try:
-        number = operator.index(index)
-    except TypeError:
-        raise TypeError(f"index {index!r}: must be an int") from None
-    length = len(samples)
-    if not -length <= number < length:
-        raise IndexError(f"index {number} of {length} samples")
-    return number % length
+    length, positions = len(samples), []
+    for index in indices:
+        try:
+            number = operator.index(index)
+        except TypeError:
+            raise TypeError(f"index {index!r}: must be an int") from None
+        if not -length <= number < length:
+            raise IndexError(f"index {number} of {length} samples")
+        positions.append(number % length)
+    return positions
 
 
-class Named(Protocol):
-    """What knows the URLs of objects by their numbers."""
+class UrlByIndex(Protocol):
+    """Maps the numbers of objects to URLs."""
 
     def url(self, index: int) -> str:
         """The URL of object `index`."""
 
 
-class OverObjects:
-    """A dataset over the objects of a listing."""
+class ListingDataset(Generic[Sample_co]):
+    """A dataset over the objects of a listing.
+
+    Class arguments of a subclass:
+        scheme: The only scheme whose URLs it accepts; None: those of its parent. The docstring is completed with the
+            arguments of the parent.
+    """
 
     _listing: Listing
-    _config: StoreConfig
     _transform: Transform
     _reader_constructor: ReaderConstructor
-    _failed: Tally
+    _failed: SharedCounter
+    _schemes: tuple[str, ...] = SCHEMES
+    #: Name of the class that accepts URLs of any scheme.
+    _any_scheme: str
 
-    def _set_up_reading(
-        self,
-        listing: Listing,
-        config: StoreConfig,
-        transform: Transform | None,
-        reader_constructor: ReaderConstructor | None,
+    def __init_subclass__(cls, *, scheme: str | None = None, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if scheme is None:
+            return
+        parent = cls.__mro__[1]
+        cls._schemes, cls._any_scheme = (scheme,), parent.__name__
+        if cls.__doc__ and parent.__doc__:
+            explained = inspect.cleandoc(parent.__doc__).partition("\nArgs:")[2].partition("\nExample:")[0]
+            cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\nArgs:{explained}"
+
+    @classmethod
+    def from_prefix(
+        cls,
+        s3_uri: str,
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+    ) -> Self:
+        """The objects under a prefix, in key order, with a choice of readers. Arguments are named as in
+        s3torchconnector.
+
+        Args:
+            s3_uri: URL of the prefix, as for the constructor.
+            region: Region of the bucket. None: it is detected.
+            endpoint: URL of the store. None: that of the provider, or the environment's.
+            transform: Converts a reader to a sample. None: the sample is the reader.
+            s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
+            enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
+                False: each gets all.
+            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
+            config: Another name of `s3client_config`.
+
+        Raises:
+            ConfigError: An argument is invalid. No request is sent here.
+        """
+        chosen = store_config(one_config(config, s3client_config), region, endpoint, url=s3_uri)
+        return cls._from_listing(Listing(chosen, cls._parse, url=s3_uri), transform, reader_constructor)
+
+    @classmethod
+    def from_objects(
+        cls,
+        object_uris: str | Iterable[str],
+        *,
+        region: str | None = None,
+        endpoint: str | None = None,
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        s3client_config: S3ClientConfig | StoreConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+    ) -> Self:
+        """The named objects, in the given order. Nothing is listed.
+
+        Under torch.distributed each rank has the objects that it names. Pass `uris[rank::world_size]` to divide them;
+        with `enable_sharding` pass the same objects on all ranks.
+
+        Args:
+            object_uris: URL of each object, or of a single one; with `region` or `endpoint` for those of S3.
+            region: Region of the buckets. None: it is detected.
+            endpoint: URL of the store. None: that of the provider, or the environment's.
+            transform: Converts a reader to a sample. None: the sample is the reader.
+            s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
+            enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
+                False: each gets all.
+            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
+            config: Another name of `s3client_config`.
+
+        Raises:
+            ConfigError: An argument is invalid. No request is sent here.
+        """
+        chosen = store_config(one_config(config, s3client_config), region, endpoint)
+        return cls._from_listing(Listing(chosen, cls._parse, objects=object_uris), transform, reader_constructor)
+
+    @classmethod
+    def _parse(cls, url: str) -> Url:
+        """Parses a URL of this class. The error for another scheme names the class that accepts it."""
+        scheme = url.partition("://")[0] if isinstance(url, str) else ""
+        if scheme in SCHEMES and scheme not in cls._schemes:
+            expected = " or ".join(f"{name}://" for name in cls._schemes)
+            raise ConfigError(
+                f"url={url!r}: scheme {scheme!r}, expected {expected}; {cls._any_scheme} takes {scheme}:// too"
+            )
+        return parse_url(url, cls._schemes)
+
+    @classmethod
+    def _from_listing(
+        cls, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
+    ) -> Self:
+        # Without the constructor, because that of a subclass may have other arguments.
+        dataset = cls.__new__(cls)
+        dataset._set_up(listing, transform, reader_constructor)
+        return dataset
+
+    def _set_up(
+        self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
     ) -> None:
-        self._listing, self._config, self._transform = listing, config, transform or identity
+        self._listing, self._transform = listing, transform or identity
         self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
-        self._failed = Tally()
+        self._failed = SharedCounter()
+
+    def __repr__(self) -> str:
+        # A subclass may not have called super().__init__().
+        described = [repr(self._listing), *self._options()] if "_listing" in self.__dict__ else ["not set up"]
+        return f"<{type(self).__name__} {', '.join(described)}>"
+
+    def _options(self) -> list[str]:
+        """Further contents of `repr`."""
+        return []
 
     @property
     def manifest(self) -> Manifest:
-        """The objects, listed at the first use: before the loop, in the parent, it is once for all workers."""
+        """The objects, listed at the first access. An access before the loop lists once for all workers."""
         return self._listing.manifest()
 
     @property
     def failed_samples(self) -> int:
-        """How many samples could not be read or made so far, in this process and its DataLoader workers."""
+        """Number of samples that failed so far, in this process and its DataLoader workers."""
         return self._failed.total()
 
     @property
     def region(self) -> str | None:
-        """The region that was given."""
-        return self._config.s3.region
+        """The configured region."""
+        return self._listing.config.s3.region
 
     @property
     def endpoint(self) -> str | None:
-        """The endpoint that was given."""
-        return self._config.s3.endpoint_url
+        """The configured endpoint URL."""
+        return self._listing.config.s3.endpoint_url
 
-    def _made(self, names: Named, index: int, reader: ObjectReader | Exception) -> Any:
-        """The sample of a reader.
+    def _transformed(self, urls: UrlByIndex, index: int, reader: ObjectReader | Exception) -> Any:
+        """Transforms a reader to a sample.
 
         Raises:
-            Exception: What is in the reader's place; or the transform's, with a note of what it is about.
+            Exception: The exception in place of the reader; or that of the transform, with a note that names the
+                sample.
         """
         if isinstance(reader, Exception):
             raise reader
         try:
             return self._transform(reader)
         except Exception as error:
-            note(error, "in the transform", names.url(index), index)
+            add_sample_note(error, "in the transform", urls.url(index), index)
             raise

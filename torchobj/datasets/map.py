@@ -1,49 +1,48 @@
 """Map-style datasets: one object is one sample."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch.utils.data
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import source, unannounced, workers
-from torchobj.datasets.base import OverObjects, Sample_co, Transform, identity, position_of
-from torchobj.datasets.errors import OnError, check_on_error, neighbours, say_failed
+from torchobj.datasets import lookahead_warning, prefetch_source, worker_process
+from torchobj.datasets.base import ListingDataset, Sample_co, position_of, positions_of
+from torchobj.datasets.errors import OnError, check_map_on_error, log_failed_sample, neighbours
 from torchobj.datasets.listing import Listing
-from torchobj.datasets.readers import ReaderConstructor
-from torchobj.urls import SCHEMES
 
 __all__ = ["ObjectMapDataset", "S3MapDataset"]
 
 
-class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
-    """A dataset of the objects under a prefix, in key order.
+class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sample_co]):
+    """A map-style dataset of the objects under a prefix, in key order, of any scheme.
 
-    The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all.
-    Workers that are spawned get the listing from their parent. So do those that are forked where the parent has one: a
-    shuffling or distributed sampler sees to it; without one call `len(dataset)` before the loop, or each worker lists
-    for itself, and warns. A DataLoader gets a batch by one call that reads all its objects at once.
+    The prefix is listed once, when the length or a sample is first needed; under torch.distributed by rank 0 for all
+    ranks. Spawned workers receive the listing from their parent. Forked workers inherit it if the parent has it, which
+    shuffling and distributed samplers ensure; otherwise call `len(dataset)` before the loop, or each worker lists by
+    itself and logs a warning. A DataLoader reads all objects of a batch in one call.
 
     Args:
         url: `s3://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is raw, `train` also selects
             `training/x`.
-        transform: Makes a sample of a reader. Without one a sample is the reader, and the default collation makes a
-            `RaggedBatch` of readers.
-        glob: Only keys whose part behind the prefix matches: `*` stays within a component, `**` does not.
-        suffixes: Only keys that end so; one, or any of several.
-        limit: At most so many objects, the first in key order.
-        region, endpoint_url: In place of the configuration's.
+        transform: Converts a reader to a sample. None: the sample is the reader, and the default collation builds a
+            `RaggedBatch`.
+        glob: Pattern for the part of a key after the prefix. `*` matches within a path component, `**` across them.
+        suffixes: Selects keys that end with this suffix, or with any of several.
+        limit: Maximum number of objects, the first in key order.
+        region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        on_error: What to do about a sample that cannot be read or made: `raise`; `replace` by the next one that can; or
-            a callable that gets index, URL and exception and returns a sample. The first of each process is logged.
+        on_error: Action for a sample that cannot be read or transformed: `raise`; `replace` it by the next one that
+            can; or a callable that receives index, URL and exception and returns a sample. The first failure of each
+            process is logged.
 
     Attributes:
-        failed_samples: How many samples could not be read or made, in this process and its DataLoader workers.
+        failed_samples: Number of samples that failed, in this process and its DataLoader workers.
 
     Raises:
-        ConfigError: An argument is wrong. Nothing is asked of the store here.
+        ConfigError: An argument is invalid. No request is sent here.
 
     Example:
         >>> import torchobj
@@ -55,7 +54,8 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
         (2, b'train/a', b'train/b')
     """
 
-    _schemes: tuple[str, ...] = SCHEMES
+    _any_scheme = "ObjectMapDataset"
+    _on_error: OnError = "raise"
 
     def __init__(
         self,
@@ -70,28 +70,10 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        chosen = store_config(config, region, endpoint_url)
-        listing = Listing(
-            chosen,
-            url=url,
-            glob=glob,
-            suffixes=suffixes,
-            limit=limit,
-            schemes=self._schemes,
-            any_scheme="ObjectMapDataset",
-        )
-        self._set_up(listing, chosen, transform, None, on_error)
-
-    def _set_up(
-        self,
-        listing: Listing,
-        config: StoreConfig,
-        transform: Transform | None,
-        reader_constructor: ReaderConstructor | None,
-        on_error: OnError,
-    ) -> None:
-        check_on_error(on_error)
-        self._set_up_reading(listing, config, transform, reader_constructor)
+        check_map_on_error(on_error)
+        chosen = store_config(config, region, endpoint_url, url=url)
+        listing = Listing(chosen, self._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
+        self._set_up(listing, transform, None)
         self._on_error = on_error
 
     def __len__(self) -> int:
@@ -101,34 +83,34 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Sample_co:
-        """Sample `index`; a negative one counts from the end.
+        """Sample `index`. Negative indices count from the end.
 
         Raises:
             IndexError: There is no such sample.
             StoreError: It cannot be read.
         """
-        if workers.in_worker():
+        if worker_process.in_worker():
             self._note_batch()
         return self._samples([position_of(index, self)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
-        """The samples of a batch, read at once; what a DataLoader calls."""
+        """The samples of a batch, read concurrently. Called by DataLoader."""
         if type(self).__getitem__ is not ObjectMapDataset.__getitem__:
-            # What a subclass makes of a sample is what a batch is made of.
+            # A subclass may override the samples.
             return [self[index] for index in indices]
         self._note_batch()
-        return self._samples([position_of(index, self) for index in indices])
+        return self._samples(positions_of(indices, self))
 
     def announced(self, indices: Sequence[int]) -> list[tuple[int, int]]:
-        """The objects that samples are made of, as the prefetcher knows them: what a loader announces."""
+        """The objects of samples, as pairs of source number and index, which a loader announces."""
         if not self._reader_constructor.whole:
             return []
         number = self._listing.source_number()
-        return [] if number is None else [(number, position_of(index, self)) for index in indices]
+        return [] if number is None else [(number, position) for position in positions_of(indices, self)]
 
     def _note_batch(self) -> None:
-        if source.SUPPORTED and self._reader_constructor.whole:
-            unannounced.note_batch(self)
+        if prefetch_source.SUPPORTED and self._reader_constructor.whole:
+            lookahead_warning.note_batch(self)
 
     def _samples(self, positions: list[int]) -> list[Sample_co]:
         raising = self._on_error == "raise"
@@ -137,7 +119,7 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
 
     def _sample(self, position: int, reader: ObjectReader | Exception) -> Any:
         try:
-            return self._made(self.manifest, position, reader)
+            return self._transformed(self.manifest, position, reader)
         except Exception as error:
             if self._on_error == "raise":
                 raise
@@ -147,75 +129,24 @@ class ObjectMapDataset(OverObjects, torch.utils.data.Dataset[Sample_co]):
                 sample = self._on_error(position, url, error)
             else:
                 sample = self._replacement(position, error)
-            say_failed(position, url, error)
+            log_failed_sample(position, url, error)
             return sample
 
     def _replacement(self, position: int, error: Exception) -> Any:
         for neighbour in neighbours(position, len(self)):
             [reader] = self._listing.readers([neighbour], self._reader_constructor, return_errors=True)
-            # The next neighbour may do.
+            # Otherwise the next neighbour is tried.
             with contextlib.suppress(Exception):
-                return self._made(self.manifest, neighbour, reader)
+                return self._transformed(self.manifest, neighbour, reader)
         raise error
 
 
-class S3MapDataset(ObjectMapDataset[Sample_co]):
-    """An `ObjectMapDataset` of `s3://` URLs, with the classmethods of s3torchconnector."""
+class S3MapDataset(ObjectMapDataset[Sample_co], scheme="s3"):
+    """An `ObjectMapDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
 
-    _schemes = ("s3",)
-
-    @classmethod
-    def from_prefix(
-        cls,
-        s3_uri: str,
-        *,
-        region: str | None = None,
-        endpoint: str | None = None,
-        transform: Transform = identity,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        """The objects under a prefix.
-
-        Args:
-            s3_uri: `s3://bucket/prefix`.
-            region: Found out when None.
-            endpoint: AWS, or the environment's, when None.
-            transform: Makes a sample of a reader.
-            s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
-            reader_constructor: From `S3ReaderConstructor`.
-        """
-        config = store_config(s3client_config, region, endpoint)
-        listing = Listing(config, url=s3_uri, schemes=cls._schemes, any_scheme="ObjectMapDataset")
-        return cls._from_listing(listing, config, transform, reader_constructor)
-
-    @classmethod
-    def from_objects(
-        cls,
-        object_uris: str | Iterable[str],
-        *,
-        region: str | None = None,
-        endpoint: str | None = None,
-        transform: Transform = identity,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
-    ) -> Self:
-        """The objects that are named, in that order. Arguments as for `from_prefix`.
-
-        Nothing is listed, and under torch.distributed nothing is shared: `uris[rank::world_size]` stay each rank's own.
-        """
-        config = store_config(s3client_config, region, endpoint)
-        listing = Listing(config, objects=object_uris, schemes=cls._schemes, any_scheme="ObjectMapDataset")
-        return cls._from_listing(listing, config, transform, reader_constructor)
-
-    @classmethod
-    def _from_listing(
-        cls,
-        listing: Listing,
-        config: StoreConfig,
-        transform: Transform,
-        reader_constructor: ReaderConstructor | None,
-    ) -> Self:
-        dataset = cls.__new__(cls)
-        dataset._set_up(listing, config, transform, reader_constructor, "raise")
-        return dataset
+    Example:
+        ```python
+        dataset = S3MapDataset("s3://bucket/train/", transform=decode)
+        dataset = S3MapDataset.from_prefix("s3://bucket/train/", region="eu-west-1", transform=decode)
+        ```
+    """

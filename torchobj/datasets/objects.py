@@ -1,4 +1,4 @@
-"""Map-style datasets of the user's, whose samples are made of several objects that the user names."""
+"""Map-style datasets whose samples consist of several objects that a subclass names."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -7,36 +7,37 @@ import torch.utils.data
 
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.datasets import handover, ragged, source, unannounced, workers  # noqa: F401  teach multiprocessing and default_collate what to do with readers
-from torchobj.datasets.base import Sample_co, position_of
-from torchobj.datasets.errors import OnError, check_on_error, neighbours, note, say_failed
-from torchobj.datasets.shared import Tally
+from torchobj.config import Prefix, S3ClientConfig, StoreConfig, by_prefix, resolved, store_config
+from torchobj.datasets import lookahead_warning, prefetch_source, ragged, reductions, worker_process  # noqa: F401  register buffers with multiprocessing and readers with default_collate
+from torchobj.datasets.base import Sample_co, position_of, positions_of
+from torchobj.datasets.errors import OnError, add_sample_note, check_map_on_error, log_failed_sample, neighbours
+from torchobj.datasets.shared_values import SharedCounter
 
 __all__ = ["ObjectDataset"]
 
 
 class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
-    r"""A dataset whose samples are made of objects, or of ranges of objects, that a subclass names.
+    r"""A map-style dataset whose samples consist of objects, or of ranges of objects, that a subclass names.
 
-    A subclass defines `__len__`, `objects_at` and `build`. The objects of a sample, or of a whole batch, are read at
-    once; under `torchobj.DataLoader` they are read before a worker asks for them. They may lie in any bucket of any
-    scheme that `Store` speaks.
+    A subclass defines `__len__`, `objects_at` and `build`. The objects of a sample, or of a whole batch, are read
+    concurrently; with `torchobj.DataLoader` they are read ahead. They can be in any buckets, of any scheme. If
+    prefixes of the configuration file within a bucket apply to some of them, those with different configurations are
+    read one after the other.
 
     Args:
-        region, endpoint_url: In place of the configuration's.
+        region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector. A subclass that does not call
-            `super().__init__()` has the defaults.
-        on_error: What to do about a sample that cannot be read or built: `raise`; `replace` by the next one that can;
-            or a callable that gets index, URL and exception and returns a sample. The URL is that of the object that
-            could not be read, else of the sample's first. The first of each process is logged. An exception of
-            `objects_at` is always raised.
+            `super().__init__()` uses the defaults.
+        on_error: Action for a sample that cannot be read or built: `raise`; `replace` it by the next one that can; or a
+            callable that receives index, URL and exception and returns a sample. The URL is that of the object that
+            could not be read, otherwise of the first object of the sample. The first failure of each process is logged.
+            Exceptions of `objects_at` are always raised.
 
     Attributes:
-        failed_samples: How many samples could not be read or built, in this process and its DataLoader workers.
+        failed_samples: Number of samples that failed, in this process and its DataLoader workers.
 
     Raises:
-        ConfigError: An argument is wrong. Nothing is asked of a store here.
+        ConfigError: An argument is invalid. No request is sent here.
 
     Example:
         >>> import json, torchobj
@@ -68,109 +69,170 @@ class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        check_on_error(on_error)
-        self.__dict__["_torchobj"] = _Reads(store_config(config, region, endpoint_url), on_error)
-        # Before workers are forked: they inherit it.
-        reads_of(self).source()
+        check_map_on_error(on_error)
+        self.__dict__["_torchobj"] = _BatchReader(store_config(config, region, endpoint_url), on_error)
+        batch_reader_of(self).start()
+
+    def __repr__(self) -> str:
+        # Without the length: a subclass may compute it with I/O.
+        return f"<{type(self).__name__}, a torchobj.ObjectDataset, on_error={batch_reader_of(self).on_error!r}>"
 
     @property
     def failed_samples(self) -> int:
-        """How many samples could not be read or built so far, in this process and its DataLoader workers."""
-        return reads_of(self).failed.total()
+        """Number of samples that failed so far, in this process and its DataLoader workers."""
+        return batch_reader_of(self).failed.total()
 
     def __len__(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} must define __len__(): the number of samples")
 
     def objects_at(self, index: int) -> Sequence[ObjectRef]:
-        """The objects of sample `index`, which is in `range(len(self))`: a subclass says.
+        """The objects of sample `index`, which is in `range(len(self))`. Defined by a subclass.
 
-        Called in the trainer's process and in workers: must name the same objects each time, and reads nothing.
+        Called in the trainer's process and in workers. It must return the same objects each time, without I/O.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define objects_at(index): the ObjectRefs of sample {index}"
         )
 
     def build(self, index: int, readers: Sequence[ObjectReader]) -> Sample_co:
-        """Makes sample `index` of the readers of its objects, in the order of `objects_at`: a subclass says.
+        """Builds sample `index` from the readers of its objects, in the order of `objects_at`. Defined by a subclass.
 
-        The content of a reader is its object's, or the range's only. Its memory is the reader's alone, lives as long as
-        the reader or a view of it does, and may be written to.
+        A reader contains its object, or its range only. The memory belongs to the reader, lives as long as the reader
+        or a view of it, and is writable.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define build(index, readers): sample {index} of {len(readers)} readers"
         )
 
     def __getitem__(self, index: int) -> Sample_co:
-        """Sample `index`; a negative one counts from the end.
+        """Sample `index`. Negative indices count from the end.
 
         Raises:
             IndexError: There is no such sample.
             StoreError: An object of it cannot be read.
         """
-        if workers.in_worker():
+        if worker_process.in_worker():
             _note_batch(self)
         sample: Sample_co = _samples(self, [position_of(index, self)])[0]
         return sample
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
-        """The samples of a batch, read at once; what a DataLoader calls."""
+        """The samples of a batch, read concurrently. Called by DataLoader."""
         if type(self).__getitem__ is not ObjectDataset.__getitem__:
-            # What a subclass makes of a sample is what a batch is made of.
+            # A subclass may override the samples.
             return [self[index] for index in indices]
         _note_batch(self)
-        return _samples(self, [position_of(index, self) for index in indices])
+        return _samples(self, positions_of(indices, self))
 
 
-class _Reads:
-    """How the objects of one dataset are read."""
+class _ConfiguredReader:
+    """Reads objects to which one prefix of the configuration file within a bucket applies, or none of these.
 
-    def __init__(self, config: StoreConfig, on_error: OnError) -> None:
-        self.config, self.on_error, self.failed = config, on_error, Tally()
-        self._source: source.Source[_torchobj.RefSource] = source.Source()
+    Args:
+        prefix: The prefix; None for all objects.
+        configs: Configurations by scheme and bucket, the longest first; the last one, with "", is for all others.
+    """
+
+    def __init__(self, prefix: Prefix | None, configs: list[tuple[str, StoreConfig]]) -> None:
+        self.prefix, self._configs = prefix, configs
+        self._source: prefetch_source.Source[_torchobj.RefSource] = prefetch_source.Source()
 
     def source(self) -> "_torchobj.RefSource | None":
-        """The objects as a source of the prefetcher; None where there is none."""
-        if not source.SUPPORTED:
+        """The objects as a source of the prefetcher; None if there is no prefetcher."""
+        if not prefetch_source.SUPPORTED:
             return None
         native = _torchobj.RefSource
-        return self._source.native(lambda budget: native(self.config, budget), native.attach)
+        return self._source.native(lambda budget: native(self._configs, budget), native.attach)
 
     def read(self, refs: list[ObjectRef]) -> list[ObjectReader | Exception]:
-        """Readers of objects, all read at once: what was announced is there sooner."""
-        ahead = self.source()
-        if ahead is not None and ahead.announced():
-            return ahead.read(refs)
-        return _torchobj.read_refs(self.config, refs)
+        """Readers of objects, read concurrently. Announced objects may be in memory already."""
+        prefetched = self.source()
+        if prefetched is not None and prefetched.announced():
+            return prefetched.read(refs)
+        return _torchobj.read_refs(self._configs, refs)
 
 
-# Functions, and one attribute with a name of ours: names of a subclass are the user's.
+class _BatchReader:
+    """Reads the objects of one dataset."""
+
+    def __init__(self, config: StoreConfig, on_error: OnError) -> None:
+        self.config, self.on_error, self.failed = config, on_error, SharedCounter()
+        whole: list[tuple[str, StoreConfig]] = []
+        #: One for each prefix within a bucket, the longest first; the last one is for all other objects.
+        self._readers: list[_ConfiguredReader] = []
+        for prefix, chosen in by_prefix(config):
+            if prefix is not None and prefix.is_below_bucket:
+                self._readers.append(_ConfiguredReader(prefix, [("", chosen)]))
+            else:
+                whole.append(("" if prefix is None else str(prefix), chosen))
+        self._readers.append(_ConfiguredReader(None, whole))
+
+    def start(self) -> None:
+        """Creates the sources of the prefetcher, before workers are forked: they inherit them."""
+        for reader in self._readers:
+            reader.source()
+
+    def read(self, refs: list[ObjectRef]) -> list[ObjectReader | Exception]:
+        """Readers of objects, or exceptions. Objects with the same configuration are read concurrently."""
+        found: dict[int, ObjectReader | Exception] = {}
+        for reader, positions in self._divided(refs):
+            found.update(zip(positions, reader.read([refs[position] for position in positions]), strict=True))
+        return [found[position] for position in range(len(refs))]
+
+    def objects(self, refs: list[ObjectRef]) -> list[tuple[int, int]]:
+        """Pairs of source number and index, which a loader announces."""
+        pairs: list[tuple[int, int]] = []
+        for reader, positions in self._divided(refs):
+            if (source := reader.source()) is not None:
+                pairs += source.objects([refs[position] for position in positions])
+        return pairs
+
+    def _divided(self, refs: list[ObjectRef]) -> Iterable[tuple[_ConfiguredReader, Sequence[int]]]:
+        """The reader of each object, with the positions of its objects in `refs`."""
+        if len(self._readers) == 1:
+            return [(self._readers[0], range(len(refs)))]
+        positions: dict[_ConfiguredReader, list[int]] = {}
+        for position, ref in enumerate(refs):
+            url = Prefix.of(ref.url)
+            reader = next(each for each in self._readers if each.prefix is None or each.prefix.matches(url))
+            positions.setdefault(reader, []).append(position)
+        return positions.items()
 
 
-def reads_of(dataset: ObjectDataset) -> _Reads:
-    """How the objects of a dataset are read."""
-    made: _Reads | None = dataset.__dict__.get("_torchobj")
+# Functions and a single attribute, so that a subclass may use any other name.
+
+
+def batch_reader_of(dataset: ObjectDataset) -> _BatchReader:
+    """The reader of a dataset."""
+    made: _BatchReader | None = dataset.__dict__.get("_torchobj")
     if made is None:
-        made = dataset.__dict__.setdefault("_torchobj", _Reads(StoreConfig(), "raise"))
+        made = dataset.__dict__.setdefault("_torchobj", _BatchReader(StoreConfig(), "raise"))
     return made
 
 
-def announceable(dataset: ObjectDataset, indices: Sequence[int]) -> list[tuple[int, int]]:
-    """The objects that samples are made of, as the prefetcher knows them: what a loader announces."""
-    ahead = reads_of(dataset).source()
-    if ahead is None:
-        return []
+def objects_to_announce(dataset: ObjectDataset, indices: Sequence[int]) -> list[tuple[int, int]]:
+    """The objects of samples, as pairs of source number and index, which a loader announces."""
     refs: list[ObjectRef] = []
     for index in indices:
         try:
             refs += _refs_at(dataset, position_of(index, dataset))
-        except Exception:  # noqa: BLE001, S112  whoever takes the sample says so, in its turn
+        except Exception:  # noqa: BLE001, S112  raised when the sample is read
             continue
-    return ahead.objects(refs)
+    return batch_reader_of(dataset).objects(refs)
+
+
+def configs_at_start(dataset: ObjectDataset) -> list[StoreConfig]:
+    """The configurations of the stores of the first sample; empty if its objects cannot be named."""
+    try:
+        refs = _refs_at(dataset, 0)
+    except Exception:  # noqa: BLE001  raised when the sample is read
+        return []
+    return [resolved(ref.url, batch_reader_of(dataset).config) for ref in refs]
 
 
 def _note_batch(dataset: ObjectDataset) -> None:
-    if source.SUPPORTED:
-        unannounced.note_batch(dataset)
+    if prefetch_source.SUPPORTED:
+        lookahead_warning.note_batch(dataset)
 
 
 def _refs_at(dataset: ObjectDataset, position: int) -> list[ObjectRef]:
@@ -185,7 +247,7 @@ def _refs_at(dataset: ObjectDataset, position: int) -> list[ObjectRef]:
 
 def _samples(dataset: ObjectDataset, positions: list[int]) -> list[Any]:
     named = [_refs_at(dataset, position) for position in positions]
-    readers = iter(reads_of(dataset).read([ref for refs in named for ref in refs]))
+    readers = iter(batch_reader_of(dataset).read([ref for refs in named for ref in refs]))
     parts = [[next(readers) for _ in refs] for refs in named]
     return [
         _sample(dataset, position, refs, read) for position, refs, read in zip(positions, named, parts, strict=True)
@@ -196,17 +258,17 @@ def _sample(dataset: ObjectDataset, position: int, refs: list[ObjectRef], read: 
     built = _built(dataset, position, refs, read)
     if not isinstance(built, _Failure):
         return built
-    on_error = reads_of(dataset).on_error
+    on_error = batch_reader_of(dataset).on_error
     if on_error == "raise":
         raise built.error
-    reads_of(dataset).failed.add()
+    batch_reader_of(dataset).failed.add()
     sample = on_error(position, *built) if callable(on_error) else _replacement(dataset, position, built.error)
-    say_failed(position, *built)
+    log_failed_sample(position, *built)
     return sample
 
 
 class _Failure(NamedTuple):
-    """Why there is no sample: of which object, and the exception."""
+    """The URL of the object that failed, and the exception."""
 
     url: str
     error: Exception
@@ -218,21 +280,21 @@ def _built(
     readers = []
     for ref, reader in zip(refs, read, strict=True):
         if isinstance(reader, Exception):
-            note(reader, "in the read", ref.url, position)
+            add_sample_note(reader, "in the read", ref.url, position)
             return _Failure(ref.url, reader)
         readers.append(reader)
     try:
         return dataset.build(position, readers)
-    except Exception as error:  # noqa: BLE001  raised, unless the user said what to do about it
-        url = refs[0].url if refs else "which has no objects"
-        note(error, "in build", url, position)
+    except Exception as error:  # noqa: BLE001  raised, unless on_error handles it
+        url = refs[0].url if refs else "without objects"
+        add_sample_note(error, "in build", url, position)
         return _Failure(url, error)
 
 
 def _replacement(dataset: ObjectDataset, position: int, error: Exception) -> Any:
     for neighbour in neighbours(position, len(dataset)):
         refs = _refs_at(dataset, neighbour)
-        built = _built(dataset, neighbour, refs, reads_of(dataset).read(refs))
+        built = _built(dataset, neighbour, refs, batch_reader_of(dataset).read(refs))
         if not isinstance(built, _Failure):
             return built
     raise error

@@ -1,4 +1,4 @@
-"""Batches of raw bytes of different lengths, and how torch's default collation makes them of readers."""
+"""Batches of bytes of different lengths, and their creation from readers by torch's default collation."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ __all__ = ["RaggedBatch"]
 class RaggedBatch:
     """The bytes of several objects.
 
-    One that a DataLoader made of readers holds each object where it was read to, and copies them into one tensor when
-    `data` is first asked for, pinned or moved.
+    A batch that a DataLoader built from readers references the memory that each object was read into. The first access
+    to `data`, `pin_memory` and `to` copy the objects into one tensor.
 
     Args:
         data: uint8, shape (total bytes,).
         offsets: int64, shape (objects + 1,), on the CPU: object `i` is `data[offsets[i]:offsets[i + 1]]`.
-        urls: The objects' URLs.
+        urls: URLs of the objects.
 
     Example:
         >>> batch = RaggedBatch(torch.arange(5, dtype=torch.uint8), torch.tensor([0, 2, 5]), ["a", "b"])
@@ -37,7 +37,7 @@ class RaggedBatch:
 
     @classmethod
     def of_buffers(cls, buffers: Sequence[Buffer], urls: Sequence[str]) -> "RaggedBatch":
-        """A batch of bytes that stay where they are."""
+        """A batch that references the given buffers without a copy."""
         batch = cls.__new__(cls)
         lengths = torch.tensor([0, *map(len, buffers)], dtype=torch.int64)
         batch._data, batch._buffers = None, list(buffers)
@@ -46,14 +46,14 @@ class RaggedBatch:
 
     @property
     def data(self) -> torch.Tensor:
-        """All bytes, one object behind the other: uint8, shape (total bytes,)."""
+        """All bytes, concatenated: uint8, shape (total bytes,)."""
         if self._data is None:
             self._data, self._buffers = self._gathered(pin_memory=False), []
         return self._data
 
     def _gathered(self, *, pin_memory: bool) -> torch.Tensor:
         data = torch.empty(int(self.offsets[-1]), dtype=torch.uint8, pin_memory=pin_memory)
-        # Not by torch: it shares a copy of 110 KiB out to threads, who spin for the next one.
+        # Not with torch, which splits a copy of 110 KiB among threads that then spin.
         into = data.numpy()
         for buffer, start, end in zip(self._buffers, self.offsets.tolist(), self.offsets[1:].tolist(), strict=False):
             into[start:end] = numpy.asarray(buffer)
@@ -78,7 +78,7 @@ class RaggedBatch:
         return f"RaggedBatch({len(self)} objects, {int(self.offsets[-1])} bytes, {device})"
 
     def pin_memory(self) -> "RaggedBatch":
-        """The batch with its data in pinned memory; what a DataLoader with `pin_memory` calls."""
+        """The batch with its data in pinned memory. Called by a DataLoader with `pin_memory=True`."""
         data = self._gathered(pin_memory=True) if self._data is None else self._data.pin_memory()
         return RaggedBatch(data, self.offsets, self.urls)
 
@@ -92,7 +92,7 @@ def collate_readers(
     *,
     collate_fn_map: dict[type, Callable[..., Any]] | None = None,  # noqa: ARG001  torch passes it
 ) -> RaggedBatch:
-    """Makes a `RaggedBatch` of readers whose bytes are here."""
+    """Builds a `RaggedBatch` from readers whose bytes are in memory."""
     buffers = [reader.buffer or Buffer(reader.read()) for reader in batch]
     return RaggedBatch.of_buffers(buffers, [reader.url for reader in batch])
 

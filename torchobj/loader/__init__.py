@@ -1,6 +1,6 @@
-"""Loaders that announce the order of their samples, so that objects are read before a worker asks for them."""
+"""Loaders that announce the order of their samples, so that objects are read before a worker needs them."""
 
-from torchobj.loader.attaching import attach
+from torchobj.loader._attach import attach
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.loader import DataLoader
 from torchobj.loader.sampler import ElasticDistributedSampler

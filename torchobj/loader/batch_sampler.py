@@ -1,4 +1,4 @@
-"""A batch sampler that announces its batches, for a DataLoader that somebody else builds. Knows nothing of loaders."""
+"""A batch sampler that announces its batches, for DataLoaders that other libraries build."""
 
 import functools
 import logging
@@ -7,9 +7,9 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets import unannounced
-from torchobj.loader.hints import Hints, hints_of
+from torchobj.datasets import lookahead_warning
 from torchobj.loader.lookahead import Lookahead, check_lookahead
+from torchobj.loader.sample_objects import ObjectFinder, object_finder
 
 __all__ = ["LookaheadBatchSampler"]
 
@@ -17,20 +17,21 @@ logger = logging.getLogger("torchobj")
 
 
 class LookaheadBatchSampler(torch.utils.data.BatchSampler):
-    """torch's BatchSampler, whose batches are pulled ahead, and their objects read before a worker needs them.
+    """torch's BatchSampler, drawn ahead so that objects are read before a worker needs them.
 
-    For `batch_sampler=` of torch's DataLoader. What hands out a part of its batches only, as Accelerate does where
-    there are several ranks, would have too much read: there use `torchobj.attach`, which silences this. Under
-    `torchobj.DataLoader` it is silent too. The sampler is pulled ahead of the loop: one that looks at what the loop
-    does wants `lookahead=0`.
+    For the `batch_sampler=` argument of torch's DataLoader. If a wrapper uses only some of the batches, as Accelerate
+    does with several ranks, too much would be read: use `torchobj.attach` there, which disables the announcements of
+    this class, as `torchobj.DataLoader` does. The sampler is drawn ahead of the loop; pass `lookahead=0` for a sampler
+    that depends on the progress of the loop.
 
     Args:
         sampler: Yields indices of the dataset.
-        batch_size: Indices of a batch.
-        drop_last: Leaves out a last batch that is smaller.
-        dataset: What the loader reads. None: what the sampler says that it is for (`data_source` or `dataset`, as
-            torch's samplers do). Where nothing is known of it nothing is read ahead, which is logged once.
-        lookahead: At most so many batches are pulled ahead; 0 for none, None for as many as the budget holds.
+        batch_size: Number of indices per batch.
+        drop_last: Whether to drop a smaller last batch.
+        dataset: The dataset of the loader. None: the sampler's `data_source` or `dataset`, as torch's samplers have. If
+            its objects are not known, nothing is read ahead, and a warning is logged once.
+        lookahead: Maximum number of batches that are drawn ahead; 0 for none, None for as many as fit the memory
+            budget.
 
     Raises:
         ConfigError: A negative `lookahead`.
@@ -58,40 +59,44 @@ class LookaheadBatchSampler(torch.utils.data.BatchSampler):
         check_lookahead(lookahead)
         super().__init__(sampler, batch_size, drop_last)
         self.dataset, self.lookahead = dataset, lookahead
-        #: False where the loader announces.
+        #: False if the loader announces.
         self.announces = True
 
+    def __repr__(self) -> str:
+        shape = f"batch_size={self.batch_size}, drop_last={self.drop_last}, lookahead={self.lookahead}"
+        return f"<{type(self).__name__} of {type(self.sampler).__name__}, {shape}>"
+
     def __iter__(self) -> Iterator[list[int]]:
-        # Who uses this needs not be told of `attach`.
-        unannounced.know()
-        hints = self._hints() if self.announces and self.lookahead != 0 else None
-        if hints is None:
+        # The warning about `attach` is not needed here.
+        lookahead_warning.disable()
+        find_objects = self._find_objects() if self.announces and self.lookahead != 0 else None
+        if find_objects is None:
             return super().__iter__()
         plain = torch.utils.data.BatchSampler(self.sampler, self.batch_size, self.drop_last)
-        return iter(Lookahead(plain, hints, self.lookahead))
+        return iter(Lookahead(plain, find_objects, self.lookahead))
 
-    def _hints(self) -> Hints | None:
+    def _find_objects(self) -> ObjectFinder | None:
         dataset = _dataset_of(self.sampler) if self.dataset is None else self.dataset
-        hints = None if dataset is None else hints_of(dataset)
-        if hints is None:
-            _say_unknown(type(self.sampler).__name__ if dataset is None else type(dataset).__name__)
-        return hints
+        find_objects = None if dataset is None else object_finder(dataset)
+        if find_objects is None:
+            _warn_unknown_objects(type(self.sampler).__name__ if dataset is None else type(dataset).__name__)
+        return find_objects
 
 
 def _dataset_of(sampler: Any) -> Any:
-    """What a sampler says that it yields indices of."""
+    """The dataset that a sampler yields indices of, by its own attributes."""
     source = getattr(sampler, "data_source", None)
     if source is None:
         source = getattr(sampler, "dataset", None)
-    # Lightning's DistributedSamplerWrapper shares out what another sampler yields, as if that were a dataset.
+    # Lightning's DistributedSamplerWrapper treats another sampler as its dataset.
     within = getattr(source, "_sampler", None)
     return source if within is None else _dataset_of(within)
 
 
 @functools.cache
-def _say_unknown(name: str) -> None:
+def _warn_unknown_objects(name: str) -> None:
     logger.warning(
-        "LookaheadBatchSampler: nothing is read ahead, since of %s it is not known which objects the samples are made "
-        "of; give it the loader's dataset: LookaheadBatchSampler(sampler, batch_size, dataset=dataset)",
+        "LookaheadBatchSampler: nothing is read ahead, because torchobj does not know which objects the samples of %s "
+        "consist of. Pass the dataset of the loader: LookaheadBatchSampler(sampler, batch_size, dataset=dataset).",
         name,
     )

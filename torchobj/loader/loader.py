@@ -2,29 +2,38 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch.utils.data
 from torch.utils.data import default_collate
 
-from torchobj.datasets import source
-from torchobj.loader.batches import Batches, Progress, samples_in
-from torchobj.loader.hints import Hints, failed_samples, hints_of, max_in_flight_of
-from torchobj.loader.iterables import IterablePass, place_of, replayed, resume
+from torchobj.datasets import prefetch_source
+from torchobj.datasets.base import ListingDataset
+from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
+from torchobj.loader.iterator import LoaderIterator, Progress, samples_in
 from torchobj.loader.lookahead import Lookahead, check_lookahead
-from torchobj.loader.mixin import Batch_co, LookaheadMixin
-from torchobj.loader.nested import in_batches
+from torchobj.loader.lookahead_mixin import Batch_co, LookaheadMixin
 from torchobj.loader.report import report
+from torchobj.loader.sample_objects import ObjectFinder, failed_samples, max_in_flight_of, object_finder
 from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.state import between, check, generator_of, state_of, undrawn, upgraded
+from torchobj.loader.sampler_state import (
+    check,
+    generator_of,
+    preserved_rng,
+    state_between_passes,
+    state_of,
+    upgraded_state,
+)
 from torchobj.loader.stats import LoaderStats, Meter
+from torchobj.loader.unwrap import in_batches
 
 __all__ = ["DataLoader"]
 
-#: Samplers that read nothing of the training's state, and may be pulled at any time.
-_KNOWN = (
+#: Samplers that do not depend on the progress of the training, and are drawn ahead also without workers.
+_DRAWN_AHEAD_BY_DEFAULT = (
     torch.utils.data.SequentialSampler,
     torch.utils.data.RandomSampler,
     torch.utils.data.SubsetRandomSampler,
@@ -37,64 +46,138 @@ _KNOWN = (
 class DataLoader(LookaheadMixin[Batch_co]):
     """A `torch.utils.data.DataLoader` whose objects are read before a worker needs them.
 
-    Samples and their order are those of torch's, seed for seed. The sampler is pulled ahead, as far as the budget of
-    memory goes (`torchobj.set_budget`), and this process reads what it yields, for all workers; they only decode.
+    Samples and their order are the same as torch's, seed for seed. The sampler is drawn ahead within the memory budget
+    (`torchobj.set_memory_budget`). This process reads the objects of its samples for all workers; the workers only
+    decode.
 
     Args:
-        dataset: One of torchobj, or `Subset`, `ConcatDataset`, `StackDataset` and `random_split` of such. Of any other
-            dataset nothing is known, and nothing is read ahead.
-        args: As torch's.
-        lookahead: At most so many batches are pulled ahead (samples, with `batch_size=None`); 0 pulls from the sampler
-            exactly when torch does. None: as many as the budget holds; but 0 for a sampler that is not torch's where
-            there are no workers, since it may look at what the loop does.
-        kwargs: As torch's.
+        dataset: A dataset of torchobj, or a `Subset`, `ConcatDataset`, `StackDataset` or `random_split` of one. Other
+            datasets work, but nothing is read ahead for them.
+        batch_size: Number of samples per batch. None: samples are returned one by one.
+        shuffle: Whether to draw a new order for each epoch.
+        sampler: Yields the indices of samples; excludes `shuffle`.
+        batch_sampler: Yields a list of indices per batch; excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
+        num_workers: Number of worker processes. 0: this process builds the samples.
+        collate_fn: Combines a list of samples into a batch.
+        pin_memory: Whether to copy tensors into pinned memory.
+        drop_last: Whether to drop a smaller last batch.
+        timeout: Seconds to wait for a batch of a worker. 0: no limit.
+        worker_init_fn: Called in each worker with its number.
+        multiprocessing_context: How workers are started: `fork`, `spawn`, `forkserver`, or a context.
+        generator: Random number generator of the order. None: torch's default generator.
+        prefetch_factor: Number of batches that each worker prepares in advance; None: 2. The look-ahead does not depend
+            on it.
+        persistent_workers: Whether to keep the workers between epochs.
+        pin_memory_device: As for torch, which ignores it in newer versions.
+        in_order: Whether batches are returned in the order of the sampler. False: as soon as they are ready.
+        lookahead: Maximum number of batches that are drawn ahead (samples, if `batch_size=None`). 0: the sampler is
+            drawn exactly when torch draws it. None: as many as fit the memory budget, but 0 for a sampler that is not
+            torch's if there are no workers, because it may depend on the progress of the loop.
 
     Raises:
         ConfigError: A negative `lookahead`.
+        ValueError: As for torch: arguments that exclude each other.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://loaded")
+        >>> for number in range(5):
+        ...     _ = store.put(f"{number}", bytes([number]))
+        >>> dataset = torchobj.ObjectMapDataset("memory://loaded/", transform=lambda reader: reader.read()[0])
+        >>> [batch.tolist() for batch in DataLoader(dataset, batch_size=2)]
+        [[0, 1], [2, 3], [4]]
     """
 
-    def __init__(self, dataset: Any, *args: Any, lookahead: int | None = None, **kwargs: Any) -> None:
+    def __init__(  # noqa: PLR0917  torch's signature
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,  # noqa: FBT001  torch's signature
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,  # noqa: FBT001, FBT002  torch's signature
+        drop_last: bool = False,  # noqa: FBT001, FBT002  torch's signature
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: BaseContext | str | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        lookahead: int | None = None,
+    ) -> None:
         check_lookahead(lookahead)
         self.lookahead = lookahead
-        # Of the pass that was begun last.
+        # Progress of the pass that was started last.
         self._progress: Progress | None = None
-        # Of an iterable dataset.
+        # The pass over an iterable dataset.
         self._iterable: IterablePass | None = None
-        # What was loaded last.
+        # The state that was loaded last.
         self._loaded: dict[str, Any] | None = None
         self._meter = Meter()
-        super().__init__(dataset, *args, **kwargs)
+        # Passed only if given, because older versions of torch do not have it.
+        newer: dict[str, Any] = {} if in_order else {"in_order": in_order}
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            **newer,
+        )
 
-    def _hints(self, sampler: Any) -> Hints | None:
-        if self.lookahead is None and self.num_workers == 0 and not _known(sampler):
+    def __repr__(self) -> str:
+        # The repr of other datasets may be as long as their contents.
+        dataset = repr(self.dataset) if isinstance(self.dataset, ListingDataset) else type(self.dataset).__name__
+        shape = f"batch_size={self.batch_size}, num_workers={self.num_workers}, lookahead={self.lookahead}"
+        batches = 0 if self._progress is None else self._progress.batches
+        return f"<{type(self).__name__} of {dataset}, {shape}, {batches} batches returned>"
+
+    def _find_objects(self, sampler: Any) -> ObjectFinder | None:
+        if self.lookahead is None and self.num_workers == 0 and not _is_drawn_ahead_by_default(sampler):
             return None
-        return super()._hints(sampler)
+        return super()._find_objects(sampler)
 
-    def __iter__(self) -> Batches:  # type: ignore[override]  # torch's iterator, within
+    def __iter__(self) -> LoaderIterator:  # type: ignore[override]  # torch's iterator, within
         loaded = self._pending()
         within = loaded is not None and loaded["within_epoch"]
         sampler = self._index_sampler
         inner = sampler.sampler if isinstance(sampler, Lookahead) else None
-        progress = Progress(between(inner) if loaded is None else loaded)
+        progress = Progress(state_between_passes(inner) if loaded is None else loaded)
         progress.batches = loaded["batches"] if loaded is not None else 0
         if isinstance(sampler, Lookahead):
             sampler.progress = progress
         else:
             self._begin_iterable(loaded)
         self._meter.begin()
-        # Workers that stay from the pass before are there already.
+        # Persistent workers of the previous pass are running already.
         started = time.perf_counter() if self.num_workers and self._iterator is None else None
-        # torch draws a number when it makes an iterator. For this pass it did so before the state was saved.
-        apart = within and (self.generator is None or self.generator is not generator_of(inner))
+        # torch draws a number when it creates an iterator. For this pass it did so before the state was saved.
+        keep_rng = within and (self.generator is None or self.generator is not generator_of(inner))
         with contextlib.ExitStack() as stack:
-            if apart:
-                stack.enter_context(undrawn(self.generator))
+            if keep_rng:
+                stack.enter_context(preserved_rng(self.generator))
                 if self._iterable is not None and not self.num_workers:
-                    # A state of the dataset may set the generator, and torch has drawn when the dataset begins.
+                    # A state of the dataset may set the generator, and torch has drawn when the dataset starts.
                     self._iterable.tracked.before_begin = stack.close
             found = super().__iter__()
         self._progress = progress
-        return Batches(
+        return LoaderIterator(
             found,
             progress,
             self._meter,
@@ -103,15 +186,15 @@ class DataLoader(LookaheadMixin[Batch_co]):
             ),
             started=started,
             iterable=self._iterable,
-            replayed=0 if inner is not None else replayed(self.dataset, loaded),
+            batches_to_replay=0 if inner is not None else batches_to_replay(self.dataset, loaded),
         )
 
     def _begin_iterable(self, loaded: dict[str, Any] | None) -> None:
         if isinstance(self.dataset, torch.utils.data.IterDataPipe):
-            # torch's iterator looks for it.
+            # torch's iterator checks for this type.
             return
         if loaded is not None:
-            # Workers that stay have their dataset already: what was loaded goes to new ones.
+            # Persistent workers have their dataset already: a loaded state needs new workers.
             self._iterator = None
         stays = self.persistent_workers and self._iterator is not None
         self._iterable = IterablePass.begin(self, loaded, self._iterable if stays else None)
@@ -119,91 +202,94 @@ class DataLoader(LookaheadMixin[Batch_co]):
     def _get_iterator(self) -> Any:
         if self._iterable is None:
             return super()._get_iterator()
-        return super(DataLoader, self._iterable.loader_of(self))._get_iterator()
+        return super(DataLoader, self._iterable.tracked_loader(self))._get_iterator()
 
     def stats(self) -> LoaderStats:
-        """What was done since the first batch: rates, the share of time that the loop waited, what reading met."""
+        """Statistics since the first batch: rates, waiting times, latencies and failures of requests."""
         return self._meter.stats(self.num_workers, failed_samples(self.dataset))
 
     def report(self) -> str:
-        """One paragraph: what was done, what held it back, and what to change."""
+        """One paragraph: what was done, what limits the loader, and what to change."""
         sampler = self._index_sampler
         unread = None
-        if source.is_refused():
+        if prefetch_source.is_refused():
             unread = "the system refused the shared memory for it (see the log)"
-        elif isinstance(sampler, Lookahead) and sampler.hints is None:
-            unread = self._why_unread(sampler.sampler)
+        elif isinstance(sampler, Lookahead) and sampler.find_objects is None:
+            unread = self._reason_unread(sampler.sampler)
         return report(self.stats(), unread, max_in_flight_of(self.dataset))
 
-    def _why_unread(self, sampler: Any) -> str:
-        """Why nothing of what `sampler` yields is read ahead."""
+    def _reason_unread(self, sampler: Any) -> str:
+        """The reason why the samples of `sampler` are not read ahead."""
         if self.lookahead == 0:
-            return "lookahead=0 was said"
-        if hints_of(self.dataset) is None:
-            return f"of {type(self.dataset).__name__} it is not known what its samples are made of"
-        return f"of {type(sampler).__name__} it is not known whether it may be pulled ahead"
+            return "lookahead=0 is set"
+        if object_finder(self.dataset) is None:
+            return f"torchobj does not know which objects the samples of {type(self.dataset).__name__} consist of"
+        return f"{type(sampler).__name__} may not allow its indices to be drawn ahead"
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop stands: behind the last batch that it was given, whatever was read or sent to workers ahead.
+        """The position of the loop: after the last batch that was returned, regardless of what was read ahead.
 
-        At the end of an epoch, when the loop has seen it, and before the first: where the next epoch begins. The state
-        is that of torch's order and holds nothing of the workers' random numbers. `in_order=False` hands out batches in
-        an order that no state knows; what was handed out is counted then.
+        Before the first epoch, and after the loop has seen the end of an epoch, it is the start of the next epoch. The
+        state contains torch's order, and no random numbers of workers. With `in_order=False` the order of batches is
+        not reproducible; the state counts the returned batches.
 
         Returns:
-            A dict of plain values and tensors of a generator's state, to be pickled.
+            A picklable dict of plain values and bytes.
         """
-        return self._place() | {"num_workers": self.num_workers}
+        return self._position_state() | {"num_workers": self.num_workers}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has handed out nothing; what was loaded is still to come.
+        # A copy has returned no batch; a loaded state still applies.
         return super().__getstate__() | {"_progress": None, "_iterable": None, "_meter": Meter()}
 
     def _pending(self) -> dict[str, Any] | None:
-        """What was loaded, until a pass has begun with it: some loops make an iterator that they never use."""
-        if self._progress is not None and self._progress.asked:
+        """The loaded state until a pass has started with it: some loops create an iterator that they never use."""
+        if self._progress is not None and self._progress.requested:
             self._loaded = None
         return self._loaded
 
-    def _place(self) -> dict[str, Any]:
+    def _position_state(self) -> dict[str, Any]:
         if (loaded := self._pending()) is not None:
             return loaded
         progress, sampler = self._progress, self._index_sampler
         if not isinstance(sampler, Lookahead):
             within = progress is not None and not progress.ended and progress.batches > 0
-            place = between(None) | {"within_epoch": within, "batches": progress.batches if progress and within else 0}
-            return place | place_of(self, self._iterable, within_epoch=within)
+            position = state_between_passes(None) | {
+                "within_epoch": within,
+                "batches": progress.batches if progress and within else 0,
+            }
+            return position | iterable_position(self, self._iterable, within_epoch=within)
         if progress is None or progress.ended:
-            return between(sampler.sampler)
+            return state_between_passes(sampler.sampler)
         return progress.initial if progress.mark is None else state_of(progress.mark, sampler.sampler)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next iterator goes on where `state_dict` stood, with whatever number of workers.
+        """Makes the next iterator continue after the position of `state_dict`, with any number of workers.
 
-        Samples, those of the epochs behind too, are those of a run that was not interrupted, if it has the same random
-        numbers to draw from: torch's default ones are the training's to save. With an `ElasticDistributedSampler` the
-        number of ranks and the batch size may be others: the state of any one rank is that of all. A sampler with
-        `state_dict` and `load_state_dict` of its own is asked for its state. The order of any other is drawn again, and
-        what was handed out is passed over, unread.
+        The samples of this and of the following epochs are those of a run that was not interrupted, provided that the
+        random numbers are the same: save and restore torch's default generator too. With an
+        `ElasticDistributedSampler` the number of ranks and the batch size may change; the state of any rank is valid
+        for all. A sampler with its own `state_dict` and `load_state_dict` is restored by them. Any other order is drawn
+        again, and the samples that were already returned are skipped without being read.
 
-        An iterable dataset with `state_dict` and `load_state_dict`, as torchobj's have, or whose iterator has them,
-        goes on by its own state: with workers each by that of the same worker, so their number and the batch size must
-        be those of then. Of any other dataset the batches that were handed out are read again and dropped.
+        An iterable dataset with `state_dict` and `load_state_dict`, as torchobj's have, or with such an iterator, is
+        restored by them. Each worker gets its own state, therefore the number of workers and the batch size must not
+        change. For other iterable datasets, the batches that were already returned are read again and dropped.
 
         Raises:
-            ConfigError: The state is none, or of another sampler; names the field. By the first batch: the dataset or
-                sampler ends before the place of the state.
+            ConfigError: It is not a state, or of another sampler; names the field. At the first batch: the dataset or
+                sampler ends before the saved position.
         """
         check(state_dict)
         sampler = self._index_sampler
         if isinstance(sampler, Lookahead):
-            state = upgraded(state_dict, sampler.sampler)
+            state = upgraded_state(state_dict, sampler.sampler)
             sampler.resume(state)
         else:
-            state = resume(self, upgraded(state_dict, None))
+            state = resume(self, upgraded_state(state_dict, None))
         self._loaded, self._progress = state, None
 
 
-def _known(sampler: Any) -> bool:
+def _is_drawn_ahead_by_default(sampler: Any) -> bool:
     inner = in_batches(sampler)
-    return type(inner) in _KNOWN if inner is sampler else _known(inner)
+    return type(inner) in _DRAWN_AHEAD_BY_DEFAULT if inner is sampler else _is_drawn_ahead_by_default(inner)

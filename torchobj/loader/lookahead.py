@@ -1,7 +1,7 @@
-"""A sampler that is pulled ahead of who uses it, and announces what it yields. Knows nothing of loaders.
+"""Draws a sampler ahead of its consumer and announces the objects of its indices. Independent of loaders.
 
-Where the sampler knows the order of its next pass, that is announced too once this one has been pulled dry; the next
-pass takes it over if it turns out to be the same.
+If the order of the next pass is known, its objects are announced once the current pass has been drawn to its end. The
+next pass reuses these announcements if its order is the same.
 """
 
 import copy
@@ -12,56 +12,56 @@ from typing import Any
 
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
-from torchobj.loader.batches import Progress
-from torchobj.loader.claims import Claims
-from torchobj.loader.hints import Hints
-from torchobj.loader.nested import in_batches
+from torchobj.loader.announcement_check import AnnouncementCheck
+from torchobj.loader.iterator import Progress
+from torchobj.loader.sample_objects import ObjectFinder
 from torchobj.loader.sampler import ElasticDistributedSampler
-from torchobj.loader.state import Mark, Order, load, state_of
+from torchobj.loader.sampler_state import Order, Position, load, state_of
+from torchobj.loader.unwrap import in_batches
 from torchobj.memory import AHEAD_SHARE
 
 __all__ = ["Lookahead", "check_lookahead"]
 
-#: Samples that are pulled ahead at most: more of small ones help nobody, and each costs a few hundred bytes.
-_MOST_SAMPLES = 32_768
+#: Maximum number of samples drawn ahead: more does not help, and each costs a few hundred bytes.
+_MAX_SAMPLES = 32_768
 
-#: How long an item may be kept back for pulling ahead, so that the first batch does not wait for the whole window; or,
-#: if that is longer, until half of the time since the first item was spent on it.
-_PULLING_S = 0.01
+#: Maximum time for drawing ahead before an item is returned, so that the first batch does not wait for all
+#: announcements; or, if longer, until half of the time since the first item was spent on it.
+_MAX_DRAWING_S = 0.01
 
 
 def check_lookahead(lookahead: Any) -> None:
-    """Refuses what is no number of items.
+    """Checks the `lookahead` argument.
 
     Raises:
-        ConfigError: As said.
+        ConfigError: It is neither None nor an integer of 0 or more.
     """
     if lookahead is not None and (type(lookahead) is not int or lookahead < 0):
         raise ConfigError(f"lookahead={lookahead!r}: must be 0 or more, or None")
 
 
 class Lookahead:
-    """A sampler or batch sampler; it yields what the one within yields, in its order.
+    """Wraps a sampler or batch sampler and yields the same items in the same order.
 
     Args:
-        sampler: What is pulled.
-        hints: Makes objects of indices; without it nothing is announced, and nothing pulled before it is asked for.
-        most: At most so many items ahead; None for as many as the budget holds.
+        sampler: The sampler to draw from.
+        hints: Maps indices to objects. Without it nothing is announced or drawn ahead.
+        max_items: Maximum number of items drawn ahead; None for as many as fit the memory budget.
     """
 
-    def __init__(self, sampler: Any, hints: Hints | None, most: int | None = None) -> None:
-        self.sampler, self.hints, self.most = sampler, hints, most
-        #: Told of what the next iterator yields, if anybody wants to know.
+    def __init__(self, sampler: Any, find_objects: ObjectFinder | None, max_items: int | None = None) -> None:
+        self.sampler, self.find_objects, self.max_items = sampler, find_objects, max_items
+        #: Updated by the next iterator, if set.
         self.progress: Progress | None = None
-        #: The pass behind the one that was pulled dry. Kept here, it goes when the loader goes.
-        self._following: Window | None = None
+        #: The pass after the one that was drawn to its end. Released with the loader.
+        self._following: DrawnItems | None = None
         self._resumed: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return len(self.sampler)
 
-    def __iter__(self) -> "Ahead":
-        return Ahead(self)
+    def __iter__(self) -> "LookaheadIterator":
+        return LookaheadIterator(self)
 
     def __getattr__(self, name: str) -> Any:
         if name == "sampler":
@@ -69,43 +69,43 @@ class Lookahead:
         return getattr(self.sampler, name)
 
     def __getstate__(self) -> dict[str, Any]:
-        # What is announced is this process's.
+        # Announcements belong to this process.
         return self.__dict__ | {"progress": None, "_following": None}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """The next pass begins where `state` stood.
+        """Starts the next pass at the position of `state`.
 
         Raises:
-            ConfigError: The state is none, or of another sampler.
+            ConfigError: `state` is not a state, or belongs to another sampler.
         """
         load(self.sampler, state)
         self._resumed = state if state["within_epoch"] else None
 
-    def begin(self, window: "Window") -> "Window":
-        """The window of a pass that begins: `window`, or the one that was pulled for it before."""
+    def begin(self, drawn: "DrawnItems") -> "DrawnItems":
+        """The items of a new pass: `drawn`, or those that were drawn ahead for it."""
         following, self._following = self._following, None
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
-            window.order.resume(resumed)
-        if following is None or window.order.resumes:
-            return window
+            drawn.order.resume(resumed)
+        if following is None or drawn.order.resumes:
+            return drawn
         mine, theirs = _elastic(self.sampler), _elastic(following.order.sampler)
         if mine is None or theirs is None or _batching(self.sampler) != _batching(following.order.sampler):
-            return window
-        if theirs.begun() != mine.plan():
-            return window
-        mine.adopt(theirs)
+            return drawn
+        if theirs.latest_plan() != mine.plan():
+            return drawn
+        mine.take_over(theirs)
         return following
 
-    def following(self, *, make: bool = False) -> "Window | None":
-        """The pass behind this one, as far as it was pulled; None where it is not known."""
-        if self._following is None and make and (elastic := _elastic(self.sampler)) is not None:
-            sampler: Any = elastic.following()
+    def following(self, *, create: bool = False) -> "DrawnItems | None":
+        """The next pass, as far as it was drawn; None if its order is not known."""
+        if self._following is None and create and (elastic := _elastic(self.sampler)) is not None:
+            sampler: Any = elastic.next_pass()
             if self.sampler is not elastic:
                 batches = copy.copy(self.sampler)
                 batches.sampler = sampler
                 sampler = batches
-            self._following = Window(sampler, self.hints)
+            self._following = DrawnItems(sampler, self.find_objects)
         return self._following
 
 
@@ -119,59 +119,59 @@ def _batching(sampler: Any) -> tuple[Any, ...]:
 
 
 def indices_of(item: Any) -> list[Any]:
-    """The indices of what a sampler or batch sampler yields: a list, a tuple, an array or tensor, or one index."""
+    """The indices of an item of a sampler or batch sampler: a list, a tuple, an array or tensor, or one index."""
     try:
         return list(item)
     except TypeError:
         return [item]
 
 
-class Window:
-    """What was pulled of one pass and not used yet. What it announced is forgotten with it."""
+class DrawnItems:
+    """The items of one pass that were drawn and not used yet. Its announcements are cancelled with it."""
 
-    def __init__(self, sampler: Any, hints: Hints | None) -> None:
-        self._hints = hints
+    def __init__(self, sampler: Any, find_objects: ObjectFinder | None) -> None:
+        self._find_objects = find_objects
         self._announcer: _torchobj.Announcer | None = None
-        self._claims = Claims()
+        self._check = AnnouncementCheck()
         self.order = Order(sampler)
-        #: Items, how many samples each is of, and the places behind them.
-        self.pending: deque[tuple[Any, int, Mark]] = deque()
-        #: In what is pending.
+        #: Items, their numbers of samples, and the positions after them.
+        self.pending: deque[tuple[Any, int, Position]] = deque()
+        #: Number of samples in `pending`.
         self.samples = 0
         self.ended = False
-        # What the sampler raised; raised by `Ahead` when its turn comes.
+        # An error of the sampler, raised when the items before it are used.
         self.error: BaseException | None = None
 
-    def pull(self) -> None:
-        """Pulls one item, and announces it."""
+    def draw(self) -> None:
+        """Draws one item and announces it."""
         try:
             item = next(self.order)
         except StopIteration:
             self.ended = True
             return
-        except BaseException as error:  # noqa: BLE001  raised in its turn
+        except BaseException as error:  # noqa: BLE001  raised later
             self.ended, self.error = True, error
             return
         indices = indices_of(item)
         self.pending.append((item, len(indices), self.order.mark()))
         self.samples += len(indices)
-        self._claims.pull(self._announce(indices))
+        self._check.draw(self._announce(indices))
 
-    def hand_out(self) -> tuple[Any, int, Mark]:
-        """The next item, how many samples it is of, and the place behind it."""
-        if self._claims.hand_out():
+    def take(self) -> tuple[Any, int, Position]:
+        """The next item, its number of samples, and the position after it."""
+        if self._check.take():
             self._stop_announcing()
         item, samples, mark = self.pending.popleft()
         self.samples -= samples
         return item, samples, mark
 
     def _announce(self, indices: list[Any]) -> int:
-        if self._hints is None:
+        if self._find_objects is None:
             return 0
         try:
-            objects = self._hints(indices)
+            objects = self._find_objects(indices)
         except (IndexError, TypeError):
-            # No index of the dataset: whoever takes the sample says so, in its turn.
+            # Not an index of the dataset: the dataset raises when the sample is read.
             return 0
         if objects:
             if self._announcer is None:
@@ -180,13 +180,13 @@ class Window:
         return len(objects)
 
     def _stop_announcing(self) -> None:
-        self._hints = None
+        self._find_objects = None
         if self._announcer is not None:
             self._announcer.cancel()
             self._announcer = None
 
     def announced(self) -> tuple[int, int] | None:
-        """Bytes that are announced and not taken, and the budget; None if nothing was ever announced."""
+        """Bytes that are announced and not taken, and the memory budget; None if nothing was announced."""
         return None if self._announcer is None else self._announcer.pending()
 
     def __del__(self) -> None:
@@ -194,75 +194,77 @@ class Window:
             announcer.cancel()
 
 
-class Ahead(Iterator[Any]):
-    """One pass. Nothing is pulled before the first item is asked for: torch makes iterators that it never uses."""
+class LookaheadIterator(Iterator[Any]):
+    """One pass. Nothing is drawn before the first item is requested, because torch creates iterators that it never
+    uses.
+    """
 
     def __init__(self, lookahead: Lookahead) -> None:
         self._lookahead, self._progress = lookahead, lookahead.progress
-        if lookahead.hints is not None:
-            # Lists what is not listed yet, before workers are started: they inherit it.
-            lookahead.hints([])
-        self._window = Window(lookahead.sampler, lookahead.hints)
-        # When the first item was asked for; and how long pulling took since.
-        self._began: float | None = None
-        self._spent_s = 0.0
-        # The place behind the last item that was asked for.
-        self._mark: Mark | None = None
+        if lookahead.find_objects is not None:
+            # Lists datasets that are not listed yet, before workers are started: they inherit the listing.
+            lookahead.find_objects([])
+        self._drawn = DrawnItems(lookahead.sampler, lookahead.find_objects)
+        # The time of the first request, and the time spent drawing since.
+        self._started_at: float | None = None
+        self._drawing_s = 0.0
+        # The position after the last item that was requested.
+        self._mark: Position | None = None
 
     def __next__(self) -> Any:
         if self._progress is not None:
-            self._progress.asked += 1
-        if self._began is None:
-            self._window = self._lookahead.begin(self._window)
-        self._pull()
-        window = self._window
-        if window.pending:
-            item, samples, self._mark = window.hand_out()
+            self._progress.requested += 1
+        if self._started_at is None:
+            self._drawn = self._lookahead.begin(self._drawn)
+        self._draw()
+        drawn = self._drawn
+        if drawn.pending:
+            item, samples, self._mark = drawn.take()
             if self._progress is not None:
                 self._progress.dispatch(self._mark, samples)
             return item
-        # Not kept: its traceback would keep what the caller's frames hold.
-        error, window.error = window.error, None
+        # Not kept, because its traceback would keep the caller's frames alive.
+        error, drawn.error = drawn.error, None
         raise StopIteration if error is None else error
 
-    def _pull(self) -> None:
-        window, began = self._window, time.perf_counter()
-        if self._began is None:
-            self._began = began
-        end = began + max(_PULLING_S, (began - self._began) / 2 - self._spent_s)
-        while not window.ended and (not window.pending or (time.perf_counter() < end and self._room())):
-            window.pull()
-        while window.ended and window.error is None and time.perf_counter() < end and self._room():
-            following = self._lookahead.following(make=True)
+    def _draw(self) -> None:
+        drawn, now = self._drawn, time.perf_counter()
+        if self._started_at is None:
+            self._started_at = now
+        end = now + max(_MAX_DRAWING_S, (now - self._started_at) / 2 - self._drawing_s)
+        while not drawn.ended and (not drawn.pending or (time.perf_counter() < end and self._may_draw())):
+            drawn.draw()
+        while drawn.ended and drawn.error is None and time.perf_counter() < end and self._may_draw():
+            following = self._lookahead.following(create=True)
             if following is None or following.ended:
                 break
-            following.pull()
-        self._spent_s += time.perf_counter() - began
+            following.draw()
+        self._drawing_s += time.perf_counter() - now
 
-    def _room(self) -> bool:
-        announced = self._window.announced()
+    def _may_draw(self) -> bool:
+        announced = self._drawn.announced()
         if announced is None:
             return False
-        following = self._lookahead.following() if self._window.ended else None
-        # The first that is pending is about to be used.
-        items = max(0, len(self._window.pending) - 1) + (len(following.pending) if following else 0)
-        if self._lookahead.most is not None and items >= self._lookahead.most:
+        following = self._lookahead.following() if self._drawn.ended else None
+        # The first pending item is about to be used.
+        items = max(0, len(self._drawn.pending) - 1) + (len(following.pending) if following else 0)
+        if self._lookahead.max_items is not None and items >= self._lookahead.max_items:
             return False
-        if self._window.samples + (following.samples if following else 0) >= _MOST_SAMPLES:
+        if self._drawn.samples + (following.samples if following else 0) >= _MAX_SAMPLES:
             return False
         pending, budget = announced
         after = following.announced() if following else None
         return pending + (after[0] if after else 0) < budget * AHEAD_SHARE
 
     def state_dict(self) -> dict[str, Any]:
-        """The place behind the item that was asked for last, whatever was pulled; for torchdata's loaders."""
-        return state_of(self._mark or self._window.order.mark(), self._lookahead.sampler)
+        """The position after the last requested item, regardless of what was drawn ahead; for torchdata's loaders."""
+        return state_of(self._mark or self._drawn.order.mark(), self._lookahead.sampler)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Begins at the place of `state_dict`. Nothing that is passed over is announced.
+        """Starts at the position of `state_dict`. Skipped items are not announced.
 
         Raises:
-            ConfigError: The state is none, or of another sampler.
+            ConfigError: `state` is not a state, or belongs to another sampler.
         """
         load(self._lookahead.sampler, state_dict)
-        self._window.order.resume(state_dict)
+        self._drawn.order.resume(state_dict)

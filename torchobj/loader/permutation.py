@@ -1,4 +1,4 @@
-"""A pseudo-random permutation of 0..size that is computed index by index, not stored. Knows nothing of samplers."""
+"""A pseudo-random permutation of 0..size that is computed per index and not stored."""
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +10,9 @@ _MASK = (1 << 64) - 1
 #: generators", 2014), whose finaliser `_mixed` is.
 _STEP = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-#: Of a Feistel network; four are pseudo-random (Luby and Rackoff) where halves are large, and small ones want more.
+#: Rounds of the Feistel network. Four are pseudo-random for large halves (Luby and Rackoff); small halves need more.
 _ROUNDS, _ROUNDS_OF_SMALL = 8, 24
-#: Numbers of fewer bits have small halves.
+#: Below this number of bits, halves count as small.
 _SMALL_BITS = 16
 
 Numbers = npt.NDArray[np.uint64]
@@ -34,7 +34,7 @@ def _mixed(values: Numbers) -> Numbers:
 class Permutation:
     """A permutation of `0..size`, chosen by `seed` and `epoch`; the same on every machine and in every version.
 
-    A Feistel network permutes the next power of two; what falls outside of `0..size` is sent through again.
+    A Feistel network permutes the next power of two; results outside of `0..size` are permuted again (cycle walking).
 
     Args:
         size: 0 or more.
@@ -52,7 +52,7 @@ class Permutation:
         self._keys = [np.uint64(_mixed_number(key + number * _STEP)) for number in range(1, rounds + 1)]
 
     def at(self, positions: Numbers) -> Numbers:
-        """What stands at `positions`, each within `0..size`."""
+        """The elements at `positions`, each within `0..size`."""
         found = self._encrypted(positions)
         while len(outside := np.flatnonzero(found >= self._size)):
             found[outside] = self._encrypted(found[outside])
@@ -61,7 +61,7 @@ class Permutation:
     def _encrypted(self, values: Numbers) -> Numbers:
         low, high = values & self._low, values >> self._low_bits
         for number, key in enumerate(self._keys):
-            # The upper bits of a mixed number are its best.
+            # The upper bits of a mixed number are the most random.
             if number % 2:
                 low = low ^ ((_mixed(high ^ key) >> np.uint64(32)) & self._low)
             else:

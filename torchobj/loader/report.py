@@ -1,77 +1,78 @@
-"""What held a loader back, in words, from its numbers. Measures nothing."""
+"""Describes what limits a loader, from its statistics. Measures nothing."""
 
 from torchobj.loader.stats import LoaderStats
 
 __all__ = ["report"]
 
 #: Below this share of waiting the input pipeline is not the bottleneck.
-_CALM = 0.1
-#: From this share of the time on, starting workers is worth a word.
+_NOT_LIMITING = 0.1
+#: From this share of the time on, the report mentions the start of workers.
 _LONG_STARTUP = 0.1
-#: So many answers of a hundred that ask for fewer requests make the store the limit.
+#: Share of throttled responses from which the store is the limit.
 _THROTTLED = 0.02
-#: Of the share that the loop waits, what waiting for objects must be for reading to be the cause.
+#: Share of the waiting time that must be spent on objects for reading to be the cause.
 _BY_READING = 0.5
 
 
 def report(stats: LoaderStats, unread: str | None = None, max_in_flight: int | None = None) -> str:
-    """One paragraph: what was done, what held it back, and what to change.
+    """Returns one paragraph: what was done, what limits the loader, and what to change.
 
     Args:
-        stats: What was done.
-        unread: Why nothing is read ahead, where that is so.
-        max_in_flight: That of the configuration; None for "auto".
+        stats: The statistics of the loader.
+        unread: The reason why nothing is read ahead; None if objects are read ahead.
+        max_in_flight: `StoreConfig.max_in_flight`; None for "auto".
     """
     if not stats.batches:
-        return "Nothing was handed out yet."
-    return " ".join([_done(stats), *_startup(stats), _held_back(stats, unread, max_in_flight), *_besides(stats)])
+        return "No batch was returned yet."
+    return " ".join([_done(stats), *_startup(stats), _limit(stats, unread, max_in_flight), *_failures(stats)])
 
 
 def _done(stats: LoaderStats) -> str:
-    # What workers read for themselves is not known here.
+    # Reads of workers that do not use the prefetcher are not counted here.
     read = f", {stats.bytes_per_s / 1e6:.1f} MB/s from the store" if stats.bytes_per_s else ""
     return (
-        f"{stats.samples} samples in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} a second{read}; the loop "
+        f"{stats.samples} samples in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} per second{read}; the loop "
         f"waited {stats.waited_share:.0%} of the time."
     )
 
 
 def _startup(stats: LoaderStats) -> list[str]:
-    if not _starts_long(stats):
+    if not _startup_is_long(stats):
         return []
-    said = (
-        f"Starting and ending workers took another {stats.startup_s:.1f} s of it: persistent_workers=True "
-        "starts them once for all epochs, and multiprocessing_context='fork' or 'forkserver' sooner than 'spawn'."
+    text = (
+        f"Starting and stopping workers took another {stats.startup_s:.1f} s: persistent_workers=True starts them once "
+        "for all epochs, and multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'."
     )
-    return [said]
+    return [text]
 
 
-def _starts_long(stats: LoaderStats) -> bool:
+def _startup_is_long(stats: LoaderStats) -> bool:
     return stats.startup_s >= _LONG_STARTUP * stats.elapsed_s
 
 
-def _held_back(stats: LoaderStats, unread: str | None, max_in_flight: int | None) -> str:
-    if stats.waited_share <= _CALM:
-        if _starts_long(stats):
-            return "Apart from that the input pipeline is not the bottleneck."
-        return "The trainer sets the pace: the input pipeline is not the bottleneck, and nothing needs to change."
+def _limit(stats: LoaderStats, unread: str | None, max_in_flight: int | None) -> str:
+    if stats.waited_share <= _NOT_LIMITING:
+        if _startup_is_long(stats):
+            return "Apart from that, the input pipeline is not the bottleneck."
+        return "The training step is the bottleneck, not the input pipeline; nothing needs to change."
     if unread is not None:
-        return f"Nothing was read ahead, since {unread}."
+        return f"Nothing was read ahead, because {unread}."
     if not stats.bytes_per_s:
         return (
-            "This process read nothing, so it cannot tell reading from decoding: workers read for themselves. Ask for "
-            "dataset.manifest of a torchobj dataset before the loop, also where another dataset holds it, and this "
-            "process reads for all of them."
+            "The workers read their own objects, so this process cannot measure whether reading or decoding is the "
+            "limit. Access dataset.manifest of the torchobj dataset before the loop, also if another dataset wraps it; "
+            "then this process reads for all workers."
             if stats.workers
-            else "Nothing was read through the look-ahead, so reading cannot be told from decoding."
+            else "Nothing was read ahead, so it cannot be measured whether reading or decoding is the limit."
         )
     if stats.reading_share < _BY_READING * stats.waited_share:
         where = (
-            f"its {stats.workers} workers do not decode fast enough: give it more, or a cheaper transform"
+            f"{stats.workers} workers do not decode fast enough: use more workers or a cheaper transform"
             if stats.workers
-            else "the transform runs in the loop's own process: give the loader workers"
+            else "the transform runs in the process of the loop: set num_workers"
         )
-        return f"Decoding holds it back: objects were waited for {stats.reading_share:.0%} of the time, and {where}."
+        waited = f"only {stats.reading_share:.0%} of the time was spent waiting for objects"
+        return f"Decoding is the limit: {waited}, and {where}."
     return _by_reading(stats, max_in_flight)
 
 
@@ -79,60 +80,61 @@ def _by_reading(stats: LoaderStats, max_in_flight: int | None) -> str:
     taken = stats.hits + stats.late + stats.queued + stats.misses
     if stats.throttled > _THROTTLED * (taken + stats.retries):
         return (
-            f"The store holds it back: {stats.throttled} answers asked for fewer requests. Spread the keys over more "
-            "prefixes, or read from fewer ranks at once; max_in_flight in StoreConfig bounds the requests of each."
+            f"The store is the limit: it throttled {stats.throttled} requests. Spread the keys over more prefixes, or "
+            "read from fewer ranks at once; max_in_flight in StoreConfig limits the requests of each."
         )
     if stats.misses > taken / 2:
         return (
-            f"Objects were read when they were asked for, {stats.misses} of {taken} unannounced: the loop asks for "
-            "others than its sampler yields."
+            f"{stats.misses} of {taken} objects were not announced and were read on demand: the loop requests other "
+            "samples than its sampler yields."
         )
     return _budget(stats) if stats.starved_share >= max(stats.limited_share, 0.1) else _network(stats, max_in_flight)
 
 
 def _budget(stats: LoaderStats) -> str:
-    # Where sizes are not known what is ahead is a guess.
+    # Without known sizes, the bytes read ahead are an estimate.
     trainer = max(0, stats.used_bytes - stats.granted_bytes - stats.ahead_bytes)
     if trainer > stats.budget_bytes / 2:
-        change = f"this process keeps {_size(trainer)} of batches: let go of them, or copy them; else"
+        change = f"this process keeps {_size(trainer)} of batches: release or copy them; otherwise raise it by"
     elif stats.granted_bytes > stats.budget_bytes / 2:
-        change = "workers hold most of it: fewer of them, or a smaller prefetch_factor, leave more, and so does"
+        change = "workers hold most of it: use fewer workers or a smaller prefetch_factor, or raise it by"
     else:
-        change = "more lets it read further ahead:"
+        change = "raise it to read further ahead:"
     return (
-        f"The budget of {_size(stats.budget_bytes)} holds it back: {stats.starved_share:.0%} of the reads that ended "
-        f"left no memory for the next; {change} torchobj.set_budget(bytes), or TORCHOBJ_BUDGET_BYTES."
+        f"The memory budget of {_size(stats.budget_bytes)} is the limit: after {stats.starved_share:.0%} of the reads "
+        f"there was no memory for the next; {change} torchobj.set_memory_budget(budget_bytes) or "
+        "TORCHOBJ_BUDGET_BYTES."
     )
 
 
 def _network(stats: LoaderStats, max_in_flight: int | None) -> str:
     times = (
-        f"half of the answers began within {_time(stats.first_byte_p50_s)}, and all but one in a hundred within "
+        f"the median time to first byte is {_time(stats.first_byte_p50_s)}, its 99th percentile "
         f"{_time(stats.first_byte_p99_s)}"
     )
     change = (
-        f"max_in_flight={max_in_flight} in StoreConfig was the limit: a higher one, or 'auto', may help"
+        f"max_in_flight={max_in_flight} in StoreConfig was reached: a higher number, or 'auto', may help"
         if stats.limited_share > 0.5 and max_in_flight is not None
-        else "what helps is a bucket in the same region, or more bandwidth to it"
+        else "a bucket in the same region, or more bandwidth to it, helps"
     )
-    return f"The network, or the store, holds it back: {times}; {change}."
+    return f"The network or the store is the limit: {times}; {change}."
 
 
-def _besides(stats: LoaderStats) -> list[str]:
-    said = []
+def _failures(stats: LoaderStats) -> list[str]:
+    parts = []
     if stats.failed_samples:
-        said.append(f"{stats.failed_samples} samples could not be read or made, and were replaced or skipped.")
+        parts.append(f"{stats.failed_samples} samples failed, and were replaced or skipped.")
     if stats.failed:
-        said.append(f"{stats.failed} reads failed for good.")
+        parts.append(f"{stats.failed} reads failed after all retries.")
     if stats.overdrawn:
-        said.append(f"The budget was exceeded {stats.overdrawn} times for a batch that was waited for.")
+        parts.append(f"The budget was exceeded {stats.overdrawn} times for a batch that the loop waited for.")
     if stats.retries:
-        said.append(f"{stats.retries} requests failed, and were made again.")
+        parts.append(f"{stats.retries} requests failed and were retried.")
     if stats.connect_failures:
-        said.append(f"{stats.connect_failures} times no connection could be made.")
+        parts.append(f"{stats.connect_failures} connections failed.")
     if stats.hedges_won:
-        said.append(f"{stats.hedges_won} slow answers were overtaken by a second request.")
-    return said
+        parts.append(f"{stats.hedges_won} hedged requests were answered before the original request.")
+    return parts
 
 
 def _size(size: int) -> str:

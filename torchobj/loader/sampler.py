@@ -1,5 +1,5 @@
-"""A distributed sampler whose order is computed, does not depend on the number of ranks, and can be resumed by another
-number of them. Makes indices only; who announces them is `lookahead`.
+"""A distributed sampler whose order is computed on the fly, does not depend on the number of ranks, and can be resumed
+with another number of ranks. `lookahead` announces its indices.
 """
 
 import copy
@@ -15,12 +15,12 @@ from torchobj.loader.permutation import Permutation
 
 __all__ = ["ElasticDistributedSampler"]
 
-#: Indices that are computed at once: under a millisecond.
+#: Number of indices computed at a time, in less than a millisecond.
 _CHUNK = 4096
 
 
 class Plan(NamedTuple):
-    """What decides which indices one pass yields."""
+    """The parameters that determine the indices of one pass."""
 
     seed: int
     epoch: int
@@ -33,15 +33,15 @@ class Plan(NamedTuple):
 
     @property
     def samples(self) -> int:
-        """Of the pass, on this rank."""
+        """Number of samples of the pass on this rank."""
         left = max(0, self.length - self.start)
         return left // self.num_replicas if self.drop_last else -(-left // self.num_replicas)
 
     def indices(self, first: int, end: int) -> list[int]:
-        """Those from `first` to `end` of its samples."""
+        """The indices of samples `first..end` of the pass."""
         numbers = np.arange(first, end, dtype=np.uint64)
         positions = numbers * np.uint64(self.num_replicas) + np.uint64(self.start + self.rank)
-        # What pads the last round is the order's beginning, as with torch.
+        # The last round is padded from the start of the order, as torch does.
         positions %= np.uint64(self.length)
         if self.shuffle:
             positions = Permutation(self.length, self.seed, self.epoch).at(positions)
@@ -49,8 +49,8 @@ class Plan(NamedTuple):
         return found
 
 
-class Indices(Iterator[int]):
-    """One pass of one rank. Which, is decided when the first index is asked for: loaders make iterators that they never
+class IndexIterator(Iterator[int]):
+    """One pass of one rank. Its plan is made at the first request, because loaders create iterators that they never
     use.
     """
 
@@ -79,10 +79,12 @@ class Indices(Iterator[int]):
             raise StopIteration
 
     def done(self) -> int:
-        """Samples of the global order that the ranks have had together, when each has had as many as this one."""
+        """Number of samples of the global order that all ranks together have received, if each has received as many as
+        this one.
+        """
         if self.plan is None:
             return 0
-        # What drop_last leaves out is done with too.
+        # Samples that drop_last leaves out count as done.
         yielded = self.plan.length if self._ended else (self._before + self._position) * self.plan.num_replicas
         return min(self.plan.start + yielded, self.plan.length)
 
@@ -90,22 +92,21 @@ class Indices(Iterator[int]):
 class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
     """A `torch.utils.data.DistributedSampler` for jobs that are resumed in mid-epoch, by any number of ranks.
 
-    The order of an epoch is one global order, a permutation chosen by `seed` and `epoch` alone. Of what is left of it
-    rank `r` of `w` takes every `w`-th sample from the `r`-th on, so that the ranks together go through it from its
-    start. It is computed as it goes, 4096 indices at a time: a billion samples take no memory and no time to begin.
+    An epoch has one global order, a permutation that depends on `seed` and `epoch` only. Rank `r` of `w` takes every
+    `w`-th remaining sample, starting with the `r`-th, so that the ranks together read it from its start. Indices are
+    computed 4096 at a time: a billion samples need no memory for the permutation and no time to start.
 
     Args:
-        dataset: Anything with a length; asked for it when iteration starts.
-        num_replicas, rank: As torch's. None: those of torch.distributed when iteration starts, or 1 and 0 if it is not
-            initialised then, so that the sampler may be made before it is.
-        shuffle: False: the global order is that of the dataset.
-        seed: The same on every rank.
-        drop_last: Where the samples that are left cannot be dealt evenly: True drops the last few; False takes as many
-            again from the start of the order.
+        dataset: Anything with a length, which is read when iteration starts.
+        num_replicas, rank: As for torch's sampler. None: those of torch.distributed when iteration starts, or 1 and 0
+            if it is not initialised. The sampler can be created before torch.distributed is initialised.
+        shuffle: Whether to shuffle. False: the global order is that of the dataset.
+        seed: Must be the same on every rank.
+        drop_last: If the remaining samples cannot be divided evenly, True drops the last ones; False repeats samples
+            from the start of the order.
 
     Raises:
-        ConfigError: `num_replicas` or `rank` is out of range; when iteration starts, one of them is given and the other
-            can not be had.
+        ConfigError: `num_replicas` or `rank` is out of range; or, when iteration starts, only one of them is known.
 
     Example:
         >>> sampler = ElasticDistributedSampler(range(8), num_replicas=2, rank=0, seed=1)
@@ -128,7 +129,7 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = False,  # noqa: FBT001, FBT002  torch's signature
     ) -> None:
-        # Not torch's: it asks for the length, which lists, and for torch.distributed.
+        # torch's __init__ is not called: it reads the length, which lists, and needs torch.distributed.
         if num_replicas is not None and num_replicas < 1:
             raise ConfigError(f"num_replicas={num_replicas!r}: must be 1 or more")
         if rank is not None and not 0 <= rank < (rank + 1 if num_replicas is None else num_replicas):
@@ -138,19 +139,24 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
         self.epoch = 0
         self._epoch_is_set = False
-        # Samples of the epoch that are done before the next pass begins.
+        # Samples of the epoch that are done before the next pass starts.
         self._start = 0
-        # The pass that was begun last.
-        self._latest: Indices | None = None
+        # The pass that was started last.
+        self._latest: IndexIterator | None = None
+
+    def __repr__(self) -> str:
+        # The arguments: torch.distributed and the dataset are not accessed.
+        shape = f"num_replicas={self._num_replicas}, rank={self._rank}, shuffle={self.shuffle}, seed={self.seed}"
+        return f"<{type(self).__name__} {shape}, drop_last={self.drop_last}, epoch {self.epoch}>"
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]  # torch.distributed may be initialised later
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return self._group()[0]
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # torch.distributed may be initialised later
-        """The rank that indices are for."""
+        """The rank of this sampler."""
         return self._group()[1]
 
     def _group(self) -> tuple[int, int]:
@@ -163,35 +169,37 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
             return 1, 0
         if num_replicas is None or rank is None or rank >= num_replicas:
             raise ConfigError(
-                f"num_replicas={num_replicas!r}, rank={rank!r}: rank must be 0..num_replicas, end excluded; give both, "
-                "or none and initialise torch.distributed before the loop"
+                f"num_replicas={num_replicas!r}, rank={rank!r}: rank must be 0..num_replicas, end excluded; pass both, "
+                "or neither and initialise torch.distributed before the loop"
             )
         return num_replicas, rank
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # the dataset is listed at its first use
-        """Samples of a whole epoch on one rank."""
+        """Number of samples of a whole epoch on one rank."""
         return self._plan(0).samples
 
     @property
     def total_size(self) -> int:  # type: ignore[override]  # as num_samples
-        """Samples of a whole epoch on all ranks, the padding included."""
+        """Number of samples of a whole epoch on all ranks, including the padding."""
         return self.num_samples * self.num_replicas
 
     def __len__(self) -> int:
         return self.num_samples
 
     def __iter__(self) -> Iterator[int]:
-        return Indices(self)
+        return IndexIterator(self)
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order of the passes to come. What was resumed is forgotten if this is another epoch than its."""
+        """Sets the epoch, and thereby the order, of the following passes. A resumed position in another epoch is
+        discarded.
+        """
         if epoch != self.epoch:
             self._start = 0
         self.epoch, self._epoch_is_set = epoch, True
 
     def plan(self) -> Plan:
-        """The pass that would begin now."""
+        """The plan of a pass that would start now."""
         return self._plan(self._start)
 
     def _plan(self, start: int) -> Plan:
@@ -199,37 +207,39 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         length = len(self.dataset)
         return Plan(self.seed, self.epoch, start, length, num_replicas, rank, self.shuffle, self.drop_last)
 
-    def begin(self, indices: Indices) -> Plan:
-        """Called by a pass that begins; the next one begins at the epoch's start."""
+    def begin(self, indices: IndexIterator) -> Plan:
+        """Called when a pass starts; the pass after it starts at the beginning of its epoch."""
         plan = self.plan()
         self._start, self._latest = 0, indices
         return plan
 
-    def begun(self) -> Plan | None:
-        """The pass that was begun last."""
+    def latest_plan(self) -> Plan | None:
+        """The plan of the pass that was started last."""
         return None if self._latest is None else self._latest.plan
 
-    def following(self) -> Self:
-        """A sampler of the pass behind the latest: of the next epoch, if the loop sets epochs, else of this again."""
+    def next_pass(self) -> Self:
+        """A sampler of the pass after the latest: of the next epoch if the loop sets epochs, otherwise of the same
+        epoch.
+        """
         following = copy.copy(self)
         following._start, following._latest = 0, None
-        latest = self.begun()
+        latest = self.latest_plan()
         if self._epoch_is_set and latest is not None and latest.epoch == self.epoch:
             following.epoch += 1
         return following
 
-    def adopt(self, following: Self) -> None:
-        """Makes the pass that `following` began the latest of this one; its plan is this one's."""
+    def take_over(self, following: Self) -> None:
+        """Takes over the pass that `following` started, which has the same plan."""
         self._latest = following._latest
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the order stands: after the index that was taken last from the latest pass, on each rank.
+        """The position after the last index that was drawn from the latest pass, on each rank.
 
-        A loader takes indices ahead of what it hands out: its own state is the one to save then.
+        A loader draws indices ahead of the batches that it returns: save the state of the loader instead.
 
         Returns:
-            A dict of plain values: `seed`, `epoch`, `done` (samples of the epoch's global order that all ranks had
-            together), `length` and `shuffle`.
+            A dict of plain values: `seed`, `epoch`, `done` (number of samples of the epoch's global order that all
+            ranks together have received), `length` and `shuffle`.
         """
         done, latest = self._start, self._latest
         if not done and latest is not None and latest.plan is not None and latest.plan.epoch == self.epoch:
@@ -238,21 +248,22 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         return {"seed": self.seed, "epoch": self.epoch, "done": done, "length": length, "shuffle": self.shuffle}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on where `state_dict` stood, with whatever number of ranks there is now; the next pass yields the rest.
+        """Continues after the position of `state_dict`, with the current number of ranks; the next pass yields the
+        rest.
 
         Raises:
-            ConfigError: It is no state of such a sampler, or of one with another length or `shuffle`.
+            ConfigError: It is not a state of such a sampler, or has another length or `shuffle`.
         """
         for name in ("seed", "epoch", "done", "length"):
             value = state_dict.get(name)
             if not isinstance(value, int) or (name in ("done", "length") and value < 0):
-                raise ConfigError(f"{name}={value!r}: is no sampler's state; must be what state_dict() returned")
+                raise ConfigError(f"{name}={value!r}: not a sampler's state; must be the return value of state_dict()")
         if state_dict["length"] != len(self.dataset):
             raise ConfigError(
-                f"length={state_dict['length']}: of the dataset that the state is of; this one has "
-                f"{len(self.dataset)} samples, and another order"
+                f"length={state_dict['length']}: in the state; the dataset of this sampler has "
+                f"{len(self.dataset)} samples, and therefore another order"
             )
         if state_dict.get("shuffle") is not self.shuffle:
-            raise ConfigError(f"shuffle={state_dict.get('shuffle')!r}: of the state; this sampler has {self.shuffle}")
+            raise ConfigError(f"shuffle={state_dict.get('shuffle')!r}: in the state; this sampler has {self.shuffle}")
         self.seed, self.epoch = state_dict["seed"], state_dict["epoch"]
         self._start, self._latest = min(state_dict["done"], state_dict["length"]), None

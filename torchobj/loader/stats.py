@@ -1,4 +1,4 @@
-"""What a loader and the prefetcher behind it did, in numbers. Says nothing about what they mean."""
+"""Statistics of a loader and of the prefetcher of its process. Does not interpret them."""
 
 import time
 from dataclasses import dataclass
@@ -11,47 +11,47 @@ __all__ = ["LoaderStats", "Meter"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderStats:
-    """A loader since its first batch was asked for. Pauses between its epochs do not count.
+    """Statistics of a loader since its first batch was requested, without the pauses between epochs.
 
-    What is said of objects and requests is said of all that this process read ahead meanwhile: it has one prefetcher,
-    for all its loaders. Times are in seconds, shares from 0 to 1; a time that was never measured is None.
+    The figures of objects and requests cover everything that this process read ahead in that time: all its loaders
+    share one prefetcher. Times are in seconds, shares from 0 to 1. A time that was never measured is None.
 
     Attributes:
-        batches: Batches that were handed out.
-        samples: Samples in them.
+        batches: Number of batches returned to the loop.
+        samples: Number of samples in them.
         elapsed_s: Time within epochs.
-        startup_s: Of that, time for starting workers, from `iter` to the first batch, and for ending them.
-        waited_s: Of the rest, time in which the loop waited for its next batch.
-        samples_per_s: Samples by time.
-        bytes_per_s: Bytes that were read from the store, by time.
-        waited_share: What the loop waited, of all time.
-        workers: Worker processes of the loader.
-        reading_share: What a worker waited for objects, of all time; without workers what the loop did.
-        failed_samples: Samples of the dataset that could not be read or made, and were replaced or skipped.
-        hits: Objects that were in memory when they were asked for.
-        late: Objects that were on their way.
-        queued: Objects that were announced, and not begun.
-        misses: Objects that nobody had announced.
-        failed: Reads that failed for good.
-        evicted: Objects that were given up for want of memory, to be read again.
-        first_byte_p50_s: From a request to the head of its answer: half took at most so long.
-        first_byte_p99_s: All but one in a hundred.
-        body_p50_s: From the head to the last byte.
-        body_p99_s: As said.
-        retries: Requests that were made again.
-        throttled: Answers by which the store asked for fewer requests.
-        hedges: Second requests beside one that was slow to answer.
-        hedges_won: Those that answered first.
-        in_flight: Requests for announced objects, now.
-        in_flight_limit: How many there may be, now.
-        budget_bytes: What objects read ahead may take of memory.
-        used_bytes: What they take, now.
-        granted_bytes: Of that, what workers hold, or is on its way from them to the loop.
-        ahead_bytes: Of that, what was read ahead, or is being read.
-        overdrawn: How often the budget was exceeded for somebody who waited.
-        connect_failures: Connections that could not be made.
-        starved_share: How often a read that ended was not followed by another for want of memory.
-        limited_share: How often, for want of leave to have more requests in flight.
+        startup_s: Part of `elapsed_s` spent starting workers, from `iter` to the first batch, and stopping them.
+        waited_s: Part of the remaining time in which the loop waited for its next batch.
+        samples_per_s: Samples per second of `elapsed_s`.
+        bytes_per_s: Bytes read from the store, per second of `elapsed_s`.
+        waited_share: `waited_s` as a share of `elapsed_s`.
+        workers: Number of worker processes of the loader.
+        reading_share: Share of the time in which a worker, or without workers the loop, waited for objects.
+        failed_samples: Samples of the dataset that failed, and were replaced or skipped.
+        hits: Objects that were in memory when they were requested.
+        late: Objects that were being read when they were requested.
+        queued: Objects that were announced, and whose read had not started.
+        misses: Objects that were not announced.
+        failed: Reads that failed after all retries.
+        evicted: Objects that were dropped to free memory, and have to be read again.
+        first_byte_p50_s: Median time from a request to the head of its response.
+        first_byte_p99_s: 99th percentile of that time.
+        body_p50_s: Median time from the head of a response to its last byte.
+        body_p99_s: 99th percentile of that time.
+        retries: Requests that were retried.
+        throttled: Responses with which the store throttled (503, 429).
+        hedges: Second requests that were sent because the first response was late.
+        hedges_won: Second requests that were answered first.
+        in_flight: Current number of requests for announced objects.
+        in_flight_limit: Current maximum of `in_flight`.
+        budget_bytes: Memory budget of objects that are read ahead.
+        used_bytes: Memory in use now.
+        granted_bytes: Part of `used_bytes` that workers hold, or that is being transferred to the loop.
+        ahead_bytes: Part of `used_bytes` that was read ahead or is being read.
+        overdrawn: Number of times the budget was exceeded for an object that was demanded.
+        connect_failures: Connections that failed.
+        starved_share: Share of reads after which no further read started for lack of memory.
+        limited_share: Share of reads after which no further read started because `in_flight_limit` was reached.
     """
 
     batches: int
@@ -91,21 +91,21 @@ class LoaderStats:
     limited_share: float
 
 
-#: What only grows, and is counted from the loader's first batch on.
-_COUNTS = (
+#: Counters, reported as the difference since the loader's first batch.
+_COUNTERS = (
     "hits", "late", "queued", "misses", "failed", "evicted", "retries", "throttled", "hedges", "hedges_won",
     "connect_failures", "overdrawn",
 )  # fmt: skip
 
-#: What is as it is now.
-_STATES = (
+#: Current values.
+_GAUGES = (
     "first_byte_p50_s", "first_byte_p99_s", "body_p50_s", "body_p99_s", "in_flight", "in_flight_limit", "budget_bytes",
     "used_bytes", "granted_bytes", "ahead_bytes",
 )  # fmt: skip
 
 
 class Meter:
-    """Counts what a loader hands out, and how long its loop waits."""
+    """Counts the batches of a loader, and measures how long its loop waits."""
 
     def __init__(self) -> None:
         self._batches = self._samples = 0
@@ -113,23 +113,28 @@ class Meter:
         self._before: dict[str, Any] | None = None
 
     def begin(self) -> None:
-        """An epoch begins. What others did before the first is not the loader's."""
+        """Records the start of an epoch. Counters from before the first epoch are not attributed to the loader."""
         if self._before is None:
             self._before = _torchobj.prefetch_stats()
 
-    def ended(self, asked: float, last: float | None, samples: int, *, started: float | None = None) -> float:
-        """The loop has its batch, of `samples`; 0 is the end of an epoch.
+    def record(
+        self, requested_at: float, returned_at: float | None, samples: int, *, started: float | None = None
+    ) -> float:
+        """Records that the loop has received a batch, or that the epoch has ended.
 
         Args:
-            asked: When it was asked for.
-            last: What this returned for the batch before, in this epoch: the time.
-            samples: As said.
-            started: When starting workers for this epoch, or ending them, began; for its first batch, or its end.
+            requested_at: Time of the request for the batch, by `time.perf_counter`.
+            returned_at: The return value for the previous batch of this epoch; None for the first.
+            samples: Number of samples; 0 for the end of the epoch.
+            started: Time at which workers began to be started or stopped, for the first batch or the end.
+
+        Returns:
+            The current time.
         """
         now = time.perf_counter()
-        since = asked if last is None else last
+        since = requested_at if returned_at is None else returned_at
         if started is None:
-            self._waited_s += now - asked
+            self._waited_s += now - requested_at
             self._elapsed_s += now - since
         else:
             self._startup_s += now - started
@@ -139,12 +144,12 @@ class Meter:
         return now
 
     def stats(self, workers: int, failed_samples: int) -> LoaderStats:
-        """All so far, of a loader with so many workers, and a dataset with so many samples that failed."""
+        """The statistics so far."""
         now = _torchobj.prefetch_stats()
         before = {} if self._before is None else self._before
-        counts = {name: now.get(name, 0) - before.get(name, 0) for name in _COUNTS}
+        counts = {name: now.get(name, 0) - before.get(name, 0) for name in _COUNTERS}
         ends = {name: now.get(name, 0) - before.get(name, 0) for name in ("objects", "starved", "limited", "waited_s")}
-        states: dict[str, Any] = {name: now.get(name, None if name.endswith("_s") else 0) for name in _STATES}
+        states: dict[str, Any] = {name: now.get(name, None if name.endswith("_s") else 0) for name in _GAUGES}
         elapsed_s, objects = max(self._elapsed_s, 1e-9), max(ends["objects"], 1)
         return LoaderStats(
             batches=self._batches,

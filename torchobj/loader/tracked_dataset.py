@@ -1,15 +1,14 @@
-"""States of an iterable dataset, taken and restored in the process that iterates over it. Saves nothing.
+"""Takes and restores the state of an iterable dataset in the process that iterates over it. Saves nothing.
 
-torch's workers return batches, and nothing of the dataset that they were read from. So the loader gives torch's
-iterator a `TrackedDataset` in place of its dataset, and a collation that adds to each batch the state behind it
-(`Stamped`): the state belongs to the batch that it came with, whatever workers read ahead. A worker of a resumed pass
-gets its own state with the dataset.
+torch's workers return batches, but no state of their dataset. The loader therefore replaces the dataset of torch's
+iterator by a `TrackedDataset`, and adds to each batch the state after it (`BatchWithState`). A state belongs to its
+batch, however far workers have read ahead. In a resumed pass each worker receives its own state with the dataset.
 
-torch asks workers for batches in turn, from worker 0 on. A pass that was saved behind a batch of worker 2 goes on with
-worker 3: workers 0 to 2 first return a placeholder batch, which the loader drops.
+torch requests batches from the workers in turn, starting with worker 0. A pass that was saved after a batch of worker 2
+continues with worker 3: workers 0 to 2 first return a placeholder batch, which the loader drops.
 
-Some datasets reset their state when a pass ends, and the fetch of a partial last batch already draws the
-`StopIteration`. So a state records whether its pass had ended: a resumed pass yields nothing of such a worker.
+Some datasets reset their state at the end of a pass, and fetching a partial last batch already raises `StopIteration`.
+A state therefore records whether its pass had ended; such a worker yields nothing in the resumed pass.
 """
 
 import contextlib
@@ -23,26 +22,28 @@ import torch.utils.data
 
 from torchobj.stateful import is_stateful
 
-__all__ = ["PassState", "Stamped", "TrackedDataset", "collating", "starting"]
+__all__ = ["BatchWithState", "PassState", "TrackedDataset", "collate_with_state", "init_worker"]
 
 _NOTHING = object()
 
 
 class PassState(NamedTuple):
-    """Where one process is in its pass over a dataset. Either state is None where there is no such method."""
+    """The position of one process in its pass over a dataset. A state is None if the object has no `state_dict`."""
 
     within: bool
-    """Whether the pass goes on; False: the next one begins."""
+    """Whether the pass continues; False: the next pass starts."""
     dataset: Any
-    """What `dataset.state_dict()` returned."""
+    """The return value of `dataset.state_dict()`."""
     iterator: Any
-    """What that of its iterator did, where it is another object."""
+    """The same for its iterator, if that is another object."""
     ended: bool = False
     """Whether the iterator had raised `StopIteration`. Earlier states lack it."""
 
 
-class Stamped(NamedTuple):
-    """A batch, and where its worker is behind it. A named tuple: torch pins the memory of its elements."""
+class BatchWithState(NamedTuple):
+    """A batch, and the position of its worker after it. A named tuple, because torch pins the memory of its
+    elements.
+    """
 
     batch: Any
     worker: int
@@ -52,13 +53,13 @@ class Stamped(NamedTuple):
 
 
 class TrackedDataset(torch.utils.data.IterableDataset[Any]):
-    """A dataset whose state is taken from outside while it is iterated over.
+    """Wraps a dataset so that its state can be taken during an iteration.
 
     Args:
         dataset: An iterable dataset.
-        states: Where each process begins its first pass: one for each worker, or one for the process of the loop.
+        states: Start of the first pass of each process: one state per worker, or one for the process of the loop.
         skipped: Workers below this number first yield a placeholder batch.
-        batch_samples: Samples of a batch.
+        batch_samples: Number of samples per batch.
         drop_last: Whether torch drops a partial last batch of each worker.
     """
 
@@ -73,9 +74,9 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
     ) -> None:
         self.dataset = dataset
         self._states, self._skipped, self._batch_samples = states, skipped, batch_samples
-        self._most_dropped = batch_samples - 1 if drop_last else 0
+        self._max_dropped = batch_samples - 1 if drop_last else 0
         self._iterator: Any = None
-        #: Called once, in the process of the loop, before the dataset is given its state.
+        #: Called once, in the process of the loop, before the state of the dataset is loaded.
         self.before_begin: Callable[[], None] | None = None
         self._samples: _Samples | None = None
 
@@ -86,15 +87,15 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
             self.before_begin()
             self.before_begin = None
         state, skips = self._states[number], number < self._skipped
-        # The next pass of a worker that stays begins at its start.
+        # The next pass of a persistent worker starts at the beginning.
         self._states, self._skipped = [None] * len(self._states), 0
         self._iterator = None
-        self._iterator = _begun(self.dataset, state, self._most_dropped)
+        self._iterator = _iterator_at(self.dataset, state, self._max_dropped)
         self._samples = _Samples(self._iterator, self._batch_samples if skips else 0)
         return self._samples
 
     def state(self) -> PassState | None:
-        """Where the pass is that was begun last in this process; None where nothing of it has a state."""
+        """The position of the pass that was started last in this process; None if neither object has a state."""
         own = self._iterator if self._iterator is not self.dataset and is_stateful(self._iterator) else None
         if own is None and not is_stateful(self.dataset):
             return None
@@ -107,7 +108,7 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
 class _Samples(Iterator[Any]):
     """The samples of a pass, after `placeholders`. Records the end.
 
-    No generator: one ends with the first exception of a sample.
+    Not a generator, which would end with the first exception of a sample.
     """
 
     def __init__(self, iterator: Iterator[Any], placeholders: int) -> None:
@@ -125,28 +126,28 @@ class _Samples(Iterator[Any]):
             raise
 
 
-def _begun(dataset: Any, state: PassState | None, most_dropped: int) -> Any:
-    """An iterator of `dataset`, at `state`. See `_end_pass` for `most_dropped`."""
+def _iterator_at(dataset: Any, state: PassState | None, max_dropped: int) -> Any:
+    """An iterator of `dataset`, at `state`. See `_end_pass` for `max_dropped`."""
     if state is None:
         return iter(dataset)
     if state.within and not state.ended:
         return _loaded(dataset, state)
-    _end_pass(dataset, state._replace(within=False), most_dropped)
-    # Nothing is left of a pass that goes on; the next one begins where the dataset is now.
+    _end_pass(dataset, state._replace(within=False), max_dropped)
+    # Nothing is left of a pass that had ended; the next pass starts from the current state of the dataset.
     return iter(()) if state.within else iter(dataset)
 
 
-def _end_pass(dataset: Any, state: PassState, most_dropped: int) -> None:
-    """Puts `dataset` where it was at the end of the pass of `state`: `iter` begins the next pass.
+def _end_pass(dataset: Any, state: PassState, max_dropped: int) -> None:
+    """Restores `dataset` to the end of the pass of `state`, so that `iter` starts the next pass.
 
     Args:
         dataset: An iterable dataset.
-        state: Of that end, or of the last full batch before it.
-        most_dropped: Maximum number of samples that the pass drew behind its last full batch and dropped.
+        state: The state at that end, or after the last full batch before it.
+        max_dropped: Maximum number of samples that were drawn after the last full batch and dropped.
     """
     iterator = _loaded(dataset, state)
-    with _undrawn():
-        for _ in range(1 if state.ended else most_dropped + 1):
+    with _preserved_rng():
+        for _ in range(1 if state.ended else max_dropped + 1):
             try:
                 next(iterator)
             except StopIteration:
@@ -154,7 +155,7 @@ def _end_pass(dataset: Any, state: PassState, most_dropped: int) -> None:
                 return
             except Exception:  # noqa: BLE001, S112  raised again when the next pass draws this sample
                 continue
-    # The dataset started over by itself: it has yielded samples of the next pass.
+    # The dataset restarted by itself and has yielded samples of the next pass.
     _load(dataset, state)
 
 
@@ -167,13 +168,13 @@ def _loaded(dataset: Any, state: PassState) -> Any:
 
 
 def _load(dataset: Any, state: PassState) -> None:
-    # A copy: a dataset may go on to work with what it is given.
+    # A copy, because a dataset may modify the object it is given.
     if state.dataset is not None and is_stateful(dataset):
         dataset.load_state_dict(copy.deepcopy(state.dataset))
 
 
 @contextlib.contextmanager
-def _undrawn() -> Iterator[None]:
+def _preserved_rng() -> Iterator[None]:
     before = torch.get_rng_state()
     try:
         yield
@@ -181,8 +182,8 @@ def _undrawn() -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def collating(dataset: TrackedDataset, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """What makes batches in a worker: `collate_fn`, with the state of `dataset` behind each."""
+def collate_with_state(dataset: TrackedDataset, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A collation for workers: `collate_fn`, with the state of `dataset` added to each batch."""
     return functools.partial(_collate, dataset, collate_fn)
 
 
@@ -190,22 +191,22 @@ def _collate(dataset: TrackedDataset, collate_fn: Callable[[Any], Any], samples:
     info = torch.utils.data.get_worker_info()
     assert info is not None  # noqa: S101  called in workers only
     if (samples[0] if type(samples) is list and samples else samples) is _NOTHING:
-        return Stamped(None, info.id, None)
+        return BatchWithState(None, info.id, None)
     batch = collate_fn(samples)
     state = dataset.state()
-    # By value: torch's queues would send the memory of each tensor of the state through a file of its own.
-    return batch if state is None else Stamped(batch, info.id, pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
+    # By value: torch's queues would send each tensor of the state through a shared-memory file of its own.
+    return batch if state is None else BatchWithState(batch, info.id, pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
 
 
-def starting(worker_init_fn: Callable[[int], Any] | None) -> Callable[[int], None]:
-    """What a worker calls first: `worker_init_fn`, which finds the dataset itself in `get_worker_info()`."""
+def init_worker(worker_init_fn: Callable[[int], Any] | None) -> Callable[[int], None]:
+    """The first call in a worker: `worker_init_fn`, which sees the original dataset in `get_worker_info()`."""
     return functools.partial(_start, worker_init_fn)
 
 
 def _start(worker_init_fn: Callable[[int], Any] | None, worker: int) -> None:
     info = torch.utils.data.get_worker_info()
     if info is not None and isinstance(info.dataset, TrackedDataset):
-        # It refuses to be assigned to.
+        # WorkerInfo does not allow assignment.
         object.__setattr__(info, "dataset", info.dataset.dataset)
     if worker_init_fn is not None:
         worker_init_fn(worker)

@@ -1,7 +1,7 @@
-"""A place in the order of a sampler, saved as a dict and found again. Counts nothing that a loader hands out.
+"""Saves a position in the order of a sampler as a dict, and restores it.
 
-What has a state of its own, the sampler or its iterator, is asked for it. The order of any other is drawn again, from
-the random numbers that it was drawn from, and what was handed out is passed over.
+A sampler or iterator with a state of its own is saved by that state. Any other order is drawn again from the same
+random numbers, and the items that were already returned are skipped.
 """
 
 import contextlib
@@ -15,17 +15,27 @@ import torch
 import torch.utils.data
 
 from torchobj.exceptions import ConfigError
-from torchobj.loader.nested import in_batches, innermost
-from torchobj.loader.packing import packed, unpacked
+from torchobj.loader.packed_state import packed, unpacked
+from torchobj.loader.unwrap import in_batches, innermost
 from torchobj.stateful import is_stateful
 
-__all__ = ["Mark", "Order", "between", "check", "generator_of", "load", "state_of", "undrawn", "upgraded"]
+__all__ = [
+    "Order",
+    "Position",
+    "check",
+    "generator_of",
+    "load",
+    "preserved_rng",
+    "state_between_passes",
+    "state_of",
+    "upgraded_state",
+]
 
 logger = logging.getLogger("torchobj")
 
-#: The layout of the states that are written. 1 had a list of tensors as `rng`, of 0 to 2 elements, and the state of a
-#: sampler's iterator as it was: a checkpoint of torch.distributed.checkpoint, which flattens lists and dicts, that was
-#: saved in mid-epoch did not fit a fresh loader.
+#: The layout of the states that are written. Version 1 had a list of 0 to 2 tensors as `rng`, and the unpacked state of
+#: a sampler's iterator. torch.distributed.checkpoint flattens lists and dicts, so that a checkpoint from mid-epoch did
+#: not fit a fresh loader.
 VERSION = 2
 _READABLE = (1, VERSION)
 
@@ -33,35 +43,35 @@ _END = object()
 
 
 class Origin(NamedTuple):
-    """What the order of a pass was made from."""
+    """The inputs from which the order of a pass was drawn."""
 
-    #: Of the generator, when the iterator was made and when it was first asked; empty where the sampler has a state.
+    #: States of the generator when the iterator was created and at its first request; empty if the sampler has a state.
     rng: tuple[torch.Tensor, ...]
     epoch: int | None
 
 
-class Mark(NamedTuple):
-    """A place in a pass."""
+class Position(NamedTuple):
+    """A position in a pass."""
 
     batches: int
-    #: Of the sampler, or its iterator, if it has one.
+    #: The state of the sampler or of its iterator, if it has one.
     own: Any
     origin: Origin
 
 
-def _keeper(sampler: Any) -> Any:
-    """The sampler that has a state; None if it has none."""
+def _stateful_sampler(sampler: Any) -> Any:
+    """The sampler if it has a state; otherwise None."""
     inner = in_batches(sampler)
     return inner if is_stateful(inner) else None
 
 
 def generator_of(sampler: Any) -> torch.Generator | None:
-    """The generator that an order is drawn from; None for torch's default one."""
+    """The generator of an order; None for torch's default generator."""
     generator = getattr(innermost(sampler), "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 
 
-def _number(sampler: Any, name: str) -> int | None:
+def _int_attribute(sampler: Any, name: str) -> int | None:
     value = getattr(innermost(sampler), name, None)
     return value if isinstance(value, int) else None
 
@@ -73,15 +83,15 @@ def _length(sampler: Any) -> int | None:
         return None
 
 
-#: What an order that is drawn again must have in common with that of the state.
+#: Properties that an order must share with that of the state to be drawn again.
 _SHAPE: dict[str, Callable[[Any], Any]] = {
     "batch_size": lambda sampler: getattr(sampler, "batch_size", None),
     "drop_last": lambda sampler: getattr(sampler, "drop_last", None),
     "length": _length,
-    "num_replicas": lambda sampler: _number(sampler, "num_replicas"),
-    "rank": lambda sampler: _number(sampler, "rank"),
-    "seed": lambda sampler: _number(sampler, "seed"),
-    "shuffle": lambda sampler: _number(sampler, "shuffle"),
+    "num_replicas": lambda sampler: _int_attribute(sampler, "num_replicas"),
+    "rank": lambda sampler: _int_attribute(sampler, "rank"),
+    "seed": lambda sampler: _int_attribute(sampler, "seed"),
+    "shuffle": lambda sampler: _int_attribute(sampler, "shuffle"),
 }
 
 
@@ -97,8 +107,8 @@ def _set_rng(generator: torch.Generator | None, state: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def undrawn(generator: torch.Generator | None) -> Iterator[None]:
-    """Puts back what is drawn within from `generator`, or from torch's default one."""
+def preserved_rng(generator: torch.Generator | None) -> Iterator[None]:
+    """Restores the state of `generator`, or of torch's default generator, at the end of the context."""
     before = _get_rng(generator)
     try:
         yield
@@ -107,7 +117,7 @@ def undrawn(generator: torch.Generator | None) -> Iterator[None]:
 
 
 class Order(Iterator[Any]):
-    """One pass over a sampler or batch sampler, from its start or from a place that was saved."""
+    """One pass over a sampler or batch sampler, from its start or from a saved position."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -118,7 +128,7 @@ class Order(Iterator[Any]):
         self._open()
 
     def _open(self) -> None:
-        self._own = _keeper(self.sampler)
+        self._own = _stateful_sampler(self.sampler)
         rng = (_get_rng(self._generator),) if self._own is None else ()
         self._inner = iter(self.sampler)
         if self._own is None and is_stateful(self._inner):
@@ -126,12 +136,12 @@ class Order(Iterator[Any]):
         self._at_iter = rng
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Begins at the place of `state`, which `load` has taken."""
+        """Starts at the position of `state`, which `load` has accepted."""
         self._resumed = state
 
     @property
     def resumes(self) -> bool:
-        """Whether it begins at a place that was saved."""
+        """Whether it starts at a saved position."""
         return self._resumed is not None
 
     def __next__(self) -> Any:
@@ -141,69 +151,71 @@ class Order(Iterator[Any]):
         self._batches += 1
         return item
 
-    def mark(self) -> Mark:
-        """The place behind the item that was yielded last."""
+    def mark(self) -> Position:
+        """The position after the last item that was yielded."""
         own = None if self._own is None else copy.deepcopy(self._own.state_dict())
-        return Mark(self._batches, own, self._origin or self._made_from())
+        return Position(self._batches, own, self._origin or self._current_origin())
 
-    def _made_from(self) -> Origin:
-        at_pull = (_get_rng(self._generator),) if self._at_iter else ()
-        return Origin((*self._at_iter, *at_pull), _number(self.sampler, "epoch"))
+    def _current_origin(self) -> Origin:
+        at_first_item = (_get_rng(self._generator),) if self._at_iter else ()
+        return Origin((*self._at_iter, *at_first_item), _int_attribute(self.sampler, "epoch"))
 
     def _begin(self) -> None:
         state, self._resumed = self._resumed, None
-        # The loop may have gone on to another epoch since.
-        if state is None or state["epoch"] != _number(self.sampler, "epoch"):
-            self._origin = self._made_from()
+        # The loop may have changed the epoch since.
+        if state is None or state["epoch"] != _int_attribute(self.sampler, "epoch"):
+            self._origin = self._current_origin()
             return
         self._origin = Origin(_rng_of(state), state["epoch"])
         self._batches = state["batches"]
         if state["sampler"] is None:
             self._replay()
             return
-        keeper = _keeper(self.sampler)
+        keeper = _stateful_sampler(self.sampler)
         if keeper is not None:
-            # Again: an iterator that nobody used may have taken it.
+            # Loaded again, because an unused iterator may have consumed it.
             keeper.load_state_dict(copy.deepcopy(state["sampler"]))
         self._open()
         if keeper is None:
             if self._own is None:
                 own = unpacked(state["sampler"], "sampler")
-                raise ConfigError(f"sampler={own!r}: of the state; the iterator of {state['order']} takes none")
+                raise ConfigError(
+                    f"sampler={own!r}: in the state; the iterator of {state['order']} has no load_state_dict"
+                )
             self._own.load_state_dict(unpacked(state["sampler"], "sampler"))
 
     def _replay(self) -> None:
         assert self._origin is not None  # noqa: S101  the caller set it
-        at_iter, at_pull = self._origin.rng
-        # The training's own numbers go on as if nothing had been drawn.
-        with undrawn(None) if self._generator is None else contextlib.nullcontext():
+        at_iter, at_first_item = self._origin.rng
+        # Drawing must not change the random numbers of the training.
+        with preserved_rng(None) if self._generator is None else contextlib.nullcontext():
             _set_rng(self._generator, at_iter)
             inner = iter(self.sampler)
-            _set_rng(self._generator, at_pull)
+            _set_rng(self._generator, at_first_item)
             skipped = sum(1 for _ in itertools.islice(inner, self._batches))
-            # One more than is skipped: most samplers draw when their first item is asked for.
+            # One more than is skipped: most samplers draw when their first item is requested.
             first = next(inner, _END)
         if skipped < self._batches:
             raise ConfigError(
-                f"batches={self._batches}: of the state; the order of {type(innermost(self.sampler)).__name__} now "
+                f"batches={self._batches}: in the state; the order of {type(innermost(self.sampler)).__name__} now "
                 f"ends after {skipped}: resume with the sampler and dataset that the state was saved with"
             )
         self._inner = itertools.chain([] if first is _END else [first], inner)
 
 
-def state_of(mark: Mark, sampler: Any) -> dict[str, Any]:
-    """The state of a place within a pass over `sampler`."""
-    # The state of an iterator is packed: a sampler that has not been iterated over cannot tell its keys.
-    own = mark.own if mark.own is None or _keeper(sampler) is not None else packed(mark.own)
+def state_of(mark: Position, sampler: Any) -> dict[str, Any]:
+    """The state of a position within a pass over `sampler`."""
+    # The state of an iterator is packed, because a sampler that was not iterated over does not know its keys.
+    own = mark.own if mark.own is None or _stateful_sampler(sampler) is not None else packed(mark.own)
     return _state(sampler, mark.batches, mark.origin.rng, own, mark.origin.epoch, within_epoch=True)
 
 
-def between(sampler: Any) -> dict[str, Any]:
-    """The state of `sampler` before its next pass begins."""
-    keeper, generator = _keeper(sampler), generator_of(sampler)
+def state_between_passes(sampler: Any) -> dict[str, Any]:
+    """The state of `sampler` before its next pass starts."""
+    keeper, generator = _stateful_sampler(sampler), generator_of(sampler)
     own = None if keeper is None else copy.deepcopy(keeper.state_dict())
     rng = (generator.get_state(),) if own is None and generator is not None else ()
-    return _state(sampler, 0, rng, own, _number(sampler, "epoch"), within_epoch=False)
+    return _state(sampler, 0, rng, own, _int_attribute(sampler, "epoch"), within_epoch=False)
 
 
 def _state(
@@ -216,20 +228,20 @@ def _state(
         "order": type(innermost(sampler)).__name__,
         **{name: value_of(sampler) for name, value_of in _SHAPE.items()},
         "epoch": epoch,
-        # One value at every moment: the states of the generator when the iterator was made and when it was first asked,
-        # or before the epoch the one that it has; nothing where the sampler has a state of its own.
+        # Always a single value: the states of the generator when the iterator was created and at its first request, or
+        # before the epoch its current state; None if the sampler has a state of its own.
         "rng": _joined(rng),
         "sampler": own,
     }
 
 
 def _joined(rng: Iterable[torch.Tensor]) -> bytes | None:
-    # Not empty: torch.load(weights_only=True) refuses that.
+    # Not empty bytes: torch.load(weights_only=True) refuses them.
     return b"".join(bytes(each.numpy()) for each in rng) or None
 
 
 def _rng_of(state: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
-    """The generator's states that a state holds."""
+    """The generator states within a state."""
     rng = state["rng"] or ()
     if not isinstance(rng, bytes):
         return tuple(rng)
@@ -238,30 +250,32 @@ def _rng_of(state: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     return tuple(torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)
 
 
-def upgraded(state: Mapping[str, Any], sampler: Any) -> dict[str, Any]:
-    """A state that `check` has accepted, in the layout that is written now.
+def upgraded_state(state: Mapping[str, Any], sampler: Any) -> dict[str, Any]:
+    """A state that `check` has accepted, in the current layout.
 
     Args:
-        state: In any layout that can be read.
-        sampler: What makes the order; None for an iterable dataset.
+        state: A state in any readable layout.
+        sampler: The sampler of the order; None for an iterable dataset.
     """
     rng = _joined(state["rng"]) if isinstance(state["rng"], list) else state["rng"]
     own = state["sampler"]
-    if own is not None and sampler is not None and _keeper(sampler) is None and not isinstance(own, bytes):
+    if own is not None and sampler is not None and _stateful_sampler(sampler) is None and not isinstance(own, bytes):
         own = packed(own)
     return {**state, "version": VERSION, "rng": rng, "sampler": own}
 
 
 def check(state: Any) -> None:
-    """Refuses what is no state.
+    """Checks the fields of a state.
 
     Raises:
-        ConfigError: Names the field.
+        ConfigError: It is not a state; names the field.
     """
     if not isinstance(state, Mapping):
-        raise ConfigError(f"state={state!r}: is no loader's state; must be what state_dict() returned")
+        raise ConfigError(f"state={state!r}: not a loader's state; must be the return value of state_dict()")
     if state.get("version") not in _READABLE:
-        raise ConfigError(f"version={state.get('version')!r}: of the state; this torchobj reads 1 and {VERSION}")
+        raise ConfigError(
+            f"version={state.get('version')!r}: in the state; this version of torchobj reads 1 and {VERSION}"
+        )
     within, rng = state.get("within_epoch"), state.get("rng")
     tests = {
         "within_epoch": isinstance(within, bool),
@@ -273,25 +287,27 @@ def check(state: Any) -> None:
     tests |= {name: name in state for name in ("order", *_SHAPE, "epoch", "sampler")}
     for name, holds in tests.items():
         if not holds:
-            raise ConfigError(f"{name}={state.get(name)!r}: is no loader's state; must be what state_dict() returned")
+            raise ConfigError(
+                f"{name}={state.get(name)!r}: not a loader's state; must be the return value of state_dict()"
+            )
 
 
 def load(sampler: Any, state: Any) -> None:
-    """Prepares `sampler` for the pass of `state`: an `Order` goes to the place itself.
+    """Prepares `sampler` for the pass of `state`; an `Order` moves to the position itself.
 
     Raises:
-        ConfigError: The state is none, or of another sampler; names the field.
+        ConfigError: It is not a state, or of another sampler; names the field.
     """
     check(state)
     name = type(innermost(sampler)).__name__
     if state["order"] != name:
-        raise ConfigError(f"order={state['order']!r}: of the state; now the order is that of {name}")
-    keeper, own = _keeper(sampler), state["sampler"]
+        raise ConfigError(f"order={state['order']!r}: in the state; the sampler now is a {name}")
+    keeper, own = _stateful_sampler(sampler), state["sampler"]
     if own is None:
         _prepare_to_replay(sampler, state)
     elif keeper is not None:
         keeper.load_state_dict(copy.deepcopy(own))
-        # A sampler that stood at its end yields nothing once.
+        # A sampler that was saved at its end yields nothing once.
         if not state["within_epoch"] and next(iter(keeper), _END) is not _END:
             keeper.load_state_dict(copy.deepcopy(own))
 
@@ -302,19 +318,19 @@ def _prepare_to_replay(sampler: Any, state: Mapping[str, Any]) -> None:
         for name, value_of in _SHAPE.items():
             if state[name] != (value := value_of(sampler)):
                 raise ConfigError(
-                    f"{name}={state[name]!r}: of the state; now {value!r}, and the order of "
-                    f"{type(inner).__name__} cannot be resumed so; ElasticDistributedSampler's can"
+                    f"{name}={state[name]!r}: in the state; now {value!r}, so that the order of "
+                    f"{type(inner).__name__} cannot be resumed; use an ElasticDistributedSampler"
                 )
         sizes, size = [len(each) for each in _rng_of(state)] or None, len(_get_rng(generator_of(sampler)))
         if sizes != [size, size]:
             raise ConfigError(
-                f"rng={sizes}: bytes of the generator's states in the state; the order of {type(inner).__name__} takes "
-                f"two of {size}"
+                f"rng={sizes}: sizes of the generator states in the state, in bytes; the order of "
+                f"{type(inner).__name__} needs two of {size}"
             )
         if not type(inner).__module__.startswith("torch."):
             logger.warning(
-                "%s has no state_dict: %d batches of its order are passed over; that is exact if it draws from torch's "
-                "generators only",
+                "%s has no state_dict: its order is drawn again and the first %d batches are skipped, which is exact "
+                "only if it draws from torch's generators",
                 type(inner).__name__,
                 state["batches"],
             )

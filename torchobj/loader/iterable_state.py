@@ -1,7 +1,7 @@
-"""What the state of a loader holds of its iterable dataset. Takes no state of a dataset's itself: that is `tracking`.
+"""The part of a loader's state that belongs to its iterable dataset. `tracked_dataset` takes the dataset's own state.
 
-A dataset or an iterator with `state_dict` and `load_state_dict` goes on by its own state, in each worker by that
-worker's. Of any other the batches that were handed out are read again and dropped.
+A dataset or iterator with `state_dict` and `load_state_dict` is restored by them, in each worker by the state of that
+worker. For any other, the batches that were already returned are read again and dropped.
 """
 
 import copy
@@ -14,22 +14,23 @@ import torch.utils.data
 
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.exceptions import ConfigError
-from torchobj.loader.packing import packed, unpacked
-from torchobj.loader.tracking import PassState, Stamped, TrackedDataset, collating, starting
+from torchobj.loader.packed_state import packed, unpacked
+from torchobj.loader.tracked_dataset import BatchWithState, PassState, TrackedDataset, collate_with_state, init_worker
 from torchobj.stateful import is_stateful
 
-__all__ = ["IterablePass", "place_of", "replayed", "resume"]
+__all__ = ["IterablePass", "batches_to_replay", "iterable_position", "resume"]
 
 logger = logging.getLogger("torchobj")
 
 
 class IterablePass:
-    """One pass of a loader over its iterable dataset: where each process is behind the batches that were handed out.
+    """One pass of a loader over its iterable dataset, with the position of each process after the batches that were
+    returned.
 
     Args:
-        loader: What iterates.
-        states: Where each process begins: one for each worker, or one for the process of the loop.
-        last_worker: The worker of the last batch that was handed out; -1 where there is none.
+        loader: The loader.
+        states: Start of each process: one state per worker, or one for the process of the loop.
+        last_worker: The worker of the last batch that was returned; -1 if there is none.
     """
 
     def __init__(
@@ -40,87 +41,88 @@ class IterablePass:
         )
         self.last_worker = last_worker
         self._in_workers = loader.num_workers > 0
-        #: As they came, pickled, until they are asked for.
+        #: Pickled, as received, until they are needed.
         self._states: list[PassState | bytes | None] = list(states)
 
     @classmethod
     def begin(
         cls, loader: "torch.utils.data.DataLoader[Any]", loaded: Mapping[str, Any] | None, before: "IterablePass | None"
     ) -> "IterablePass":
-        """A pass that begins.
+        """A new pass.
 
         Args:
-            loader: What iterates.
-            loaded: The state of the loader that was loaded for this pass.
-            before: The pass before it of the same workers.
+            loader: The loader.
+            loaded: The state that was loaded for this pass.
+            before: The previous pass of the same workers.
         """
         found = None if loaded is None or _is_of_another_epoch(loader.dataset, loaded) else _saved(loaded)
         if found is not None:
             states, last_worker = found
-            if len(states) != len(_unknown(loader)):
-                # Between epochs: each worker begins as the one process did; several give no state to others.
-                states = states * loader.num_workers if len(states) == 1 else _unknown(loader)
+            if len(states) != len(_no_states(loader)):
+                # Between epochs: each worker starts like the single process; states of several workers do not fit
+                # others.
+                states = states * loader.num_workers if len(states) == 1 else _no_states(loader)
             return cls(loader, states, last_worker)
-        return cls(loader, _unknown(loader) if before is None else before.ended(), -1)
+        return cls(loader, _no_states(loader) if before is None else before.ended(), -1)
 
-    def loader_of(self, loader: Any) -> Any:
-        """The loader as torch's iterator is to see it: with the dataset tracked, and batches with states."""
+    def tracked_loader(self, loader: Any) -> Any:
+        """A view of the loader for torch's iterator, with the tracked dataset and batches that carry states."""
         changed: dict[str, Any] = {"dataset": self.tracked}
         if self._in_workers:
-            changed["collate_fn"] = collating(self.tracked, loader.collate_fn)
-            changed["worker_init_fn"] = starting(loader.worker_init_fn)
+            changed["collate_fn"] = collate_with_state(self.tracked, loader.collate_fn)
+            changed["worker_init_fn"] = init_worker(loader.worker_init_fn)
         seen = object.__new__(type(loader))
         seen.__dict__.update(loader.__dict__, **changed)
         return seen
 
-    def hand_out(self, batch: Stamped) -> None:
-        """Notes where the worker of a batch is."""
+    def record(self, batch: BatchWithState) -> None:
+        """Records the position of the worker of a batch."""
         self.last_worker, self._states[batch.worker] = batch.worker, batch.state
 
     def states(self) -> list[PassState | None]:
-        """Where each process is behind the last batch that was handed out; None of one that had none to hand out."""
+        """The position of each process after the last batch that was returned; None if it returned none."""
         if not self._in_workers:
             return [copy.deepcopy(self.tracked.state())]
         return [pickle.loads(state) if isinstance(state, bytes) else state for state in self._states]  # noqa: S301  of our own worker
 
     def ended(self) -> list[PassState | None]:
-        """Where each process begins its next pass."""
+        """The start of the next pass of each process."""
         return [None if state is None else state._replace(within=False) for state in self.states()]
 
 
-def _unknown(loader: Any) -> list[PassState | None]:
-    """Nothing known of any process that iterates over the dataset."""
+def _no_states(loader: Any) -> list[PassState | None]:
+    """No known state, for each process that iterates over the dataset."""
     return [None] * max(1, loader.num_workers)
 
 
 def _is_of_another_epoch(dataset: Any, loaded: Mapping[str, Any]) -> bool:
-    """Whether the loop has chosen another epoch since it loaded a state."""
+    """Whether the loop has set another epoch since the state was loaded."""
     own = loaded["dataset"]
     return isinstance(own, Mapping) and own["epoch"] != dataset.state_dict()["epoch"]
 
 
-def replayed(dataset: Any, loaded: Mapping[str, Any] | None) -> int:
-    """How many batches the next pass reads again and drops."""
+def batches_to_replay(dataset: Any, loaded: Mapping[str, Any] | None) -> int:
+    """Number of batches that the next pass reads again and drops."""
     if loaded is None or loaded["sampler"] is not None or _is_of_another_epoch(dataset, loaded):
         return 0
     batches: int = loaded["batches"]
     return batches
 
 
-def place_of(loader: Any, latest: IterablePass | None, *, within_epoch: bool) -> dict[str, Any]:
-    """The fields of a loader's state that are of its iterable dataset.
+def iterable_position(loader: Any, latest: IterablePass | None, *, within_epoch: bool) -> dict[str, Any]:
+    """The fields of a loader's state that belong to its iterable dataset.
 
     Args:
         loader: The loader.
-        latest: The pass that it began last.
-        within_epoch: Whether that goes on, and a batch of it was handed out.
+        latest: The pass that was started last.
+        within_epoch: Whether that pass continues and has returned a batch.
     """
     dataset, is_ours = loader.dataset, isinstance(loader.dataset, ObjectIterableDataset)
-    states, parent = _unknown(loader), None
+    states, parent = _no_states(loader), None
     if latest is not None and within_epoch:
         states = latest.states()
     elif not is_ours and loader.num_workers == 0 and is_stateful(dataset):
-        # Between passes a dataset may be at its end, or where it was when the loader was made.
+        # Between passes a dataset may be at its end, or in its initial state.
         state = copy.deepcopy(dataset.state_dict())
         states = [PassState(within=latest is None, dataset=state, iterator=None, ended=latest is not None)]
     elif not is_ours and latest is not None and loader.persistent_workers:
@@ -132,23 +134,23 @@ def place_of(loader: Any, latest: IterablePass | None, *, within_epoch: bool) ->
         workers = [None if state is None else tuple(state) for state in states]
         last_worker = latest.last_worker if latest is not None and within_epoch else -1
         own = packed({"dataset": parent, "workers": workers, "last_worker": last_worker})
-    # Where it is within an epoch is in `sampler`: the keys of this are the same at every moment.
+    # The position within an epoch is in `sampler`, so that the keys of this dict are always the same.
     ours = dataset.state_dict() | {"done": 0, "shape": {}} if is_ours else None
     return {"batch_size": loader.batch_size, "dataset": ours, "sampler": own}
 
 
 def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Prepares the dataset of a loader for the pass of a state, and returns the state in the layout of today.
+    """Prepares the dataset of a loader for the pass of a state. Returns the state in the current layout.
 
     Raises:
-        ConfigError: Samples would be lost, or come twice; names the field.
+        ConfigError: Samples would be lost or repeated; names the field.
     """
     dataset, name = loader.dataset, type(loader.dataset).__name__
     own, num_workers = state.get("dataset"), loader.num_workers
     if isinstance(dataset, ObjectIterableDataset) != isinstance(own, Mapping):
-        raise ConfigError(f"dataset={own!r}: of the state; now it is a {name}")
+        raise ConfigError(f"dataset={own!r}: in the state; the dataset now is a {name}")
     if isinstance(own, Mapping) and own["done"]:
-        # Layout 1 had the place here.
+        # Layout 1 stored the position here.
         states = [(True, dict(own), None)]
         state |= {"sampler": packed({"dataset": None, "workers": states, "last_worker": -1})}
         state["dataset"] = own = {**own, "done": 0, "shape": {}}
@@ -160,7 +162,7 @@ def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
         for field, value in now.items():
             if state.get(field) != value:
                 raise ConfigError(
-                    f"{field}={state.get(field)!r}: of the state; now {value!r}, and the batches of a {name} are others"
+                    f"{field}={state.get(field)!r}: in the state; now {value!r}, which changes the batches of a {name}"
                 )
     if saved is not None:
         _check_saved(saved[0], state, dataset)
@@ -176,12 +178,12 @@ def _warn_of_replay(dataset: Any, batches: int) -> None:
     name = type(dataset).__name__
     reason = f"{name} has no state_dict and load_state_dict"
     if is_stateful(dataset):
-        reason = f"the state of the loader contains none of {name}, since an earlier torchobj wrote it"
+        reason = f"the state of the loader was written by an earlier torchobj and contains no state of {name}"
     logger.warning("%s: %d batches are read again and dropped", reason, batches)
 
 
 def _saved(state: Mapping[str, Any]) -> tuple[list[PassState | None], int] | None:
-    """What a state holds of each process, and the worker of the last batch.
+    """The state of each process, and the worker of the last batch.
 
     Raises:
         ConfigError: It cannot be read.
@@ -194,17 +196,17 @@ def _saved(state: Mapping[str, Any]) -> tuple[list[PassState | None], int] | Non
         last_worker = int(found["last_worker"])
         found["dataset"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"sampler={found!r}: is no state of an iterable dataset") from error
+        raise ConfigError(f"sampler={found!r}: not a state of an iterable dataset") from error
     return workers, last_worker
 
 
 def _check_saved(states: list[PassState | None], state: Mapping[str, Any], dataset: Any) -> None:
     if len(states) != max(1, int(state.get("num_workers") or 0)):
         raise ConfigError(
-            f"sampler: has the states of {len(states)} processes; num_workers={state.get('num_workers')!r}"
+            f"sampler: contains the states of {len(states)} processes, but num_workers={state.get('num_workers')!r}"
         )
     if any(state is not None and state.dataset is not None for state in states) and not is_stateful(dataset):
         raise ConfigError(
-            f"sampler: of the state is what a dataset's state_dict returned; a {type(dataset).__name__} has no "
-            "state_dict and load_state_dict"
+            f"sampler: contains the state of a dataset; a {type(dataset).__name__} has no state_dict and "
+            "load_state_dict"
         )

@@ -8,12 +8,12 @@ from typing import Any
 import torch.utils.data
 from transformers import TrainerCallback
 
-from torchobj.datasets import unannounced
+from torchobj.datasets import lookahead_warning
 from torchobj.exceptions import ConfigError
-from torchobj.loader import nested
-from torchobj.loader.attaching import attach, innermost
-from torchobj.loader.hints import hints_of
-from torchobj.loader.lookahead import Ahead, Lookahead
+from torchobj.loader import unwrap
+from torchobj.loader._attach import attach, torch_loader_of
+from torchobj.loader.lookahead import Lookahead, LookaheadIterator
+from torchobj.loader.sample_objects import object_finder
 
 __all__ = ["LookaheadCallback"]
 
@@ -23,12 +23,12 @@ logger = logging.getLogger("torchobj")
 class LookaheadCallback(TrainerCallback):
     """Attaches the loaders of a `transformers.Trainer`: `Trainer(..., callbacks=[torchobj.LookaheadCallback()])`.
 
-    The loader of the training is attached as each `train()` begins. One of an evaluation is first seen with its first
-    batch; the order of the rest is announced from there on, and a loader that is kept (`dataloader_persistent_workers`)
-    is attached for the evaluations to come. The epoch that a resumed training begins in is not read ahead: no callback
-    sees the loader which the Trainer makes for the rest of it.
+    The training loader is attached when `train()` starts. The loader of an evaluation becomes visible with its first
+    batch; the rest of its order is announced from there on, and a loader that is reused
+    (`dataloader_persistent_workers`) is attached for later evaluations. The first epoch of a resumed training is not
+    read ahead, because no callback receives the loader that the Trainer builds for it.
 
-    A dataset of which nothing is known is left alone; of the training's it is logged.
+    Loaders of unknown datasets are not changed; for the training loader this is logged.
 
     Example:
         >>> import transformers
@@ -37,48 +37,50 @@ class LookaheadCallback(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        # Who uses this needs not be told of `attach`.
-        unannounced.know()
-        #: The loader of the evaluation that goes on, and what is still to be announced of it.
+        # The warning about `attach` is not needed here.
+        lookahead_warning.disable()
+        #: The loader of the current evaluation, and the rest of its order.
         self._evaluated: Any = None
         self._rest: Iterator[Any] = iter(())
 
     def on_train_begin(self, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
         """Attaches the loader of this training."""
-        if not isinstance(innermost(train_dataloader).dataset, torch.utils.data.IterableDataset):
+        if not isinstance(torch_loader_of(train_dataloader).dataset, torch.utils.data.IterableDataset):
             try:
                 attach(train_dataloader)
             except ConfigError as error:
                 logger.warning("LookaheadCallback: %s", error)
 
     def on_prediction_step(self, *_: Any, eval_dataloader: Any = None, **__: Any) -> None:
-        """Announces what comes, at the first batch of an evaluation and then batch by batch."""
+        """Announces the rest of an evaluation at its first batch, then batch by batch."""
         if self._evaluated is not eval_dataloader:
-            self._evaluated, self._rest = eval_dataloader, _rest_of(innermost(eval_dataloader))
+            self._evaluated, self._rest = eval_dataloader, _rest_of(torch_loader_of(eval_dataloader))
         next(self._rest, None)
 
     def on_evaluate(self, *_: Any, **__: Any) -> None:
-        """Forgets the loader of the evaluation, which has ended."""
+        """Releases the loader of the evaluation, which has ended."""
         self._evaluated, self._rest = None, iter(())
 
     def on_predict(self, *_: Any, **__: Any) -> None:
-        """Forgets the loader of the prediction, which has ended."""
+        """Releases the loader of the prediction, which has ended."""
         self._evaluated, self._rest = None, iter(())
 
 
 def _rest_of(loader: Any) -> Iterator[Any]:
-    """The batches that a loader which has handed out the first will ask for, announced ahead of who pulls this."""
-    hints = None if isinstance(loader.dataset, torch.utils.data.IterableDataset) else hints_of(loader.dataset)
-    if hints is None or isinstance(getattr(loader, "_ahead", None), Lookahead):
+    """The batches that a loader will request after its first one. Drawing from the result announces them."""
+    find_objects = (
+        None if isinstance(loader.dataset, torch.utils.data.IterableDataset) else object_finder(loader.dataset)
+    )
+    if find_objects is None or isinstance(getattr(loader, "_ahead", None), Lookahead):
         return iter(())
     attach(loader)
     batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-    if type(nested.innermost(batches)) is not torch.utils.data.SequentialSampler:
-        # It cannot be asked twice for the same order.
+    if type(unwrap.innermost(batches)) is not torch.utils.data.SequentialSampler:
+        # Its order cannot be drawn a second time.
         return iter(())
-    # The batch that is handed out, the one that Accelerate holds back, and those that workers have.
+    # The batch that was returned, the one that Accelerate holds back, and those that workers have.
     begun = 2 + loader.num_workers * (loader.prefetch_factor or 0)
-    return Ahead(Lookahead(_Later(batches, begun), hints))
+    return LookaheadIterator(Lookahead(_Later(batches, begun), find_objects))
 
 
 class _Later:

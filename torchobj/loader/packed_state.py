@@ -1,7 +1,7 @@
-"""States of objects that are not torchobj's, as one value of a loader's state. Knows no loader.
+"""Packs the states of samplers and datasets of other libraries into a single value of a loader's state.
 
-`torch.distributed.checkpoint` flattens dicts and lists, and restores only what has the names that it saved. A state
-whose keys come and go is packed, so that it has one name at every moment.
+`torch.distributed.checkpoint` flattens dicts and lists, and restores only names that it saved. A state whose keys vary
+is packed, so that it always has the same name.
 """
 
 import copy
@@ -16,26 +16,26 @@ __all__ = ["packed", "unpacked"]
 
 
 def packed(state: Any) -> Any:
-    """A state as bytes; itself where `torch.load(weights_only=True)` refuses what it holds.
+    """The state as bytes, or unchanged if `torch.load(weights_only=True)` refuses its contents.
 
-    Such a state is as before: whether it is loaded is decided where the checkpoint is.
+    An unchanged state is left to the checkpoint, which decides whether it can be loaded.
     """
     out = io.BytesIO()
     try:
         torch.save(state, out)
         data = out.getvalue()
         torch.load(io.BytesIO(data), weights_only=True)
-    except Exception:  # noqa: BLE001  what pickling a state of the user's raises is anything
+    except Exception:  # noqa: BLE001  pickling an object of the user can raise anything
         return state
     return data
 
 
 def unpacked(state: Any, name: str) -> Any:
-    """A copy of what `packed` was given. Runs no code that the state names.
+    """A copy of the state that `packed` was given. Executes no code that the state names.
 
     Args:
-        state: What `packed` returned.
-        name: Of the field of the loader's state, for errors.
+        state: The return value of `packed`.
+        name: Name of the field in the loader's state, for error messages.
 
     Raises:
         ConfigError: The bytes are damaged, or name a class that `torch.load(weights_only=True)` refuses.

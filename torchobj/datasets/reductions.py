@@ -1,4 +1,4 @@
-"""Buffers that cross from a DataLoader worker to the trainer as references to the arena, not as bytes."""
+"""Sends buffers from a DataLoader worker to the trainer as references to the arena instead of bytes."""
 
 import sys
 from multiprocessing.reduction import ForkingPickler
@@ -14,5 +14,5 @@ def _reduce(buffer: Buffer) -> Any:
 
 
 if sys.platform == "linux":
-    # The pickler that DataLoader workers send samples by.
+    # The pickler with which DataLoader workers send samples.
     ForkingPickler.register(Buffer, _reduce)

@@ -1,4 +1,4 @@
-"""What lies within samplers: batch samplers hold others, as torch, torchdata, Lightning and Accelerate nest them."""
+"""Unwraps nested samplers, as torch, torchdata, Lightning and Accelerate build them."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ __all__ = ["in_batches", "innermost"]
 
 
 def in_batches(sampler: Any) -> Any:
-    """The sampler whose indices torch's own BatchSampler puts together; any other is itself."""
+    """The sampler within torch's own BatchSampler; any other sampler itself."""
     return sampler.sampler if type(sampler) is torch.utils.data.BatchSampler else sampler
 
 
 def innermost(sampler: Any) -> Any:
-    """The sampler that makes the indices."""
+    """The sampler that generates the indices."""
     within = sampler
     while within is not None:
         sampler = within

@@ -1,4 +1,4 @@
-"""Which objects, in which order, are one rank's, and of these one DataLoader worker's. Lists and reads nothing."""
+"""Divides the objects of a pass among ranks and their DataLoader workers. Does no I/O."""
 
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -9,18 +9,18 @@ Uneven = Literal["drop", "pad"] | None
 Order: TypeAlias = np.ndarray[Any, Any]
 
 
-class Share(NamedTuple):
-    """A part of a job."""
+class Shard(NamedTuple):
+    """The part of the objects that one worker of one rank yields."""
 
     rank: int = 0
     world_size: int = 1
     worker: int = 0
     workers: int = 1
 
-    def of(self, order: Order, uneven: Uneven) -> Order:
-        """This part of an order: every n-th of it is a rank's, and of these every n-th a worker's.
+    def select(self, order: Order, uneven: Uneven) -> Order:
+        """This shard of an order: every n-th object belongs to a rank, and every n-th of those to a worker.
 
-        With `uneven` each rank has as many as the others: `drop` leaves out what is too much, `pad` begins again.
+        With `uneven` all ranks get the same number: `drop` leaves out the rest, `pad` repeats the first objects.
         """
         objects = len(order)
         if uneven == "drop":
@@ -35,10 +35,10 @@ class Share(NamedTuple):
 
 
 def in_order(objects: int) -> Order:
-    """All objects, as they were listed."""
+    """All objects, in the order of the listing."""
     return np.arange(objects, dtype=np.uint32 if objects < 1 << 32 else np.int64)
 
 
 def shuffled(objects: int, seed: int, epoch: int) -> Order:
-    """All objects, in an order that only these numbers decide: the same in every process."""
+    """All objects, in an order that depends on these arguments only, and is the same in every process."""
     return np.random.default_rng((seed, epoch)).permutation(in_order(objects))

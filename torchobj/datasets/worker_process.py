@@ -1,0 +1,60 @@
+"""DataLoader workers: whether this process is one, whether a pickle is for a process that is being spawned, the rank
+that the worker belongs to, and its exit when the trainer dies. The datasets decide what is pickled.
+"""
+
+import functools
+import multiprocessing
+import multiprocessing.context
+import os
+import signal
+import threading
+from typing import NamedTuple
+
+import torch.utils.data
+
+
+class Rank(NamedTuple):
+    """A rank of a job, and the number of ranks."""
+
+    number: int
+    world_size: int
+
+
+def in_worker() -> bool:
+    """Whether this process is a DataLoader worker."""
+    return torch.utils.data.get_worker_info() is not None
+
+
+def is_pickling_for_spawn() -> bool:
+    """Whether the current pickling is for a process that is being spawned, such as a DataLoader worker."""
+    return multiprocessing.context.get_spawning_popen() is not None
+
+
+def rank(recorded: Rank | None) -> Rank:
+    """The rank of this process, or of the trainer that it works for.
+
+    A forked worker inherits the state of torch.distributed. A spawned worker uses the rank that its parent recorded.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return Rank(distributed.get_rank(), distributed.get_world_size())
+    return recorded if recorded is not None and in_worker() else Rank(0, 1)
+
+
+@functools.cache
+def exit_with_trainer() -> None:
+    """Ends this worker when its trainer dies, in the cases that torch does not handle.
+
+    torch's workers watch their parent process. With forkserver the parent is the server, which lives as long as its
+    children, so that they would hold the arena forever. To be called in DataLoader workers only; idempotent.
+    """
+    trainer = multiprocessing.parent_process()
+    if trainer is None or trainer.pid == os.getppid():
+        return
+
+    def wait() -> None:
+        trainer.join()
+        # The signal with which the trainer itself ends unresponsive workers.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="torchobj-trainer", daemon=True).start()

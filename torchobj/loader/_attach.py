@@ -1,0 +1,89 @@
+"""Look-ahead for DataLoaders that other libraries build."""
+
+import functools
+from typing import Any, TypeVar
+
+import torch.utils.data
+
+from torchobj.exceptions import ConfigError
+from torchobj.loader.lookahead import check_lookahead
+from torchobj.loader.lookahead_mixin import LookaheadMixin
+from torchobj.loader.sample_objects import object_finder
+
+__all__ = ["attach"]
+
+_Loader = TypeVar("_Loader")
+
+
+def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
+    """Makes a DataLoader announce the order of its samples, so that objects are read before a worker needs them.
+
+    For loaders that are not a `torchobj.DataLoader`: torch's, torchdata's `StatefulDataLoader`, and the loader that
+    Accelerate's `prepare` returns, whose ranks announce only their own batches. Samples, their order and the loader's
+    state do not change. It applies to passes that start after the call; a `StatefulDataLoader` starts its first pass
+    when its state is requested, which Accelerate's `prepare` does. Attaching again has no effect.
+
+    Args:
+        loader: Modified in place: its class is replaced by a subclass.
+        lookahead: As for `torchobj.DataLoader`, except that None draws any sampler ahead, also without workers.
+
+    Returns:
+        The loader.
+
+    Raises:
+        TypeError: `loader` is not a DataLoader of torch, and does not contain one.
+        ConfigError: The objects of the samples of its dataset are not known, or `lookahead` is negative.
+
+    Example:
+        >>> import torch, torchobj
+        >>> store = torchobj.Store("memory://attached")
+        >>> for number in range(5):
+        ...     _ = store.put(f"{number}", bytes([number]))
+        >>> dataset = torchobj.ObjectMapDataset("memory://attached/", transform=lambda reader: reader.read()[0])
+        >>> loader = attach(torch.utils.data.DataLoader(dataset, batch_size=2))
+        >>> [batch.tolist() for batch in loader]
+        [[0, 1], [2, 3], [4]]
+    """
+    check_lookahead(lookahead)
+    within = torch_loader_of(loader)
+    if isinstance(within, LookaheadMixin):
+        return loader
+    if object_finder(within.dataset) is None:
+        raise ConfigError(
+            f"attach: torchobj does not know which objects the samples of {type(within.dataset).__name__} consist of; "
+            "use a dataset of torchobj with a length, or torch's Subset, ConcatDataset or StackDataset of one"
+        )
+    kind: Any = type(within)
+    within.__class__ = _attached(kind)
+    within.lookahead = lookahead
+    if within._iterator is not None:
+        # Kept for persistent workers: its next epoch uses this sampler.
+        within._iterator._index_sampler = within._index_sampler
+    return loader
+
+
+def torch_loader_of(loader: Any) -> Any:
+    """The DataLoader of torch that a loader is or contains.
+
+    Raises:
+        TypeError: There is none.
+    """
+    found = loader
+    # Accelerate's loaders override __class__ with that of the loader they contain; type() does not.
+    while not issubclass(type(found), torch.utils.data.DataLoader):
+        found = getattr(found, "base_dataloader", None)
+        if found is None:
+            raise TypeError(f"attach: {type(loader).__name__} is not a DataLoader of torch, and has no base_dataloader")
+    return found
+
+
+@functools.cache
+def _attached(kind: Any) -> type:
+    def reduce(self: LookaheadMixin) -> tuple[Any, ...]:
+        return _restored, (kind,), self.__getstate__()
+
+    return type(kind.__name__, (LookaheadMixin, kind), {"__reduce__": reduce, "__module__": kind.__module__})
+
+
+def _restored(kind: Any) -> Any:
+    return object.__new__(_attached(kind))

@@ -1,0 +1,156 @@
+"""The iterator that a loader returns: torch's iterator, with the position of the last batch that it returned. torch
+decides which batches there are.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torchobj.exceptions import ConfigError
+from torchobj.loader.iterable_state import IterablePass
+from torchobj.loader.sampler_state import Position
+from torchobj.loader.stats import Meter
+from torchobj.loader.tracked_dataset import BatchWithState
+
+__all__ = ["LoaderIterator", "Progress", "samples_in"]
+
+
+def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool) -> int:
+    """Number of samples of a batch; `batch_size` if it cannot be determined.
+
+    torch's default collation returns lists, tuples and mappings of tensors with one row per sample. A list from any
+    other collation, such as `collate_fn=list`, has one item per sample.
+    """
+    if batch_size is None:
+        return 1
+    found = batch
+    while isinstance(found, (Mapping, tuple, list)) and found:
+        first = next(iter(found.values())) if isinstance(found, Mapping) else found[0]
+        if isinstance(first, (str, bytes)) or (isinstance(found, list) and not collated_by_default):
+            break
+        found = first
+    try:
+        count = len(found)
+    except TypeError:
+        return batch_size
+    return min(count, batch_size)
+
+
+class Progress:
+    """The progress of one pass, as seen by the training loop.
+
+    It belongs to the loader and not to the iterator, because workers stop when the loop drops the iterator.
+    """
+
+    def __init__(self, initial: dict[str, Any]) -> None:
+        #: The state before the first batch was requested.
+        self.initial = initial
+        #: Number of requests for an item of the sampler or for a batch.
+        self.requested = 0
+        #: Positions after the batches that torch has requested and not returned, with their numbers of samples.
+        self.dispatched: deque[tuple[Position, int]] = deque()
+        #: Position after the last batch that was returned; None before the pass has started.
+        self.mark: Position | None = None
+        #: Number of batches returned, including those skipped on resume.
+        self.batches = 0
+        self.ended = False
+
+    def dispatch(self, mark: Position, samples: int) -> None:
+        """Records that torch received the item before `mark`, with `samples` indices."""
+        if self.mark is None and mark.own is None:
+            # The order is drawn from here on.
+            self.mark = mark._replace(batches=mark.batches - 1)
+        self.dispatched.append((mark, samples))
+
+    def advance(self) -> int | None:
+        """Records that a batch, or its error, was returned. Returns its number of samples; None if unknown."""
+        self.batches += 1
+        if not self.dispatched:
+            return None
+        self.mark, samples = self.dispatched.popleft()
+        return samples
+
+
+class LoaderIterator(Iterator[Any]):
+    """The batches of one pass. Other attributes are those of torch's iterator.
+
+    Args:
+        inner: torch's iterator.
+        progress: Updated with each batch.
+        meter: Counts the batches.
+        samples_in: Returns the number of samples of a batch, for datasets without a sampler.
+        started: Time at which workers began to be started for this pass; None if none were started.
+        iterable: Receives the states that arrive with the batches of an iterable dataset.
+        replayed: Number of batches that are read and dropped before the first one, for a dataset without a state.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        progress: Progress,
+        meter: Meter,
+        *,
+        samples_in: Callable[[Any], int],
+        started: float | None = None,
+        iterable: IterablePass | None = None,
+        batches_to_replay: int = 0,
+    ) -> None:
+        self._inner, self._progress, self._iterable = inner, progress, iterable
+        self._replayed, self._left = batches_to_replay, batches_to_replay
+        self._meter, self._samples_in, self._started = meter, samples_in, started
+        self._ends_workers = started is not None and not getattr(inner, "_persistent_workers", False)
+        self._returned_at: float | None = None
+
+    def __next__(self) -> Any:
+        progress = self._progress
+        progress.requested += 1
+        requested, requested_at = progress.requested, time.perf_counter()
+        try:
+            self._replay()
+            batch = self._next()
+        except StopIteration:
+            progress.ended = True
+            if self._ends_workers and self._started is None:
+                self._started = requested_at
+            self._returned_at = self._record(requested_at, 0)
+            raise
+        except BaseException:
+            # torch requests another batch only when one has arrived: this one counts as returned.
+            if progress.requested != requested:
+                progress.advance()
+            raise
+        samples = progress.advance()
+        self._returned_at = self._record(requested_at, self._samples_in(batch) if samples is None else samples)
+        return batch
+
+    def _replay(self) -> None:
+        while self._left:
+            try:
+                self._next()
+            except StopIteration:
+                raise ConfigError(
+                    f"batches={self._replayed}: in the state; the iterable dataset now ends after "
+                    f"{self._replayed - self._left}: resume with a dataset that yields the same samples again, or that "
+                    "has state_dict and load_state_dict"
+                ) from None
+            self._left -= 1
+
+    def _next(self) -> Any:
+        while isinstance(batch := next(self._inner), BatchWithState):
+            if batch.state is not None and self._iterable is not None:
+                self._iterable.record(batch)
+                return batch.batch
+        return batch
+
+    def _record(self, requested_at: float, samples: int) -> float:
+        started, self._started = self._started, None
+        return self._meter.record(requested_at, self._returned_at, samples, started=started)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)

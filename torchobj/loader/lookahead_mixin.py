@@ -1,0 +1,85 @@
+"""A mixin that makes torch's DataLoader announce the order of its sampler; used by `loader` and `attach`."""
+
+import functools
+import logging
+from typing import Any
+
+import torch.utils.data
+from typing_extensions import TypeVar
+
+from torchobj.datasets import lookahead_warning
+from torchobj.datasets.iterable import ObjectIterableDataset
+from torchobj.loader.batch_sampler import LookaheadBatchSampler
+from torchobj.loader.lookahead import Lookahead
+from torchobj.loader.sample_objects import ObjectFinder, object_finder
+
+__all__ = ["Batch_co", "LookaheadMixin"]
+
+logger = logging.getLogger("torchobj")
+
+#: Type parameter of a loader, for type checkers: that of its dataset, as for torch's.
+Batch_co = TypeVar("Batch_co", covariant=True, default=Any)
+
+
+class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
+    """Precedes another subclass of torch's DataLoader in the bases of a class.
+
+    It is a DataLoader itself, because the class of an object can only be replaced by one of the same layout.
+    """
+
+    #: Maximum number of items drawn ahead. Public, because Lightning rebuilds loaders from their public attributes.
+    lookahead: int | None = None
+    _ahead: Lookahead | None = None
+
+    @property
+    def _index_sampler(self) -> Any:
+        sampler = super()._index_sampler
+        if isinstance(self.dataset, torch.utils.data.IterableDataset):
+            if isinstance(self.dataset, ObjectIterableDataset) and self.num_workers:
+                # Lists before workers are started: they inherit the listing, and announce by themselves.
+                len(self.dataset.manifest)
+            return sampler
+        if self._ahead is None or self._ahead.sampler is not sampler:
+            self._ahead = Lookahead(sampler, self._find_objects(sampler), self.lookahead)
+        return self._ahead
+
+    def _find_objects(self, sampler: Any) -> ObjectFinder | None:
+        """The function that finds the objects to announce; None if nothing is announced and the sampler is not drawn
+        ahead.
+        """
+        if self.lookahead == 0:
+            return None
+        find_objects = object_finder(self.dataset)
+        if find_objects is None:
+            _warn_unknown_objects(type(self.dataset).__name__)
+        else:
+            _disable_announcements(sampler)
+        return find_objects
+
+    def _get_iterator(self) -> Any:
+        # Workers that are started here do not warn about `attach`.
+        with lookahead_warning.disabled_in_workers(self.num_workers):
+            return super()._get_iterator()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Created again on demand; hints may not be picklable.
+        return {name: value for name, value in self.__dict__.items() if name != "_ahead"}
+
+
+@functools.cache
+def _warn_unknown_objects(name: str) -> None:
+    logger.warning(
+        "%s: nothing is read ahead, because torchobj does not know which objects its samples consist of. Use a dataset "
+        "of torchobj that does not override __getitem__, torch's Subset, ConcatDataset or StackDataset of one, or a "
+        "subclass of torchobj.ObjectDataset. Pass lookahead=0 to silence this warning.",
+        name,
+    )
+
+
+def _disable_announcements(sampler: Any) -> None:
+    """Leaves announcing to the loader, because a wrapper of a batch sampler may use only some of its batches."""
+    while sampler is not None:
+        if isinstance(sampler, LookaheadBatchSampler):
+            sampler.announces = False
+        # Accelerate's BatchSamplerShard and SkipBatchSampler hold theirs by this name.
+        sampler = getattr(sampler, "batch_sampler", None)
