@@ -1,4 +1,4 @@
-"""Servers, buckets and configurations of the tests. Each server is started once a session, each bucket is a test's own."""
+"""Servers, buckets and configurations for the tests. A server starts once per session; each test has its own bucket."""
 
 import itertools
 import os
@@ -18,38 +18,38 @@ from torchobj import S3Options, StoreConfig
 
 _numbers = itertools.count(1)
 
-# A shell that starts the tests behind a `&` has their processes ignore Ctrl-C, which some of them are about.
+# A shell that starts the tests with `&` makes their processes ignore Ctrl-C, which some tests send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OLD_TORCH = "torch==2.6.0"
 
 
-class Place(NamedTuple):
+class Bucket(NamedTuple):
     """A bucket of a test server."""
 
-    bucket: str
+    name: str
     config: StoreConfig
     server: launch.Server
     boto: Any
 
     @property
     def url(self) -> str:
-        return f"s3://{self.bucket}"
+        return f"s3://{self.name}"
 
     def body(self, key: str) -> bytes:
-        """What boto3 reads."""
-        return self.boto.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+        """Returns an object's content, read by boto3."""
+        return self.boto.get_object(Bucket=self.name, Key=key)["Body"].read()
 
     def keys(self) -> list[str]:
-        return [item["Key"] for item in self.boto.list_objects_v2(Bucket=self.bucket).get("Contents", [])]
+        return [item["Key"] for item in self.boto.list_objects_v2(Bucket=self.name).get("Contents", [])]
 
     def uploads(self) -> list[Any]:
-        return self.boto.list_multipart_uploads(Bucket=self.bucket).get("Uploads", [])
+        return self.boto.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
 
 
 @pytest.fixture(scope="session", autouse=True)
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, launch.Server], None]:
-    """Credentials of the servers as profiles of a file; none of the machine's own are seen."""
+    """Writes the servers' credentials to a profile file and hides the machine's own AWS settings."""
     file = tmp_path_factory.mktemp("aws") / "credentials"
     file.touch()
     for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -83,32 +83,32 @@ moto_server = _server("moto")
 versitygw_server = _server("versitygw")
 
 
-def _place(kind: str, server: launch.Server) -> Place:
-    bucket = f"test-{next(_numbers)}"
+def _new_bucket(kind: str, server: launch.Server) -> Bucket:
+    name = f"test-{next(_numbers)}"
     boto = boto_client(server)
-    boto.create_bucket(Bucket=bucket)
+    boto.create_bucket(Bucket=name)
     config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, profile=kind))
-    return Place(bucket, config, server, boto)
+    return Bucket(name, config, server, boto)
 
 
 @pytest.fixture
-def place(strict_server: launch.Server) -> Place:
+def bucket(strict_server: launch.Server) -> Bucket:
     """An empty bucket of the strict server."""
-    return _place("strict", strict_server)
+    return _new_bucket("strict", strict_server)
 
 
 @pytest.fixture(params=["strict", "moto", "versitygw"])
-def any_place(request: pytest.FixtureRequest) -> Place:
-    """An empty bucket, of each server in turn."""
-    return _place(request.param, request.getfixturevalue(f"{request.param}_server"))
+def any_bucket(request: pytest.FixtureRequest) -> Bucket:
+    """An empty bucket, once on each server."""
+    return _new_bucket(request.param, request.getfixturevalue(f"{request.param}_server"))
 
 
 @pytest.fixture
 def control(strict_server: launch.Server) -> Iterator[Control]:
-    """The strict server's control, its faults and its record empty."""
+    """A control client of the strict server, with no faults and an empty request log."""
     client = Control(strict_server.control)
     client.clear_faults()
-    client.forget_requests()
+    client.clear_requests()
     yield client
     client.clear_faults()
     client.clock(0)
@@ -116,7 +116,7 @@ def control(strict_server: launch.Server) -> Iterator[Control]:
 
 @pytest.fixture(scope="session")
 def old_python() -> str:
-    """A Python with the oldest torch that is supported: that of TORCHOBJ_OLD_PYTHON, or one made once in the cache."""
+    """Returns a Python with the oldest supported torch: TORCHOBJ_OLD_PYTHON, or one that is kept in the cache."""
     if "TORCHOBJ_OLD_PYTHON" in os.environ:
         return os.environ["TORCHOBJ_OLD_PYTHON"]
     folder = CACHE / "old-torch"

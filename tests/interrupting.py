@@ -1,4 +1,4 @@
-"""Ctrl-C while a server holds a request back."""
+"""Sends Ctrl-C while a server delays its response."""
 
 import contextlib
 import os
@@ -6,13 +6,13 @@ import signal
 import threading
 import time
 
-#: For how long a server holds it back; what is interrupted ends long before.
+#: How long the server delays its response; an interrupted call ends long before.
 HELD_BACK_S = 100
 
 
 @contextlib.contextmanager
 def interrupted(control, **rule):
-    """Has a request that `rule` chooses held back, and this process interrupted as soon as one is."""
+    """Delays the requests that `rule` selects and interrupts this process as soon as one is delayed."""
     control.faults({**rule, "action": {"delay_first_byte_s": HELD_BACK_S}})
 
     over = threading.Event()

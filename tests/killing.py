@@ -15,11 +15,11 @@ HELD_S = 60.0
 class Saver:
     """A process that runs a script, which forks one child for each line of orders: the child makes a save."""
 
-    def __init__(self, place, script):
+    def __init__(self, bucket, script):
         self._process = subprocess.Popen(
             [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._config = {"endpoint_url": place.config.s3.endpoint_url, "profile": place.config.s3.profile}
+        self._config = {"endpoint_url": bucket.config.s3.endpoint_url, "profile": bucket.config.s3.profile}
 
     def begin(self, **orders):
         """Starts a save and returns the process that makes it."""

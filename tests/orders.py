@@ -1,10 +1,11 @@
-"""Samplers and orders of loaders over sixty objects of a folder, for the tests that save and resume them."""
+"""Samplers and loader settings over a folder of sixty objects, for the tests that save and resume loaders."""
 
 import torch
 import torchdata.stateful_dataloader
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 import torchobj
+from tests.prefetching import stats
 
 COUNT = 60
 
@@ -26,7 +27,7 @@ def generator():
 
 
 class Eager(torch.utils.data.Sampler):
-    """A sampler of the user's that draws when its iterator is made."""
+    """A user's sampler that draws its order when the iterator is created."""
 
     def __iter__(self):
         return iter(torch.randperm(COUNT).tolist())
@@ -36,7 +37,7 @@ class Eager(torch.utils.data.Sampler):
 
 
 class Stateful(torch.utils.data.Sampler):
-    """A sampler of the user's with a state, and an order of each epoch's own."""
+    """A user's sampler with a state and a different order in each epoch."""
 
     def __init__(self):
         self.step = 0
@@ -57,7 +58,7 @@ class Stateful(torch.utils.data.Sampler):
         self.step = state["step"]
 
 
-#: What makes the settings of a loader.
+#: Creates the settings of a loader.
 KINDS = {
     "in order": lambda _: {"batch_size": 4},
     "shuffled": lambda _: {"batch_size": 4, "shuffle": True},
@@ -88,3 +89,15 @@ KINDS = {
     },
     "no look-ahead": lambda _: {"batch_size": 4, "shuffle": True, "lookahead": 0},
 }
+
+
+def gained(before, name):
+    return stats()[name] - before[name]
+
+
+def loader_of(folder, kind, **settings):
+    return torchobj.DataLoader(dataset(folder), **KINDS[kind](folder), **settings)
+
+
+def workers(number):
+    return {0: {}, 2: {"num_workers": 2}, "persistent": {"num_workers": 2, "persistent_workers": True}}[number]

@@ -1,11 +1,11 @@
-"""What tests ask of this process's prefetcher: what it counted, what was taken meanwhile, whether its memory is free."""
+"""Reads the statistics of this process's prefetcher: counts, changes over a block, and whether its memory is free."""
 
 import gc
 import time
 
 from torchobj import _torchobj
 
-#: What only grows; the rest is not known before the prefetcher is made.
+#: Counters that only grow; other statistics exist once the prefetcher has started.
 COUNTS = (
     "hits", "late", "queued", "misses", "objects", "bytes", "retries", "throttled", "connect_failures", "hedges",
     "hedges_won", "transferred", "copied",
@@ -13,12 +13,12 @@ COUNTS = (
 
 
 def stats():
-    """Its numbers; counts are 0 before it is made."""
+    """Returns the prefetcher's statistics; counters are 0 before it starts."""
     return dict.fromkeys(COUNTS, 0) | _torchobj.prefetch_stats()
 
 
 class Taken:
-    """How many objects were taken while this was entered: `announced` and not, and how many were read."""
+    """Counts samples that were `announced`, samples that were not, and objects that were read in a `with` block."""
 
     def __enter__(self):
         self.before = stats()
@@ -32,7 +32,7 @@ class Taken:
 
 
 def eventually(holds, limit_s=15.0):
-    """Whether something holds soon."""
+    """Waits until a condition holds; returns whether it did within the limit."""
     deadline_s = time.monotonic() + limit_s
     while time.monotonic() < deadline_s:
         if holds():
@@ -42,7 +42,7 @@ def eventually(holds, limit_s=15.0):
 
 
 def all_free():
-    """Whether all memory is given back soon, and nothing is announced."""
-    # An exception's traceback holds the frames, and their iterators, in a cycle.
+    """Waits until all memory is released and nothing is announced; returns whether that happened."""
+    # An exception's traceback keeps its frames, and their iterators, in a reference cycle.
     gc.collect()
     return eventually(lambda: stats()["used_bytes"] == 0 and stats()["announced"] == 0)

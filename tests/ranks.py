@@ -1,4 +1,4 @@
-"""The two ranks of a job, as forked processes of the test."""
+"""Runs two ranks of a job as forked processes of the test."""
 
 import contextlib
 import faulthandler
@@ -13,10 +13,10 @@ import traceback
 import torch
 import torch.distributed as dist
 
-#: How long two ranks may take.
+#: The time limit for two ranks.
 LONGEST_S = 80
 
-#: How long a rank that failed waits for the other, which may not come.
+#: How long a rank that failed waits for the other, which may never arrive.
 _PATIENCE_S = 20
 
 _context = multiprocessing.get_context("fork")
@@ -24,10 +24,10 @@ _context = multiprocessing.get_context("fork")
 
 @contextlib.contextmanager
 def started(main, *arguments):
-    """Two processes, in each of which `main(rank, *arguments)` runs and `init_process_group` finds the other.
+    """Starts two processes that run `main(rank, *arguments)`, where `init_process_group` connects them.
 
-    The store of the job is the test's own, as torchrun's is its agent's: its port was never free for others to take,
-    and it is there for as long as a rank is."""
+    The test hosts the job's TCPStore, as torchrun's agent does: no other process can take its port, and it outlives the
+    ranks."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [_context.Process(target=_joined, args=(store.port, rank, main, arguments)) for rank in range(2)]
     with contextlib.ExitStack() as stack:
@@ -39,7 +39,7 @@ def started(main, *arguments):
 
 
 def _joined(port, rank, main, arguments):
-    # What it waits for, told before the tests give it up.
+    # Dump the tracebacks before the test times out.
     faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)
     # A forked process must not use the threads of its parent.
     torch.set_num_threads(1)
@@ -49,30 +49,30 @@ def _joined(port, rank, main, arguments):
 
 
 def run_ranks(work, *arguments):
-    """What each of two ranks returned, or its exception's name, text and traceback."""
+    """Returns what each of two ranks returned, or its exception's name, text and traceback."""
     results, both_done, found = _context.Queue(), _context.Barrier(2), {}
     until_s = time.monotonic() + LONGEST_S
-    with started(_told, work, arguments, results, both_done) as ranks:
+    with started(_run_and_send, work, arguments, results, both_done) as ranks:
         try:
             while len(found) < len(ranks):
-                rank, told = results.get(timeout=max(until_s - time.monotonic(), 0.1))
-                found[rank] = pickle.loads(told)
+                rank, result = results.get(timeout=max(until_s - time.monotonic(), 0.1))
+                found[rank] = pickle.loads(result)
         except queue.Empty:
-            raise AssertionError(f"a rank did not end; of the others: {found}") from None
+            raise AssertionError(f"a rank did not end; results so far: {found}") from None
         for rank in ranks:
             rank.join(10)
             assert rank.exitcode == 0
     return [found[rank] for rank in range(2)]
 
 
-def _told(rank, work, arguments, results, both_done):
+def _run_and_send(rank, work, arguments, results, both_done):
     patience_s = LONGEST_S
     try:
         results.put((rank, pickle.dumps(work(rank, *arguments))))
     except BaseException as error:
         results.put((rank, pickle.dumps((type(error).__name__, str(error), traceback.format_exc()))))
         patience_s = _PATIENCE_S
-    # The last connection of the group may still be in the making on the other rank, and would fail if this one left.
+    # The other rank may still be opening its last connection to the group, which fails if this rank exits now.
     with contextlib.suppress(threading.BrokenBarrierError):
         both_done.wait(patience_s)
     if dist.is_initialized():

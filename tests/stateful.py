@@ -1,4 +1,4 @@
-"""Datasets, samplers and steps for the tests that compare our loader's states with torchdata's StatefulDataLoader."""
+"""Datasets, samplers and steps for tests that compare our loader's states with torchdata's StatefulDataLoader."""
 
 import contextlib
 import itertools
@@ -10,12 +10,12 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import torchobj
 
-#: Both have state_dict and load_state_dict, with the same meaning.
+#: Both have state_dict and load_state_dict with the same meaning.
 LOADERS = [torchobj.DataLoader, StatefulDataLoader]
 
 
 class Cursor:
-    """An iterator over a sequence, with a state; `draws` adds to each element a number of torch's default generator."""
+    """An iterator over a sequence, with a state; `draws` adds a number of torch's default generator to each element."""
 
     def __init__(self, elements, *, draws=False):
         self.elements, self.draws, self.done = elements, draws, 0
@@ -40,7 +40,7 @@ class Cursor:
 
 
 class Sharded(IterableDataset):
-    """Numbers; worker `w` has `sizes[w]` of them, and a loop without workers has them all. Without a state."""
+    """Numbers without a state; worker `w` has `sizes[w]` of them, and a loop without workers has all of them."""
 
     def __init__(self, sizes):
         self.sizes = sizes
@@ -57,7 +57,7 @@ class Sharded(IterableDataset):
 
 
 class ShardedWithState(Sharded):
-    """The same; the dataset has the state."""
+    """Like `Sharded`; the dataset has the state."""
 
     def __init__(self, sizes):
         super().__init__(sizes)
@@ -77,21 +77,21 @@ class ShardedWithState(Sharded):
 
 
 class ShardedWithIterators(Sharded):
-    """The same; its iterators have the state."""
+    """Like `Sharded`; its iterators have the state."""
 
     def __iter__(self):
         return Cursor(self.numbers())
 
 
 class ShardedAndDrawn(Sharded):
-    """The same, with random numbers, whose generator's state is in the state of the iterators."""
+    """Like `ShardedWithIterators`, with random numbers; the iterators' state includes the generator's."""
 
     def __iter__(self):
         return Cursor(self.numbers(), draws=True)
 
 
 class ItsOwnIterator(Cursor, IterableDataset):
-    """A dataset that is its own iterator: each worker yields all numbers."""
+    """A dataset that is its own iterator; each worker yields all numbers."""
 
     def __init__(self, sizes):
         super().__init__(range(sum(sizes)))
@@ -121,7 +121,7 @@ class Records(Dataset):
 
 
 class SteppedSampler(Sampler):
-    """Numbers by steps of 7; has no state."""
+    """Numbers in steps of 7, without a state."""
 
     def __init__(self, count):
         self.count = count
@@ -137,14 +137,14 @@ class SteppedSampler(Sampler):
 
 
 class SamplerWithIterators(SteppedSampler):
-    """The same; its iterators have the state."""
+    """Like `SteppedSampler`; its iterators have the state."""
 
     def __iter__(self):
         return Cursor(self.order())
 
 
 class SamplerWithState(SteppedSampler):
-    """The same; the sampler has the state."""
+    """Like `SteppedSampler`; the sampler has the state."""
 
     def __init__(self, count):
         super().__init__(count)
@@ -164,7 +164,7 @@ class SamplerWithState(SteppedSampler):
 
 
 class BatchesWithState(SamplerWithState):
-    """A batch sampler of batches of growing sizes, with a state."""
+    """A batch sampler with a state whose batches grow."""
 
     def order(self):
         indices = iter(range(self.count))
@@ -176,7 +176,7 @@ class BatchesWithState(SamplerWithState):
 
 
 class BatchesWithIterators(BatchesWithState):
-    """The same; its iterators have the state."""
+    """Like `BatchesWithState`; its iterators have the state."""
 
     state_dict = load_state_dict = None
 
@@ -185,12 +185,12 @@ class BatchesWithIterators(BatchesWithState):
 
 
 def same(samples):
-    """A collate_fn that changes nothing."""
+    """A collate_fn that returns the samples unchanged."""
     return samples
 
 
 def listed(loader):
-    """The batches of a pass."""
+    """Returns the batches of a pass."""
     return list(map(plain, loader))
 
 
@@ -199,14 +199,14 @@ def plain(batch):
 
 
 def taken(loader, count):
-    """Hands out so many batches; returns them, the iterator, and the state behind them as another process gets it."""
+    """Takes `count` batches; returns them, the iterator, and the state after them as another process receives it."""
     iterator = iter(loader)
     batches = [plain(next(iterator)) for _ in range(count)]
     return batches, iterator, pickle.loads(pickle.dumps(loader.state_dict()))
 
 
 def after(make, done, epochs=2):
-    """What a new loader yields that was resumed behind batch number `done` of another: the rest, and whole epochs."""
+    """Resumes a new loader after batch number `done` of another; returns the remaining batches and whole epochs."""
     _, iterator, state = taken(make(), done)
     with contextlib.suppress(AttributeError):
         iterator._shutdown_workers()

@@ -1,6 +1,7 @@
-"""What `make` needs beside Python packages: cargo-deny, and the building and trying of a wheel.
+"""Tools that `make` needs besides Python packages: cargo-deny, pyright, and building and testing a wheel.
 
 `python -m tests.tools cargo-deny` checks licences, bans and sources; it builds cargo-deny once, into the cache.
+`python -m tests.tools pyright` checks the types of the examples and public names; it is installed once, into the cache.
 `python -m tests.tools wheel` builds a manylinux wheel into `dist/` and tries it where there is neither compiler nor Rust.
 """
 
@@ -15,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("TORCHOBJ_CACHE", Path.home() / ".cache" / "torchobj"))
 
 CARGO_DENY = "0.20.2"
+PYRIGHT = "1.1.414"
 
-#: The oldest glibc that the wheel runs on: that of Debian 10, RHEL 8 and Ubuntu 20.04.
+#: The oldest glibc that the wheel supports: that of Debian 10, RHEL 8 and Ubuntu 20.04.
 MANYLINUX = "manylinux_2_28"
 
 
@@ -28,17 +30,32 @@ def cargo_deny() -> None:
         command = ["cargo", "install", "--quiet", "--locked", "--root", str(root), f"cargo-deny@{CARGO_DENY}"]
         subprocess.run(command, cwd=ROOT, check=True, env=os.environ | {"CARGO_TARGET_DIR": str(root / "target")})
         shutil.rmtree(root / "target")
-    # It looks at crates of other platforms too, which no build has fetched.
+    # cargo-deny also reads crates for other platforms, which no build has fetched.
     subprocess.run(["cargo", "fetch", "--quiet", "--locked"], cwd=ROOT, check=True)
     checks = ["licenses", "bans", "sources"]
     command = [str(root / "bin" / "cargo-deny"), "--offline", "--log-level", "error", "--config", "rust/deny.toml"]
     subprocess.run([*command, "check", "--hide-inclusion-graph", *checks], cwd=ROOT, check=True)
 
 
+def pyright() -> None:
+    """Checks the types of the examples and of the public names, as an IDE with pyright does."""
+    root = CACHE / f"pyright-{PYRIGHT}"
+    if not (root / "ready").exists():
+        print(f"installing pyright {PYRIGHT}, once", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(root)], check=True)
+        # The package includes the Node.js that pyright needs.
+        install = [str(root / "bin" / "python"), "-m", "pip", "install", "--quiet", f"pyright[nodejs]=={PYRIGHT}"]
+        subprocess.run(install, check=True)
+        (root / "ready").touch()
+    command = [str(root / "bin" / "pyright"), "--warnings", "--pythonpath", sys.executable, "--pythonversion", "3.11"]
+    environment = os.environ | {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    subprocess.run([*command, "examples", "tests/typing"], cwd=ROOT, env=environment, check=True)
+
+
 def wheel() -> None:
-    """Builds a manylinux wheel and tries it."""
+    """Builds a manylinux wheel and tests it."""
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
-    maturin = [sys.executable, "-m", "maturin", "build", "--profile", "dist", "--out", "dist", "--zig"]
+    maturin = [sys.executable, "-m", "maturin", "build", "--out", "dist", "--zig"]
     # The linker, zig, is a package of the same environment.
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run([*maturin, "--compatibility", MANYLINUX], cwd=ROOT, env=environment, check=True)
@@ -49,13 +66,13 @@ def wheel() -> None:
 
 
 def try_wheel(built: Path, folder: Path) -> None:
-    """Installs a wheel into a new environment and uses it, with no compiler and no Rust on the PATH."""
+    """Installs a wheel into a new environment and uses it without a compiler and without Rust on the PATH."""
     python = folder / "venv" / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     environment = {"PATH": str(folder / "empty"), "HOME": str(folder), "PIP_NO_INDEX": "1"}
     for tool in ("cargo", "rustc", "cc", "gcc", "clang", "make"):
         assert shutil.which(tool, path=environment["PATH"]) is None
-    # torch is half a gigabyte: what needs none is tried without, and torch itself needs no compiler.
+    # torch is half a gigabyte: only what works without torch is tested, and torch itself needs no compiler.
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(built)]
     subprocess.run(install, env=environment, check=True)
     script = (
@@ -66,4 +83,4 @@ def try_wheel(built: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"cargo-deny": cargo_deny, "wheel": wheel}[sys.argv[1]]()
+    {"cargo-deny": cargo_deny, "pyright": pyright, "wheel": wheel}[sys.argv[1]]()

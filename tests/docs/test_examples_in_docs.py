@@ -1,4 +1,4 @@
-"""Examples in docstrings run, and so do those of the README."""
+"""Runs the examples in docstrings and in the README."""
 
 import doctest
 import importlib
@@ -29,29 +29,29 @@ def test_examples_in_docstrings(name):
     assert doctest.testmod(module, optionflags=options).failed == 0
 
 
-def test_the_readme_has_its_five_examples():
+def test_the_readme_has_five_examples():
     assert len(BLOCKS) == 5
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[0])
-def test_examples_of_the_readme(block, place, strict_server, monkeypatch):
-    """With the names of the README in a bucket of the test's."""
+def test_examples_of_the_readme(block, bucket, strict_server, monkeypatch):
+    """Runs each block with the README's names in a test bucket."""
     monkeypatch.setenv("AWS_PROFILE", "strict")
     monkeypatch.setenv("AWS_ENDPOINT_URL", strict_server.endpoint)
-    place.boto.create_bucket(Bucket="my-bucket") if "my-bucket" not in [
-        bucket["Name"] for bucket in place.boto.list_buckets()["Buckets"]
+    bucket.boto.create_bucket(Bucket="my-bucket") if "my-bucket" not in [
+        entry["Name"] for entry in bucket.boto.list_buckets()["Buckets"]
     ] else None
     for number in range(8):
-        place.boto.put_object(Bucket="my-bucket", Key=f"train/{number}.jpg", Body=picture(number))
+        bucket.boto.put_object(Bucket="my-bucket", Key=f"train/{number}.jpg", Body=picture(number))
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_examples_of_checkpoints(place, strict_server, monkeypatch):
-    """One after the other, with the names that they take for granted."""
+@pytest.mark.filterwarnings("ignore", "error:Converting a tensor with requires_grad")
+def test_examples_of_checkpoints(bucket, strict_server, monkeypatch):
+    """Runs the blocks one after the other, with the variables that they expect."""
     monkeypatch.setenv("AWS_PROFILE", "strict")
     monkeypatch.setenv("AWS_ENDPOINT_URL", strict_server.endpoint)
-    place.boto.create_bucket(Bucket="bucket")
+    bucket.boto.create_bucket(Bucket="bucket")
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     loader = torchobj.DataLoader(torch.rand(200, 2), batch_size=1)
@@ -61,7 +61,7 @@ def test_examples_of_checkpoints(place, strict_server, monkeypatch):
         loss = model(batch).sum()
         loss.backward()
         optimizer.step()
-        return loss.item()
+        return loss
 
     names = {"torchobj": torchobj, "model": model, "optimizer": optimizer, "loader": loader, "train": train}
     for block in CHECKPOINTS:

@@ -11,7 +11,7 @@ from torchobj.checkpoint import CheckpointManager
 
 
 def save(orders):
-    """Saves one step of 18 MB: in parts, or as several objects."""
+    """Saves a step of 18 MB: in parts, or as several objects."""
     config = StoreConfig(s3=S3Options(**orders["config"]), part_bytes=5 << 20, whole_below_bytes=5 << 20)
     manager = CheckpointManager(orders["url"], keep_last=2, config=config, sharded=orders["sharded"])
     step = orders["step"]

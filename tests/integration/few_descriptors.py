@@ -1,4 +1,4 @@
-"""Reads objects in a process that may open few files, while other files of it are open. Says how many it had open."""
+"""Reads objects in a process with a low limit on open files and other open files. Prints how many were open."""
 
 import os
 import resource

@@ -1,4 +1,4 @@
-"""A rank of `torchrun` that trains by Lightning with its checkpoints in a bucket: two epochs, then a third from there."""
+"""A rank of `torchrun` that trains with Lightning and checkpoints in a bucket: two epochs, then a third one resumed."""
 
 import json
 import pickle

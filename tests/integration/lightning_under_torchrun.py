@@ -1,4 +1,4 @@
-"""A rank of `torchrun` that trains by Lightning, which shares the samples out, and writes what it got to a file."""
+"""A rank of `torchrun` that trains with Lightning, which distributes the samples, and writes its samples to a file."""
 
 import json
 import os

@@ -11,7 +11,7 @@ import platform
 import resource
 import sys
 
-#: Numbers of system calls, by machine.
+#: Numbers of system calls per machine type.
 CALLS = {
     "x86_64": {"memfd_create": 319, "eventfd2": 290},
     "aarch64": {"memfd_create": 279, "eventfd2": 19},
@@ -19,7 +19,7 @@ CALLS = {
 
 
 class Instruction(ctypes.Structure):
-    """One of a filter, as in linux/filter.h."""
+    """One instruction of a filter, as in linux/filter.h."""
 
     _fields_ = (
         ("code", ctypes.c_ushort),
@@ -30,16 +30,16 @@ class Instruction(ctypes.Structure):
 
 
 class Program(ctypes.Structure):
-    """A filter."""
+    """A filter program, as in linux/filter.h."""
 
     _fields_ = (("count", ctypes.c_ushort), ("first", ctypes.POINTER(Instruction)))
 
 
 def forbid(name):
-    """From now on a system call is refused by EPERM, in this process and its children."""
+    """Makes a system call fail with EPERM in this process and its children from now on."""
     filter_ = (Instruction * 4)(
         Instruction(0x20, 0, 0, 0),  # Load the number of the call.
-        Instruction(0x15, 0, 1, CALLS[platform.machine()][name]),  # If it is not this one, skip one instruction.
+        Instruction(0x15, 0, 1, CALLS[platform.machine()][name]),  # If it is another call, skip one instruction.
         Instruction(0x06, 0, 0, 0x0005_0000 | 1),  # SECCOMP_RET_ERRNO, EPERM.
         Instruction(0x06, 0, 0, 0x7FFF_0000),  # SECCOMP_RET_ALLOW.
     )
@@ -50,7 +50,7 @@ def forbid(name):
 
 
 class Messages(logging.Handler):
-    """Keeps what is logged."""
+    """Collects log messages."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -73,7 +73,7 @@ def main(folder, context):
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=first_byte)
     errors, samples = [], []
     try:
-        # The second dataset and the second epoch are to say nothing more.
+        # The second dataset and the second epoch must not log anything more.
         for _ in range(2):
             loader = torchobj.DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context=context)
             samples.append([sample for batch in loader for sample in batch.tolist()])
@@ -83,7 +83,7 @@ def main(folder, context):
         report = loader.report()
     except Exception as error:
         errors.append(f"{type(error).__name__}: {error}")
-        # Again: nothing is left in a state that hides the reason.
+        # Try again: no state is left that would hide the reason.
         try:
             _ = data[0]
         except Exception as again:

@@ -22,7 +22,7 @@ def first_byte(reader):
 
 
 def keeps(reader):
-    # So long that memory is short for more than ten seconds.
+    # Long enough that memory is short for more than ten seconds.
     time.sleep(0.12)
     KEPT.append(reader.getbuffer())
     return KEPT[-1][0]

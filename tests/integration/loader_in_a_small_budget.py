@@ -1,4 +1,4 @@
-"""Run by `test_loader.py`: batches that are larger than the budget, two persistent loaders in turn, a save between them."""
+"""Run by `test_loader.py`: batches larger than the budget, two alternating persistent loaders, and a save."""
 
 import sys
 from pathlib import Path

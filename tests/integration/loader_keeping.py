@@ -1,4 +1,4 @@
-"""Run by `test_loader_kept.py`: workers and the trainer keep tensors of what workers return, and check them."""
+"""Run by `test_loader_kept.py`: workers and the trainer keep tensors of what workers return, and verify them."""
 
 import collections
 import sys
@@ -12,7 +12,7 @@ COUNT, SIZE, EPOCHS = 200, 300_000, 3
 
 
 class Keeper:
-    """Returns the reader, keeps a tensor of its bytes for a while, and checks those that it keeps."""
+    """Returns the reader, keeps a tensor of its bytes for a while, and verifies those that it keeps."""
 
     def __init__(self):
         self.kept = collections.deque(maxlen=8)

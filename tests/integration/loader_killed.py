@@ -1,4 +1,4 @@
-"""Run by `test_loader_kills.py`: a training loop that says who works for it, and waits to be killed."""
+"""Run by `test_loader_kills.py`: a training loop that prints its worker processes and waits to be killed."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def slow(reader):
 
 
 def arena():
-    """The file of the arena, as other processes can tell it."""
+    """Returns the inode of the arena's file, by which other processes can identify it."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
             if "memfd:torchobj-arena" in os.readlink(entry):

@@ -1,6 +1,6 @@
-"""Run by `test_loader_memory.py`: loops over a loader whose process tree's memory is watched; prints figures as JSON.
+"""Run by `test_loader_memory.py`: loops over a loader while watching the process tree's memory; prints figures as JSON.
 
-The folder holds files without blocks, so that many bytes take no disk.
+The folder holds sparse files, which have many bytes and use no disk space.
 """
 
 import gc
@@ -20,7 +20,7 @@ BATCH = {"batch_size": 16, "num_workers": 2}
 
 
 class InMemory(torch.utils.data.Dataset):
-    """The same samples, without reading."""
+    """The same samples without reading."""
 
     def __init__(self, count):
         self.count, self.sample = count, torch.zeros(SIZE, dtype=torch.uint8)
@@ -52,23 +52,23 @@ def pss(pid):
 
 
 class Watch(threading.Thread):
-    """Sums the memory of this process and its children, all the time; `most` is the largest sum."""
+    """Continuously sums the memory of this process and its children; `peak_bytes` is the largest sum."""
 
     def __init__(self):
         super().__init__(daemon=True)
-        self.most, self.samples, self.ends = 0, 0, threading.Event()
+        self.peak_bytes, self.samples, self.stopped = 0, 0, threading.Event()
         self.start()
 
     def run(self):
-        while not self.ends.wait(0.03):
+        while not self.stopped.wait(0.03):
             total = 0
             for pid in self.tree():
-                # A process may end meanwhile.
+                # A process may exit meanwhile.
                 try:
                     total += pss(pid)
                 except OSError:
                     continue
-            self.most, self.samples = max(self.most, total), self.samples + 1
+            self.peak_bytes, self.samples = max(self.peak_bytes, total), self.samples + 1
 
     def tree(self):
         try:
@@ -77,14 +77,14 @@ class Watch(threading.Thread):
             return []
 
     def end(self):
-        self.ends.set()
+        self.stopped.set()
         self.join()
         assert self.samples > 5
-        return self.most
+        return self.peak_bytes
 
 
 def epochs(loader, breaks):
-    """Ten epochs that are broken off, or one that is not."""
+    """Runs ten epochs that stop early, or one complete epoch."""
     for _ in range(10 if breaks else 1):
         for number, batch in enumerate(loader):
             assert batch.shape[1] == SIZE
@@ -96,7 +96,7 @@ def epochs(loader, breaks):
 def peak(loader_class, dataset, breaks):
     gc.collect()
     loader = loader_class(dataset, shuffle=True, persistent_workers=breaks, **BATCH)
-    # What is allocated once is there before.
+    # Allocate what is allocated once before measuring.
     next(iter(loader))
     watch = Watch()
     epochs(loader, breaks)
@@ -104,8 +104,8 @@ def peak(loader_class, dataset, breaks):
 
 
 def held():
-    """Descriptors and threads after some iterators, and after many more."""
-    # Files are read by a pool of threads, which grows as it is used.
+    """Returns descriptors and threads after a few iterators and after many more."""
+    # A pool of threads reads the files and grows with use.
     store = torchobj.Store("memory://held")
     for number in range(64):
         store.put(f"k{number:02}", bytes(SIZE))

@@ -1,4 +1,4 @@
-"""A rank of `torchrun`: reads its share of a folder in two epochs, and writes what it got to a file of the folder's."""
+"""A rank under `torchrun`: reads its share of a folder in two epochs and writes its samples to a file."""
 
 import json
 import sys

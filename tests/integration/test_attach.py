@@ -1,4 +1,4 @@
-"""Look-ahead for loaders that others build: `attach`, `LookaheadBatchSampler`, and the word about who has neither."""
+"""Look-ahead for loaders created elsewhere: `attach`, `LookaheadBatchSampler`, and the warning if neither is used."""
 
 import copy
 import logging
@@ -13,8 +13,8 @@ from torch.utils.data import ConcatDataset, DistributedSampler, RandomSampler, S
 import torchobj
 from tests.prefetching import Taken, stats
 from torchobj import exceptions
-from torchobj.datasets import unannounced
-from torchobj.loader import batch_sampler, claims
+from torchobj.datasets import lookahead_warning
+from torchobj.loader import announcement_check, batch_sampler
 
 COUNT = 48
 
@@ -54,7 +54,7 @@ def test_an_attached_loader_gives_the_same_samples_and_announces_them(folder, wo
     assert isinstance(loader, torch.utils.data.DataLoader)
 
 
-def test_to_attach_twice_is_to_attach_once(folder):
+def test_attaching_twice_is_attaching_once(folder):
     loader = torchobj.attach(torch.utils.data.DataLoader(dataset(folder)), lookahead=3)
     kind = type(loader)
     assert torchobj.attach(loader) is loader
@@ -63,7 +63,7 @@ def test_to_attach_twice_is_to_attach_once(folder):
     assert type(torchobj.attach(ours)) is torchobj.DataLoader
 
 
-def test_a_loader_that_runs_with_persistent_workers_is_attached_from_its_next_epoch(folder):
+def test_a_running_loader_with_persistent_workers_is_attached_from_its_next_epoch(folder):
     data = dataset(folder)
     assert len(data) == COUNT
     loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
@@ -76,7 +76,7 @@ def test_a_loader_that_runs_with_persistent_workers_is_attached_from_its_next_ep
     assert (second.announced, second.misses) == (COUNT, 0)
 
 
-def test_an_attached_loader_is_copied_and_pickled_as_one(folder):
+def test_a_copied_or_pickled_attached_loader_is_attached(folder):
     loader = torchobj.attach(torch.utils.data.DataLoader(Subset(dataset(folder), range(9)), batch_size=3), lookahead=2)
     expected = [repr(batch) for batch in loader]
     for again in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
@@ -86,13 +86,13 @@ def test_an_attached_loader_is_copied_and_pickled_as_one(folder):
 
 
 class Sizes(torch.utils.data.DataLoader):
-    """A loader of the user's."""
+    """A user's own loader."""
 
     def __iter__(self):
         return (len(bodies) for _, bodies in super().__iter__())
 
 
-def test_a_loader_of_the_users_own_class_keeps_what_it_does(folder):
+def test_a_user_defined_loader_keeps_its_behaviour(folder):
     loader = torchobj.attach(Sizes(dataset(folder), batch_size=7))
     with Taken() as taken:
         assert list(loader) == [7] * 6 + [6]
@@ -101,15 +101,15 @@ def test_a_loader_of_the_users_own_class_keeps_what_it_does(folder):
 
 
 @pytest.mark.parametrize("what", [None, [1, 2], SequentialSampler(range(3))], ids=lambda what: type(what).__name__)
-def test_what_is_no_loader_is_refused(what):
-    with pytest.raises(TypeError, match=f"attach: a {type(what).__name__} is no DataLoader of torch"):
+def test_an_object_that_is_not_a_loader_is_refused(what):
+    with pytest.raises(TypeError, match=f"attach: {type(what).__name__} is not a DataLoader of torch"):
         torchobj.attach(what)
 
 
-def test_a_dataset_of_which_nothing_is_known_is_refused(folder):
-    with pytest.raises(exceptions.ConfigError, match="the samples of a range are made of"):
+def test_a_dataset_with_unknown_objects_is_refused(folder):
+    with pytest.raises(exceptions.ConfigError, match="the samples of range consist of"):
         torchobj.attach(torch.utils.data.DataLoader(range(3)))
-    with pytest.raises(exceptions.ConfigError, match="samples of a S3IterableDataset"):
+    with pytest.raises(exceptions.ConfigError, match="samples of S3IterableDataset"):
         torchobj.attach(torch.utils.data.DataLoader(torchobj.S3IterableDataset("s3://nowhere/")))
     with pytest.raises(exceptions.ConfigError, match="lookahead=-1: must be 0 or more"):
         torchobj.attach(torch.utils.data.DataLoader(dataset(folder)), lookahead=-1)
@@ -131,7 +131,7 @@ def test_a_batch_sampler_announces_its_batches(folder, workers, drop_last):
     assert (taken.announced, taken.misses) == (2 * (COUNT - COUNT % 5 * drop_last), 0)
 
 
-def test_a_batch_sampler_learns_the_dataset_from_its_sampler_or_is_told(folder, caplog):
+def test_a_batch_sampler_takes_the_dataset_from_its_sampler_or_an_argument(folder, caplog):
     data = dataset(folder)
     half = Subset(data, range(0, COUNT, 2))
     known = {
@@ -146,8 +146,8 @@ def test_a_batch_sampler_learns_the_dataset_from_its_sampler_or_is_told(folder, 
     assert not caplog.records
 
 
-def test_a_batch_sampler_that_knows_no_dataset_says_so_once_and_announces_nothing(folder, caplog):
-    batch_sampler._say_unknown.cache_clear()
+def test_a_batch_sampler_without_a_dataset_warns_once_and_announces_nothing(folder, caplog):
+    batch_sampler._warn_unknown_objects.cache_clear()
     data = dataset(folder)
     assert len(data) == COUNT
     for _ in range(2):
@@ -156,7 +156,7 @@ def test_a_batch_sampler_that_knows_no_dataset_says_so_once_and_announces_nothin
             list(torch.utils.data.DataLoader(data, batch_sampler=batches, num_workers=1))
         assert (taken.announced, taken.misses) == (0, COUNT)
     [record] = caplog.records
-    assert "of SubsetRandomSampler it is not known" in record.getMessage()
+    assert "the samples of SubsetRandomSampler consist of" in record.getMessage()
 
 
 def test_a_batch_sampler_is_silent_where_the_loader_announces(folder):
@@ -175,7 +175,7 @@ def test_a_batch_sampler_refuses_a_negative_lookahead(folder):
 
 
 class EveryOther(torch.utils.data.Sampler):
-    """Hands out every second batch, as if another rank had the rest."""
+    """Returns every second batch, as if another rank had the rest."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -184,24 +184,24 @@ class EveryOther(torch.utils.data.Sampler):
         return (batch for number, batch in enumerate(self.batches) if number % 2 == 0)
 
 
-def test_batches_that_nobody_asks_for_are_announced_no_more_after_a_while(folder, caplog, monkeypatch):
-    monkeypatch.setattr(claims, "_LOOK_AT", 10)
-    monkeypatch.setattr(claims, "_UNDER_WAY", 2)
+def test_announcing_stops_when_batches_are_not_requested(folder, caplog, monkeypatch):
+    monkeypatch.setattr(announcement_check, "_CHECKED_ITEMS", 10)
+    monkeypatch.setattr(announcement_check, "_IN_TRANSIT", 2)
     data = dataset(folder)
     batches = torchobj.LookaheadBatchSampler(SequentialSampler(data), 1, lookahead=1)
     loader = torch.utils.data.DataLoader(data, batch_sampler=EveryOther(batches))
     with Taken() as taken:
         assert [keys.item() for keys, _ in loader] == list(range(0, COUNT, 2))
     [record] = caplog.records
-    assert "use torchobj.attach on the outermost" in record.getMessage()
+    assert "call torchobj.attach on the outermost" in record.getMessage()
     assert taken.announced < 10
     assert taken.objects < COUNT // 2 + 10
     assert stats()["announced"] == 0
 
 
-def test_batches_that_are_asked_for_are_announced_to_the_end(folder, caplog, monkeypatch):
-    monkeypatch.setattr(claims, "_LOOK_AT", 10)
-    monkeypatch.setattr(claims, "_UNDER_WAY", 2)
+def test_batches_that_are_requested_are_announced_to_the_end(folder, caplog, monkeypatch):
+    monkeypatch.setattr(announcement_check, "_CHECKED_ITEMS", 10)
+    monkeypatch.setattr(announcement_check, "_IN_TRANSIT", 2)
     data = ConcatDataset([[(0, b"")] * 100, dataset(folder)])
     with Taken() as taken:
         list(torchobj.DataLoader(data, batch_size=3, shuffle=True))
@@ -210,7 +210,7 @@ def test_batches_that_are_asked_for_are_announced_to_the_end(folder, caplog, mon
 
 
 class Wrapped(torch.utils.data.Dataset):
-    """A dataset of the user's around one of ours."""
+    """A user's dataset that wraps one of ours."""
 
     def __init__(self, data):
         self.data = data
@@ -285,7 +285,7 @@ WARNS = [
 
 
 class ToFile(torchobj.ObjectMapDataset):
-    """What is logged goes to a file, from a spawned worker too, where this arrives by pickle."""
+    """Writes log messages to a file, also in a spawned worker, which unpickles this object."""
 
     file = None
 
@@ -295,11 +295,11 @@ class ToFile(torchobj.ObjectMapDataset):
 
 
 @pytest.fixture
-def anew(monkeypatch, tmp_path):
-    """As in a process that has read nothing yet; the file has what it and its workers log."""
-    monkeypatch.setattr(unannounced, "_known", False)
-    monkeypatch.setattr(unannounced, "_batches", 0)
-    monkeypatch.setattr(unannounced, "_said", mmap.mmap(-1, 1))
+def fresh_log(monkeypatch, tmp_path):
+    """Resets the warnings as in a new process; the file receives the log of this process and its workers."""
+    monkeypatch.setattr(lookahead_warning, "_disabled", False)
+    monkeypatch.setattr(lookahead_warning, "_batches", 0)
+    monkeypatch.setattr(lookahead_warning, "_warned", mmap.mmap(-1, 1))
     logger, handler = logging.getLogger("torchobj"), logging.FileHandler(tmp_path.with_suffix(".log"))
     logger.addHandler(handler)
     yield Path(handler.baseFilename)
@@ -308,18 +308,18 @@ def anew(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(("make", "settings", "warns"), WARNS)
-def test_who_reads_batch_after_batch_unannounced_is_told_of_attach_once(folder, anew, make, settings, warns):
+def test_a_loop_whose_batches_are_not_announced_is_warned_once_about_attach(folder, fresh_log, make, settings, warns):
     data = ToFile(f"file://{folder}/", transform=key_and_bytes)
-    data.file = anew
+    data.file = fresh_log
     epochs = 1 if "multiprocessing_context" in settings else 2
     for _ in range(epochs):
         assert len(list(make(data, **settings))) > 0
-    lines = anew.read_text().splitlines()
+    lines = fresh_log.read_text().splitlines()
     assert len([line for line in lines if "torchobj.attach(loader)" in line]) == int(warns), lines
 
 
 class NamedToFile(torchobj.ObjectDataset):
-    """As `ToFile`, of objects that are named."""
+    """Like `ToFile`, for objects referenced by name."""
 
     def __init__(self, folder, file):
         super().__init__()
@@ -340,14 +340,14 @@ class NamedToFile(torchobj.ObjectDataset):
 
 
 @pytest.mark.parametrize(("make", "settings", "warns"), WARNS)
-def test_so_is_who_reads_objects_that_are_named(folder, anew, make, settings, warns):
-    assert len(list(make(NamedToFile(folder, anew), **settings))) > 0
-    lines = anew.read_text().splitlines()
+def test_a_loop_over_named_objects_is_warned_too(folder, fresh_log, make, settings, warns):
+    assert len(list(make(NamedToFile(folder, fresh_log), **settings))) > 0
+    lines = fresh_log.read_text().splitlines()
     assert len([line for line in lines if "torchobj.attach(loader)" in line]) == int(warns), lines
 
 
-def test_a_reader_that_reads_ranges_has_nothing_to_announce(folder, anew):
+def test_a_range_reader_announces_nothing_and_warns_of_nothing(folder, fresh_log):
     data = dataset(folder, lambda reader: reader.key)
     data._reader_constructor = torchobj.S3ReaderConstructor.range_based()
     assert len(list(plain(data))) == COUNT // 4
-    assert anew.read_text() == ""
+    assert fresh_log.read_text() == ""

@@ -1,4 +1,4 @@
-"""The benchmark of checkpoints runs, and the origin that it measures on is an S3 as far as clients need one."""
+"""The checkpoint benchmark runs, and its origin implements S3 as far as the clients need it."""
 
 import http.client
 import io
@@ -25,57 +25,57 @@ def running():
         yield found
 
 
-def test_the_origin_keeps_what_is_written_to_its_memory(running):
-    place, content = running.memory, os.urandom(20_000_000)
-    s3 = boto_client(place)
-    s3.upload_fileobj(io.BytesIO(content), place.bucket, "a folder/in parts")
-    s3.put_object(Bucket=place.bucket, Key="a folder/whole", Body=content[:1000])
+def test_the_origin_keeps_objects_in_memory(running):
+    location, content = running.memory, os.urandom(20_000_000)
+    s3 = boto_client(location)
+    s3.upload_fileobj(io.BytesIO(content), location.bucket, "a folder/in parts")
+    s3.put_object(Bucket=location.bucket, Key="a folder/whole", Body=content[:1000])
     whole = io.BytesIO()
-    s3.download_fileobj(place.bucket, "a folder/in parts", whole)
+    s3.download_fileobj(location.bucket, "a folder/in parts", whole)
     assert whole.getvalue() == content
     for text, expected in (
         ("bytes=-5", content[995:1000]),
         ("bytes=990-", content[990:1000]),
         ("bytes=3-4", content[3:5]),
     ):
-        answer = s3.get_object(Bucket=place.bucket, Key="a folder/whole", Range=text)
+        answer = s3.get_object(Bucket=location.bucket, Key="a folder/whole", Range=text)
         assert answer["Body"].read() == expected
         assert answer["ContentRange"].endswith("/1000")
     with pytest.raises(ClientError, match="InvalidRange"):
-        s3.get_object(Bucket=place.bucket, Key="a folder/whole", Range="bytes=1000-")
-    listed = s3.list_objects_v2(Bucket=place.bucket, Prefix="a folder/")["Contents"]
+        s3.get_object(Bucket=location.bucket, Key="a folder/whole", Range="bytes=1000-")
+    listed = s3.list_objects_v2(Bucket=location.bucket, Prefix="a folder/")["Contents"]
     assert {entry["Key"]: entry["Size"] for entry in listed} == {
         "a folder/in parts": 20_000_000,
         "a folder/whole": 1000,
     }
-    s3.delete_object(Bucket=place.bucket, Key="a folder/whole")
+    s3.delete_object(Bucket=location.bucket, Key="a folder/whole")
     with pytest.raises(ClientError, match="404"):
-        s3.head_object(Bucket=place.bucket, Key="a folder/whole")
+        s3.head_object(Bucket=location.bucket, Key="a folder/whole")
 
 
-def test_the_origin_forgets_what_is_written_to_its_other_bucket_but_for_its_size(running):
-    place, before = running.discard, running.counters()
-    s3 = boto_client(place)
-    s3.upload_fileobj(io.BytesIO(bytes(20_000_000)), place.bucket, "parts")
-    s3.put_object(Bucket=place.bucket, Key="whole", Body=bytes(1000))
-    assert s3.head_object(Bucket=place.bucket, Key="parts")["ContentLength"] == 20_000_000
-    assert s3.head_object(Bucket=place.bucket, Key="whole")["ContentLength"] == 1000
+def test_the_origins_other_bucket_keeps_only_sizes(running):
+    location, before = running.discard, running.counters()
+    s3 = boto_client(location)
+    s3.upload_fileobj(io.BytesIO(bytes(20_000_000)), location.bucket, "parts")
+    s3.put_object(Bucket=location.bucket, Key="whole", Body=bytes(1000))
+    assert s3.head_object(Bucket=location.bucket, Key="parts")["ContentLength"] == 20_000_000
+    assert s3.head_object(Bucket=location.bucket, Key="whole")["ContentLength"] == 1000
     counted = running.counters() - before
-    # Three parts between the beginning and the end of an upload, one object, two questions.
+    # Three parts between start and completion of an upload, one object, two HEADs or lists.
     assert counted.requests == 8
     assert 20_001_000 <= counted.received_bytes <= 20_010_000
     assert counted.sent_bytes == 0
 
 
-def test_an_upload_that_is_given_up_leaves_no_object(running):
-    place = running.memory
-    s3 = boto_client(place)
-    begun = s3.create_multipart_upload(Bucket=place.bucket, Key="begun")
-    upload = {"Bucket": place.bucket, "Key": "begun", "UploadId": begun["UploadId"]}
+def test_an_aborted_upload_leaves_no_object(running):
+    location = running.memory
+    s3 = boto_client(location)
+    begun = s3.create_multipart_upload(Bucket=location.bucket, Key="begun")
+    upload = {"Bucket": location.bucket, "Key": "begun", "UploadId": begun["UploadId"]}
     s3.upload_part(**upload, PartNumber=1, Body=b"abc")
     s3.abort_multipart_upload(**upload)
     with pytest.raises(ClientError, match="404"):
-        s3.head_object(Bucket=place.bucket, Key="begun")
+        s3.head_object(Bucket=location.bucket, Key="begun")
     with pytest.raises(ClientError, match="NoSuchUpload"):
         s3.upload_part(**upload, PartNumber=2, Body=b"abc")
 

@@ -1,4 +1,4 @@
-"""Checkpoints on `file://` below which symbolic links lead elsewhere: no file outside of their folder is deleted."""
+"""Checkpoints on `file://` with symbolic links below them: no file outside of their folder is deleted."""
 
 import json
 
@@ -18,7 +18,7 @@ ATTEMPT = f"steps/{1:012}-{NONCE}"
 
 @pytest.fixture
 def victim(tmp_path):
-    """A folder of somebody else, with files that have the names of checkpoint files."""
+    """A folder of another program, with files named like checkpoint files."""
     folder = tmp_path / "victim"
     (folder / "l").mkdir(parents=True)
     for name in ("f", "l/f", "state.pt"):
@@ -31,7 +31,7 @@ def state(value):
 
 
 def commit_of_step_1(run, *keys):
-    """A commit object as anybody with access to the folder may write it."""
+    """A commit object written by anyone with access to the folder."""
     objects = [{"key": key, "size": 8} for key in keys]
     fields = {"version": 1, "step": 1, "nonce": NONCE, "kind": "state", "time": "2026-01-01T00:00:00+00:00"}
     (run / "commits").mkdir(parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ def commit_of_step_1(run, *keys):
 
 
 def linked(run, where, victim):
-    """Puts a link to the other folder into the attempt's folder, or in its place; returns the key of a file there."""
+    """Links the other folder into the attempt's folder, or replaces it; returns the key of a file behind the link."""
     (run / "steps").mkdir(parents=True)
     if where == "the attempt":
         (run / ATTEMPT).symlink_to(victim)
@@ -66,7 +66,7 @@ def test_a_commit_that_names_files_behind_a_link_deletes_none_of_them(tmp_path, 
 
 
 @pytest.mark.parametrize("where", ["below the attempt", "deep", "the attempt"])
-def test_a_sweep_neither_lists_nor_deletes_what_lies_behind_a_link(tmp_path, victim, where):
+def test_a_sweep_neither_lists_nor_deletes_files_behind_a_link(tmp_path, victim, where):
     run = tmp_path / "run"
     linked(run, where, victim)
     manager = CheckpointManager(f"file://{run}")
@@ -75,7 +75,7 @@ def test_a_sweep_neither_lists_nor_deletes_what_lies_behind_a_link(tmp_path, vic
     assert files(victim) == ["f", "f", "state.pt"]
 
 
-def test_a_root_that_is_a_link_is_cleared_as_any_other(tmp_path):
+def test_a_root_that_is_a_link_is_cleared_normally(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "run").symlink_to(tmp_path / "disk")
     manager = CheckpointManager(f"file://{tmp_path}/run", keep_last=1)

@@ -39,32 +39,32 @@ def replacement(index, url, error):
 
 
 @pytest.fixture
-def filled(place):
+def filled(bucket):
     for number in range(COUNT):
-        place.boto.put_object(
-            Bucket=place.bucket, Key=f"train/{number:02}.bin", Body=f"body {number}".encode() * number
+        bucket.boto.put_object(
+            Bucket=bucket.name, Key=f"train/{number:02}.bin", Body=f"body {number}".encode() * number
         )
-    place.boto.put_object(Bucket=place.bucket, Key="train/", Body=b"")
-    place.boto.put_object(Bucket=place.bucket, Key="train/labels.csv", Body=b"x")
-    place.boto.put_object(Bucket=place.bucket, Key="training.txt", Body=b"x")
-    return place
+    bucket.boto.put_object(Bucket=bucket.name, Key="train/", Body=b"")
+    bucket.boto.put_object(Bucket=bucket.name, Key="train/labels.csv", Body=b"x")
+    bucket.boto.put_object(Bucket=bucket.name, Key="training.txt", Body=b"x")
+    return bucket
 
 
 def expected(number):
     return f"body {number}".encode() * number
 
 
-def dataset(place, **settings):
-    return torchobj.S3MapDataset(f"{place.url}/train/", config=place.config, suffixes=".bin", **settings)
+def dataset(bucket, **settings):
+    return torchobj.S3MapDataset(f"{bucket.url}/train/", config=bucket.config, suffixes=".bin", **settings)
 
 
-def test_nothing_is_asked_before_the_first_use(place, control):
-    torchobj.S3MapDataset("s3://not-there/x/", config=place.config)
+def test_no_request_is_sent_before_the_first_use(bucket, control):
+    torchobj.S3MapDataset("s3://not-there/x/", config=bucket.config)
     assert control.requests() == []
 
 
 def test_a_prefix_is_listed_once_and_without_its_folder(filled, control):
-    control.forget_requests()
+    control.clear_requests()
     everything = torchobj.S3MapDataset(f"{filled.url}/train/", config=filled.config)
     assert len(everything) == COUNT + 1
     assert len(everything) == len(list(everything))
@@ -73,7 +73,7 @@ def test_a_prefix_is_listed_once_and_without_its_folder(filled, control):
     assert len(raw) == COUNT + 2
 
 
-def test_glob_suffixes_and_limit_choose(filled):
+def test_glob_suffixes_and_limit_filter_the_listing(filled):
     url = f"{filled.url}/train/"
     for settings, count in (
         ({"glob": "*.bin"}, COUNT),
@@ -90,7 +90,7 @@ def test_glob_suffixes_and_limit_choose(filled):
         len(torchobj.S3MapDataset(url, config=filled.config, glob="a[b"))
 
 
-def test_samples_are_found_by_index_from_both_ends(filled):
+def test_samples_have_positive_and_negative_indices(filled):
     samples = dataset(filled, transform=label_of)
     assert samples[3] == (3, expected(3))
     assert samples[-1] == (49, expected(49))
@@ -115,7 +115,7 @@ def test_workers_read_the_right_bytes_after_the_parent_did(filled, context):
     assert samples[2] == (2, expected(2))
 
 
-def test_the_order_is_that_of_the_stock_loader(filled):
+def test_batches_have_torchs_order(filled):
     samples = dataset(filled, transform=label_of)
     for settings in ({"shuffle": True}, {"batch_size": None}, {"batch_size": 7, "drop_last": True}, {"batch_size": 4}):
         stock = DataLoader(range(COUNT), generator=torch.Generator().manual_seed(3), **settings)
@@ -124,10 +124,10 @@ def test_the_order_is_that_of_the_stock_loader(filled):
             assert torch.as_tensor(indices).tolist() == torch.as_tensor(labels).tolist()
 
 
-def test_a_batch_is_read_by_requests_at_once_and_nothing_is_asked_for_sizes(filled, control):
+def test_a_batch_is_read_concurrently_without_head_requests(filled, control):
     samples = dataset(filled, transform=label_of)
     len(samples)
-    control.forget_requests()
+    control.clear_requests()
     batch = samples.__getitems__([4, 2, 4])
     assert [label for label, _ in batch] == [4, 2, 4]
     assert [request.operation for request in control.requests()] == ["GetObject"] * 3
@@ -149,7 +149,7 @@ def test_raw_bytes_are_collated_raggedly(filled):
     assert batch.to("cpu").urls == batch.urls
 
 
-def test_subsets_and_concatenations_are_seen_through(filled):
+def test_subsets_and_concatenations_are_read_in_batches(filled):
     samples = dataset(filled, transform=label_of)
     half = Subset(samples, [1, 3, 5])
     assert [label for label, _ in half.__getitems__([0, 2])] == [1, 5]
@@ -157,7 +157,7 @@ def test_subsets_and_concatenations_are_seen_through(filled):
     assert [both[index][0] for index in (0, 3, 4)] == [1, 0, 1]
 
 
-def test_what_a_subclass_makes_of_a_sample_is_in_the_batch(filled):
+def test_samples_of_an_overridden_getitem_are_in_the_batch(filled):
     class Doubled(torchobj.S3MapDataset):
         def __getitem__(self, index):
             return super().__getitem__(index)[0] * 2
@@ -166,7 +166,7 @@ def test_what_a_subclass_makes_of_a_sample_is_in_the_batch(filled):
     assert next(iter(DataLoader(samples, batch_size=4))).tolist() == [0, 2, 4, 6]
 
 
-def test_an_exception_in_a_transform_says_which_sample(filled):
+def test_an_exception_in_a_transform_names_the_sample(filled):
     samples = dataset(filled, transform=raises_for_seven)
     with pytest.raises(ArithmeticError) as caught:
         samples[7]
@@ -175,7 +175,7 @@ def test_an_exception_in_a_transform_says_which_sample(filled):
         list(DataLoader(samples, batch_size=5, num_workers=1))
 
 
-def test_a_sample_that_cannot_be_made_is_replaced_or_handled(filled, control):
+def test_a_failed_sample_is_replaced_or_handled(filled, control):
     samples = dataset(filled, transform=raises_for_seven, on_error="replace")
     assert samples[7] == expected(8)
     assert samples.__getitems__([6, 7, 8]) == [expected(6), expected(8), expected(8)]
@@ -191,11 +191,11 @@ def test_a_sample_that_cannot_be_made_is_replaced_or_handled(filled, control):
             dataset(filled, on_error=wrong)
 
 
-def test_an_object_that_changed_or_went_since_the_listing_is_an_error(filled):
+def test_an_object_changed_or_deleted_since_the_listing_is_an_error(filled):
     samples = dataset(filled, transform=label_of)
     len(samples)
-    filled.boto.put_object(Bucket=filled.bucket, Key="train/05.bin", Body=b"longer than before" * 9)
-    filled.boto.delete_object(Bucket=filled.bucket, Key="train/06.bin")
+    filled.boto.put_object(Bucket=filled.name, Key="train/05.bin", Body=b"longer than before" * 9)
+    filled.boto.delete_object(Bucket=filled.name, Key="train/06.bin")
     with pytest.raises(exceptions.ObjectChangedError, match="train/05.bin"):
         samples[5]
     with pytest.raises(exceptions.ObjectNotFoundError, match="train/06.bin"):
@@ -203,9 +203,9 @@ def test_an_object_that_changed_or_went_since_the_listing_is_an_error(filled):
     assert samples[7] == (7, expected(7))
 
 
-def test_an_empty_prefix_is_an_empty_dataset_and_is_said(place, caplog):
+def test_an_empty_prefix_is_an_empty_dataset_with_a_warning(bucket, caplog):
     caplog.set_level(logging.WARNING)
-    empty = torchobj.S3MapDataset(f"{place.url}/nothing/", config=place.config)
+    empty = torchobj.S3MapDataset(f"{bucket.url}/nothing/", config=bucket.config)
     assert (len(empty), list(empty)) == (0, [])
     assert "no objects" in caplog.text
     with pytest.raises(IndexError):
@@ -213,7 +213,7 @@ def test_an_empty_prefix_is_an_empty_dataset_and_is_said(place, caplog):
 
 
 def test_objects_by_name_need_no_listing(filled, control):
-    control.forget_requests()
+    control.clear_requests()
     uris = (f"{filled.url}/train/{number:02}.bin" for number in (9, 3))
     samples = torchobj.S3MapDataset.from_objects(uris, s3client_config=filled.config, transform=label_of)
     assert (len(samples), samples[0], samples[1]) == (2, (9, expected(9)), (3, expected(3)))
@@ -231,7 +231,7 @@ def test_a_range_reader_fetches_what_is_read(filled, control):
         (torchobj.S3ReaderConstructor.range_based(0), 100),
         (torchobj.S3ReaderConstructor.dcp_optimized(), 1 << 20),
     ):
-        control.forget_requests()
+        control.clear_requests()
         samples = torchobj.S3MapDataset.from_prefix(
             f"{filled.url}/big/",
             s3client_config=filled.config,
@@ -247,19 +247,21 @@ def test_a_listed_dataset_is_pickled_with_its_listing_compactly(filled, control)
     assert len(samples) == COUNT
     data = pickle.dumps(samples)
     assert len(data) < 60 * COUNT + 2500
-    control.forget_requests()
+    control.clear_requests()
     copy = pickle.loads(data)
     assert (len(copy), copy[3]) == (COUNT, (3, expected(3)))
     assert copy.manifest == samples.manifest
     assert "ListObjectsV2" not in {request.operation for request in control.requests()}
 
 
-def test_pictures_are_decoded_from_the_reader(place):
+def test_images_are_decoded_from_the_reader(bucket):
     for number in range(4):
         out = io.BytesIO()
         Image.new("L", (8, 8), number).save(out, "PNG")
-        place.boto.put_object(Bucket=place.bucket, Key=f"{number}.png", Body=out.getvalue())
-    samples = torchobj.S3MapDataset(place.url, config=place.config, transform=lambda r: Image.open(r).getpixel((0, 0)))
+        bucket.boto.put_object(Bucket=bucket.name, Key=f"{number}.png", Body=out.getvalue())
+    samples = torchobj.S3MapDataset(
+        bucket.url, config=bucket.config, transform=lambda r: Image.open(r).getpixel((0, 0))
+    )
     assert list(samples) == [0, 1, 2, 3]
 
 
@@ -310,20 +312,20 @@ def listings(control):
 
 
 def in_order(filled):
-    """A map-style dataset and an iterable one; neither was listed."""
+    """A map-style and an iterable dataset, neither of them listed."""
     url, settings = f"{filled.url}/train/", {"config": filled.config, "transform": key_of}
     return torchobj.S3MapDataset(url, **settings), torchobj.S3IterableDataset(url, enable_sharding=True, **settings)
 
 
 def keys_by_workers(samples, context):
-    """What two workers yield in batches; a batch sampler asks for no length before they are there."""
+    """Returns the batches of two workers; a batch sampler needs no length before the workers start."""
     loader = DataLoader(samples, batch_size=8, num_workers=2, multiprocessing_context=context)
     return sorted(key for batch in loader for key in batch)
 
 
 @pytest.fixture
 def log_file(tmp_path):
-    """What processes that are forked from here log."""
+    """A file with the log of processes that are forked from here."""
     handler = logging.FileHandler(tmp_path / "log")
     logging.getLogger("torchobj").addHandler(handler)
     yield tmp_path / "log"
@@ -334,28 +336,28 @@ def log_file(tmp_path):
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
 def test_the_parent_lists_for_workers_that_are_spawned(filled, control, context):
     for samples in in_order(filled):
-        control.forget_requests()
+        control.clear_requests()
         assert len(keys_by_workers(samples, context)) == COUNT + 1
         assert listings(control) == 1
 
 
-def test_what_the_parent_cannot_list_is_its_error_and_not_that_of_a_spawned_worker(place):
-    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=place.config)
+def test_a_listing_that_fails_is_an_error_in_the_parent_and_not_in_a_spawned_worker(bucket):
+    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=bucket.config)
     with pytest.raises(exceptions.BucketNotFoundError, match="NoSuchBucket"):
         iter(DataLoader(missing, num_workers=1, multiprocessing_context="spawn"))
 
 
-def test_what_was_listed_before_the_loop_is_not_listed_by_forked_workers(filled, control, log_file):
+def test_forked_workers_do_not_repeat_the_parents_listing(filled, control, log_file):
     mapped, iterable = in_order(filled)
     assert len(mapped) == len(iterable.manifest) == COUNT + 1
-    control.forget_requests()
+    control.clear_requests()
     for samples in (mapped, iterable):
         assert len(keys_by_workers(samples, "fork")) == COUNT + 1
     assert listings(control) == 0
     assert log_file.read_text() == ""
 
 
-def test_a_forked_worker_that_has_to_list_says_how_to_list_once(filled, log_file):
+def test_a_forked_worker_that_has_to_list_warns_how_to_list_once(filled, log_file):
     for samples in in_order(filled):
         log_file.write_text("")
         assert len(keys_by_workers(samples, "fork")) == COUNT + 1
@@ -365,7 +367,7 @@ def test_a_forked_worker_that_has_to_list_says_how_to_list_once(filled, log_file
 
 
 @pytest.mark.parametrize("on_error", ["replace", replacement])
-def test_a_worker_says_once_that_samples_are_replaced_and_counts_them(filled, log_file, on_error):
+def test_a_worker_warns_once_about_replaced_samples_and_counts_them(filled, log_file, on_error):
     samples = dataset(filled, transform=raises_for_seven, on_error=on_error)
     assert len(samples) == COUNT
     loader = DataLoader(Subset(samples, [6, 7, 7]), num_workers=1, collate_fn=list, multiprocessing_context="fork")

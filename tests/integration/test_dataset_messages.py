@@ -1,4 +1,4 @@
-"""What datasets say where their arguments are not what was meant."""
+"""Warnings and errors of datasets about arguments that do not have the intended effect."""
 
 import logging
 
@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def log_file(tmp_path):
-    """What this process and its workers log, also those that are spawned: they inherit standard error."""
+    """A file with the log of this process and its workers, including spawned ones, which inherit standard error."""
     handler = logging.FileHandler(tmp_path / "log")
     logging.getLogger("torchobj").addHandler(handler)
     yield tmp_path / "log"
@@ -71,7 +71,7 @@ def run_of(dataset, workers, epochs=2, **settings):
 
 
 @pytest.mark.parametrize("loader_class", [torchobj.DataLoader, torch.utils.data.DataLoader])
-def test_workers_that_each_yield_all_objects_are_warned_of_once(folder, log_file, loader_class):
+def test_workers_that_each_yield_all_objects_cause_one_warning(folder, log_file, loader_class):
     data = torchobj.ObjectIterableDataset(folder, transform=number_of)
     loader = loader_class(data, batch_size=2, num_workers=2)
     len(data.manifest)
@@ -83,7 +83,7 @@ def test_workers_that_each_yield_all_objects_are_warned_of_once(folder, log_file
 
 
 class Half(torch.utils.data.IterableDataset):
-    """A wrapper that gives each worker its part."""
+    """A wrapper that gives each worker its own part."""
 
     def __init__(self, dataset):
         self.dataset = dataset
@@ -93,7 +93,7 @@ class Half(torch.utils.data.IterableDataset):
         return (sample for number, sample in enumerate(self.dataset) if number % worker.num_workers == worker.id)
 
 
-def test_nothing_is_said_of_workers_that_yield_each_sample_once(folder, log_file):
+def test_workers_that_yield_each_sample_once_cause_no_warning(folder, log_file):
     sharded = torchobj.ObjectIterableDataset(folder, transform=number_of, enable_sharding=True)
     plain = torchobj.ObjectIterableDataset(folder, transform=number_of)
     len(plain.manifest)
@@ -103,7 +103,7 @@ def test_nothing_is_said_of_workers_that_yield_each_sample_once(folder, log_file
     assert "enable_sharding" not in log_file.read_text()
 
 
-def test_the_epoch_is_heard_of_and_no_warning_is_taken_for_one(folder):
+def test_set_epoch_applies_to_the_dataset_and_its_workers(folder):
     data = torchobj.ObjectIterableDataset(folder, transform=number_of, shuffle=True)
     len(data.manifest)
     run_of(data, 2, 1)

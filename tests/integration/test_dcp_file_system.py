@@ -7,43 +7,43 @@ from torchobj.exceptions import ConfigError, ObjectNotFoundError
 
 
 @pytest.fixture(params=[torchobj.dcp.S3StorageWriter, torchobj.dcp.S3StorageReader])
-def files(request, place):
+def files(request, bucket):
     for key in ("a", "a/b", "a/c/d", "a2"):
-        place.boto.put_object(Bucket=place.bucket, Key=key, Body=key.encode())
-    return request.param(None, f"{place.url}/run", place.config).fs
+        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=key.encode())
+    return request.param(None, f"{bucket.url}/run", bucket.config).fs
 
 
-def test_a_file_is_written_found_renamed_and_deleted(files, place):
-    path = files.concat_path(files.init_path(f"{place.url}/run"), "x y")
+def test_a_file_is_written_found_renamed_and_deleted(files, bucket):
+    path = files.concat_path(files.init_path(f"{bucket.url}/run"), "x y")
     assert not files.exists(path)
-    files.mkdir(f"{place.url}/run")
+    files.mkdir(f"{bucket.url}/run")
     with files.create_stream(path, "wb") as stream:
         stream.write(b"content")
     assert files.exists(path)
-    files.rename(path, f"{place.url}/run/z")
+    files.rename(path, f"{bucket.url}/run/z")
     assert not files.exists(path)
-    with files.create_stream(f"{place.url}/run/z", "rb") as stream:
+    with files.create_stream(f"{bucket.url}/run/z", "rb") as stream:
         assert stream.read() == b"content"
-    files.rename(f"{place.url}/run/z", f"{place.url}/run/z")
-    files.rm_file(f"{place.url}/run/z")
-    files.rm_file(f"{place.url}/run/z")
-    assert place.keys() == ["a", "a/b", "a/c/d", "a2"]
+    files.rename(f"{bucket.url}/run/z", f"{bucket.url}/run/z")
+    files.rm_file(f"{bucket.url}/run/z")
+    files.rm_file(f"{bucket.url}/run/z")
+    assert bucket.keys() == ["a", "a/b", "a/c/d", "a2"]
     with pytest.raises(ObjectNotFoundError):
-        files.rename(f"{place.url}/missing", f"{place.url}/z")
+        files.rename(f"{bucket.url}/missing", f"{bucket.url}/z")
 
 
-def test_a_folder_is_listed(files, place):
-    assert files.ls(f"{place.url}/a") == files.ls(f"{place.url}/a/") == [f"{place.url}/a/b", f"{place.url}/a/c/"]
-    assert files.ls(place.url) == [f"{place.url}/{name}" for name in ("a", "a/", "a2")]
-    assert files.ls(f"{place.url}/missing") == []
+def test_a_folder_is_listed(files, bucket):
+    assert files.ls(f"{bucket.url}/a") == files.ls(f"{bucket.url}/a/") == [f"{bucket.url}/a/b", f"{bucket.url}/a/c/"]
+    assert files.ls(bucket.url) == [f"{bucket.url}/{name}" for name in ("a", "a/", "a2")]
+    assert files.ls(f"{bucket.url}/missing") == []
 
 
 @pytest.mark.parametrize("path", ["", "{}", "{}/", "{}/a/", "/tmp/x", "a", "file:///tmp/x", "memory://a/b"])
-def test_only_one_object_is_deleted_or_renamed(files, place, path):
-    path = path.format(place.url)
-    for call in (files.rm_file, lambda path: files.rename(path, f"{place.url}/new"), files.exists):
+def test_only_one_object_is_deleted_or_renamed(files, bucket, path):
+    path = path.format(bucket.url)
+    for call in (files.rm_file, lambda path: files.rename(path, f"{bucket.url}/new"), files.exists):
         with pytest.raises(ConfigError):
             call(path)
     with pytest.raises(ConfigError):
-        files.rename(f"{place.url}/a", path)
-    assert place.keys() == ["a", "a/b", "a/c/d", "a2"]
+        files.rename(f"{bucket.url}/a", path)
+    assert bucket.keys() == ["a", "a/b", "a/c/d", "a2"]

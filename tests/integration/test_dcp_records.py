@@ -14,8 +14,8 @@ from torchobj import Store, StoreConfig, exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter, sweep
 from torchobj.checkpoint.dcp import attempt
 from torchobj.checkpoint.dcp.attempt import Record, record_of_file
+from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
-from torchobj.checkpoint.dcp.place import Place
 from torchobj.checkpoint.dcp.prefix import RoundRobinPrefixStrategy
 from torchobj.checkpoint.dcp.sweeping import sweep_expired
 from torchobj.checkpoint.keys import is_canonical
@@ -94,9 +94,9 @@ def test_a_record_that_names_files_of_a_checkpoint_below_deletes_none_of_them():
 
 def swept_directly(url):
     """Sweeps the records of one folder, not of those below."""
-    folder = Place(url, StoreConfig())
+    folder = CheckpointDir(url, StoreConfig())
     records = folder.objects("_torchobj_attempt_")
-    return sweep_expired(folder, records, records[0].last_modified, 0)
+    return sweep_expired(folder, records, max(info.last_modified for info in records), 0)
 
 
 def test_a_manifest_deletes_no_files_that_are_named_or_that_no_save_wrote():
@@ -104,7 +104,7 @@ def test_a_manifest_deletes_no_files_that_are_named_or_that_no_save_wrote():
     dcp.save({"weight": torch.ones(9)}, storage_writer=StorageWriter(url))
     dcp.save({"weight": torch.ones(9)}, storage_writer=Killed(f"{url}/below"))
     own = next(info.key for info in store.list() if info.key.endswith(".distcp") and "below" not in info.key)
-    place = Place(url, StoreConfig())
+    place = CheckpointDir(url, StoreConfig())
     save_id = Manifest.load(place.get("_torchobj_manifest.json"), "u").save_id
     for key in STRANGERS - {"run/.metadata"}:
         store.put(key, b"x")
@@ -172,11 +172,11 @@ def test_a_sweep_wants_an_age(age):
 
 
 def test_a_renewal_does_not_undo_the_mark_of_a_sweep(monkeypatch):
-    monkeypatch.setattr(attempt, "_RENEWED_AFTER_S", 0.001)
+    monkeypatch.setattr(attempt, "_RENEWAL_INTERVAL_S", 0.001)
     record = Record.new("__0_")
     marked = record._replace(is_swept=True).dump()
 
-    class Raced(Place):
+    class Raced(CheckpointDir):
         finds = 0
 
         def find(self, name):

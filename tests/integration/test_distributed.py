@@ -1,4 +1,4 @@
-"""Two ranks of a job have one listing, or know that they have not."""
+"""Two ranks of a job use one listing, or detect that their listings differ."""
 
 import datetime
 import multiprocessing
@@ -14,18 +14,18 @@ import torch.distributed as dist
 import torchobj
 from tests.ranks import run_ranks, started
 from torchobj import exceptions
-from torchobj.datasets import rendezvous
+from torchobj.datasets import manifest_broadcast
 
 
 @pytest.fixture
-def filled(place):
+def filled(bucket):
     for number in range(10):
-        place.boto.put_object(Bucket=place.bucket, Key=f"train/{number}", Body=b"x")
-    return place
+        bucket.boto.put_object(Bucket=bucket.name, Key=f"train/{number}", Body=b"x")
+    return bucket
 
 
-def add(place_bucket, config, number):
-    torchobj.Store(f"s3://{place_bucket}", config=config).put(f"train/{number}", b"x")
+def add(bucket, config, number):
+    torchobj.Store(f"s3://{bucket}", config=config).put(f"train/{number}", b"x")
 
 
 def listed_together(rank, bucket, config):
@@ -40,8 +40,8 @@ def listed_together(rank, bucket, config):
     return count, samples.manifest.digest(), samples[count - 1]
 
 
-def test_an_object_added_between_two_listings_is_on_no_rank_or_on_all(filled):
-    results = run_ranks(listed_together, filled.bucket, filled.config)
+def test_an_object_added_between_two_listings_is_on_all_ranks_or_none(filled):
+    results = run_ranks(listed_together, filled.name, filled.config)
     assert results[0] == results[1]
     assert results[0][0] == 10
     assert "train/added" in filled.keys()
@@ -49,7 +49,7 @@ def test_an_object_added_between_two_listings_is_on_no_rank_or_on_all(filled):
 
 def test_listings_made_before_the_job_began_are_compared(filled):
     listed = multiprocessing.get_context("fork").Event()
-    results = run_ranks(late_with_a_gate, filled.bucket, filled.config, listed)
+    results = run_ranks(late_with_a_gate, filled.name, filled.config, listed)
     assert results[0] == 10
     name, text, _ = results[1]
     assert name == exceptions.ManifestMismatchError.__name__
@@ -77,8 +77,8 @@ def equal_late(rank, bucket, config):
     return before, len(list(torch.utils.data.DataLoader(samples, batch_size=5, collate_fn=len)))
 
 
-def test_equal_listings_made_early_are_fine(filled):
-    assert run_ranks(equal_late, filled.bucket, filled.config) == [(10, 2), (10, 2)]
+def test_equal_listings_made_before_the_job_began_are_accepted(filled):
+    assert run_ranks(equal_late, filled.name, filled.config) == [(10, 2), (10, 2)]
 
 
 def missing_bucket(rank, config):
@@ -86,8 +86,8 @@ def missing_bucket(rank, config):
     return len(torchobj.S3MapDataset("s3://no-such-bucket/x/", config=config))
 
 
-def test_the_error_of_rank_0_is_known_to_all(place):
-    results = run_ranks(missing_bucket, place.config)
+def test_the_error_of_rank_0_is_raised_on_all_ranks(bucket):
+    results = run_ranks(missing_bucket, bucket.config)
     assert results[0][0] == "BucketNotFoundError"
     assert results[1][0] == "TorchobjError"
     assert "BucketNotFoundError" in results[1][1]
@@ -100,8 +100,8 @@ def only_rank_0(rank, bucket, config):
     return len(samples) if rank == 0 else None
 
 
-def test_a_rank_that_asks_alone_waits_for_nobody(filled):
-    assert run_ranks(only_rank_0, filled.bucket, filled.config) == [10, None]
+def test_rank_0_does_not_wait_for_other_ranks(filled):
+    assert run_ranks(only_rank_0, filled.name, filled.config) == [10, None]
 
 
 def key_of(reader):
@@ -117,10 +117,10 @@ def sharded(rank, bucket, config, context):
     return list(loader)
 
 
-# No forkserver: the ranks are forked, and would take that of the tests before for their own.
+# Without forkserver: the forked ranks would use the server of earlier tests.
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_ranks_and_workers_share_an_iterable_that_was_made_before_the_job(filled, context):
-    one, two = run_ranks(sharded, filled.bucket, filled.config, context)
+def test_ranks_and_workers_share_an_iterable_created_before_the_job(filled, context):
+    one, two = run_ranks(sharded, filled.name, filled.config, context)
     assert sorted(one + two) == [f"train/{number}" for number in range(10)]
     assert len(one) in (4, 5, 6)
 
@@ -141,8 +141,8 @@ def evenly(rank, bucket, config, uneven):
 
 
 @pytest.mark.parametrize(("uneven", "each", "different"), [("drop", 4, 8), ("pad", 5, 9)])
-def test_ranks_of_an_iterable_stay_even(filled, uneven, each, different):
-    shares = run_ranks(evenly, filled.bucket, filled.config, uneven)
+def test_ranks_of_an_iterable_have_equally_many_samples(filled, uneven, each, different):
+    shares = run_ranks(evenly, filled.name, filled.config, uneven)
     assert [len(share) for share in shares] == [each, each]
     assert len({key for share in shares for key in share}) == different
 
@@ -156,9 +156,9 @@ def sharded_by_hand(rank, bucket, config):
     return list(samples), list(in_a_row), len(samples)
 
 
-def test_objects_by_name_stay_those_of_their_rank(filled):
+def test_named_objects_belong_to_their_rank(filled):
     keys = [f"train/{number}" for number in range(9)]
-    assert run_ranks(sharded_by_hand, filled.bucket, filled.config) == [
+    assert run_ranks(sharded_by_hand, filled.name, filled.config) == [
         (keys[0::2], keys[0::2], 5),
         (keys[1::2], keys[1::2], 4),
     ]
@@ -173,7 +173,7 @@ def named_before_the_job(rank, bucket, config):
 
 
 def test_objects_named_before_the_job_began_are_not_compared(filled):
-    assert run_ranks(named_before_the_job, filled.bucket, filled.config) == [(5, 5, "train/0"), (4, 4, "train/1")]
+    assert run_ranks(named_before_the_job, filled.name, filled.config) == [(5, 5, "train/0"), (4, 4, "train/1")]
 
 
 def interrupted(rank, bucket, config):
@@ -181,7 +181,7 @@ def interrupted(rank, bucket, config):
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
     store = dist.distributed_c10d._get_default_store()
     if rank == 0:
-        # Lists nothing, and is there until the other rank is done.
+        # Lists nothing, and stays until the other rank has finished.
         store.wait(["interrupted"])
         return None
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -193,8 +193,8 @@ def interrupted(rank, bucket, config):
     return waited_s
 
 
-def test_ctrl_c_ends_the_wait_for_rank_0(filled):
-    _, waited_s = run_ranks(interrupted, filled.bucket, filled.config)
+def test_ctrl_c_interrupts_the_wait_for_rank_0(filled):
+    _, waited_s = run_ranks(interrupted, filled.name, filled.config)
     assert waited_s < 5
 
 
@@ -202,7 +202,7 @@ def left_alone(rank, bucket, config):
     dist.init_process_group("gloo")
     samples = torchobj.S3MapDataset(f"s3://{bucket}/train/", config=config)
     if rank == 1:
-        rendezvous._WAIT = datetime.timedelta(seconds=0.2)
+        manifest_broadcast._TIMEOUT = datetime.timedelta(seconds=0.2)
         try:
             len(samples)
         finally:
@@ -211,15 +211,15 @@ def left_alone(rank, bucket, config):
         dist.distributed_c10d._get_default_store().wait(["given up"])
 
 
-def test_a_rank_that_waits_too_long_asks_what_may_be_wrong(filled):
-    _, (name, text, _) = run_ranks(left_alone, filled.bucket, filled.config)
+def test_the_timeout_of_a_waiting_rank_names_the_likely_cause(filled):
+    _, (name, text, _) = run_ranks(left_alone, filled.name, filled.config)
     assert name == "TorchobjError"
-    assert "waited 0:00:00.200000 for what rank 0 lists" in text
-    assert "does every rank make the same datasets" in text
+    assert "waited 0:00:00.200000 for rank 0 to list" in text
+    assert "check that every rank creates the same datasets" in text
 
 
 def rank_0_goes(rank, bucket, config, ports, told):
-    # Rank 0 has the job's store, as it has where there is no torchrun.
+    # Rank 0 hosts the job's store, as it does without torchrun.
     port = 0 if rank == 0 else ports.get(timeout=60)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     if rank == 0:
@@ -236,9 +236,9 @@ def rank_0_goes(rank, bucket, config, ports, told):
         told.put(str(error))
 
 
-def test_a_rank_does_not_wait_for_a_rank_0_that_is_gone(filled):
+def test_a_rank_does_not_wait_for_a_rank_0_that_exited(filled):
     ports, told = (multiprocessing.get_context("fork").Queue() for _ in range(2))
-    with started(rank_0_goes, filled.bucket, filled.config, ports, told):
+    with started(rank_0_goes, filled.name, filled.config, ports, told):
         text = told.get(timeout=60)
-    assert "the job's store failed" in text
+    assert "the store of the process group failed" in text
     assert len(text.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""What errors and warnings about a store's settings say first, and what they suggest."""
+"""How errors and warnings about a store's settings begin, and what they suggest."""
 
 import datetime
 import logging
@@ -34,11 +34,11 @@ def test_https_to_a_server_without_tls_suggests_http(strict_server, force_sdk):
 
 
 @pytest.mark.parametrize("force_sdk", [False, True])
-def test_what_is_refused_or_missing_names_the_endpoint(strict_server, place, force_sdk):
-    store = torchobj.Store(place.url, config=config(strict_server, force_sdk=force_sdk))
+def test_errors_of_refused_and_missing_objects_name_the_endpoint(strict_server, bucket, force_sdk):
+    store = torchobj.Store(bucket.url, config=config(strict_server, force_sdk=force_sdk))
     with pytest.raises(exceptions.ObjectNotFoundError, match=f"the endpoint is {strict_server.endpoint}"):
         store.get("missing")
-    stranger = torchobj.Store(place.url, config=config(strict_server, anonymous=True, force_sdk=force_sdk))
+    stranger = torchobj.Store(bucket.url, config=config(strict_server, anonymous=True, force_sdk=force_sdk))
     for call in (lambda: stranger.get("k"), lambda: stranger.put("k", b"x"), lambda: list(stranger.list())):
         with pytest.raises(exceptions.AccessDeniedError, match=f"the endpoint is {strict_server.endpoint}"):
             call()
@@ -64,7 +64,7 @@ def test_a_region_with_a_line_break_is_a_wrong_setting(strict_server, monkeypatc
 
 
 def self_signed(folder):
-    """A certificate of a CA that a server uses as its own, as `openssl req -x509` makes it."""
+    """Creates a CA certificate that a server uses as its own, as `openssl req -x509` does."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -91,7 +91,7 @@ def self_signed(folder):
     return files
 
 
-def test_a_self_signed_certificate_as_its_own_ca_gets_a_hint(tmp_path):
+def test_the_error_of_a_self_signed_certificate_has_a_hint(tmp_path):
     certificate, key = self_signed(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
@@ -113,18 +113,18 @@ def test_a_self_signed_certificate_as_its_own_ca_gets_a_hint(tmp_path):
             torchobj.Store("s3://any", config=settings).get("k")
 
 
-def test_a_ca_that_is_not_known_names_the_setting(credentials):
+def test_the_error_of_an_unknown_ca_names_the_setting(credentials):
     with launch.start("strict", "--tls") as server:
         credentials("words", server)
         with pytest.raises(exceptions.StoreError, match="set ca_bundle to the PEM file of the CA"):
             torchobj.Store("s3://any", config=config(server, profile="words")).get("k")
 
 
-def test_a_commit_that_is_never_answered_ends_with_its_setting_and_a_log(control, strict_server, place, caplog):
+def test_a_commit_without_a_response_times_out_with_its_setting_and_a_log(control, strict_server, bucket, caplog):
     caplog.set_level(logging.WARNING)
     control.faults({"operation": "CompleteMultipartUpload", "action": {"delay_first_byte_s": 3600, "status": 500}})
     waits = {"first_byte_timeout_s": 1.0, "idle_timeout_s": 1.0, "commit_timeout_s": 3.0}
-    store = torchobj.Store(place.url, config=config(strict_server, whole_below_bytes=1 << 20, **waits))
+    store = torchobj.Store(bucket.url, config=config(strict_server, whole_below_bytes=1 << 20, **waits))
     with pytest.raises(exceptions.StoreTimeoutError, match="commit_timeout_s=3"):
         store.put("k", bytes(6 << 20))
-    assert f"commit {place.url}/k: the store sent nothing for 1 s" in caplog.text
+    assert f"commit {bucket.url}/k: the store sent nothing for 1 s" in caplog.text

@@ -1,4 +1,4 @@
-"""The examples that tell a story, run as anybody would run them."""
+"""Runs the longer examples as a user would."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.timeout(300)
-def test_ranks_of_another_number_go_on_from_the_checkpoint_before_the_save_that_was_killed():
+def test_another_number_of_ranks_resumes_from_the_checkpoint_before_the_killed_save():
     pytest.importorskip("moto")
     done = subprocess.run(
         [sys.executable, EXAMPLES / "checkpoint_ddp.py"],
@@ -21,8 +21,8 @@ def test_ranks_of_another_number_go_on_from_the_checkpoint_before_the_save_that_
         env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout
-    assert "rank 1 was killed with SIGKILL, while its part of step 3 was uploaded" in said
-    assert "Committed are the steps [1, 2]." in said
-    assert "3 ranks resumed from step 2" in said
-    assert "No checkpoint was lost, and none was half." in said
+    output = done.stdout
+    assert "rank 1 was killed with SIGKILL while it uploaded its shard of step 3" in output
+    assert "Committed steps: [1, 2]." in output
+    assert "3 ranks resumed from step 2" in output
+    assert "All committed checkpoints are complete." in output

@@ -1,4 +1,4 @@
-"""A process forks while reads are in flight: both sides go on, and the child holds no connection of its parent."""
+"""Forks while reads are in flight: parent and child continue, and the child holds none of its parent's connections."""
 
 import functools
 import multiprocessing
@@ -19,7 +19,7 @@ FORKS = 200
 
 
 def sockets_of(pid):
-    """Inode numbers of the sockets that a process holds."""
+    """Returns the inode numbers of a process's sockets."""
     links = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
@@ -30,13 +30,13 @@ def sockets_of(pid):
 
 
 def tcp_inodes():
-    """Inode numbers of TCP sockets, by `/proc/net/tcp`."""
+    """Returns the inode numbers of TCP sockets in `/proc/net/tcp`."""
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return {f"socket:[{line.split()[9]}]" for line in lines}
 
 
 def in_child(work):
-    """Runs `work` in a forked child and returns what it returned, or its exception's text, within 30 s."""
+    """Runs `work` in a forked child; returns its result or its exception's text, within 30 s."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -56,8 +56,8 @@ def in_child(work):
 
 
 @pytest.fixture
-def store(place):
-    store = torchobj.Store(place.url, config=place.config)
+def store(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     for number in range(32):
         store.put(f"k{number}", f"body {number}".encode() * 100)
     return store
@@ -67,33 +67,33 @@ KEYS = [f"k{number}" for number in range(32)]
 BODIES = [f"body {number}".encode() * 100 for number in range(32)]
 
 
-def test_a_child_reads_after_its_parent_did_and_the_parent_after_it(store):
+def test_a_child_reads_after_its_parent_and_the_parent_after_the_child(store):
     assert store.get_many(KEYS) == BODIES
     assert in_child(lambda: store.get_many(KEYS) == BODIES) == "True"
     assert store.get_many(KEYS) == BODIES
     assert in_child(lambda: in_child(lambda: store.get("k1") == BODIES[1])) == "'True'"
 
 
-def test_a_child_goes_on_with_a_file_that_its_parent_opened(place, store):
+def test_a_child_continues_to_read_a_file_that_its_parent_opened(bucket, store):
     body = bytes(range(256)) * (12 << 12)
     store.put("large", body)
-    with torchobj.open(f"{place.url}/large", config=place.config) as file:
+    with torchobj.open(f"{bucket.url}/large", config=bucket.config) as file:
         assert file.read(3 << 20) == body[: 3 << 20]
         assert in_child(lambda: (file.tell(), file.read() == body[3 << 20 :])) == repr((3 << 20, True))
         assert file.read() == body[3 << 20 :]
 
 
-def test_a_child_cannot_go_on_with_its_parents_writer_or_listing(place, store):
+def test_a_child_cannot_use_its_parents_writer_or_listing(bucket, store):
     pages = iter(store.list().pages())
     next(pages)
-    with torchobj.open(f"{place.url}/written", "wb", config=place.config) as file:
+    with torchobj.open(f"{bucket.url}/written", "wb", config=bucket.config) as file:
         file.write(b"by the ")
 
         def write():
             file.write(b"child")
 
-        assert "this writer is the parent's" in in_child(write)
-        assert "this listing is the parent's" in in_child(lambda: next(pages))
+        assert "this writer belongs to the parent" in in_child(write)
+        assert "this listing belongs to the parent" in in_child(lambda: next(pages))
 
         def drop():
             nonlocal file, pages
@@ -102,15 +102,15 @@ def test_a_child_cannot_go_on_with_its_parents_writer_or_listing(place, store):
 
         assert in_child(drop) == "True"
         file.write(b"parent")
-    assert place.body("written") == b"by the parent"
+    assert bucket.body("written") == b"by the parent"
 
 
-def test_a_child_closes_no_file_that_has_the_number_of_its_parents_socket(place, store):
-    file = torchobj.open(f"{place.url}/k1", config=place.config)
+def test_a_child_does_not_close_a_file_that_reuses_the_number_of_its_parents_socket(bucket, store):
+    file = torchobj.open(f"{bucket.url}/k1", config=bucket.config)
     file.read(4)
 
     def child():
-        # Low numbers: those that closing the parent's sockets made free.
+        # Low numbers: those of the parent's sockets that were closed.
         opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(64)]
         assert file.read() == BODIES[1][4:]
         file.close()
@@ -120,15 +120,15 @@ def test_a_child_closes_no_file_that_has_the_number_of_its_parents_socket(place,
 
 
 def test_a_child_holds_none_of_its_parents_connections(store):
-    """In a process of its own, where every TCP socket is torchobj's."""
+    """Runs in its own process, where every TCP socket is torchobj's."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        parent, child, right = pool.apply_async(look_from_both_sides, (store,)).get(90)
+        parent, child, right = pool.apply_async(compare_sockets_of_parent_and_child, (store,)).get(90)
     assert parent > 0, "the parent keeps connections"
     assert (child, right) == ("set()", "True")
 
 
-def look_from_both_sides(store):
+def compare_sockets_of_parent_and_child(store):
     assert store.get_many(KEYS) == BODIES
     ours = sockets_of(os.getpid()) & tcp_inodes()
     child = in_child(lambda: sockets_of(os.getpid()) & tcp_inodes())
@@ -163,7 +163,7 @@ def fork_while_reading(store):
     return errors, [reader.is_alive() for reader in readers]
 
 
-def test_many_forks_while_reads_are_in_flight_never_hang(store):
+def test_forks_while_reads_are_in_flight_never_hang(store):
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply_async(fork_while_reading, (store,)).get(100) == ([], [False, False])
 
@@ -173,23 +173,23 @@ def first_request(store, delay_s):
     readers = [threading.Thread(target=store.get_many, args=(KEYS,), daemon=True) for _ in range(2)]
     for reader in readers:
         reader.start()
-    # It hits another moment of the first request each time; nothing waits for this.
+    # The delay selects another moment of the first request each time; nothing waits for it.
     time.sleep(delay_s)
     return in_child(lambda: store.get_many(KEYS[:4]) == BODIES[:4])
 
 
 def fork_within_first_requests(store):
-    """Each time from a fresh process: a child of this one, which itself makes no request."""
+    """Each attempt runs in a new process: a child of this one, which itself makes no request."""
     return {in_child(functools.partial(first_request, store, number * 100e-6)) for number in range(50)}
 
 
 def test_a_child_that_is_forked_within_its_parents_first_request_reads(store):
-    """What the first request sets up for the whole process, in libraries too, is never caught half done by a fork."""
+    """A fork never sees half of what the first request sets up for the process, libraries included."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply_async(fork_within_first_requests, (store,)).get(100) == {repr("True")}
 
 
-def test_buffers_of_the_parent_are_dropped_in_the_child_without_harm(store):
+def test_a_child_can_drop_buffers_of_the_parent(store):
     buffers = store.get_many(KEYS) + [torchobj.Buffer(bytes(1 << 20)) for _ in range(20)]
 
     def drop():
@@ -200,8 +200,8 @@ def test_buffers_of_the_parent_are_dropped_in_the_child_without_harm(store):
     assert [bytes(buffer) for buffer in buffers[:32]] == BODIES
 
 
-def test_a_writer_of_the_parent_is_not_ended_by_the_child(store, place):
-    file = torchobj.open(f"{place.url}/big", "wb", config=place.config)
+def test_a_child_does_not_end_a_writer_of_the_parent(store, bucket):
+    file = torchobj.open(f"{bucket.url}/big", "wb", config=bucket.config)
     file.write(bytes(9 << 20))
     assert in_child(lambda: store.get("k1") == BODIES[1]) == "True"
     file.write(bytes(9 << 20))
@@ -214,26 +214,26 @@ def read_two(store):
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_a_store_travels_to_other_processes(store, context):
+def test_a_store_can_be_passed_to_other_processes(store, context):
     assert store.get("k0") == BODIES[0]
     with multiprocessing.get_context(context).Pool(1) as pool:
         assert pool.apply_async(read_two, (store,)).get(90) == BODIES[:2]
 
 
-def test_ctrl_c_interrupts_any_blocking_call_at_once(place, control, strict_server):
+def test_ctrl_c_interrupts_any_blocking_call_at_once(bucket, control, strict_server):
     patient = s3_config(endpoint_url=strict_server.endpoint, profile="strict", first_byte_timeout_s=100.0)
-    store = torchobj.Store(place.url, config=patient)
+    store = torchobj.Store(bucket.url, config=patient)
     store.put("k", b"x")
-    file = torchobj.open(f"{place.url}/w", "wb", config=patient)
+    file = torchobj.open(f"{bucket.url}/w", "wb", config=patient)
     calls = {
         "get": lambda: store.get("k"),
         "get_many": lambda: store.get_many(["k"] * 10, into=[bytearray(10) for _ in range(10)]),
         "list": lambda: list(store.list()),
         "put": lambda: store.put("p", bytes(100)),
         "head": lambda: store.head("k"),
-        "length": lambda: len(torchobj.S3MapDataset(place.url, config=patient)),
+        "length": lambda: len(torchobj.S3MapDataset(bucket.url, config=patient)),
         "close": file.close,
-        "read": lambda: torchobj.open(f"{place.url}/k", config=patient).read(),
+        "read": lambda: torchobj.open(f"{bucket.url}/k", config=patient).read(),
     }
     for name, call in calls.items():
         print(name)
@@ -243,17 +243,17 @@ def test_ctrl_c_interrupts_any_blocking_call_at_once(place, control, strict_serv
     assert file.closed
 
 
-def test_a_dataset_that_another_thread_lists_at_the_fork_is_listed_by_the_child(place, store, monkeypatch):
+def test_a_child_lists_a_dataset_that_another_thread_is_listing_at_the_fork(bucket, store, monkeypatch):
     lists, began, go = Listing._list, threading.Event(), []
 
-    def listing_that_waits(self, url, name):
+    def blocking_listing(self, url, name):
         began.set()
         while not go:
             time.sleep(0.01)
         return lists(self, url, name)
 
-    monkeypatch.setattr(Listing, "_list", listing_that_waits)
-    dataset = torchobj.S3MapDataset(f"{place.url}/", config=place.config)
+    monkeypatch.setattr(Listing, "_list", blocking_listing)
+    dataset = torchobj.S3MapDataset(f"{bucket.url}/", config=bucket.config)
     thread = threading.Thread(target=len, args=(dataset,))
     thread.start()
     assert began.wait(30)

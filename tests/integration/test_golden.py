@@ -15,15 +15,15 @@ FOLDER = Path(make_golden.__file__).parent
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("torch-*.pt")), ids=lambda file: file.name)
 @pytest.mark.parametrize("weights_only", [True, False])
-def test_files_of_other_versions_load(place, file, weights_only):
-    place.boto.upload_file(str(file), place.bucket, file.name)
+def test_files_of_other_versions_load(bucket, file, weights_only):
+    bucket.boto.upload_file(str(file), bucket.name, file.name)
     expected = make_golden.legacy() if "legacy" in file.name else make_golden.golden()
-    url = f"{place.url}/{file.name}"
-    loaded = torchobj.load(url, weights_only=weights_only, config=place.config)
+    url = f"{bucket.url}/{file.name}"
+    loaded = torchobj.load(url, weights_only=weights_only, config=bucket.config)
     assert make_golden.differences(expected, loaded) == []
     assert loaded["tied"]["encoder"] is loaded["tied"]["decoder"]
     assert loaded["row"].untyped_storage().data_ptr() == loaded["base"].untyped_storage().data_ptr()
-    some = torchobj.load(url, keys=["dtypes", "row"], config=place.config)
+    some = torchobj.load(url, keys=["dtypes", "row"], config=bucket.config)
     assert make_golden.differences({name: expected[name] for name in ("dtypes", "row")}, some) == []
 
 

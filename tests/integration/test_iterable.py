@@ -1,4 +1,4 @@
-"""Iterable datasets: one after the other in a known order, read ahead by one process, split over ranks and workers."""
+"""Iterable datasets: a known order, read ahead by one process, split over ranks and workers."""
 
 import itertools
 import multiprocessing
@@ -7,64 +7,22 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 import torchdata.stateful_dataloader
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 import torchobj
+from tests.iterables import COUNT, body, dataset, flat, number_and_worker, number_of, numbers, slow, write_objects
 from tests.prefetching import all_free, eventually, stats
 from torchobj import exceptions
-from torchobj.datasets.share import Share, in_order, shuffled
-
-COUNT = 300
-
-
-def body(number):
-    return f"body {number}".encode() * (1 + number)
-
-
-def number_of(reader):
-    return int(reader.key[-3:])
-
-
-def number_and_worker(reader):
-    assert bytes(reader) == body(number_of(reader))
-    info = get_worker_info()
-    return number_of(reader), 0 if info is None else info.id
-
-
-def none_of_seven(reader):
-    if number_of(reader) == 7:
-        raise ArithmeticError("seven")
-    return number_of(reader)
-
-
-def slow(reader):
-    time.sleep(0.05)
-    return number_of(reader)
+from torchobj.datasets.sharding import Shard, in_order, shuffled
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for number in range(COUNT):
-        (tmp_path / f"k{number:03}").write_bytes(body(number))
-    return tmp_path
-
-
-def dataset(folder, transform=number_of, *, enable_sharding=True, **settings):
-    url = f"file://{folder}/"
-    return torchobj.ObjectIterableDataset(url, transform=transform, enable_sharding=enable_sharding, **settings)
-
-
-def numbers(loader):
-    return [number for batch in loader for number in batch.tolist()]
-
-
-def flat(lists):
-    return list(itertools.chain.from_iterable(lists))
+    return write_objects(tmp_path)
 
 
 WORKERS = [
@@ -84,14 +42,14 @@ def test_each_worker_announces_its_own_share_and_yields_it_in_order(folder, sett
         assert [number for number, of in found if of == worker] == list(range(worker, COUNT, count))
     after = stats()
     assert after["objects"] - before["objects"] == COUNT
-    # What is asked for first, nobody could announce.
+    # The objects that are requested first cannot be announced in time.
     assert after["misses"] - before["misses"] <= 32 * count
     assert after["hits"] + after["late"] - before["hits"] - before["late"] >= COUNT - 32 * count
     assert all_free(), stats()
 
 
 @pytest.mark.parametrize("loader_class", [DataLoader, torchobj.DataLoader])
-def test_raw_readers_are_handed_to_the_trainer_as_they_were_read(folder, loader_class):
+def test_raw_readers_reach_the_trainer_without_a_copy(folder, loader_class):
     samples = dataset(folder, None)
     assert len(samples.manifest) == COUNT
     batches = list(loader_class(samples, batch_size=16, num_workers=2))
@@ -101,23 +59,23 @@ def test_raw_readers_are_handed_to_the_trainer_as_they_were_read(folder, loader_
     assert all_free(), stats()
 
 
-def test_our_loader_lists_once_for_workers_that_are_forked(filled_bucket, control):
+def test_our_loader_lists_once_for_forked_workers(filled_bucket, control):
     samples = torchobj.S3IterableDataset(filled_bucket.url, config=filled_bucket.config, transform=number_of)
-    control.forget_requests()
+    control.clear_requests()
     loader = torchobj.DataLoader(samples, batch_size=4, num_workers=2, multiprocessing_context="fork")
     assert sorted(numbers(loader)) == sorted([*range(20), *range(20)])
     assert [request.operation for request in control.requests()].count("ListObjectsV2") == 1
 
 
 @pytest.fixture
-def filled_bucket(place):
+def filled_bucket(bucket):
     for number in range(20):
-        place.boto.put_object(Bucket=place.bucket, Key=f"k{number:03}", Body=body(number))
-    return place
+        bucket.boto.put_object(Bucket=bucket.name, Key=f"k{number:03}", Body=body(number))
+    return bucket
 
 
 def test_a_bucket_is_yielded_in_the_order_of_its_keys(filled_bucket):
-    listed = [entry["Key"] for entry in filled_bucket.boto.list_objects_v2(Bucket=filled_bucket.bucket)["Contents"]]
+    listed = [entry["Key"] for entry in filled_bucket.boto.list_objects_v2(Bucket=filled_bucket.name)["Contents"]]
     settings = {"config": filled_bucket.config, "transform": lambda reader: (reader.key, reader.read())}
     found = list(torchobj.S3IterableDataset(filled_bucket.url, **settings))
     assert found == [(key, body(int(key[-3:]))) for key in listed]
@@ -125,44 +83,44 @@ def test_a_bucket_is_yielded_in_the_order_of_its_keys(filled_bucket):
     assert [key for key, _ in filtered] == listed[10:15]
 
 
-def test_the_first_pass_yields_while_it_lists_and_lists_once(place, control):
+def test_the_first_pass_yields_while_it_lists_and_lists_once(bucket, control):
     keys = [f"k{number:04}" for number in range(2100)]
-    store = torchobj.Store(place.url, config=place.config)
+    store = torchobj.Store(bucket.url, config=bucket.config)
     for key in keys:
         store.put(key, key.encode())
-    settings = {"config": place.config, "transform": lambda reader: reader.read().decode()}
-    control.forget_requests()
+    settings = {"config": bucket.config, "transform": lambda reader: reader.read().decode()}
+    control.clear_requests()
 
     def listings():
         return [request.operation for request in control.requests()].count("ListObjectsV2")
 
-    samples = torchobj.S3IterableDataset(place.url, **settings)
+    samples = torchobj.S3IterableDataset(bucket.url, **settings)
     iterator = iter(samples)
     assert next(iterator) == keys[0]
-    # The page that is used and the one that is on its way, of three.
+    # Of three pages, the one in use and the one being fetched.
     assert listings() <= 2
     state = samples.state_dict()
     assert [keys[0], *iterator] == keys
     assert list(samples) == keys
     assert len(samples.manifest) == len(keys)
     assert listings() == 3
-    again = torchobj.S3IterableDataset(place.url, **settings)
+    again = torchobj.S3IterableDataset(bucket.url, **settings)
     again.load_state_dict(state | {"done": 1500})
     assert list(again) == keys[1500:]
     again.load_state_dict(state | {"done": 2000})
     assert list(again) == keys[2000:]
     assert listings() == 6
-    assert list(torchobj.S3IterableDataset(place.url, limit=1100, **settings)) == keys[:1100]
+    assert list(torchobj.S3IterableDataset(bucket.url, limit=1100, **settings)) == keys[:1100]
     assert all_free(), stats()
 
 
-def test_what_cannot_be_listed_is_the_error_of_the_first_sample(place):
-    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=place.config)
+def test_a_failed_listing_is_the_error_of_the_first_sample(bucket):
+    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=bucket.config)
     with pytest.raises(exceptions.BucketNotFoundError, match="NoSuchBucket"):
         list(missing)
 
 
-def test_the_order_is_decided_by_seed_and_epoch_alone(folder):
+def test_the_order_depends_on_seed_and_epoch_only(folder):
     def epoch(samples, number, workers):
         samples.set_epoch(number)
         return numbers(torchobj.DataLoader(samples, batch_size=8, num_workers=workers))
@@ -180,7 +138,7 @@ def test_the_order_is_decided_by_seed_and_epoch_alone(folder):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_that_stay_hear_of_a_new_epoch(folder, context):
+def test_persistent_workers_receive_a_new_epoch(folder, context):
     samples = dataset(folder, shuffle=True)
     loader = torchobj.DataLoader(
         samples, batch_size=8, num_workers=2, persistent_workers=True, multiprocessing_context=context
@@ -200,7 +158,7 @@ def sets_epoch(samples, epoch, queue):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_copy_in_another_rank_has_an_epoch_of_its_own(folder, context):
+def test_a_copy_in_another_rank_has_its_own_epoch(folder, context):
     multi = multiprocessing.get_context(context)
     samples = dataset(folder, shuffle=True)
     before = list(itertools.islice(samples, 5))
@@ -224,9 +182,11 @@ def test_shares_are_disjoint_and_even_ranks_have_equally_many(objects, world_siz
     assert sorted(order.tolist()) == in_order(objects).tolist()
 
     def rank(number, uneven):
-        shares = [Share(number, world_size, worker, workers).of(order, uneven).tolist() for worker in range(workers)]
-        # The samples of a rank do not depend on its workers, nor do the numbers of their batches differ among ranks.
-        [alone] = [Share(number, world_size).of(order, uneven).tolist()]
+        shares = [
+            Shard(number, world_size, worker, workers).select(order, uneven).tolist() for worker in range(workers)
+        ]
+        # A rank's samples do not depend on its workers, and all ranks have equally many batches.
+        [alone] = [Shard(number, world_size).select(order, uneven).tolist()]
         assert sorted(flat(shares)) == sorted(alone)
         return [len(share) for share in shares], alone
 
@@ -244,20 +204,20 @@ def test_shares_are_disjoint_and_even_ranks_have_equally_many(objects, world_siz
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_break_in_mid_epoch_leaves_nothing_that_grows(folder, persistent):
+def test_a_break_in_mid_epoch_leaks_nothing(folder, persistent):
     loader = torchobj.DataLoader(dataset(folder, None), batch_size=4, num_workers=2, persistent_workers=persistent)
     for _ in range(10):
         for number, _batch in enumerate(loader):
             if number == 3:
                 break
-        # Workers that are gone take what they announced along within a second.
+        # The announcements of exited workers are cancelled within a second.
         assert eventually(lambda: stats()["announced"] <= COUNT), stats()
     assert sum(len(batch) for batch in loader) == COUNT
     del loader, _batch
     assert all_free(), stats()
 
 
-def test_a_pass_that_is_dropped_in_this_process_leaves_nothing(folder):
+def test_a_dropped_pass_in_this_process_leaks_nothing(folder):
     samples = dataset(folder)
     for _ in range(10):
         iterator = iter(samples)
@@ -269,7 +229,7 @@ def test_a_pass_that_is_dropped_in_this_process_leaves_nothing(folder):
     assert all_free(), stats()
 
 
-def test_a_worker_that_is_killed_takes_its_announcements_along(folder):
+def test_announcements_of_a_killed_worker_are_cancelled(folder):
     loader = torchobj.DataLoader(dataset(folder, slow), batch_size=4, num_workers=2)
     iterator = iter(loader)
     next(iterator)
@@ -284,7 +244,7 @@ def test_a_worker_that_is_killed_takes_its_announcements_along(folder):
 
 
 @pytest.mark.parametrize("done", [0, 1, 31, 150, COUNT])
-def test_a_pass_is_resumed_by_hand(folder, done):
+def test_a_pass_is_resumed_by_load_state_dict(folder, done):
     samples = dataset(folder, shuffle=True, seed=9)
     samples.set_epoch(4)
     everything = list(samples)
@@ -294,15 +254,15 @@ def test_a_pass_is_resumed_by_hand(folder, done):
     again = dataset(folder, shuffle=True)
     again.load_state_dict(state)
     assert again.state_dict() == state
-    # As loops do.
+    # As training loops do.
     again.set_epoch(4)
     assert list(again) == everything[done:]
-    # Once.
+    # Applied only once.
     assert list(again) == everything
     assert list(iterator) == everything[done:]
 
 
-def test_a_new_epoch_starts_from_its_beginning_and_so_says_its_state(folder):
+def test_a_new_epoch_and_its_state_start_at_the_beginning(folder):
     samples = dataset(folder, shuffle=True)
     list(itertools.islice(iter(samples), 10))
     state = samples.state_dict()
@@ -328,7 +288,7 @@ def test_a_state_of_other_objects_is_refused(folder):
 
 @pytest.mark.parametrize("settings", [{"shuffle": True}, {"uneven": "pad"}])
 @pytest.mark.parametrize("listed", [False, True])
-def test_a_state_of_another_share_is_refused(folder, settings, listed):
+def test_a_state_of_another_order_or_share_is_refused(folder, settings, listed):
     for mine, other in (({}, settings), (settings, {})):
         samples, again = dataset(folder, **mine), dataset(folder, **other)
         if listed:
@@ -340,7 +300,7 @@ def test_a_state_of_another_share_is_refused(folder, settings, listed):
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-# Spawned workers take their time: one case.
+# Spawned workers start slowly: one case.
 @pytest.mark.parametrize(
     ("settings", "batches"), [*itertools.product(WORKERS[:2], [0, 7, 37]), (WORKERS[2], 7)], ids=str
 )
@@ -363,75 +323,8 @@ def test_a_stateful_loader_resumes_exactly(folder, settings, batches):
     assert [batch.tolist() for batch in again] == begun + rest
 
 
-def test_samples_that_fail_are_skipped_and_counted(folder, caplog):
-    samples = dataset(folder, none_of_seven, on_error="skip")
-    assert len(samples.manifest) == COUNT
-    (folder / "k200").unlink()
-    wanted = [number for number in range(COUNT) if number not in (7, 200)]
-    assert list(samples) == wanted
-    assert samples.failed_samples == 2
-    assert len([record for record in caplog.records if "was skipped: ArithmeticError: seven" in record.message]) <= 1
-    assert sorted(numbers(torchobj.DataLoader(samples, batch_size=8, num_workers=2))) == wanted
-    iterator = iter(samples)
-    list(itertools.islice(iterator, 10))
-    samples.load_state_dict(samples.state_dict())
-    assert list(samples) == list(iterator)
-
-
-def test_samples_that_fail_are_what_a_callable_says(folder):
-    seen = []
-
-    def instead(index, url, error):
-        seen.append((index, url, str(error)))
-        return -index
-
-    samples = dataset(folder, none_of_seven, on_error=instead)
-    assert list(samples)[6:9] == [6, -7, 8]
-    assert seen == [(7, f"file://{folder}/k007", "seven")]
-    assert samples.failed_samples == 1
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_sample_that_fails_is_an_error_of_its_own_and_the_next_comes(folder, workers):
-    samples = dataset(folder, none_of_seven)
-    assert len(samples.manifest) == COUNT
-    (folder / "k200").unlink()
-    iterator = iter(torchobj.DataLoader(samples, batch_size=None, num_workers=workers))
-    found, errors = [], []
-    while len(found) + len(errors) < COUNT:
-        try:
-            found.append(next(iterator))
-        except (ArithmeticError, exceptions.ObjectNotFoundError) as error:
-            errors.append(type(error).__name__)
-    assert sorted(found) == [number for number in range(COUNT) if number not in (7, 200)]
-    assert sorted(errors) == ["ArithmeticError", "ObjectNotFoundError"]
-    assert next(iterator, None) is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"on_error": "replace"}, "use 'skip'"),
-        ({"on_error": "ignore"}, "on_error='ignore'"),
-        ({"on_error": "skip", "uneven": "pad"}, "on_error='skip' with uneven"),
-        ({"uneven": "cut"}, "uneven='cut'"),
-        ({"uneven": "drop", "enable_sharding": False}, "needs enable_sharding=True"),
-        ({"seed": -1}, "seed=-1"),
-        ({"seed": "x"}, "seed='x'"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(folder, settings, said):
-    with pytest.raises(exceptions.ConfigError, match=said):
-        dataset(folder, **settings)
-
-
-def test_an_epoch_below_zero_is_refused(folder):
-    with pytest.raises(exceptions.ConfigError, match="epoch=-1"):
-        dataset(folder).set_epoch(-1)
-
-
-def test_what_the_classmethods_make_is_shuffled_by_its_attributes(filled_bucket):
-    uris = [f"s3://{filled_bucket.bucket}/k{number:03}" for number in range(20)]
+def test_datasets_of_the_classmethods_are_shuffled_by_their_attributes(filled_bucket):
+    uris = [f"s3://{filled_bucket.name}/k{number:03}" for number in range(20)]
     samples = torchobj.S3IterableDataset.from_objects(uris, s3client_config=filled_bucket.config, transform=number_of)
     assert list(samples) == list(range(20))
     samples.shuffle, samples.seed = True, 5
@@ -452,7 +345,7 @@ def test_two_iterables_in_one_worker_do_not_cancel_each_other(folder):
 
 
 class Zipped(torch.utils.data.IterableDataset):
-    """Samples of two datasets of ours in turn."""
+    """Alternates samples of two of our datasets."""
 
     def __init__(self, folder):
         self.parts = [dataset(folder), dataset(folder, shuffle=True)]
@@ -462,13 +355,13 @@ class Zipped(torch.utils.data.IterableDataset):
         return zip(*self.parts, strict=True)
 
 
-def test_large_objects_are_asked_for_few_at_a_time(tmp_path):
+def test_few_large_objects_are_requested_concurrently(tmp_path):
     for number in range(40):
         (tmp_path / f"k{number:03}").write_bytes(bytes(4 << 20))
     script = (
         "import sys, torchobj\n"
         "from torchobj import _torchobj\n"
-        "torchobj.set_budget(64 << 20)\n"
+        "torchobj.set_memory_budget(64 << 20)\n"
         "data = torchobj.ObjectIterableDataset(sys.argv[1], transform=lambda r: len(bytes(r)), enable_sharding=True)\n"
         "for workers in (0, 2):\n"
         "    loader = torchobj.DataLoader(data, batch_size=4, num_workers=workers)\n"

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create 3 wo
 
 
 class Resetting(torch.utils.data.IterableDataset):
-    """Sets its own state back when a pass ends. Each worker yields every n-th number."""
+    """Resets its own state when a pass ends. Each worker yields every n-th number."""
 
     def __init__(self):
         self.i = 0
@@ -38,7 +38,7 @@ class Resetting(torch.utils.data.IterableDataset):
 
 
 class Uneven(Resetting):
-    """Workers end at different times, in the middle of the epoch, with partial batches and without samples."""
+    """Workers end at different times: in mid-epoch, with partial batches, and without samples."""
 
     def numbers(self):
         info = torch.utils.data.get_worker_info()
@@ -48,7 +48,7 @@ class Uneven(Resetting):
 
 
 class Counting(Resetting):
-    """Counts its passes; each yields other samples than the one before."""
+    """Counts its passes; each yields different samples."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ class Counting(Resetting):
 
 
 class Itself(Resetting):
-    """Is its own iterator."""
+    """A dataset that is its own iterator."""
 
     def __iter__(self):
         return self
@@ -81,7 +81,7 @@ class Itself(Resetting):
 
 
 class Staying(Resetting):
-    """Stays at its end; the pass after it begins anew."""
+    """Stays at its end; the next pass starts from the beginning."""
 
     resumed = 0
 
@@ -118,7 +118,7 @@ class ResettingIterator:
 
 
 class OfIterators(torch.utils.data.IterableDataset):
-    """Has no state; its iterators have."""
+    """Has no state; its iterators have one."""
 
     numbers = Resetting.numbers
 
@@ -137,7 +137,7 @@ def listed(batch):
 
 
 def passes(loader, count):
-    """The batches of each pass, and the states behind each batch and behind each pass."""
+    """Returns the batches of each pass, and the states after each batch and each pass."""
     found, states = [], []
     for number in range(count):
         found.append([])
@@ -151,9 +151,9 @@ def passes(loader, count):
 OTHERS = [Counting, Itself, Staying, OfIterators]
 
 
-#: Negative numbers: of persistent workers.
+#: Negative numbers stand for persistent workers.
 @pytest.mark.parametrize("workers", [0, 2, 3, -2, -3])
-def test_a_pass_that_is_resumed_at_any_batch_is_that_of_an_uninterrupted_run(workers):
+def test_a_pass_resumed_at_any_batch_equals_an_uninterrupted_run(workers):
     check_every_state(Resetting, workers)
 
 
@@ -166,7 +166,7 @@ def test_other_kinds_of_datasets_are_resumed_at_any_batch(kind, workers):
 @pytest.mark.parametrize("workers", [0, -2])
 @pytest.mark.parametrize("kind", [pytest.param(Counting, marks=pytest.mark.matrix), Staying])
 @pytest.mark.parametrize("settings", [{"drop_last": True, "batch_size": 4}, {"batch_size": None}])
-def test_passes_that_drop_samples_and_those_without_batches_are_resumed_anywhere(kind, workers, settings):
+def test_passes_with_drop_last_or_without_batches_are_resumed_at_any_sample(kind, workers, settings):
     check_every_state(kind, workers, **settings)
 
 
@@ -174,7 +174,7 @@ def check_every_state(kind, workers, **settings):
     whole, states = passes(loader_of(kind, workers, **settings), PASSES)
     assert all(whole)
     for number, batches, state in states:
-        # Workers that end with a pass carry nothing into the next.
+        # Workers that end with a pass carry nothing over to the next.
         if number >= (1 if workers > 0 else PASSES - 1):
             break
         resumed = loader_of(kind, workers, **settings)
@@ -184,7 +184,7 @@ def check_every_state(kind, workers, **settings):
 
 
 @pytest.mark.parametrize("workers", [0, 3, -3])
-def test_a_state_that_was_saved_by_a_resumed_loader_is_resumed_again(workers):
+def test_a_state_saved_by_a_resumed_loader_can_be_resumed(workers):
     whole, _ = passes(loader_of(Resetting, workers), 2)
     found, state = [], None
     for _ in range(2 * len(whole[0])):
@@ -192,7 +192,7 @@ def test_a_state_that_was_saved_by_a_resumed_loader_is_resumed_again(workers):
         if state is not None:
             loader.load_state_dict(state)
         iterator = iter(loader)
-        # A pass that had nothing left to yield, and the one after it.
+        # A pass with nothing left to yield, and the one after it.
         batch = next(iterator, None)
         batch = next(iter(loader)) if batch is None else batch
         found.append(batch.tolist())
@@ -201,13 +201,13 @@ def test_a_state_that_was_saved_by_a_resumed_loader_is_resumed_again(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_without_that_of_the_dataset_says_so(workers, caplog):
+def test_a_state_without_the_datasets_state_warns(workers, caplog):
     _, states = passes(loader_of(Staying, workers), 1)
     whole, _ = passes(loader_of(Staying, workers), 1)
     # As earlier releases wrote it.
     state = pickle.loads(states[1][2]) | {"sampler": None}
     resumed = loader_of(Staying, workers)
     resumed.load_state_dict(state)
-    assert "state of the loader contains none of Staying" in caplog.text
+    assert "state of the loader was written by an earlier torchobj and contains no state of Staying" in caplog.text
     assert "2 batches are read again and dropped" in caplog.text
     assert passes(resumed, 1)[0] == [whole[0][2:]]

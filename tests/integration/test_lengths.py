@@ -1,4 +1,4 @@
-"""Responses of another length than listed are an error on every way to a sample, and never its bytes."""
+"""A response whose length differs from the listing is an error for every way to read a sample."""
 
 import dataclasses
 
@@ -10,13 +10,13 @@ LISTED, ANSWERED = 10_000, 100
 
 
 @pytest.fixture
-def shortened(place, control):
-    """A dataset's arguments; every response announces, and has, 100 of the 10,000 bytes that are listed."""
-    store = torchobj.Store(place.url, config=place.config)
+def shortened(bucket, control):
+    """Arguments of a dataset; every response has 100 of the 10,000 bytes listed, and a matching Content-Length."""
+    store = torchobj.Store(bucket.url, config=bucket.config)
     for number in range(4):
         store.put(f"k{number}", bytes([number]) * LISTED)
     control.faults({"operation": "GetObject", "action": {"shorter_length": LISTED - ANSWERED}})
-    return {"url": place.url, "config": dataclasses.replace(place.config, max_attempts=2)}
+    return {"url": bucket.url, "config": dataclasses.replace(bucket.config, max_attempts=2)}
 
 
 def as_map(url, config):
@@ -37,7 +37,7 @@ def by_workers(url, config):
 
 
 class References(torchobj.ObjectDataset):
-    """One object, by its name and size."""
+    """One object, referenced by name and size."""
 
     def __init__(self, url, config):
         super().__init__(config=config)
@@ -58,11 +58,11 @@ def by_reference(url, config):
 
 
 @pytest.mark.parametrize("read", [as_map, as_iterable, by_loader, by_workers, by_reference])
-def test_a_response_of_another_length_than_listed_is_an_error_with_both_lengths(shortened, read):
+def test_a_response_whose_length_differs_from_the_listing_is_an_error_with_both_lengths(shortened, read):
     with pytest.raises(torchobj.StoreError, match=rf"expected an object of {LISTED} bytes.* {ANSWERED} bytes"):
         read(**shortened)
 
 
-def test_a_response_that_is_too_short_once_is_asked_for_again(shortened, control):
+def test_a_response_that_is_too_short_once_is_retried(shortened, control):
     control.faults({"operation": "GetObject", "times": 1, "action": {"shorter_length": LISTED - ANSWERED}})
     assert bytes(as_map(**shortened)) == bytes([1]) * LISTED

@@ -1,4 +1,4 @@
-"""The plugin for Lightning: what a Trainer leaves in the bucket, what it resumes from, and what a failure leaves."""
+"""The Lightning plugin: checkpoints that a Trainer saves, resumes from, and keeps after a failure."""
 
 import csv
 import fractions
@@ -22,14 +22,14 @@ from torchobj import exceptions
 from torchobj.lightning import ObjectCheckpointIO, S3LightningCheckpoint
 
 pytestmark = [
-    # Lightning 2.6 asks torch's trees in a way that is deprecated.
+    # Lightning 2.6 uses a deprecated function of torch's trees.
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-    # It says so of the folder of an earlier fit, on purpose.
+    # Lightning warns that the folder of an earlier fit exists, as expected.
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
-    # Without tensorboard its logger is the one that writes CSV, as these tests expect.
+    # Without tensorboard Lightning uses its CSV logger, as these tests expect.
     pytest.mark.filterwarnings("ignore:Starting from v1.9.0, .tensorboardX. has been removed"),
-    # And of a run that is resumed: each has a folder of its own.
+    # The same for a resumed run: each has its own folder.
     pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
 ]
 
@@ -38,13 +38,13 @@ EPOCHS, BATCHES = 4, 4
 
 @pytest.fixture(params=["lightning.pytorch", "pytorch_lightning"])
 def pl(request):
-    """Either of the two packages."""
+    """One of the two packages."""
     return pytest.importorskip(request.param)
 
 
 @pytest.fixture(autouse=True)
 def registration(monkeypatch):
-    """What fsspec has for s3:// is as it was."""
+    """Restores fsspec's filesystem for s3://."""
     monkeypatch.setattr(torchobj.fsspec, "_default", None)
     yield
     torchobj.fsspec.register()
@@ -60,7 +60,7 @@ def module(pl, width=3):
         def training_step(self, batch, _index):
             loss = self.layer(batch[0]).pow(2).mean()
             self.log("loss", loss)
-            # The later the better: the best two are the last two.
+            # Later epochs are better: the best two are the last two.
             self.log("progress", float(self.global_step))
             return loss
 
@@ -76,13 +76,13 @@ def batches():
     return torch.utils.data.DataLoader(data, batch_size=2)
 
 
-def trainer(pl, place, epochs, callbacks=(), **settings):
+def trainer(pl, bucket, epochs, callbacks=(), **settings):
     quiet = dict.fromkeys(("enable_progress_bar", "enable_model_summary"), False)
     return pl.Trainer(
         accelerator="cpu",
         max_epochs=epochs,
         log_every_n_steps=1,
-        plugins=[ObjectCheckpointIO(config=place.config)],
+        plugins=[ObjectCheckpointIO(config=bucket.config)],
         callbacks=list(callbacks),
         **quiet,
         **settings,
@@ -101,59 +101,59 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_root_in_the_bucket_has_the_best_two_checkpoints_and_the_logs(pl, place):
+def test_a_root_in_the_bucket_has_the_best_two_checkpoints_and_the_logs(pl, bucket):
     model = module(pl)
-    trainer(pl, place, 3, [best_two(pl)], default_root_dir=f"{place.url}/run 1").fit(model, batches())
+    trainer(pl, bucket, 3, [best_two(pl)], default_root_dir=f"{bucket.url}/run 1").fit(model, batches())
     folder = "run 1/lightning_logs/version_0"
-    assert place.keys() == [
+    assert bucket.keys() == [
         f"{folder}/checkpoints/epoch=1-step=8.ckpt",
         f"{folder}/checkpoints/epoch=2-step=12.ckpt",
         f"{folder}/hparams.yaml",
         f"{folder}/metrics.csv",
     ]
-    assert place.uploads() == []
-    saved = torch.load(io.BytesIO(place.body(f"{folder}/checkpoints/epoch=2-step=12.ckpt")), weights_only=True)
+    assert bucket.uploads() == []
+    saved = torch.load(io.BytesIO(bucket.body(f"{folder}/checkpoints/epoch=2-step=12.ckpt")), weights_only=True)
     assert equal(saved["state_dict"], weights(model))
-    rows = list(csv.DictReader(place.body(f"{folder}/metrics.csv").decode().splitlines()))
+    rows = list(csv.DictReader(bucket.body(f"{folder}/metrics.csv").decode().splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(3 * BATCHES))
-    # The next run beside it has a folder of its own.
-    trainer(pl, place, 1, [best_two(pl)], default_root_dir=f"{place.url}/run 1").fit(module(pl), batches())
-    assert "run 1/lightning_logs/version_1/checkpoints/epoch=0-step=4.ckpt" in place.keys()
+    # The next run has its own folder.
+    trainer(pl, bucket, 1, [best_two(pl)], default_root_dir=f"{bucket.url}/run 1").fit(module(pl), batches())
+    assert "run 1/lightning_logs/version_1/checkpoints/epoch=0-step=4.ckpt" in bucket.keys()
 
 
-def test_a_run_that_is_resumed_ends_with_the_weights_of_an_unbroken_one(pl, place):
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(pl, bucket):
     unbroken, first, second = module(pl), module(pl), module(pl)
-    trainer(pl, place, EPOCHS, [best_two(pl)], default_root_dir=f"{place.url}/unbroken").fit(unbroken, batches())
-    trainer(pl, place, 2, [best_two(pl)], default_root_dir=f"{place.url}/broken").fit(first, batches())
-    newest = ObjectCheckpointIO(config=place.config).newest(f"{place.url}/broken")
-    assert newest == f"{place.url}/broken/lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"
-    trainer(pl, place, EPOCHS, [best_two(pl)], default_root_dir=f"{place.url}/broken").fit(
+    trainer(pl, bucket, EPOCHS, [best_two(pl)], default_root_dir=f"{bucket.url}/unbroken").fit(unbroken, batches())
+    trainer(pl, bucket, 2, [best_two(pl)], default_root_dir=f"{bucket.url}/broken").fit(first, batches())
+    newest = ObjectCheckpointIO(config=bucket.config).newest(f"{bucket.url}/broken")
+    assert newest == f"{bucket.url}/broken/lightning_logs/version_0/checkpoints/epoch=1-step=8.ckpt"
+    trainer(pl, bucket, EPOCHS, [best_two(pl)], default_root_dir=f"{bucket.url}/broken").fit(
         second, batches(), ckpt_path=newest
     )
     assert not equal(weights(first), weights(unbroken))
     assert equal(weights(second), weights(unbroken))
 
 
-def test_a_folder_for_checkpoints_holds_the_best_two_and_the_last_one(pl, place, tmp_path):
-    callback = best_two(pl, dirpath=f"{place.url}/a=b/c", save_last=True, filename="{epoch} of {progress:.1f}")
-    trainer(pl, place, 3, [callback], default_root_dir=tmp_path, logger=False).fit(module(pl), batches())
+def test_a_folder_for_checkpoints_holds_the_best_two_and_the_last_one(pl, bucket, tmp_path):
+    callback = best_two(pl, dirpath=f"{bucket.url}/a=b/c", save_last=True, filename="{epoch} of {progress:.1f}")
+    trainer(pl, bucket, 3, [callback], default_root_dir=tmp_path, logger=False).fit(module(pl), batches())
     names = [f"a=b/c/epoch={epoch} of progress={4 * epoch + 3}.0.ckpt" for epoch in (1, 2)]
-    assert place.keys() == [*names, "a=b/c/last.ckpt"]
-    assert callback.best_model_path == f"{place.url}/{names[1]}"
-    # As after a restart: the same names are taken, and versions are counted.
-    callback = best_two(pl, dirpath=f"{place.url}/a=b/c", filename="{epoch} of {progress:.1f}")
-    trainer(pl, place, 2, [callback], default_root_dir=tmp_path, logger=False).fit(module(pl), batches())
-    assert f"{names[0].removesuffix('.ckpt')}-v1.ckpt" in place.keys()
+    assert bucket.keys() == [*names, "a=b/c/last.ckpt"]
+    assert callback.best_model_path == f"{bucket.url}/{names[1]}"
+    # As after a restart: the names exist already, and get version numbers.
+    callback = best_two(pl, dirpath=f"{bucket.url}/a=b/c", filename="{epoch} of {progress:.1f}")
+    trainer(pl, bucket, 2, [callback], default_root_dir=tmp_path, logger=False).fit(module(pl), batches())
+    assert f"{names[0].removesuffix('.ckpt')}-v1.ckpt" in bucket.keys()
 
 
-def test_modules_load_their_checkpoint_by_its_url(pl, place):
+def test_modules_load_their_checkpoint_by_its_url(pl, bucket):
     model = module(pl)
-    run = trainer(pl, place, 1, default_root_dir=f"{place.url}/run")
+    run = trainer(pl, bucket, 1, default_root_dir=f"{bucket.url}/run")
     run.fit(model, batches())
-    run.save_checkpoint(f"{place.url}/by hand.ckpt")
-    again = type(model).load_from_checkpoint(f"{place.url}/by hand.ckpt")
+    run.save_checkpoint(f"{bucket.url}/by hand.ckpt")
+    again = type(model).load_from_checkpoint(f"{bucket.url}/by hand.ckpt")
     assert equal(weights(again), weights(model))
-    assert run.validate(module_with_validation(pl), batches(), ckpt_path=f"{place.url}/by hand.ckpt", verbose=False)
+    assert run.validate(module_with_validation(pl), batches(), ckpt_path=f"{bucket.url}/by hand.ckpt", verbose=False)
 
 
 def module_with_validation(pl):
@@ -171,79 +171,81 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("operation", "action", "kind"), FAULTS)
-def test_a_save_that_fails_raises_in_fit_and_leaves_the_old_checkpoint(
-    pl, place, control, operation, action: FaultAction, kind
+def test_a_failed_save_raises_in_fit_and_keeps_the_old_checkpoint(
+    pl, bucket, control, operation, action: FaultAction, kind
 ):
-    run = trainer(pl, place, 1, [best_two(pl)], default_root_dir=f"{place.url}/run", logger=False)
+    run = trainer(pl, bucket, 1, [best_two(pl)], default_root_dir=f"{bucket.url}/run", logger=False)
     model = module(pl)
     run.fit(model, batches())
-    run.save_checkpoint(f"{place.url}/kept.ckpt")
-    before, body = place.keys(), place.body("kept.ckpt")
+    run.save_checkpoint(f"{bucket.url}/kept.ckpt")
+    before, body = bucket.keys(), bucket.body("kept.ckpt")
     control.faults({"operation": operation, "action": action})
     with pytest.raises(kind):
-        run.save_checkpoint(f"{place.url}/kept.ckpt")
+        run.save_checkpoint(f"{bucket.url}/kept.ckpt")
     with pytest.raises(kind):
-        trainer(pl, place, 1, [best_two(pl)], default_root_dir=f"{place.url}/run 2", logger=False).fit(model, batches())
+        trainer(pl, bucket, 1, [best_two(pl)], default_root_dir=f"{bucket.url}/run 2", logger=False).fit(
+            model, batches()
+        )
     control.clear_faults()
-    assert place.keys() == before
-    assert place.body("kept.ckpt") == body
-    assert place.uploads() == []
+    assert bucket.keys() == before
+    assert bucket.body("kept.ckpt") == body
+    assert bucket.uploads() == []
 
 
 @pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
-def test_a_large_checkpoint_that_fails_in_its_parts_leaves_the_old_one_and_no_upload(place, control, operation):
-    plugin = ObjectCheckpointIO(config=place.config)
-    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+def test_a_large_checkpoint_with_failed_parts_keeps_the_old_one_and_leaves_no_upload(bucket, control, operation):
+    plugin = ObjectCheckpointIO(config=bucket.config)
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{bucket.url}/k.ckpt")
     control.faults({"operation": operation, "action": {"status": 403, "code": "AccessDenied"}})
     with pytest.raises(exceptions.AccessDeniedError):
-        plugin.save_checkpoint({"weight": torch.zeros(6_000_000)}, f"{place.url}/k.ckpt")
+        plugin.save_checkpoint({"weight": torch.zeros(6_000_000)}, f"{bucket.url}/k.ckpt")
     control.clear_faults()
-    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
-    assert place.uploads() == []
+    assert torch.equal(plugin.load_checkpoint(f"{bucket.url}/k.ckpt")["weight"], torch.ones(3))
+    assert bucket.uploads() == []
 
 
-def test_what_cannot_be_pickled_leaves_the_old_checkpoint(pl, place):
-    plugin = ObjectCheckpointIO(config=place.config)
-    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+def test_a_checkpoint_that_cannot_be_pickled_keeps_the_old_one(pl, bucket):
+    plugin = ObjectCheckpointIO(config=bucket.config)
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{bucket.url}/k.ckpt")
     with pytest.raises((AttributeError, pickle.PicklingError)):
-        plugin.save_checkpoint({"weight": torch.zeros(3), "bad": lambda: None}, f"{place.url}/k.ckpt")
-    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
+        plugin.save_checkpoint({"weight": torch.zeros(3), "bad": lambda: None}, f"{bucket.url}/k.ckpt")
+    assert torch.equal(plugin.load_checkpoint(f"{bucket.url}/k.ckpt")["weight"], torch.ones(3))
 
 
-def test_the_trainer_of_each_package_takes_the_plugin(pl, place):
-    for plugin in (ObjectCheckpointIO(config=place.config), S3LightningCheckpoint(s3client_config=place.config)):
+def test_the_trainer_of_each_package_accepts_the_plugin(pl, bucket):
+    for plugin in (ObjectCheckpointIO(config=bucket.config), S3LightningCheckpoint(s3client_config=bucket.config)):
         assert isinstance(plugin, pl.plugins.CheckpointIO)
         assert pl.Trainer(plugins=[plugin], logger=False).strategy.checkpoint_io is plugin
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_fabric_and_the_asynchronous_plugin_save_and_load(pl, place, wrapped):
-    plugin = ObjectCheckpointIO(config=place.config)
+def test_fabric_and_the_asynchronous_plugin_save_and_load(pl, bucket, wrapped):
+    plugin = ObjectCheckpointIO(config=bucket.config)
     if wrapped:
         plugin = pl.plugins.AsyncCheckpointIO(plugin)
-    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{place.url}/k.ckpt")
+    plugin.save_checkpoint({"weight": torch.ones(3)}, f"{bucket.url}/k.ckpt")
     plugin.teardown()
-    assert torch.equal(plugin.load_checkpoint(f"{place.url}/k.ckpt")["weight"], torch.ones(3))
+    assert torch.equal(plugin.load_checkpoint(f"{bucket.url}/k.ckpt")["weight"], torch.ones(3))
     fabric = importlib.import_module("lightning.fabric" if pl.__name__ == "lightning.pytorch" else "lightning_fabric")
-    runner = fabric.Fabric(accelerator="cpu", plugins=[ObjectCheckpointIO(config=place.config)])
-    runner.save(f"{place.url}/fabric.ckpt", {"weight": torch.full((3,), 2.0)})
-    assert torch.equal(runner.load(f"{place.url}/fabric.ckpt")["weight"], torch.full((3,), 2.0))
+    runner = fabric.Fabric(accelerator="cpu", plugins=[ObjectCheckpointIO(config=bucket.config)])
+    runner.save(f"{bucket.url}/fabric.ckpt", {"weight": torch.full((3,), 2.0)})
+    assert torch.equal(runner.load(f"{bucket.url}/fabric.ckpt")["weight"], torch.full((3,), 2.0))
 
 
-def test_removing_takes_the_object_and_no_namesake(place):
-    plugin = ObjectCheckpointIO(config=place.config)
+def test_remove_deletes_the_object_and_no_other_with_its_prefix(bucket):
+    plugin = ObjectCheckpointIO(config=bucket.config)
     for key in ("a.ckpt", "a.ckpt.2", "a.ckpt/x", "folder 2/x"):
-        place.boto.put_object(Bucket=place.bucket, Key=key, Body=b"x")
-    plugin.remove_checkpoint(f"{place.url}/a.ckpt")
-    plugin.remove_checkpoint(f"{place.url}/never was.ckpt")
-    assert place.keys() == ["a.ckpt.2", "a.ckpt/x", "folder 2/x"]
-    for whole in (place.url, f"{place.url}/", f"{place.url}//"):
+        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=b"x")
+    plugin.remove_checkpoint(f"{bucket.url}/a.ckpt")
+    plugin.remove_checkpoint(f"{bucket.url}/never was.ckpt")
+    assert bucket.keys() == ["a.ckpt.2", "a.ckpt/x", "folder 2/x"]
+    for whole in (bucket.url, f"{bucket.url}/", f"{bucket.url}//"):
         with pytest.raises(exceptions.ConfigError, match="names no object"):
             plugin.remove_checkpoint(whole)
-    assert place.keys() == ["a.ckpt.2", "a.ckpt/x", "folder 2/x"]
+    assert bucket.keys() == ["a.ckpt.2", "a.ckpt/x", "folder 2/x"]
 
 
-def test_paths_without_a_scheme_are_files(tmp_path, monkeypatch):
+def test_paths_without_a_scheme_are_local_files(tmp_path, monkeypatch):
     plugin = ObjectCheckpointIO()
     monkeypatch.chdir(tmp_path)
     for path in ("x.ckpt", tmp_path / "deep" / "er" / "x.ckpt"):
@@ -254,33 +256,33 @@ def test_paths_without_a_scheme_are_files(tmp_path, monkeypatch):
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_a_path_that_folded_the_slashes_of_a_url_is_the_url(place, tmp_path):
-    plugin = ObjectCheckpointIO(config=place.config)
-    for path in (Path(f"{place.url}/a/k.ckpt"), Path(f"file://{tmp_path}/k.ckpt")):
+def test_a_path_with_merged_slashes_is_the_url(bucket, tmp_path):
+    plugin = ObjectCheckpointIO(config=bucket.config)
+    for path in (Path(f"{bucket.url}/a/k.ckpt"), Path(f"file://{tmp_path}/k.ckpt")):
         plugin.save_checkpoint({"weight": torch.ones(3)}, path)
         assert torch.equal(plugin.load_checkpoint(path)["weight"], torch.ones(3))
-    assert place.keys() == ["a/k.ckpt"]
+    assert bucket.keys() == ["a/k.ckpt"]
     assert (tmp_path / "k.ckpt").is_file()
 
 
-def test_bad_arguments_are_refused_by_name(place):
-    plugin = ObjectCheckpointIO(config=place.config)
+def test_bad_arguments_are_refused_by_name(bucket):
+    plugin = ObjectCheckpointIO(config=bucket.config)
     for path, message in (
-        (place.url, "names no object"),
+        (bucket.url, "names no object"),
         ("gs://bucket/k.ckpt", "scheme 'gs'"),
     ):
         with pytest.raises(exceptions.ConfigError, match=message):
             plugin.save_checkpoint({}, path)
     with pytest.raises(exceptions.ConfigError, match="storage_options"):
-        plugin.save_checkpoint({}, f"{place.url}/k.ckpt", storage_options={"x": 1})
-    S3LightningCheckpoint(s3client_config=place.config).save_checkpoint({}, f"{place.url}/k.ckpt", {"x": 1})
-    assert plugin.load_checkpoint(f"{place.url}/k.ckpt") == {}
+        plugin.save_checkpoint({}, f"{bucket.url}/k.ckpt", storage_options={"x": 1})
+    S3LightningCheckpoint(s3client_config=bucket.config).save_checkpoint({}, f"{bucket.url}/k.ckpt", {"x": 1})
+    assert plugin.load_checkpoint(f"{bucket.url}/k.ckpt") == {}
     with pytest.raises(FileNotFoundError):
-        plugin.load_checkpoint(f"{place.url}/missing.ckpt")
-    assert plugin.newest(f"{place.url}/nothing") is None
+        plugin.load_checkpoint(f"{bucket.url}/missing.ckpt")
+    assert plugin.newest(f"{bucket.url}/nothing") is None
 
 
-def test_the_newest_checkpoint_of_a_folder_here_is_a_path(tmp_path):
+def test_the_newest_checkpoint_of_a_local_folder_is_a_path(tmp_path):
     plugin = ObjectCheckpointIO()
     assert plugin.newest(str(tmp_path)) is None
     plugin.save_checkpoint({"epoch": 1}, tmp_path / "run" / "epoch=1.ckpt")
@@ -289,8 +291,8 @@ def test_the_newest_checkpoint_of_a_folder_here_is_a_path(tmp_path):
     assert plugin.load_checkpoint(newest) == {"epoch": 1}
 
 
-def test_what_is_no_plain_data_is_loaded_where_lightning_or_the_user_would(place, monkeypatch):
-    plugin, url = ObjectCheckpointIO(config=place.config), f"{place.url}/k.ckpt"
+def test_other_than_plain_data_is_loaded_if_lightning_or_the_user_allows_it(bucket, monkeypatch):
+    plugin, url = ObjectCheckpointIO(config=bucket.config), f"{bucket.url}/k.ckpt"
     monkeypatch.delenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", raising=False)
     plugin.save_checkpoint({"half": fractions.Fraction(1, 2)}, url)
     for weights_only in (None, True):
@@ -310,8 +312,8 @@ def test_what_is_no_plain_data_is_loaded_where_lightning_or_the_user_would(place
     assert plugin.load_checkpoint(url)
 
 
-def test_a_plugin_travels_by_pickle_with_its_configuration(place):
-    for plugin in (ObjectCheckpointIO(config=place.config), S3LightningCheckpoint("us-east-1", place.config)):
+def test_a_plugin_is_pickled_with_its_configuration(bucket):
+    for plugin in (ObjectCheckpointIO(config=bucket.config), S3LightningCheckpoint("us-east-1", bucket.config)):
         torchobj.fsspec._default = None
         again = pickle.loads(pickle.dumps(plugin))
         assert type(again) is type(plugin)
@@ -320,7 +322,7 @@ def test_a_plugin_travels_by_pickle_with_its_configuration(place):
 
 
 def alone(script, **environment):
-    """What a process of its own prints."""
+    """The output of a new process."""
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env={"PATH": "", **environment}
     )
@@ -328,7 +330,7 @@ def alone(script, **environment):
     return done.stdout + done.stderr
 
 
-def test_importing_it_imports_no_lightning_and_no_torch(pytestconfig):
+def test_import_does_not_import_lightning_or_torch(pytestconfig):
     script = (
         "import sys, torchobj.lightning; assert not {'torch', 'lightning', 'lightning_fabric'} & set(sys.modules);"
         "import pytorch_lightning, torchobj.lightning as ours; plugin = ours.ObjectCheckpointIO();"
@@ -337,7 +339,7 @@ def test_importing_it_imports_no_lightning_and_no_torch(pytestconfig):
     alone(script, PYTHONPATH=str(pytestconfig.rootpath))
 
 
-def test_a_plugin_made_before_lightning_is_imported_fits_both(pytestconfig):
+def test_a_plugin_created_before_lightning_is_imported_works_with_both_packages(pytestconfig):
     script = (
         "from torchobj.lightning import ObjectCheckpointIO; plugin = ObjectCheckpointIO();"
         "import lightning, pytorch_lightning;"
@@ -347,7 +349,7 @@ def test_a_plugin_made_before_lightning_is_imported_fits_both(pytestconfig):
     alone(script, PYTHONPATH=str(pytestconfig.rootpath))
 
 
-def test_an_s3fs_that_is_installed_stays_and_a_warning_says_what_to_do(pytestconfig, tmp_path):
+def test_an_installed_s3fs_is_kept_with_a_warning(pytestconfig, tmp_path):
     (tmp_path / "s3fs.py").write_text(
         "import fsspec\n__version__ = '2026.1.0'\n\nclass S3FileSystem(fsspec.AbstractFileSystem):\n    pass\n"
     )
@@ -365,11 +367,11 @@ def test_an_s3fs_that_is_installed_stays_and_a_warning_says_what_to_do(pytestcon
 
 
 @pytest.mark.matrix
-def test_of_two_ranks_one_writes_and_both_resume(place, tmp_path):
+def test_one_of_two_ranks_writes_and_both_resume(bucket, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     script = Path(__file__).with_name("lightning_checkpoints_under_torchrun.py")
     done = subprocess.run(
-        [*command, script, place.url, pickle.dumps(place.config).hex(), tmp_path],
+        [*command, script, bucket.url, pickle.dumps(bucket.config).hex(), tmp_path],
         capture_output=True,
         text=True,
         timeout=110,
@@ -378,7 +380,7 @@ def test_of_two_ranks_one_writes_and_both_resume(place, tmp_path):
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert ranks[0] == ranks[1]
     assert ranks[0]["resumed"] == ranks[0]["unbroken"]
-    # Eight samples a rank, two a batch, three epochs.
+    # Eight samples per rank, two per batch, three epochs.
     assert ranks[0]["steps"] == 12
-    assert [key.partition("/")[0] for key in place.keys()] == ["broken"] * 3 + ["unbroken"] * 3
-    assert place.uploads() == []
+    assert [key.partition("/")[0] for key in bucket.keys()] == ["broken"] * 3 + ["unbroken"] * 3
+    assert bucket.uploads() == []

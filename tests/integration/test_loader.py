@@ -45,7 +45,7 @@ def dataset(folder, transform=key_and_bytes, **settings):
 
 
 class Gapped(torch.utils.data.Sampler):
-    """A sampler of the user's."""
+    """A user's own sampler."""
 
     def __iter__(self):
         return iter([*range(0, COUNT, 3), 5, 5, -1])
@@ -76,7 +76,7 @@ def epochs(loader_class, folder, settings, count=3):
         settings = settings | {"generator": torch.Generator().manual_seed(5)}
     loader = loader_class(dataset(folder), **settings)
     found = [[repr(batch) for batch in loader] for _ in range(count)]
-    # What the loop draws afterwards is what it would have drawn.
+    # The loop's random numbers afterwards are those of an uninterrupted generator.
     return len(loader), found, torch.rand(1).item()
 
 
@@ -93,7 +93,7 @@ def test_samples_and_their_order_are_those_of_torch(folder, kind, workers):
 
 
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_workers_may_be_started_in_any_way(folder, context):
+def test_workers_can_be_started_by_any_method(folder, context):
     settings = {"batch_size": 7, "shuffle": True, "num_workers": 2, "multiprocessing_context": context}
     stock = epochs(torch.utils.data.DataLoader, folder, {**settings, "multiprocessing_context": "fork"}, 1)
     before = stats()
@@ -103,7 +103,7 @@ def test_workers_may_be_started_in_any_way(folder, context):
     assert after["misses"] == before["misses"]
 
 
-def test_what_was_announced_is_taken_from_there(folder):
+def test_announced_objects_are_taken_from_the_prefetcher(folder):
     before = stats()
     loader = torchobj.DataLoader(dataset(folder), batch_size=4, shuffle=True, num_workers=2)
     assert sum(len(keys) for keys, _ in loader) == COUNT
@@ -112,7 +112,7 @@ def test_what_was_announced_is_taken_from_there(folder):
     assert after["objects"] - before["objects"] == COUNT
 
 
-def test_a_sampler_that_shares_its_generator_with_the_loop_is_pulled_as_torch_does(folder):
+def test_a_sampler_that_shares_its_generator_with_the_loop_is_drawn_as_by_torch(folder):
     def run(loader_class, **settings):
         generator = torch.Generator().manual_seed(3)
         sampler = torch.utils.data.RandomSampler(range(COUNT), replacement=True, num_samples=100, generator=generator)
@@ -123,37 +123,37 @@ def test_a_sampler_that_shares_its_generator_with_the_loop_is_pulled_as_torch_do
 
 
 @pytest.mark.parametrize("lookahead", [1, 3])
-def test_no_more_is_pulled_ahead_than_was_said(folder, lookahead):
-    pulled = []
+def test_no_more_than_lookahead_batches_are_drawn_ahead(folder, lookahead):
+    drawn = []
 
     class Counted(torch.utils.data.SequentialSampler):
         def __iter__(self):
             for index in super().__iter__():
-                pulled.append(index)
+                drawn.append(index)
                 yield index
 
     loader = torchobj.DataLoader(
         dataset(folder), batch_size=1, sampler=Counted(range(COUNT)), lookahead=lookahead, collate_fn=list
     )
     for number, _ in enumerate(loader):
-        assert len(pulled) == min(COUNT, number + 1 + lookahead)
+        assert len(drawn) == min(COUNT, number + 1 + lookahead)
 
 
-def test_nothing_is_pulled_before_the_first_batch_is_asked_for(folder):
-    pulled = []
+def test_no_index_is_drawn_before_the_first_batch_is_requested(folder):
+    drawn = []
 
     class Counted(torch.utils.data.SequentialSampler):
         def __iter__(self):
             for index in super().__iter__():
-                pulled.append(index)
+                drawn.append(index)
                 yield index
 
     loader = torchobj.DataLoader(dataset(folder), batch_size=4, sampler=Counted(range(COUNT)), lookahead=2)
     iter(loader)
-    assert pulled == []
+    assert drawn == []
 
 
-def test_torchs_own_wrappers_of_datasets_are_seen_through(folder):
+def test_objects_of_torchs_dataset_wrappers_are_announced(folder):
     plain = dataset(folder)
     first, second = random_split(plain, [40, 24], generator=torch.Generator().manual_seed(0))
     wrapped = {
@@ -172,12 +172,12 @@ def test_torchs_own_wrappers_of_datasets_are_seen_through(folder):
     assert all_free()
 
 
-def test_a_dataset_of_which_nothing_is_known_is_read_all_the_same():
+def test_a_dataset_with_unknown_objects_is_read():
     assert [batch.tolist() for batch in torchobj.DataLoader(range(5), batch_size=2)] == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_raw_batches_outlive_the_workers_that_read_them(folder, workers):
+def test_raw_batches_outlive_their_workers(folder, workers):
     batches = list(torchobj.DataLoader(dataset(folder, None), batch_size=10, num_workers=workers))
     found = [bytes(batch[index].numpy()) for batch in batches for index in range(len(batch))]
     assert found == [body(number) for number in range(COUNT)]
@@ -196,19 +196,19 @@ def test_raw_batches_outlive_the_workers_that_read_them(folder, workers):
 
 
 class Keeps(torchobj.ObjectMapDataset):
-    """Returns what it returned before."""
+    """Returns the same sample again."""
 
     def __getitem__(self, index):
         self.kept = getattr(self, "kept", None) or super().__getitem__(index)
         return self.kept
 
 
-def test_a_sample_that_a_worker_returns_again_and_again_has_its_bytes_each_time(folder):
+def test_a_sample_that_a_worker_returns_repeatedly_has_its_bytes_each_time(folder):
     loader = torchobj.DataLoader(Keeps(f"file://{folder}/"), batch_size=1, num_workers=1)
     assert [bytes(batch[0].numpy()) for batch in loader] == [body(0)] * COUNT
 
 
-def test_an_object_that_cannot_be_read_is_an_error_of_its_sample_in_the_workers_words(folder):
+def test_an_object_that_cannot_be_read_raises_the_workers_error_for_its_sample(folder):
     everything = dataset(folder)
     assert len(everything) == COUNT
     (folder / "k07").unlink()
@@ -236,8 +236,8 @@ def held_by(pid):
 
 
 def look_at_workers(url, config):
-    """In a process of its own, where every TCP socket is torchobj's."""
-    # Idle connections are still there when it looks, however long that takes.
+    """Runs in its own process, where every TCP socket is torchobj's."""
+    # Idle connections stay open long enough to be counted.
     config = dataclasses.replace(config, keep_alive_s=600.0)
     data = torchobj.S3MapDataset(url, config=config, transform=torchobj.ObjectReader.read)
     iterator = iter(torchobj.DataLoader(data, batch_size=4, num_workers=2, collate_fn=list))
@@ -253,10 +253,10 @@ def look_at_workers(url, config):
     assert sum(map(len, iterator)) == 196
 
 
-def test_workers_hold_no_connection_and_no_thread_of_ours(place):
+def test_workers_have_no_connection_and_no_thread_of_torchobj(bucket):
     for number in range(200):
-        place.boto.put_object(Bucket=place.bucket, Key=f"k{number:03}", Body=bytes(1000))
-    process = multiprocessing.get_context("spawn").Process(target=look_at_workers, args=(place.url, place.config))
+        bucket.boto.put_object(Bucket=bucket.name, Key=f"k{number:03}", Body=bytes(1000))
+    process = multiprocessing.get_context("spawn").Process(target=look_at_workers, args=(bucket.url, bucket.config))
     process.start()
     process.join(60)
     assert process.exitcode == 0
@@ -267,7 +267,7 @@ def slow(reader):
     return reader.key
 
 
-def test_a_worker_that_is_killed_leaves_no_memory_behind_and_the_next_epoch_works(folder):
+def test_the_memory_of_a_killed_worker_is_released_and_the_next_epoch_works(folder):
     loader = torchobj.DataLoader(dataset(folder, slow), batch_size=8, num_workers=2, collate_fn=list)
     iterator = iter(loader)
     next(iterator)
@@ -282,7 +282,7 @@ def test_a_worker_that_is_killed_leaves_no_memory_behind_and_the_next_epoch_work
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_break_in_mid_epoch_leaves_nothing_that_grows(folder, persistent):
+def test_a_break_in_mid_epoch_leaks_nothing(folder, persistent):
     loader = torchobj.DataLoader(
         dataset(folder, None), batch_size=4, shuffle=True, num_workers=2, persistent_workers=persistent
     )
@@ -295,7 +295,7 @@ def test_a_break_in_mid_epoch_leaves_nothing_that_grows(folder, persistent):
     assert all_free(), stats()
 
 
-def test_train_and_validation_in_turn_within_a_small_budget(tmp_path):
+def test_training_and_validation_alternate_within_a_small_budget(tmp_path):
     script = Path(__file__).with_name("loader_in_a_small_budget.py")
     environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(64 << 20)}
     done = subprocess.run(
@@ -324,7 +324,7 @@ def test_many_threads_read_one_dataset_while_a_loader_runs(folder):
     assert all_free()
 
 
-def test_what_requests_met_is_in_the_stats(folder):
+def test_stats_have_latencies_retries_and_the_concurrency_limit(folder):
     before = stats()
     loader = torchobj.DataLoader(dataset(folder), batch_size=8, num_workers=0, collate_fn=list)
     assert sum(len(batch) for batch in loader) == COUNT
@@ -335,32 +335,32 @@ def test_what_requests_met_is_in_the_stats(folder):
     assert after["first_byte_p50_s"] <= after["first_byte_p99_s"]
     for name in ("retries", "throttled", "connect_failures", "hedges", "hedges_won"):
         assert after[name] == before[name], name
-    # 64 to begin with, and 4 kept for what somebody waits for.
+    # 64 to begin with, and 4 reserved for demanded reads.
     assert after["in_flight_limit"] >= 60
 
 
-def test_the_first_batch_does_not_wait_for_the_window(folder):
-    data, pulled = dataset(folder), 0
+def test_the_first_batch_does_not_wait_for_the_look_ahead(folder):
+    data, drawn = dataset(folder), 0
 
     class Endless(torch.utils.data.Sampler):
         def __iter__(self):
-            nonlocal pulled
+            nonlocal drawn
             while True:
-                pulled += 1
-                yield pulled % COUNT
+                drawn += 1
+                yield drawn % COUNT
 
     batches = iter(torchobj.DataLoader(data, batch_size=2, sampler=Endless(), num_workers=1))
     next(batches)
-    first = pulled
-    # An endless sampler of tiny objects: the budget would hold far more than is ever pulled.
+    first = drawn
+    # An endless sampler of tiny objects: the budget would hold far more than is ever drawn.
     assert first < 16_000
     for _ in range(200):
         next(batches)
-    assert first < pulled <= 32_768 + 410
+    assert first < drawn <= 32_768 + 410
 
 
 @pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
-def test_a_batch_may_be_of_any_kind(folder, kind):
+def test_a_batch_can_have_any_type(folder, kind):
     before = stats()
     batches = [kind([3, 1]), kind([2])]
     found = [
@@ -370,7 +370,7 @@ def test_a_batch_may_be_of_any_kind(folder, kind):
     assert stats()["misses"] == before["misses"]
 
 
-def test_a_subclass_that_makes_another_sample_of_an_index_is_not_announced(folder, caplog):
+def test_a_subclass_that_overrides_getitem_is_not_announced(folder, caplog):
     class Backwards(torchobj.ObjectMapDataset):
         def __getitem__(self, index):
             return super().__getitem__(len(self) - 1 - index)
@@ -378,10 +378,13 @@ def test_a_subclass_that_makes_another_sample_of_an_index_is_not_announced(folde
     data = Backwards(f"file://{folder}/", transform=key_and_bytes)
     found = [key for keys, _ in torchobj.DataLoader(data, batch_size=3, num_workers=1) for key in keys.tolist()]
     assert found == list(reversed(range(COUNT)))
-    assert "Backwards: it is not known which objects its samples are made of" in caplog.text
+    assert (
+        "Backwards: nothing is read ahead, because torchobj does not know which objects its samples consist of"
+        in caplog.text
+    )
 
 
-def test_warnings_are_seen_where_logging_is_not_set_up(folder):
+def test_warnings_are_printed_without_logging_configuration(folder):
     script = (
         "import torchobj\n"
         f"data = torchobj.ObjectMapDataset('file://{folder}/', transform=lambda reader: 1 / 0, on_error=lambda *_: 0)\n"

@@ -1,4 +1,4 @@
-"""Loaders that are given what they should not be: an error of the sample it is about, or a word in the log; never a wait."""
+"""Loaders with invalid input: an error for the sample concerned or a log message, and no hang."""
 
 import gc
 import json
@@ -41,7 +41,7 @@ def dataset(folder, transform=first_byte):
 
 
 def errors_and_samples(loader):
-    """What each batch is: its first sample, or the name of its exception."""
+    """Returns the first sample of each batch, or the name of its exception."""
     iterator, found = iter(loader), []
     while True:
         try:
@@ -54,7 +54,7 @@ def errors_and_samples(loader):
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize(("wrong", "name"), [(COUNT, "IndexError"), (-COUNT - 1, "IndexError"), ("3", "TypeError")])
-def test_an_index_that_is_none_is_an_error_of_its_own_sample(folder, workers, wrong, name):
+def test_an_invalid_index_is_an_error_of_its_sample(folder, workers, wrong, name):
     loader = torchobj.DataLoader(
         dataset(folder), batch_size=1, sampler=[1, wrong, 2], num_workers=workers, lookahead=8, collate_fn=list
     )
@@ -63,7 +63,7 @@ def test_an_index_that_is_none_is_an_error_of_its_own_sample(folder, workers, wr
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_index_that_is_none_is_an_error_also_behind_a_subset(folder, workers):
+def test_an_invalid_index_of_a_subset_is_an_error_of_its_sample(folder, workers):
     subset = torch.utils.data.Subset(dataset(folder), range(10, 20))
     loader = torchobj.DataLoader(
         subset, batch_size=1, sampler=[1, 10, 2], num_workers=workers, lookahead=8, collate_fn=list
@@ -72,7 +72,7 @@ def test_an_index_that_is_none_is_an_error_also_behind_a_subset(folder, workers)
 
 
 class Broken(torch.utils.data.Sampler):
-    """Ends early, by an error."""
+    """Ends early with an error."""
 
     def __iter__(self):
         yield from range(20)
@@ -90,7 +90,7 @@ def test_a_sampler_that_raises_does_so_when_torch_does(folder, workers):
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, torchobj.DataLoader])
-def test_a_dataset_without_samples_is_an_empty_loop(tmp_path, loader_class, workers):
+def test_an_empty_dataset_gives_no_batches(tmp_path, loader_class, workers):
     empty = dataset(tmp_path)
     assert len(empty) == 0
     loader = loader_class(empty, batch_size=4, num_workers=workers)
@@ -121,7 +121,7 @@ def the_view(reader):
 
 @pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("transform", [the_buffer, the_view])
-def test_a_transform_may_return_the_buffer_itself_or_a_view_of_it(folder, workers, transform):
+def test_a_transform_can_return_the_buffer_or_a_view_of_it(folder, workers, transform):
     loader = torchobj.DataLoader(
         dataset(folder, transform), batch_size=4, shuffle=True, num_workers=workers, collate_fn=list
     )
@@ -132,7 +132,7 @@ def test_a_transform_may_return_the_buffer_itself_or_a_view_of_it(folder, worker
     assert all_free()
 
 
-def test_a_transform_that_writes_to_its_buffer_harms_no_other_use_of_the_object(folder):
+def test_a_transform_that_writes_to_its_buffer_affects_no_other_read_of_the_object(folder):
     def run(loader_class):
         torch.manual_seed(5)
         sampler = torch.utils.data.WeightedRandomSampler([1.0 + 20 * (n < 4) for n in range(COUNT)], 200)
@@ -161,7 +161,7 @@ def run_script(mode, folder, budget_bytes, timeout_s=100):
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_a_budget_that_is_smaller_than_an_object_is_overdrawn_and_that_is_said_once(tmp_path, workers):
+def test_a_budget_smaller_than_an_object_is_exceeded_with_one_warning(tmp_path, workers):
     for number in range(12):
         (tmp_path / f"k{number:02}").write_bytes(bytes([number]) * (3 << 20))
     found = run_script(f"large-{workers}", tmp_path, 1 << 20)
@@ -171,23 +171,23 @@ def test_a_budget_that_is_smaller_than_an_object_is_overdrawn_and_that_is_said_o
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.matrix)])
-def test_who_keeps_views_for_ever_goes_on_and_is_told_what_holds_the_memory(tmp_path, workers):
+def test_a_loop_that_keeps_all_views_continues_and_warns_what_holds_the_memory(tmp_path, workers):
     for number in range(100):
         (tmp_path / f"k{number:02}").write_bytes(bytes([number]) * (256 << 10))
     found = run_script(f"keeps-{workers}", tmp_path, 4 << 20)
     assert found["samples"] == list(range(100))
-    told = [line for line in found["log"] if "there is no memory to read ahead" in line]
+    told = [line for line in found["log"] if "no memory to read ahead for " in line]
     assert len(told) == 1
     holder = "DataLoader workers hold" if workers else "this process holds"
     held_mib = int(told[0].split(holder)[1].split()[0])
     assert held_mib >= 4
 
 
-def test_an_object_that_grew_since_the_listing_is_an_error_of_its_sample(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_an_object_that_grew_since_the_listing_is_an_error_of_its_sample(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     for number in range(8):
         store.put(f"k{number}", body(number))
-    data = torchobj.S3MapDataset(place.url, config=place.config, transform=first_byte)
+    data = torchobj.S3MapDataset(bucket.url, config=bucket.config, transform=first_byte)
     assert len(data) == 8
     store.put("k3", body(3) + b"more")
     loader = torchobj.DataLoader(data, batch_size=1, num_workers=2, collate_fn=list)
@@ -247,16 +247,16 @@ def test_one_loader_is_used_from_two_threads(folder):
 
 @pytest.mark.parametrize(
     ("workers", "persistent"),
-    # torch itself waits ten seconds for persistent workers that its collector finds.
+    # torch waits ten seconds for persistent workers when the garbage collector finds them.
     [(0, False), (2, False), pytest.param(2, True, marks=pytest.mark.matrix)],
 )
-def test_a_loader_that_is_collected_in_mid_epoch_leaves_nothing(folder, workers, persistent):
+def test_a_loader_that_is_garbage_collected_in_mid_epoch_leaks_nothing(folder, workers, persistent):
     loader = torchobj.DataLoader(
         dataset(folder, None), batch_size=4, num_workers=workers, persistent_workers=persistent
     )
     iterator = iter(loader)
     batch = next(iterator)
-    # A cycle: only the collector finds it.
+    # A reference cycle: only the garbage collector finds it.
     loader.itself = loader
     del loader, iterator
     gc.collect()
@@ -266,11 +266,11 @@ def test_a_loader_that_is_collected_in_mid_epoch_leaves_nothing(folder, workers,
 
 
 @pytest.mark.parametrize("workers", WORKERS)
-def test_an_interrupt_while_a_batch_is_waited_for_arrives_at_once(place, control, workers):
-    store = torchobj.Store(place.url, config=place.config)
+def test_ctrl_c_interrupts_the_wait_for_a_batch_at_once(bucket, control, workers):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     for number in range(8):
         store.put(f"k{number}", body(number))
-    data = torchobj.S3MapDataset(place.url, config=place.config, transform=first_byte)
+    data = torchobj.S3MapDataset(bucket.url, config=bucket.config, transform=first_byte)
     loader = torchobj.DataLoader(data, batch_size=2, num_workers=workers)
     control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 6}})
     iterator = iter(loader)

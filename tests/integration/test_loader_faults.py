@@ -1,4 +1,4 @@
-"""A loader over a server that fails now and then: every byte is right, and nothing hangs."""
+"""A loader on a server with random faults: every byte is correct, and nothing hangs."""
 
 import concurrent.futures
 import time
@@ -7,7 +7,7 @@ import pytest
 
 import torchobj
 
-#: Shares of GetObject, by what they meet.
+#: The share of GetObject requests that each fault affects.
 FAULTS = [
     (0.05, {"status": 503, "code": "SlowDown"}),
     (0.02, {"reset": "after_request"}),
@@ -26,11 +26,11 @@ def number_and_bytes(reader):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.matrix)])
-def test_every_byte_is_right_whatever_the_server_does(place, control, count):
-    store = torchobj.Store(place.url, config=place.config)
+def test_every_byte_is_correct_under_random_faults(bucket, control, count):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda number: store.put(f"{number:05}", body(number)), range(count)))
-    data = torchobj.S3MapDataset(place.url, config=place.config, transform=number_and_bytes)
+    data = torchobj.S3MapDataset(bucket.url, config=bucket.config, transform=number_and_bytes)
 
     def epoch():
         began, seen = time.monotonic(), set()

@@ -1,4 +1,4 @@
-"""Processes that are forked beside a loader and inside its workers: none touches what is another's."""
+"""Forks next to a loader and inside its workers: a child does not touch what belongs to its parent."""
 
 import os
 import signal
@@ -33,7 +33,7 @@ def dataset(folder, transform=bytes):
 
 
 def forked(work):
-    """Starts `work` in a forked child."""
+    """Runs `work` in a forked child."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -45,8 +45,8 @@ def forked(work):
     return pid
 
 
-def ended_well(pid):
-    """Whether a child ended, and without an error, in time."""
+def exited_without_error(pid):
+    """Returns whether a child exited in time and without an error."""
     deadline_s = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline_s:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -58,7 +58,7 @@ def ended_well(pid):
     return False
 
 
-def test_a_child_announces_nothing_and_leaves_the_books_of_its_parent(folder):
+def test_a_child_announces_nothing_and_does_not_change_its_parents_state(folder):
     data = dataset(folder)
     assert data[3] == body(3)
     announcer = _torchobj.Announcer()
@@ -73,7 +73,7 @@ def test_a_child_announces_nothing_and_leaves_the_books_of_its_parent(folder):
         announcer.cancel()
 
     before = _torchobj.prefetch_stats()
-    assert ended_well(forked(announce))
+    assert exited_without_error(forked(announce))
     assert announcer.pending() == (announced, budget_bytes)
     after = _torchobj.prefetch_stats()
     assert after["announced"] == before["announced"] == 10
@@ -81,9 +81,9 @@ def test_a_child_announces_nothing_and_leaves_the_books_of_its_parent(folder):
     assert [data[index] for index in range(COUNT)] == [body(index) for index in range(COUNT)]
 
 
-def test_a_child_goes_on_with_an_iterable_that_its_parent_began(folder):
+def test_a_child_continues_an_iterable_that_its_parent_began(folder):
     data = torchobj.ObjectIterableDataset(f"file://{folder}/", transform=bytes)
-    # A listing that is not known yet is the parent's alone.
+    # The child cannot use a listing that is not finished.
     whole = list(data)
     iterator = iter(data)
     seen, expected = [next(iterator)], whole[1:]
@@ -93,11 +93,11 @@ def test_a_child_goes_on_with_an_iterable_that_its_parent_began(folder):
 
     pid = forked(go_on)
     assert seen + list(iterator) == whole
-    assert ended_well(pid)
+    assert exited_without_error(pid)
 
 
 class Forking(torch.utils.data.Dataset):
-    """Each sample is read by a worker and its forked child at one time."""
+    """A worker and its forked child read each sample at the same time."""
 
     def __init__(self, data):
         self.data = data
@@ -116,11 +116,11 @@ class Forking(torch.utils.data.Dataset):
         pid = forked(read_backwards)
         for index in order:
             assert self.data[index] == body(index)
-        return ended_well(pid)
+        return exited_without_error(pid)
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_a_child_of_a_worker_asks_for_itself(folder, context):
+def test_a_child_of_a_worker_sends_its_own_requests(folder, context):
     data = dataset(folder)
     assert data[0] == body(0)
     loader = torchobj.DataLoader(Forking(data), batch_size=None, num_workers=1, multiprocessing_context=context)
@@ -136,7 +136,7 @@ def arenas_that_are_open(_reader):
     return sum("torchobj-arena" in entry for entry in entries)
 
 
-def test_a_spawned_worker_has_the_arena_open_once_however_many_datasets_it_reads(folder):
+def test_a_spawned_worker_opens_the_arena_once_for_any_number_of_datasets(folder):
     parts = ConcatDataset([dataset(folder, arenas_that_are_open) for _ in range(3)])
     loader = torchobj.DataLoader(parts, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     found = list(loader)

@@ -1,4 +1,4 @@
-"""A worker that keeps what it returns to the trainer: each side has its own bytes, whatever the other does with them."""
+"""A worker that keeps what it returns to the trainer: each side has its own bytes, even if the other writes to them."""
 
 import ctypes
 import gc
@@ -36,14 +36,14 @@ def folder(tmp_path):
 
 
 class Node:
-    """Part of a reference cycle that nothing else refers to."""
+    """Part of a reference cycle without other references."""
 
     def __init__(self, reader):
         self.reader, self.itself = reader, self
 
 
 class Watch(threading.Thread):
-    """A thread that holds a reader, and reads it when it is asked to."""
+    """A thread that holds a reader and reads it on request."""
 
     def __init__(self, reader):
         super().__init__(daemon=True)
@@ -95,7 +95,7 @@ def as_ndarray(reader):
     return array.tobytes
 
 
-#: Each takes a reader, and returns what reads the bytes that it kept; None where they are gone.
+#: Each takes a reader and returns a function that reads the kept bytes; None if they are gone.
 KEEPS = {
     "memoryview": lambda reader: memoryview(reader).tobytes,
     "getbuffer": lambda reader: reader.getbuffer().tobytes,
@@ -114,7 +114,7 @@ KEEPS = {
 
 
 class Keeper:
-    """A transform that returns the reader it is given and keeps its bytes; each call looks at all that was kept."""
+    """A transform that returns its reader and keeps the bytes; each call verifies all kept bytes."""
 
     def __init__(self, how):
         self.how, self.kept = how, []
@@ -127,11 +127,11 @@ class Keeper:
         return reader
 
 
-# The same code runs however a worker was started: two of them show that it does.
+# The same code runs for every start method: two of them are enough.
 @pytest.mark.parametrize(
     ("how", "context"), [*((how, "fork") for how in KEEPS), ("torch.frombuffer", "spawn"), ("the reader", "spawn")]
 )
-def test_what_a_worker_keeps_does_not_change_when_the_trainer_writes(folder, how, context):
+def test_bytes_that_a_worker_keeps_do_not_change_when_the_trainer_writes(folder, how, context):
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=Keeper(how))
     loader = torchobj.DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context=context)
     numbers = iter(range(COUNT))
@@ -160,15 +160,16 @@ class Writes:
 
 
 @pytest.mark.parametrize("how", ["reader", "tensor"])
-def test_what_the_trainer_gets_does_not_change_when_the_worker_writes(folder, how):
+def test_bytes_of_the_trainer_do_not_change_when_the_worker_writes(folder, how):
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=Writes(how))
-    # The worker makes a sample once the trainer has the one before. Earlier, torch may not have pickled that one yet.
+    # The worker creates a sample after the trainer has received the one before; until then torch may still be pickling
+    # it.
     batches = list(torchobj.DataLoader(data, batch_size=1, num_workers=1, prefetch_factor=1))
     assert [bytes(batch[0].numpy()) for batch in batches] == [body(number) for number in range(COUNT)]
 
 
 def peeks(reader):
-    """Looks at the bytes in every way that leaves nothing behind."""
+    """Looks at the bytes in every way that leaves no reference."""
     number = number_of(reader)
     assert bytes(reader) == body(number)
     assert reader.getbuffer()[0] == memoryview(reader)[-1] == np.frombuffer(reader, np.uint8)[3] == number + 1
@@ -177,7 +178,7 @@ def peeks(reader):
 
 @pytest.mark.parametrize("transform", [None, peeks])
 @pytest.mark.parametrize("kind", [torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset])
-def test_what_nothing_in_the_worker_reaches_is_the_trainers_without_a_copy(folder, kind, transform):
+def test_bytes_without_references_in_the_worker_are_transferred_without_a_copy(folder, kind, transform):
     before = stats()
     data = kind(f"file://{folder}/", transform=transform)
     batches = list(torchobj.DataLoader(data, batch_size=8, num_workers=1))
@@ -185,12 +186,12 @@ def test_what_nothing_in_the_worker_reaches_is_the_trainers_without_a_copy(folde
     after = stats()
     transferred, copied = (after[name] - before[name] for name in ("transferred", "copied"))
     assert transferred + copied == COUNT
-    # One whose worker was preempted just before it let go is copied, and right.
+    # A sample whose worker was preempted before releasing it is copied, and correct.
     assert transferred >= 0.9 * COUNT
 
 
-def test_a_kept_tensor_stays_what_it_was_within_a_small_budget(tmp_path):
-    """The trainer keeps some tensors too; memory is used again all the time."""
+def test_a_kept_tensor_does_not_change_within_a_small_budget(tmp_path):
+    """The trainer keeps some tensors too; memory is reused all the time."""
     script = Path(__file__).with_name("loader_keeping.py")
     environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(16 << 20)}
     done = subprocess.run(
@@ -201,7 +202,7 @@ def test_a_kept_tensor_stays_what_it_was_within_a_small_budget(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [np.frombuffer, torch.frombuffer, "ndarray", memoryview])
-def test_memory_that_is_used_stays_after_its_reader_is_closed(folder, keep):
+def test_memory_in_use_outlives_its_closed_reader(folder, keep):
     data = torchobj.ObjectMapDataset(f"file://{folder}/")
     with data[7] as reader:
         if keep == "ndarray":

@@ -1,4 +1,4 @@
-"""Processes of a loader that are killed: an error, or nothing left, and never a wait without end."""
+"""Killed processes of a loader: an error or a complete cleanup, and no endless wait."""
 
 import contextlib
 import gc
@@ -23,11 +23,11 @@ COUNT = 200
 
 @pytest.fixture
 def folder(tmp_path):
-    place = tmp_path / "objects"
-    place.mkdir()
+    objects = tmp_path / "objects"
+    objects.mkdir()
     for number in range(COUNT):
-        (place / f"k{number:03}").write_bytes(bytes([number]) * 20_000)
-    return place
+        (objects / f"k{number:03}").write_bytes(bytes([number]) * 20_000)
+    return objects
 
 
 def alive(pid):
@@ -38,7 +38,7 @@ def alive(pid):
 
 
 def holders(inode):
-    """Processes that have the arena of this number open."""
+    """Returns the processes that have the arena with this inode open."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*/fd/*"):
         with contextlib.suppress(OSError):
@@ -48,7 +48,7 @@ def holders(inode):
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
-def test_a_trainer_that_is_killed_leaves_no_process_no_memory_and_no_file(folder, tmp_path, context):
+def test_a_killed_trainer_leaves_no_process_no_memory_and_no_file(folder, tmp_path, context):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     shared = set(os.listdir("/dev/shm"))
@@ -66,7 +66,7 @@ def test_a_trainer_that_is_killed_leaves_no_process_no_memory_and_no_file(folder
     process.kill()
     process.wait()
     process.stdout.close()
-    # torch's workers look for their parent every five seconds.
+    # torch's workers check every five seconds whether their parent is alive.
     assert eventually(lambda: not any(map(alive, said["pids"])))
     assert holders(said["arena"]) == set()
     ours = {name for name in set(os.listdir("/dev/shm")) - shared if any(str(pid) in name for pid in said["pids"])}
@@ -86,7 +86,7 @@ def first_byte(reader):
 def test_a_worker_that_is_killed_at_any_moment_is_an_error_and_the_next_epoch_works(
     folder, context, transform, monkeypatch
 ):
-    # torch tells a death also to a finalizer, and pytest would keep its traceback, and the iterator by it.
+    # torch also reports a death to a finalizer; pytest would keep its traceback, and with it the iterator.
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context=context)
@@ -99,7 +99,7 @@ def test_a_worker_that_is_killed_at_any_moment_is_an_error_and_the_next_epoch_wo
         time.sleep(moments.uniform(0, 0.02))
         victim = moments.choice(multiprocessing.active_children()).pid
         began = time.monotonic()
-        # torch raises in whatever runs when the death is told; the epoch may have ended.
+        # torch raises in whatever code runs when the death is reported; the epoch may have ended.
         with pytest.raises((RuntimeError, ConnectionError, EOFError, OSError)):
             os.kill(victim, signal.SIGKILL)
             list(iterator)

@@ -1,4 +1,4 @@
-"""What a loader takes beside the loop it serves: the budget and little more, however much is read."""
+"""The memory of a loader: the budget and little more, for any amount of data."""
 
 import json
 import os
@@ -30,13 +30,13 @@ def run(tmp_path):
 
 
 @pytest.mark.parametrize("total_bytes", [512 * MIB, pytest.param(4096 * MIB, marks=pytest.mark.matrix)])
-def test_the_process_tree_takes_the_budget_and_little_more_than_the_same_loop_in_memory(run, total_bytes):
+def test_the_process_tree_uses_the_budget_and_little_more_than_the_same_loop_in_memory(run, total_bytes):
     figures = run("epoch", total_bytes)
     print({name: value / MIB for name, value in figures.items()})
     assert figures["ours"] <= figures["stock"] + BUDGET + 64 * MIB
 
 
-def test_epochs_that_are_broken_off_take_no_more_with_persistent_workers(run):
+def test_epochs_that_stop_early_use_no_more_memory_with_persistent_workers(run):
     figures = run("breaks", 256 * MIB)
     print({name: value / MIB for name, value in figures.items()})
     assert figures["ours"] <= figures["stock"] + BUDGET + 64 * MIB

@@ -1,4 +1,4 @@
-"""The whole table of `test_samples_and_their_order_are_those_of_torch`: every kind of loader, however its workers start."""
+"""The full table of `test_samples_and_their_order_are_those_of_torch`: every kind of loader and every start method."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A loader tells what it did, and what held it back."""
+"""A loader's statistics and report: what it did, and what limited it."""
 
 import dataclasses
 import pickle
@@ -11,8 +11,8 @@ import torch
 import torchobj
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
-from torchobj.loader.batches import samples_in
-from torchobj.loader.hints import max_in_flight_of
+from torchobj.loader.iterator import samples_in
+from torchobj.loader.sample_objects import max_in_flight_of
 
 COUNT, SIZE = 96, 20_000
 
@@ -36,10 +36,10 @@ def slow(reader):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_was_handed_out_and_read_is_counted(folder, workers):
+def test_returned_and_read_samples_are_counted(folder, workers):
     data = ObjectMapDataset(f"file://{folder}/", transform=key_of)
     loader = torchobj.DataLoader(data, batch_size=10, shuffle=True, num_workers=workers)
-    assert loader.report() == "Nothing was handed out yet."
+    assert loader.report() == "No batch was returned yet."
     for _ in range(2):
         assert sorted(key for batch in loader for key in batch.tolist()) == list(range(COUNT))
     stats = loader.stats()
@@ -50,58 +50,58 @@ def test_what_was_handed_out_and_read_is_counted(folder, workers):
     assert loader.report().startswith(f"{2 * COUNT} samples in ")
 
 
-def test_a_break_counts_what_was_handed_out(folder):
+def test_after_a_break_only_returned_samples_are_counted(folder):
     loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=key_of), batch_size=10)
     next(iter(loader))
     assert (loader.stats().batches, loader.stats().samples) == (1, 10)
 
 
-def test_time_between_batches_is_the_loops_own(folder):
+def test_the_time_between_batches_belongs_to_the_loop(folder):
     loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=key_of), batch_size=24)
     pause = threading.Event()
     for _ in loader:
         pause.wait(0.4)
     stats = loader.stats()
     assert stats.elapsed_s - stats.waited_s >= 1.6
-    assert "The trainer sets the pace" in loader.report()
+    assert "The training step is the bottleneck" in loader.report()
 
 
-def test_a_transform_that_takes_long_is_blamed_and_not_the_store(folder):
+def test_a_slow_transform_is_reported_and_not_the_store(folder):
     loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=slow), batch_size=8)
     assert len(list(loader)) == COUNT // 8
-    assert "the transform runs in the loop's own process: give the loader workers" in loader.report()
+    assert "the transform runs in the process of the loop: set num_workers" in loader.report()
 
 
-def test_a_loader_of_which_nothing_is_known_counts_batches(folder):
+def test_a_loader_with_unknown_objects_counts_batches(folder):
     stock = torchobj.DataLoader(torch.utils.data.TensorDataset(torch.arange(10)), batch_size=4)
     assert len(list(stock)) == 3
     assert (stock.stats().batches, stock.stats().samples) == (3, 10)
-    assert "since of TensorDataset it is not known what its samples are made of" in stock.report()
+    assert "because torchobj does not know which objects the samples of TensorDataset consist of" in stock.report()
 
 
-def test_why_a_loader_reads_nothing_ahead_is_told(folder):
+def test_the_report_has_the_reason_why_nothing_is_read_ahead(folder):
     data = ObjectMapDataset(f"file://{folder}/", transform=slow)
     settings = {"batch_size": 32, "sampler": [0, 1, 2, 3]}
     for loader, why in [
-        (torchobj.DataLoader(data, lookahead=0, **settings), "since lookahead=0 was said"),
-        (torchobj.DataLoader(data, **settings), "since of BatchSampler it is not known whether it may be pulled ahead"),
+        (torchobj.DataLoader(data, lookahead=0, **settings), "because lookahead=0 is set"),
+        (torchobj.DataLoader(data, **settings), "because BatchSampler may not allow its indices to be drawn ahead"),
     ]:
         assert len(list(loader)) == 1
         assert why in loader.report()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_slow_store_is_blamed_and_not_the_transform(place, control, workers):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_slow_store_is_reported_and_not_the_transform(bucket, control, workers):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     for number in range(COUNT):
         store.put(f"{number:03}", bytes(1000))
     control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.2}})
-    config = dataclasses.replace(place.config, max_in_flight=8)
-    data = torchobj.S3MapDataset(place.url, config=config, transform=key_of)
+    config = dataclasses.replace(bucket.config, max_in_flight=8)
+    data = torchobj.S3MapDataset(bucket.url, config=config, transform=key_of)
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=workers)
     assert len(list(loader)) == COUNT // 8
     assert loader.stats().reading_share > 0.5 * loader.stats().waited_share
-    assert "The network, or the store, holds it back: half of the answers began within" in loader.report()
+    assert "The network or the store is the limit: the median time to first byte is" in loader.report()
 
 
 def fails(reader):
@@ -109,14 +109,14 @@ def fails(reader):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_samples_that_failed_in_workers_are_counted(folder, context):
+def test_failed_samples_of_workers_are_counted(folder, context):
     data = ObjectIterableDataset(f"file://{folder}/", transform=fails, on_error="skip", enable_sharding=True)
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context=context)
     assert list(loader) == []
     assert (data.failed_samples, loader.stats().failed_samples) == (COUNT, COUNT)
 
 
-def test_a_copy_has_handed_out_nothing(folder):
+def test_a_copy_starts_with_zero_counts(folder):
     loader = torchobj.DataLoader(ObjectMapDataset(f"file://{folder}/", transform=key_of), batch_size=8)
     next(iter(loader))
     copied = pickle.loads(pickle.dumps(loader))
@@ -125,11 +125,11 @@ def test_a_copy_has_handed_out_nothing(folder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("collate", [None, list])
-def test_samples_of_an_iterable_dataset_are_counted_and_not_its_batches(folder, workers, collate):
+def test_samples_of_an_iterable_dataset_are_counted_instead_of_batches(folder, workers, collate):
     data = ObjectIterableDataset(f"file://{folder}/", transform=key_of, enable_sharding=True)
     loader = torchobj.DataLoader(data, batch_size=36, num_workers=workers, collate_fn=collate)
     batches = list(loader)
-    # The last batch, of each worker, is a part of one.
+    # The last batch of each worker is partial.
     assert len(batches) == (4 if workers else 3)
     assert (loader.stats().batches, loader.stats().samples) == (len(batches), COUNT)
 
@@ -148,11 +148,11 @@ def test_samples_of_an_iterable_dataset_are_counted_and_not_its_batches(folder, 
         (object(), 8, False, 8),
     ],
 )
-def test_samples_in_a_batch_are_counted_by_what_it_holds(batch, batch_size, by_default, count):
+def test_samples_are_counted_from_the_content_of_a_batch(batch, batch_size, by_default, count):
     assert samples_in(batch, batch_size, collated_by_default=by_default) == count
 
 
-def test_starting_workers_is_a_part_of_its_own(folder):
+def test_the_time_to_start_workers_is_reported_separately(folder):
     data = ObjectMapDataset(f"file://{folder}/", transform=key_of)
     loader = torchobj.DataLoader(data, batch_size=24, num_workers=1, multiprocessing_context="spawn")
     began = time.perf_counter()
@@ -162,11 +162,11 @@ def test_starting_workers_is_a_part_of_its_own(folder):
     # A spawned worker imports torch.
     assert 0.1 * lasted < stats.startup_s <= stats.elapsed_s <= lasted
     assert stats.waited_s + stats.startup_s <= stats.elapsed_s
-    assert "Starting and ending workers took another" in loader.report()
+    assert "Starting and stopping workers took another" in loader.report()
 
 
 class Wrapping(torch.utils.data.IterableDataset):
-    """A dataset of the user's that yields what ours does."""
+    """A user's dataset that yields samples of ours."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -175,7 +175,7 @@ class Wrapping(torch.utils.data.IterableDataset):
         return iter(self.inner)
 
 
-def test_reading_that_only_workers_see_is_not_called_decoding(folder):
+def test_reading_inside_workers_is_not_reported_as_decoding(folder):
     data = Wrapping(ObjectIterableDataset(f"file://{folder}/", transform=slow, enable_sharding=True))
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)
     for _ in range(3):
@@ -183,11 +183,11 @@ def test_reading_that_only_workers_see_is_not_called_decoding(folder):
     said = loader.report()
     assert "MB/s" not in said
     assert "Decoding" not in said
-    assert "cannot tell reading from decoding" in said
+    assert "cannot measure whether reading or decoding is the limit" in said
 
 
 @pytest.mark.parametrize("most", ["auto", 8])
-def test_max_in_flight_is_advised_only_where_it_was_set(folder, most):
+def test_a_higher_max_in_flight_is_suggested_only_if_it_was_set(folder, most):
     config = torchobj.StoreConfig(max_in_flight=most)
     inner = ObjectMapDataset(f"file://{folder}/", config=config)
     for data in (inner, torch.utils.data.Subset(inner, range(4)), torch.utils.data.ConcatDataset([inner, [1, 2]])):

@@ -1,4 +1,4 @@
-"""Loaders where the system limits the address space or files, or forbids what shared memory is made by."""
+"""Loaders where the system limits address space or files, or forbids the system calls of shared memory."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def folder(tmp_path):
 
 def limited(folder, context, *limits):
     script = Path(__file__).with_name("limited.py")
-    # Threads of OpenMP take address space, and are none of this.
+    # OpenMP's threads use address space, which is not what is tested.
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHOBJ_BUDGET_BYTES": str(2 * GIB)}
     done = subprocess.run(
         [sys.executable, script, folder, context, *limits], env=environment, capture_output=True, text=True, timeout=100
@@ -43,7 +43,7 @@ def all_samples(found):
 
 
 @pytest.mark.parametrize("limit", [f"v={6 * GIB}", f"f={GIB}", "f=100000000"])
-def test_a_loader_reads_ahead_in_less_memory_where_the_system_allows_no_more(folder, context, limit):
+def test_a_loader_reads_ahead_in_as_much_memory_as_the_system_allows(folder, context, limit):
     found = limited(folder, context, limit)
     assert all_samples(found), found
     # The trainer's process reads for its workers.
@@ -60,19 +60,19 @@ def test_a_loader_reads_ahead_in_less_memory_where_the_system_allows_no_more(fol
         ("f=1000000", ["the arena", "ulimit -f", "44 MiB"]),
     ],
 )
-def test_without_shared_memory_each_worker_reads_for_itself_and_that_is_said_once(folder, context, limit, names):
+def test_without_shared_memory_each_worker_reads_for_itself_with_one_warning(folder, context, limit, names):
     found = limited(folder, context, limit)
     assert all_samples(found), found
     [message] = [message for message in found["log"] if "the arena" in message]
     assert all(name in message for name in names), message
-    assert "each DataLoader worker reads for itself" in message
-    # Workers log to the standard error of the same run.
+    assert "each DataLoader worker reads its own objects" in message
+    # Workers log to the same standard error.
     assert found["stderr"].count("the arena") <= 1
     assert found["stats"] == {}
 
 
 @needs_seccomp
-def test_where_an_event_loop_is_forbidden_that_is_the_error_each_time(folder, context):
+def test_a_forbidden_event_loop_is_the_error_of_each_read(folder, context):
     found = limited(folder, context, "eventfd2")
     assert len(found["errors"]) == 2, found
     for error in found["errors"]:

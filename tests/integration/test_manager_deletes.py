@@ -1,4 +1,4 @@
-"""Deleting a step while another process saves it: whatever comes between two requests, no new commit is lost."""
+"""Deletes of a step while another process saves it: no new commit is lost between any two requests."""
 
 import itertools
 
@@ -36,9 +36,9 @@ class Between:
 
 
 @pytest.fixture(params=["s3", "file", "memory"])
-def open_manager(request, place, tmp_path):
-    url = {"s3": place.url, "file": f"file://{tmp_path}", "memory": f"memory://deletes-{next(_names)}"}[request.param]
-    config = place.config if request.param == "s3" else None
+def open_manager(request, bucket, tmp_path):
+    url = {"s3": bucket.url, "file": f"file://{tmp_path}", "memory": f"memory://deletes-{next(_names)}"}[request.param]
+    config = bucket.config if request.param == "s3" else None
     return lambda **settings: CheckpointManager(f"{url}/run", **({"keep_last": None, "config": config} | settings))
 
 
@@ -65,7 +65,7 @@ def requests_of_a_delete(open_manager, ignores):
 def test_an_overwrite_between_any_two_requests_of_a_delete_is_not_lost(open_manager, ignores):
     requests = requests_of_a_delete(open_manager, ignores)
     commit = f"run/commits/{1:012}.json".removeprefix("" if open_manager().url.startswith(("s3", "memory")) else "run/")
-    # Where If-Match is ignored nothing stands between the last look at the commit object and its DELETE.
+    # If If-Match is ignored, nothing protects the time between the last HEAD of the commit object and its DELETE.
     last = max(n for n, request in enumerate(requests) if request == ("delete", commit))
     for number in range(1, len(requests)):
         if ignores and number == last:
@@ -80,15 +80,15 @@ def test_an_overwrite_between_any_two_requests_of_a_delete_is_not_lost(open_mana
         try:
             manager.delete(1)
         except exceptions.CheckpointError as error:
-            assert "saved anew" in str(error)  # noqa: PT017  it may be raised, or not
+            assert "saved again" in str(error)  # noqa: PT017  it may be raised, or not
         assert (other.steps(), saved(other, 1)) == ([1], 10.0), (number, requests)
         other.sweep(0)
         assert saved(other, 1) == 10.0
         other.delete(1)
 
 
-def test_an_overwrite_that_began_before_a_delete_fails_or_wins_and_lies_never(open_manager):
-    """The other order: the whole delete comes between two requests of the overwrite."""
+def test_an_overwrite_that_began_before_a_delete_fails_or_commits(open_manager):
+    """The other order: the delete runs between two requests of the overwrite."""
     counting, number = open_manager(), itertools.count()
     for number in itertools.count():
         manager, other = open_manager(), open_manager()
@@ -104,7 +104,7 @@ def test_an_overwrite_that_began_before_a_delete_fails_or_wins_and_lies_never(op
         done = len(between.requests) <= number
         if not done and between.requests[number][0] == "put" and "commits" in between.requests[number][1]:
             assert not is_saved
-        # Once it is committed, the delete is of the new commit.
+        # After the commit, the delete deletes the new commit.
         if is_saved and counting.steps():
             assert saved(counting, 1) == 10.0
         assert all(key.startswith(("steps/", "commits/")) for key in (item.key for item in counting.leftovers()))
@@ -113,8 +113,8 @@ def test_an_overwrite_that_began_before_a_delete_fails_or_wins_and_lies_never(op
     assert number > 4
 
 
-def test_a_delete_whose_answer_is_lost_is_a_delete(place, control):
-    manager = CheckpointManager(f"{place.url}/run", keep_last=None, config=place.config)
+def test_a_delete_with_a_lost_response_deletes(bucket, control):
+    manager = CheckpointManager(f"{bucket.url}/run", keep_last=None, config=bucket.config)
     for operation in ("DeleteObject", "DeleteObjects"):
         manager.save(1, state(1))
         control.faults({"operation": operation, "times": 1, "action": {"lose_response": True}})
@@ -123,12 +123,12 @@ def test_a_delete_whose_answer_is_lost_is_a_delete(place, control):
         assert (manager.steps(), manager.leftovers()) == ([], [])
 
 
-def test_a_commit_object_that_cannot_be_read_is_deleted_only_as_it_was_seen(open_manager):
+def test_an_invalid_commit_object_is_deleted_only_in_the_version_that_was_read(open_manager):
     manager, other = open_manager(), open_manager()
     store, key = manager._commits.store, manager._commits._commit_key(1)
     store.put(key, b"no json")
     manager._commits.store = Between(store, 2, lambda: other.save(1, state(10), overwrite=True))
-    with pytest.raises(exceptions.CheckpointError, match="step 1 was saved anew, and was not deleted"):
+    with pytest.raises(exceptions.CheckpointError, match="step 1 was saved again, and was not deleted"):
         manager.delete(1)
     assert saved(other, 1) == 10.0
     manager._commits.store = store
@@ -137,7 +137,7 @@ def test_a_commit_object_that_cannot_be_read_is_deleted_only_as_it_was_seen(open
     assert manager.steps() == []
 
 
-def test_what_an_interrupted_delete_left_is_no_step_and_is_swept_or_saved_over(open_manager):
+def test_an_interrupted_delete_leaves_no_step_and_is_swept_or_overwritten(open_manager):
     manager = open_manager()
     store, key = manager._commits.store, manager._commits._commit_key(1)
     for step in (1, 2):
@@ -154,7 +154,7 @@ def test_what_an_interrupted_delete_left_is_no_step_and_is_swept_or_saved_over(o
     assert (saved(manager, 1), manager.leftovers()) == (10.0, [])
 
 
-def test_a_folder_of_files_keeps_no_folder_of_a_deleted_step(tmp_path):
+def test_a_file_store_removes_the_folder_of_a_deleted_step(tmp_path):
     notes = tmp_path / "run" / "steps" / "of the user"
     notes.mkdir(parents=True)
     manager = CheckpointManager(f"file://{tmp_path}/run", keep_last=1)
@@ -166,14 +166,14 @@ def test_a_folder_of_files_keeps_no_folder_of_a_deleted_step(tmp_path):
     assert list((tmp_path / "run" / "steps").iterdir()) == [notes]
 
 
-def test_a_conditional_delete_takes_one_key(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_conditional_delete_takes_one_key(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     old, new = store.put("k", b"one"), store.put("k", b"two")
     with pytest.raises(exceptions.PreconditionFailedError):
         store.delete("k", if_match=old)
-    with pytest.raises(exceptions.ConfigError, match="goes with one key"):
+    with pytest.raises(exceptions.ConfigError, match="requires a single key"):
         store.delete(["k", "j"], if_match=new)
-    assert place.keys() == ["k"]
+    assert bucket.keys() == ["k"]
     store.delete("k", if_match=new)
     store.delete("k", if_match=new)
-    assert place.keys() == []
+    assert bucket.keys() == []

@@ -1,4 +1,4 @@
-"""A manager whose folder has keys, and commit objects, that other tools put there: what is saved can be restored."""
+"""A folder with keys and commit objects of other tools: saved steps can be restored."""
 
 import dataclasses
 
@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, commit_format, saving
+from torchobj.checkpoint import CheckpointManager, commit_format, save_step
 from torchobj.checkpoint.commits import Commits
 
 STATE = {"x": torch.ones(4)}
 
 
 @pytest.mark.parametrize("name", ["", "/f", "a//f", "a/../f", "a\\f"])
-def test_a_key_that_no_commit_can_name_is_not_committed(place, monkeypatch, name):
-    manager = CheckpointManager(f"{place.url}/run", config=place.config)
+def test_a_key_that_no_commit_can_name_is_not_committed(bucket, monkeypatch, name):
+    manager = CheckpointManager(f"{bucket.url}/run", config=bucket.config)
     listed = Commits.objects
 
     def with_another(self, below):
@@ -28,26 +28,26 @@ def test_a_key_that_no_commit_can_name_is_not_committed(place, monkeypatch, name
     assert [item.key.rpartition("/")[2] for item in manager._commits.read(1).objects] == ["state.pt"]
 
 
-def test_a_commit_that_could_not_be_read_again_is_not_made(monkeypatch):
+def test_a_commit_that_could_not_be_read_again_is_refused(monkeypatch):
     manager = CheckpointManager("memory://unreadable-commit/run")
-    written = saving._written
+    written = save_step._written
 
     def with_a_wrong_size(*given):
         return tuple(dataclasses.replace(item, size=-1) for item in written(*given))
 
-    monkeypatch.setattr(saving, "_written", with_a_wrong_size)
+    monkeypatch.setattr(save_step, "_written", with_a_wrong_size)
     with pytest.raises(exceptions.CheckpointError, match="step 1 cannot be committed"):
         manager.save(1, STATE)
     assert (manager.steps(), manager.leftovers()) == ([], [])
 
 
-def test_a_commit_object_that_is_too_large_is_not_read(place, control, monkeypatch):
-    monkeypatch.setattr(commit_format, "_LARGEST_BYTES", 100_000)
-    url = f"{place.url}/run"
-    CheckpointManager(url, config=place.config).save(1, STATE)
-    place.boto.put_object(Bucket=place.bucket, Key="run/commits/000000000002.json", Body=b" " * 100_001)
-    control.forget_requests()
-    manager = CheckpointManager(url, config=place.config, keep_last=1)
+def test_a_commit_object_that_is_too_large_is_not_read(bucket, control, monkeypatch):
+    monkeypatch.setattr(commit_format, "_MAX_BYTES", 100_000)
+    url = f"{bucket.url}/run"
+    CheckpointManager(url, config=bucket.config).save(1, STATE)
+    bucket.boto.put_object(Bucket=bucket.name, Key="run/commits/000000000002.json", Body=b" " * 100_001)
+    control.clear_requests()
+    manager = CheckpointManager(url, config=bucket.config, keep_last=1)
     with pytest.raises(exceptions.CheckpointError, match="it has 100001 bytes"):
         manager.restore(2)
     manager.save(3, STATE)

@@ -13,21 +13,21 @@ import torch
 from tests.killing import HELD_S, Saver, kill_at
 from torchobj.checkpoint import CheckpointManager
 
-#: Requests of one save are fewer.
+#: More than the requests of a save.
 MOST_REQUESTS = 24
-#: Of the tensor that is saved, as `checkpoint_killed.py` makes it.
+#: Size of the saved tensor in `checkpoint_killed.py`.
 FLOATS = 4_500_000
 
 
 @pytest.fixture
-def saver(place):
-    saver = Saver(place, Path(__file__).with_name("checkpoint_killed.py"))
+def saver(bucket):
+    saver = Saver(bucket, Path(__file__).with_name("checkpoint_killed.py"))
     yield saver
     saver.close()
 
 
 def check_committed(manager, earlier):
-    """Each committed step loads, and the newest is not older than the newest before."""
+    """Each committed step loads, and the latest step never decreases."""
     steps = manager.steps()
     assert max(steps) >= max(earlier)
     for step in steps:
@@ -44,15 +44,15 @@ def check_committed(manager, earlier):
     [(True, False), (False, False), (True, True)],
     ids=["request done", "request not done", "sharded"],
 )
-def test_a_save_that_is_killed_at_any_moment_harms_no_committed_step(place, control, saver, performed, sharded):
+def test_a_save_killed_at_any_moment_damages_no_committed_step(bucket, control, saver, performed, sharded):
     moments = random.Random(11 + performed)
-    url = f"{place.url}/run"
-    manager = CheckpointManager(url, config=place.config, sharded=sharded)
+    url = f"{bucket.url}/run"
+    manager = CheckpointManager(url, config=bucket.config, sharded=sharded)
     saver.begin(url=url, step=1, sharded=sharded, **{"async": False}, overwrite=False)
     assert saver.end() is None
     strangers = {"run/steps/notes.txt", "run/commits/notes.txt", "elsewhere"}
     for key in strangers:
-        place.boto.put_object(Bucket=place.bucket, Key=key, Body=b"x")
+        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=b"x")
     kills = found = 0
     held = {"delay_first_byte_s": HELD_S} | ({} if performed else {"status": 500})
     while kills < 10:
@@ -69,13 +69,13 @@ def test_a_save_that_is_killed_at_any_moment_harms_no_committed_step(place, cont
         steps = check_committed(manager, earlier)
         left = manager.leftovers()
         found += len(left)
-        keys = set(place.keys())
+        keys = set(bucket.keys())
         assert {(item.key, item.upload and item.upload.upload_id) for item in manager.sweep(0)} == {
             (item.key, item.upload and item.upload.upload_id) for item in left
         }
-        assert set(place.keys()) == keys - {f"run/{item.key}" for item in left if item.upload is None}
-        assert (place.uploads(), manager.leftovers()) == ([], [])
+        assert set(bucket.keys()) == keys - {f"run/{item.key}" for item in left if item.upload is None}
+        assert (bucket.uploads(), manager.leftovers()) == ([], [])
         assert check_committed(manager, earlier) == steps
-        assert len({key.split("/")[2] for key in place.keys() if key.startswith("run/steps/0")}) == len(steps)
-    assert strangers < set(place.keys())
+        assert len({key.split("/")[2] for key in bucket.keys() if key.startswith("run/steps/0")}) == len(steps)
+    assert strangers < set(bucket.keys())
     assert found > 0

@@ -1,4 +1,4 @@
-"""A loader's state is each rank's own, also where the first rank alone writes the checkpoint."""
+"""Each rank restores the state of its own loader, also if only the first rank writes the checkpoint."""
 
 import itertools
 
@@ -15,7 +15,7 @@ SAMPLES, BATCH = 24, 2
 
 
 class OwnOrder(torch.utils.data.Sampler):
-    """An order of each rank's own, which only its state knows."""
+    """A sampler with an order of its own on each rank, which only its state contains."""
 
     def __init__(self, seed):
         self.order, self.at = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(seed)).tolist(), 0
@@ -58,39 +58,39 @@ def resumed(rank, url, config, elastic):
     manager.save(1, {"nested": {"loader": loader}, "x": torch.ones(2)})
     manager.save_async(2, {"nested": {"loader": loader}, "x": torch.ones(2)}).result()
     rest = taken(batches)
-    told = []
+    outcomes = []
     for step in (1, 2):
         fresh = loader_of(100 + rank, elastic)
         manager.restore(step, into={"nested": {"loader": fresh}, "x": torch.zeros(2)})
-        told.append(taken(iter(fresh)) == rest)
-    # By hand, from the state that restore returns.
+        outcomes.append(taken(iter(fresh)) == rest)
+    # Manually, from the state that restore returns.
     fresh = loader_of(200 + rank, elastic)
     fresh.load_state_dict(manager.restore()["nested"]["loader"])
-    return [*told, taken(iter(fresh)) == rest], rest
+    return [*outcomes, taken(iter(fresh)) == rest], rest
 
 
 @pytest.fixture(params=["s3", "file"])
-def url(request, place, tmp_path):
-    return f"{place.url}/run" if request.param == "s3" else f"file://{tmp_path}/run"
+def url(request, bucket, tmp_path):
+    return f"{bucket.url}/run" if request.param == "s3" else f"file://{tmp_path}/run"
 
 
-def test_each_rank_goes_on_with_the_state_of_its_own_loader(url, place):
-    first, second = run_ranks(resumed, url, place.config, False)
+def test_each_rank_resumes_the_state_of_its_own_loader(url, bucket):
+    first, second = run_ranks(resumed, url, bucket.config, False)
     assert first[0] == second[0] == [True, True, True]
     assert first[1] != second[1]
-    manager, alone = opened(url, place.config), loader_of(0, elastic=False)
+    manager, alone = opened(url, bucket.config), loader_of(0, elastic=False)
     with pytest.raises(exceptions.CheckpointError, match="was saved by 2 ranks, each its own, and there are 1"):
         manager.restore(into={"nested": {"loader": alone}, "x": torch.zeros(2)})
 
 
-def test_an_elastic_sampler_goes_on_with_another_number_of_ranks(url, place):
-    first, second = run_ranks(resumed, url, place.config, True)
+def test_an_elastic_sampler_resumes_with_another_number_of_ranks(url, bucket):
+    first, second = run_ranks(resumed, url, bucket.config, True)
     assert first[0] == second[0] == [True, True, True]
     alone = torchobj.DataLoader(
         torch.utils.data.TensorDataset(torch.arange(SAMPLES)),
         batch_size=BATCH,
         sampler=torchobj.ElasticDistributedSampler(range(SAMPLES), num_replicas=1, rank=0, seed=3),
     )
-    opened(url, place.config).restore(into={"nested": {"loader": alone}, "x": torch.zeros(2)})
+    opened(url, bucket.config).restore(into={"nested": {"loader": alone}, "x": torch.zeros(2)})
     rest = sorted(itertools.chain(*taken(iter(alone))))
     assert rest == sorted(itertools.chain(*first[1], *second[1]))

@@ -15,14 +15,14 @@ import torch.distributed as dist
 
 from tests.ranks import run_ranks, started
 from torchobj import S3Options, StoreConfig, exceptions
-from torchobj.checkpoint import CheckpointManager, RngState, divided, ranks, saving
-from torchobj.checkpoint import sharded as sharding
-from torchobj.checkpoint.snapshot import Snapshots
+from torchobj.checkpoint import CheckpointManager, RngState, ranks, save_step, state_shards
+from torchobj.checkpoint.staging import Stager
+from torchobj.checkpoint.state import take_state
 
 
 @pytest.fixture
-def url(place):
-    return f"{place.url}/run"
+def url(bucket):
+    return f"{bucket.url}/run"
 
 
 def opened(url, config, **settings):
@@ -32,7 +32,7 @@ def opened(url, config, **settings):
 
 
 def outcome(call):
-    """What a call returns, or its error's name and text."""
+    """The result of a call, or the name and text of its error."""
     try:
         return call()
     except Exception as error:
@@ -40,7 +40,7 @@ def outcome(call):
 
 
 class Own:
-    """A state that can be given on one rank only."""
+    """An object whose `state_dict` succeeds on one rank only."""
 
     def __init__(self, rank):
         self.rank = rank
@@ -51,11 +51,11 @@ class Own:
         return {}
 
     def load_state_dict(self, state):
-        raise AssertionError("nobody restores this")
+        raise AssertionError("is never restored")
 
 
 class OddError(Exception):
-    """An exception that cannot be made again of what it says."""
+    """An exception that cannot be unpickled."""
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
@@ -71,27 +71,27 @@ def saved_by_the_first(rank, url, config):
     random.seed(rank)
     state = {"x": torch.full((3,), float(rank)), "rng": RngState()}
     manager.save(1, state)
-    told = [manager.steps(), outcome(lambda: manager.save(1, state))]
+    outcomes = [manager.steps(), outcome(lambda: manager.save(1, state))]
     handle = manager.save_async(2, state)
     drawn = torch.rand(3), random.random()
     handle.result()
     manager.restore(into=state)
     same = torch.equal(torch.rand(3), drawn[0]) and random.random() == drawn[1]
-    told += [manager.latest(), state["x"].tolist(), same]
-    told.append(outcome(lambda: manager.save(3, {"own": Own(rank)})))
-    told.append(outcome(lambda: manager.save_async(3, {"x": (lambda: 1) if rank == 0 else 0})))
-    saving.save = odd
-    told.append(outcome(lambda: manager.save(3, state)))
+    outcomes += [manager.latest(), state["x"].tolist(), same]
+    outcomes.append(outcome(lambda: manager.save(3, {"own": Own(rank)})))
+    outcomes.append(outcome(lambda: manager.save_async(3, {"x": (lambda: 1) if rank == 0 else 0})))
+    save_step.save = odd
+    outcomes.append(outcome(lambda: manager.save(3, state)))
     manager.save_async(3, state)
-    told.append(outcome(manager.close))
-    return told, manager.steps()
+    outcomes.append(outcome(manager.close))
+    return outcomes, manager.steps()
 
 
-def test_the_first_rank_saves_and_all_have_its_outcome(place, url):
-    first, second = run_ranks(saved_by_the_first, url, place.config)
+def test_the_first_rank_saves_and_all_get_its_outcome(bucket, url):
+    first, second = run_ranks(saved_by_the_first, url, bucket.config)
     assert first[1] == second[1] == [1, 2]
-    for told in (first[0], second[0]):
-        steps, again, latest, x, same, none, pickled, failed, later = told
+    for outcomes in (first[0], second[0]):
+        steps, again, latest, x, same, none, pickled, failed, later = outcomes
         assert (steps, latest, x, same) == ([1], 2, [0.0, 0.0, 0.0], True)
         assert again == ("CheckpointError", f"{url}: step 1 is committed already; overwrite=True replaces it")
         assert none == ("ConfigError", "rank 1 has none")
@@ -104,17 +104,17 @@ def test_the_first_rank_saves_and_all_have_its_outcome(place, url):
 def grouped(rank, url, config):
     manager = opened(url, config)
     reached, going = threading.Event(), threading.Event()
-    real = saving.save
+    real = save_step.save
 
     def save(*given, **named):
         reached.set()
         assert going.wait(30)
         real(*given, **named)
 
-    saving.save = save
+    save_step.save = save
     handle = manager.save_async(1, {"x": 1})
     assert rank or reached.wait(30)
-    # What the program does meanwhile: a group of its own, on all ranks in the same order.
+    # Meanwhile the program creates its own group, on all ranks in the same order.
     total = torch.ones(1)
     dist.all_reduce(total, group=dist.new_group([0, 1], timeout=datetime.timedelta(seconds=20)))
     going.set()
@@ -125,38 +125,38 @@ def grouped(rank, url, config):
     return total.item(), others, different, manager.steps()
 
 
-def test_a_save_in_the_background_makes_no_group_beside_the_programs_own(place, url):
-    first, second = run_ranks(grouped, url, place.config)
+def test_a_background_save_creates_no_group_concurrently_with_the_program(bucket, url):
+    first, second = run_ranks(grouped, url, bucket.config)
     assert (first[0], first[3]) == (second[0], second[3]) == (2.0, [1])
     assert first[1] == "CheckpointManager"
     assert second[1] == (
         "ConfigError",
-        "process_group: this rank is none of it; only its ranks save, and have a manager",
+        "process_group: this rank is not in it; create the manager on its ranks only",
     )
     assert first[2] == second[2] == ("ConfigError", "step=6: the first rank saves step 5")
 
 
 def longer_than_patience(rank, url, config):
-    # torch's default for groups, made so short that a test may exceed it.
+    # torch's default timeout for groups, shortened for this test.
     dist.distributed_c10d._get_default_timeout = lambda backend: datetime.timedelta(seconds=1)
     manager = opened(url, config)
-    real = saving.save
+    real = save_step.save
 
     def save(*given, **named):
         threading.Event().wait(2.5)
         real(*given, **named)
 
-    saving.save = save
+    save_step.save = save
     manager.save(1, {"x": 1})
     return manager.steps()
 
 
-def test_a_save_may_take_longer_than_torch_waits_for_ranks(place, url):
-    assert run_ranks(longer_than_patience, url, place.config) == [[1], [1]]
+def test_a_save_may_take_longer_than_torchs_default_timeout(bucket, url):
+    assert run_ranks(longer_than_patience, url, bucket.config) == [[1], [1]]
 
 
 class Unanswered(ranks.Ranks):
-    """Ranks of which one is gone when the save has been done."""
+    """Ranks of which one stops responding after the save."""
 
     def __init__(self, *, is_first):
         super().__init__()
@@ -170,34 +170,34 @@ class Unanswered(ranks.Ranks):
         raise error or ranks.RankGoneError("another rank is gone: connection closed")
 
 
-def test_a_rank_that_is_gone_after_the_commit_fails_no_save_that_is_committed(url, place, caplog):
-    manager = CheckpointManager(url, config=place.config)
-    beginning = saving.begun(manager._commits, 1, overwrite=False)
-    folder = f"{url}/{beginning.attempt.folder}"
-    data = saving.whole_data({"x": 1}, folder, place.config, manager._snapshots, stage=None)
-    given = (manager._commits, manager._rules, beginning)
-    saving.run(*given, data, metrics={}, ranks=Unanswered(is_first=True))
+def test_a_rank_that_stops_after_the_commit_does_not_fail_the_save(url, bucket, caplog):
+    manager = CheckpointManager(url, config=bucket.config)
+    beginning = save_step.begin(manager._commits, 1, overwrite=False)
+    file = f"{url}/{beginning.attempt.folder}{save_step.STATE_FILE}"
+    write = save_step.file_writer(take_state({"x": 1}), file, bucket.config, manager._stager, stage=None)
+    given = (manager._commits, manager._rules, beginning, "state", write)
+    save_step.run(*given, metrics={}, ranks=Unanswered(is_first=True))
     assert manager.steps() == [1]
     assert "step 1 is committed, but another rank is gone" in caplog.text
     with pytest.raises(exceptions.CheckpointError, match="another rank is gone") as caught:
-        saving.run(*given, saving.OF_ANOTHER_RANK, metrics={}, ranks=Unanswered(is_first=False))
-    assert caught.value.__notes__ == ["whether step 1 was committed is not known: steps() says so"]
+        save_step.run(*given, metrics={}, ranks=Unanswered(is_first=False))
+    assert caught.value.__notes__ == ["it is not known whether step 1 was committed: call steps()"]
 
 
 def busy_on_one_rank(rank, url, config):
     manager = opened(url, config)
     manager.save_async(1, {"x": 1}).result()
-    # To one rank the save may look under way that another saw the end of.
+    # One rank may still see a save running that another one has seen finish.
     manager._handle._future.done = lambda: rank == 0
     failed = outcome(lambda: manager.save_async(2, {"x": 2}, when_busy="fail"))
     manager.save_async(2, {"x": 2}, when_busy="wait").result()
     return failed, manager.steps()
 
 
-def test_ranks_that_see_a_save_differently_decide_as_one(place, url):
-    told = run_ranks(busy_on_one_rank, url, place.config)
-    assert told[0] == told[1]
-    assert told[0] == (("CheckpointError", f"{url}: step 1 is still being saved"), [1, 2])
+def test_ranks_that_see_a_save_differently_get_one_outcome(bucket, url):
+    outcomes = run_ranks(busy_on_one_rank, url, bucket.config)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == (("CheckpointError", f"{url}: step 1 is still being saved"), [1, 2])
 
 
 def whole_and_shard(rank, value):
@@ -215,30 +215,30 @@ def saved_by_all(rank, url, config):
     whole, x = whole_and_shard(rank, 1)
     state = {"x": x, "model": model, "step": 1, "rng": RngState()}
     manager.save(1, state)
-    told = [outcome(lambda: manager.save(1, state)), outcome(lambda: manager.save_async(2, state, stage=False))]
+    outcomes = [outcome(lambda: manager.save(1, state)), outcome(lambda: manager.save_async(2, state, stage=False))]
     handle = manager.save_async(2, state | {"step": 2})
     with torch.no_grad():
         x.to_local().zero_()
         weight = model.weight.clone()
         model.weight.zero_()
     handle.result()
-    told.append(outcome(manager.restore))
+    outcomes.append(outcome(manager.restore))
     assert manager.restore(into=state) is state
-    told += [torch.equal(x.full_tensor(), whole), torch.equal(model.weight, weight), state["step"], manager.steps()]
+    outcomes += [torch.equal(x.full_tensor(), whole), torch.equal(model.weight, weight), state["step"], manager.steps()]
     manager.save(3, state | {"step": 3})
-    return [*told, manager.steps(), manager.latest()]
+    return [*outcomes, manager.steps(), manager.latest()]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_all_ranks_save_their_own_part_of_one_step(place, url):
-    first, second = run_ranks(saved_by_all, url, place.config)
+def test_all_ranks_save_their_state_shards_of_a_step(bucket, url):
+    first, second = run_ranks(saved_by_all, url, bucket.config)
     assert first == second
     again, unstaged, without, x, weight, step, steps, kept, latest = first
     assert "is committed already" in again[1]
     assert "stage=False" in unstaged[1]
-    assert "give into=" in without[1]
+    assert "pass into=" in without[1]
     assert (x, weight, step, steps, kept, latest) == (True, True, 2, [1, 2], [2, 3], 3)
-    manager = CheckpointManager(url, config=place.config)
+    manager = CheckpointManager(url, config=bucket.config)
     assert manager.leftovers() == []
     kinds = [(item.key.rsplit("/", 1)[1], item.crc32 is not None) for item in manager._commits.read(3).objects]
     assert {name for name, has_crc32 in kinds if not has_crc32} == {".metadata", "_torchobj_manifest.json"}
@@ -263,63 +263,67 @@ def copied_twice(rank):
     }
     state = {"parts": [parts, (parts["uneven"], 3)], "plain": large.clone(), "tied": None, **odd}
     state["tied"] = state["plain"]
-    snapshots, told, addresses = Snapshots(), [], []
+    stager, outcomes, addresses = Stager(), [], []
     for number in range(2):
         before = state["plain"] + 0
         with torch.inference_mode(number == 0):
-            copied = divided.copied(state, snapshots)
+            copied = stager.stage_shard(state)
         for tensor in (state["plain"], state["head"], state["scalar"], *(part.to_local() for part in parts.values())):
             tensor.add_(1)
         state["sparse"].values().add_(1)
         [inner, (again, three)], plain = copied["parts"], copied["plain"]
-        told.append([value.full_tensor().equal(before) for value in (*inner.values(), again)])
-        told[-1] += [plain.equal(before), copied["head"].equal(before[:10]), copied["head"].untyped_storage().nbytes()]
-        told[-1] += [
+        outcomes.append([value.full_tensor().equal(before) for value in (*inner.values(), again)])
+        outcomes[-1] += [
+            plain.equal(before),
+            copied["head"].equal(before[:10]),
+            copied["head"].untyped_storage().nbytes(),
+        ]
+        outcomes[-1] += [
             three,
             copied["counts"],
             copied["scalar"].item() - number,
             copied["sparse"].sum().item() - 3 * number,
         ]
-        told[-1] += [plain.data_ptr() == copied["tied"].data_ptr(), snapshots._rooms[0].is_inference()]
+        outcomes[-1] += [plain.data_ptr() == copied["tied"].data_ptr(), stager._blocks[0].is_inference()]
         addresses.append({value.to_local().data_ptr() for value in inner.values()} | {plain.data_ptr()})
         del copied, inner, again, plain
-    # What is computed on GPUs is copied to the CPU, and stays there: no tensor here may be moved to one.
+    # Tensors of GPUs are copied to the CPU, and must not be moved back.
     mesh._device_type = "cuda"
-    copied = divided.copied(parts, snapshots)
-    return told, addresses[0] == addresses[1], {part.to_local().device.type for part in copied.values()}
+    copied = stager.stage_shard(parts)
+    return outcomes, addresses[0] == addresses[1], {part.to_local().device.type for part in copied.values()}
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_copies_of_a_divided_state_use_the_memory_of_the_last_ones():
-    for told, same_memory, devices in run_ranks(copied_twice):
+def test_staged_copies_of_state_shards_reuse_their_memory():
+    for outcomes, same_memory, devices in run_ranks(copied_twice):
         expected = [True] * 5 + [40, 3, collections.Counter("aab"), 5.0, 3.0, True, False]
-        assert told == [expected] * 2
-        assert {type(each[7]) for each in told} == {collections.Counter}
+        assert outcomes == [expected] * 2
+        assert {type(each[7]) for each in outcomes} == {collections.Counter}
         assert same_memory
         assert devices == {"cpu"}
 
 
 def failed_on_one(rank, url, config):
     dist.init_process_group("gloo")
-    # The second rank can write nothing.
+    # The second rank cannot write.
     mine = config if rank == 0 else StoreConfig(s3=S3Options(endpoint_url=config.s3.endpoint_url, anonymous=True))
     manager = opened(url, config, sharded=True)
     manager._config = mine
     _, x = whole_and_shard(rank, 1)
-    told = [outcome(lambda: manager.save(1, {"x": x}))[0]]
+    outcomes = [outcome(lambda: manager.save(1, {"x": x}))[0]]
     manager.save_async(1, {"x": x})
-    told.append(outcome(manager.close)[0])
-    return told, manager.steps(), manager.leftovers()
+    outcomes.append(outcome(manager.close)[0])
+    return outcomes, manager.steps(), manager.leftovers()
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_the_error_of_one_rank_is_that_of_all_and_nothing_is_committed(place, url):
-    first, second = run_ranks(failed_on_one, url, place.config)
+def test_the_error_of_one_rank_is_raised_on_all_and_nothing_is_committed(bucket, url):
+    first, second = run_ranks(failed_on_one, url, bucket.config)
     assert first == second == (["AccessDeniedError", "AccessDeniedError"], [], [])
 
 
 class Deadly:
-    """A state at which the second rank is killed."""
+    """An object whose `state_dict` kills the second rank."""
 
     def __init__(self, rank):
         self.rank = rank
@@ -330,28 +334,28 @@ class Deadly:
         return {}
 
     def load_state_dict(self, state):
-        raise AssertionError("nobody restores this")
+        raise AssertionError("is never restored")
 
 
 def left_alone(rank, url, config, sharded, results):
     manager = opened(url, config, sharded=sharded)
     manager.save(1, {"x": 1})
     if sharded and rank == 1:
-        sharding.save = lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)
-    told = outcome(lambda: manager.save(2, {"x": 2} if sharded else {"x": 2, "deadly": Deadly(rank)}))
-    results.put((told, manager.steps(), [item.key for item in manager.leftovers()]))
+        state_shards.save = lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)
+    outcomes = outcome(lambda: manager.save(2, {"x": 2} if sharded else {"x": 2, "deadly": Deadly(rank)}))
+    results.put((outcomes, manager.steps(), [item.key for item in manager.leftovers()]))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_rank_that_is_killed_is_an_error_of_the_others_and_no_step(place, url, sharded):
+def test_a_killed_rank_raises_on_the_others_and_leaves_no_step(bucket, url, sharded):
     results = multiprocessing.get_context("fork").Queue()
-    with started(left_alone, url, place.config, sharded, results) as both:
-        told, steps, left = results.get(timeout=60)
+    with started(left_alone, url, bucket.config, sharded, results) as both:
+        outcomes, steps, left = results.get(timeout=60)
         for rank in both:
             rank.join(30)
     assert [rank.exitcode for rank in both] == [0, -signal.SIGKILL]
-    assert told[0] in ("RankGoneError", "RuntimeError", "DistBackendError")
+    assert outcomes[0] in ("RankGoneError", "RuntimeError", "DistBackendError")
     assert (steps, left) == ([1], [])
 
 
@@ -363,14 +367,14 @@ def test_a_rank_that_the_saving_job_did_not_have_keeps_its_generators(caplog, mo
         before = torch.get_rng_state()
         RngState().load_state_dict(state)
         assert torch.equal(torch.get_rng_state(), before)
-    assert "rank 3 keeps its random generators: the checkpoint has those of 1" in caplog.text
-    with pytest.raises(exceptions.CheckpointError, match="no state of an RngState"):
+    assert "rank 3 keeps its random generators: the checkpoint has those of 1 ranks" in caplog.text
+    with pytest.raises(exceptions.CheckpointError, match="this is not a state of an RngState"):
         RngState().load_state_dict({"ranks": "[["})
 
 
 def test_without_torch_distributed_there_is_one_rank():
     alone = ranks.Ranks()
-    assert (alone.several, alone.is_first, alone.group, alone.broadcast(3)) == (False, True, None, 3)
+    assert (alone.several, alone.is_first, alone.group, alone.of_first(lambda: 3)) == (False, True, None, 3)
     alone.agree(None)
     with pytest.raises(KeyError):
         alone.agree(KeyError("k"))

@@ -1,4 +1,4 @@
-"""What is restored is all that was saved, or an error before anything is changed; and no code of it is run."""
+"""A restore is complete, or raises before anything is changed; it runs no code of the checkpoint."""
 
 import collections
 import datetime
@@ -54,7 +54,7 @@ def same_states(one, other):
 
 
 class Runs:
-    """Writes a file where it is unpickled."""
+    """Writes a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -66,7 +66,7 @@ class Runs:
 @BOTH
 @pytest.mark.parametrize("nested", [False, True], ids=["top", "nested"])
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor, torch.optim.ASGD])
-def test_an_optimizer_that_has_not_stepped_gets_the_moments_of_one_that_has(open_manager, sharded, nested, kind):
+def test_an_optimizer_without_a_state_restores_the_saved_moments(open_manager, sharded, nested, kind):
     manager, state, into = open_manager(sharded=sharded), stepped(kind), fresh(kind)
     manager.save(1, {"nets": state} if nested else state)
     manager.restore(into={"nets": into} if nested else into)
@@ -75,7 +75,7 @@ def test_an_optimizer_that_has_not_stepped_gets_the_moments_of_one_that_has(open
 
 
 @BOTH
-def test_an_optimizer_that_has_stepped_forgets_what_was_not_saved(open_manager, sharded):
+def test_an_optimizer_with_a_state_drops_moments_that_were_not_saved(open_manager, sharded):
     manager, state, into = open_manager(sharded=sharded), fresh(), stepped()
     manager.save(1, state)
     manager.restore(into=into)
@@ -83,7 +83,7 @@ def test_an_optimizer_that_has_stepped_forgets_what_was_not_saved(open_manager, 
 
 
 class Counts:
-    """A state whose keys are no strings."""
+    """An object whose state has keys other than strings."""
 
     def __init__(self, counts):
         self.counts = counts
@@ -96,7 +96,7 @@ class Counts:
 
 
 @BOTH
-def test_keys_that_are_numbers_stay_so(open_manager, sharded):
+def test_integer_keys_remain_integers(open_manager, sharded):
     manager, into = open_manager(sharded=sharded), {"counts": Counts({30: 0, 80: 0})}
     manager.save(1, {"counts": Counts({30: 1, 80: 2})})
     manager.restore(into=into)
@@ -104,7 +104,7 @@ def test_keys_that_are_numbers_stay_so(open_manager, sharded):
 
 
 @BOTH
-def test_what_was_saved_below_a_name_and_nothing_takes_is_an_error(open_manager, sharded):
+def test_unknown_entries_below_a_name_raise(open_manager, sharded):
     manager = open_manager(sharded=sharded)
     large = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
     state = {"model": large, "counts": {"a": 1, "b": 2}, "optimizer": stepped()["optimizer"].state_dict()}
@@ -120,7 +120,7 @@ def test_what_was_saved_below_a_name_and_nothing_takes_is_an_error(open_manager,
 
 
 @BOTH
-def test_code_of_a_checkpoint_is_not_run_unless_that_is_asked_for(open_manager, tmp_path, sharded):
+def test_code_of_a_checkpoint_is_not_run_by_default(open_manager, tmp_path, sharded):
     manager, into = open_manager(sharded=sharded), {"x": torch.zeros(2), "odd": 0}
     manager.save(1, {"x": torch.ones(2), "odd": Runs(tmp_path / "ran")})
     with pytest.raises(exceptions.CheckpointError, match="weights_only=False"):
@@ -133,14 +133,14 @@ def test_code_of_a_checkpoint_is_not_run_unless_that_is_asked_for(open_manager, 
 
 
 @BOTH
-def test_a_manager_of_the_other_kind_is_refused(open_manager, sharded):
+def test_a_manager_with_another_sharded_argument_is_refused(open_manager, sharded):
     open_manager(sharded=sharded).save(1, {"x": torch.ones(2)})
     with pytest.raises(exceptions.CheckpointError, match=f"step 1: saved with sharded={sharded}"):
         open_manager(sharded=not sharded).restore(into={"x": torch.zeros(2)})
 
 
 @BOTH
-def test_what_is_refused_changes_nothing(open_manager, sharded):
+def test_a_refused_restore_changes_nothing(open_manager, sharded):
     manager = open_manager(sharded=sharded)
     manager.save(1, stepped() | {"x": torch.ones(3), "step": 3})
     other = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
@@ -160,7 +160,7 @@ def test_what_is_refused_changes_nothing(open_manager, sharded):
 
 
 @BOTH
-def test_arguments_that_make_no_sense_are_named(open_manager, sharded):
+def test_invalid_arguments_are_named(open_manager, sharded):
     manager, model = open_manager(sharded=sharded), torch.nn.Linear(2, 2)
     manager.save(1, {"model": model})
     for call, named in [
@@ -174,7 +174,7 @@ def test_arguments_that_make_no_sense_are_named(open_manager, sharded):
 
 
 @BOTH
-def test_data_of_a_committed_step_that_is_gone_is_said(open_manager, tmp_path, sharded):
+def test_missing_data_of_a_committed_step_raises(open_manager, tmp_path, sharded):
     manager = open_manager(sharded=sharded)
     manager.save(1, {"x": torch.ones(2)})
     for path in (tmp_path / "run/steps").rglob("*"):
@@ -185,7 +185,7 @@ def test_data_of_a_committed_step_that_is_gone_is_said(open_manager, tmp_path, s
 
 
 @BOTH
-def test_a_state_dict_that_was_taken_from_a_model_is_filled_where_it_is(open_manager, sharded):
+def test_a_state_dict_of_a_model_is_filled_in_place(open_manager, sharded):
     manager, model, into = open_manager(sharded=sharded), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     manager.save(1, {"model": model.state_dict(), "step": 1})
     manager.restore(into={"model": into.state_dict(), "step": 0})
@@ -193,7 +193,7 @@ def test_a_state_dict_that_was_taken_from_a_model_is_filled_where_it_is(open_man
 
 
 @BOTH
-def test_objects_in_any_mapping_give_their_states_and_those_in_lists_are_refused(open_manager, sharded):
+def test_objects_in_mappings_are_saved_and_those_in_lists_are_refused(open_manager, sharded):
     manager, state, into = open_manager(sharded=sharded), stepped(), fresh()
     manager.save(1, {"nets": collections.OrderedDict(state)})
     manager.restore(into={"nets": collections.OrderedDict(into)})
@@ -205,7 +205,7 @@ def test_objects_in_any_mapping_give_their_states_and_those_in_lists_are_refused
 
 
 @BOTH
-def test_a_save_says_what_a_restore_will_refuse(open_manager, sharded, caplog):
+def test_a_save_warns_of_values_that_a_restore_will_refuse(open_manager, sharded, caplog):
     manager = open_manager(sharded=sharded)
     plain = {"a": (1, 2.0, "x", None, {3}), "b": torch.float32, "c": [torch.ones(1)], "e": b"f", "g": 1j}
     plain |= {"h": collections.OrderedDict(a=1), "i": collections.Counter("aab"), "j": torch.Size([2]), "k": True}
@@ -232,14 +232,14 @@ def saved_without_parts(rank, url, config):
     dist.init_process_group("gloo")
     manager = opened(url, config)
     _, x = whole_and_shard(rank, 1)
-    told = [outcome(lambda: manager.save(1, {"deep": {"x": x}})), outcome(lambda: manager.save_async(1, {"x": x}))]
+    outcomes = [outcome(lambda: manager.save(1, {"deep": {"x": x}})), outcome(lambda: manager.save_async(1, {"x": x}))]
     manager.save(1, {"x": torch.ones(8, 2)})
-    return [*told, outcome(lambda: manager.restore(into={"x": x})), manager.steps()]
+    return [*outcomes, outcome(lambda: manager.restore(into={"x": x})), manager.steps()]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_tensor_that_is_divided_is_saved_and_restored_by_a_sharded_manager_only(place):
-    for save, later, restore, steps in run_ranks(saved_without_parts, f"{place.url}/run", place.config):
+def test_a_sharded_tensor_is_saved_and_restored_by_a_sharded_manager_only(bucket):
+    for save, later, restore, steps in run_ranks(saved_without_parts, f"{bucket.url}/run", bucket.config):
         for kind, text in (save, later, restore):
             assert kind == "ConfigError"
             assert "x is sharded over 2 ranks; use" in text
@@ -262,15 +262,15 @@ def saved_and_restored(rank, url, config):
         state["optimizer"].step()
     manager.save(1, state)
     manager.restore(into=into)
-    told = [same_states(state, into), len(into["optimizer"].state)]
-    # One rank's own error is that of all.
-    told.append(outcome(lambda: manager.restore(into=state, map_location=None if rank else "cpu")))
+    outcomes = [same_states(state, into), len(into["optimizer"].state)]
+    # The error of one rank is raised on all.
+    outcomes.append(outcome(lambda: manager.restore(into=state, map_location=None if rank else "cpu")))
     manager.restore(into=into)
-    return told
+    return outcomes
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_ranks_restore_an_optimizer_that_has_not_stepped(place):
-    for equal, count, failed in run_ranks(saved_and_restored, f"{place.url}/run", place.config):
+def test_ranks_restore_an_optimizer_without_a_state(bucket):
+    for equal, count, failed in run_ranks(saved_and_restored, f"{bucket.url}/run", bucket.config):
         assert (equal, count) == (True, 2)
         assert failed[0] == "ConfigError"

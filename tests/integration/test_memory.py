@@ -1,4 +1,4 @@
-"""Memory is bounded by settings, not by objects. Each case in a process of its own."""
+"""Settings bound the memory, not the sizes of objects. Each case runs in its own process."""
 
 import json
 import pickle
@@ -27,9 +27,9 @@ def growth(work):
 """
 
 
-def measure(place, work):
+def measure(bucket, work):
     script = f"{MEASURE}\n{work}"
-    arguments = [place.url, pickle.dumps(place.config).hex()]
+    arguments = [bucket.url, pickle.dumps(bucket.config).hex()]
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -37,12 +37,12 @@ def measure(place, work):
 
 @pytest.fixture
 def gateway(versitygw_server):
-    from tests.conftest import _place
+    from tests.conftest import _new_bucket
 
-    return _place("versitygw", versitygw_server)
+    return _new_bucket("versitygw", versitygw_server)
 
 
-def test_writing_a_gibibyte_takes_the_write_buffer_and_little_more(gateway):
+def test_writing_a_gibibyte_uses_the_write_buffer_and_little_more(gateway):
     work = """
 def write():
     block = bytes(16 << 20)
@@ -53,11 +53,11 @@ torchobj.Store(url, config=config).put("warm", b"x")
 print(json.dumps(growth(write)[0]))
 """
     assert measure(gateway, work) <= 128 * MIB
-    assert gateway.boto.head_object(Bucket=gateway.bucket, Key="big")["ContentLength"] == 1 << 30
+    assert gateway.boto.head_object(Bucket=gateway.name, Key="big")["ContentLength"] == 1 << 30
 
 
-def test_reading_an_object_takes_the_object_and_little_more(gateway):
-    gateway.boto.put_object(Bucket=gateway.bucket, Key="big", Body=bytes(256 * MIB))
+def test_reading_an_object_uses_its_size_and_little_more(gateway):
+    gateway.boto.put_object(Bucket=gateway.name, Key="big", Body=bytes(256 * MIB))
     work = """
 store = torchobj.Store(url, config=config)
 store.list()
@@ -69,8 +69,8 @@ print(json.dumps([grown, len(body)]))
     assert grown <= length + 64 * MIB
 
 
-def test_four_bytes_of_a_large_object_take_next_to_nothing(gateway):
-    gateway.boto.put_object(Bucket=gateway.bucket, Key="big", Body=bytes(256 * MIB))
+def test_reading_four_bytes_of_a_large_object_uses_almost_no_memory(gateway):
+    gateway.boto.put_object(Bucket=gateway.name, Key="big", Body=bytes(256 * MIB))
     work = """
 import time
 reader = torchobj.open(url + "/big", config=config)
@@ -92,16 +92,16 @@ torchobj.load(url + "/warm.pt", config=config)
 """
 
 
-def test_saving_half_a_gibibyte_takes_next_to_nothing(gateway):
+def test_saving_half_a_gibibyte_uses_almost_no_memory(gateway):
     work = f"""{CHECKPOINT}
 state = {{f"layer.{{n}}": torch.full((8 * mib,), float(n)) for n in range(16)}}
 print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=config))[0]))
 """
     assert measure(gateway, work) <= 64 * MIB
-    assert gateway.boto.head_object(Bucket=gateway.bucket, Key="big.pt")["ContentLength"] >= 512 * MIB
+    assert gateway.boto.head_object(Bucket=gateway.name, Key="big.pt")["ContentLength"] >= 512 * MIB
 
 
-def test_saving_what_lies_on_a_device_takes_a_little_memory(gateway):
+def test_saving_tensors_of_a_device_uses_little_memory(gateway):
     work = f"""{CHECKPOINT}
 import torchobj.checkpoint.save as save
 save.is_reachable = lambda device: False
@@ -111,7 +111,7 @@ print(json.dumps(growth(lambda: torchobj.save(state, url + "/big.pt", config=con
     assert measure(gateway, work) <= 64 * MIB
 
 
-def test_loading_takes_what_is_loaded_and_little_more(gateway):
+def test_loading_uses_the_size_of_the_state_and_little_more(gateway):
     work = f"""{CHECKPOINT}
 state = {{f"layer.{{n}}": torch.full((8 * mib,), float(n)) for n in range(8)}}
 torchobj.save(state, url + "/big.pt", config=config)

@@ -1,4 +1,4 @@
-"""`torchobj.ObjectDataset`: samples made of objects that the user names, read ahead like those of a listing."""
+"""`torchobj.ObjectDataset`: samples of objects that the user names, read ahead like those of a listing."""
 
 import json
 import multiprocessing
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 class Pairs(torchobj.ObjectDataset):
-    """A body and its label."""
+    """An object and its label."""
 
     def __init__(self, folder, **settings):
         super().__init__(**settings)
@@ -53,7 +53,7 @@ def pair(number):
 
 
 class Shard(torchobj.ObjectDataset):
-    """Samples are ranges of one object; the constructor of the base is forgotten."""
+    """Samples are ranges of one object; its constructor does not call the base class's."""
 
     def __init__(self, url, ends):
         self.url, self.ends = url, ends
@@ -92,19 +92,19 @@ def test_pairs_come_in_torchs_order_with_their_bytes_and_were_announced(folder, 
     assert all_free()
 
 
-def test_what_was_read_by_the_time_it_is_needed_is_a_hit(folder):
+def test_a_sample_that_was_read_before_its_use_is_a_hit(folder):
     with Taken() as taken:
         iterator = iter(torchobj.DataLoader(Pairs(folder), batch_size=4, num_workers=1, collate_fn=list))
         first = next(iterator)
         read = taken.before["objects"] + 2 * COUNT
         assert eventually(lambda: stats()["objects"] == read)
         assert [sample for batch in [first, *iterator] for sample in batch] == [pair(n) for n in range(COUNT)]
-    # torch has asked for two batches beside the first by then.
+    # torch has requested two more batches by then.
     assert taken.hits >= 2 * (COUNT - 3 * 4)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ranges_of_one_object_are_samples_and_only_they_are_read(shard, workers):
+def test_samples_can_be_ranges_of_one_object_and_only_the_ranges_are_read(shard, workers):
     before = stats()["bytes"]
     with Taken() as taken:
         found = run(torchobj.DataLoader, shard, batch_size=5, num_workers=workers)
@@ -114,28 +114,28 @@ def test_ranges_of_one_object_are_samples_and_only_they_are_read(shard, workers)
     assert all_free()
 
 
-def test_workers_may_be_spawned(folder):
+def test_workers_can_be_spawned(folder):
     with Taken() as taken:
         found = run(torchobj.DataLoader, Pairs(folder), batch_size=7, num_workers=2, multiprocessing_context="spawn")
     assert sorted(found) == [pair(number) for number in range(COUNT)]
     assert (taken.misses, taken.announced) == (0, 2 * COUNT)
 
 
-def test_workers_of_a_plain_dataloader_ask_the_process_that_made_the_dataset(folder):
+def test_workers_of_a_plain_dataloader_read_through_the_process_that_created_the_dataset(folder):
     with Taken() as taken:
         found = run(torch.utils.data.DataLoader, Pairs(folder), batch_size=7, num_workers=2)
     assert sorted(found) == [pair(number) for number in range(COUNT)]
     assert (taken.misses, taken.announced) == (2 * COUNT, 0)
 
 
-def test_a_constructor_that_forgets_the_bases_reads_all_the_same_under_a_plain_dataloader(shard):
+def test_a_subclass_that_does_not_call_the_base_constructor_works_under_a_plain_dataloader(shard):
     expected = [(number, body(number)) for number in range(COUNT)]
     assert sorted(run(torch.utils.data.DataLoader, shard, batch_size=5, num_workers=1)) == expected
     assert [shard[number] for number in range(COUNT)] == expected
     assert list(shard) == expected
 
 
-def test_a_sample_that_nobody_announced_is_read_also_while_others_are(folder):
+def test_an_unannounced_sample_is_read_while_announced_ones_are(folder):
     dataset = Pairs(folder)
     assert dataset[5] == pair(5)
     assert dataset[-1] == pair(COUNT - 1)
@@ -146,7 +146,7 @@ def test_a_sample_that_nobody_announced_is_read_also_while_others_are(folder):
     assert [sample for batch in iterator for sample in batch] == [pair(number) for number in range(2, COUNT)]
 
 
-def test_torchs_own_wrappers_of_datasets_are_seen_through(folder, shard):
+def test_objects_of_torchs_dataset_wrappers_are_announced(folder, shard):
     plain = Pairs(folder)
     first, second = random_split(plain, [25, 15], generator=torch.Generator().manual_seed(0))
     wrapped = {
@@ -154,7 +154,7 @@ def test_torchs_own_wrappers_of_datasets_are_seen_through(folder, shard):
         "split": first,
         "concatenated": ConcatDataset([second, shard]),
         "stacked": StackDataset(plain, shard),
-        "beside a listing": ConcatDataset(
+        "next to a listing": ConcatDataset(
             [plain, torchobj.ObjectMapDataset(f"file://{folder}/", suffixes=".json", transform=bytes)]
         ),
     }
@@ -168,7 +168,7 @@ def test_torchs_own_wrappers_of_datasets_are_seen_through(folder, shard):
 
 
 class Several(torchobj.ObjectDataset):
-    """Samples of objects in several places."""
+    """Samples of objects in several buckets and schemes."""
 
     def __init__(self, urls, **settings):
         super().__init__(**settings)
@@ -184,24 +184,24 @@ class Several(torchobj.ObjectDataset):
         return [(reader.url, reader.key, reader.bucket, reader.read()) for reader in readers]
 
 
-def test_a_sample_may_be_of_several_buckets_and_schemes_and_of_any_number_of_objects(place, folder):
-    other = place.boto.create_bucket(Bucket=f"{place.bucket}-other") and f"{place.bucket}-other"
-    place.boto.put_object(Bucket=place.bucket, Key="a b+ü%20//c", Body=b"one")
-    place.boto.put_object(Bucket=other, Key="k", Body=b"two")
+def test_a_sample_can_have_any_number_of_objects_of_several_buckets_and_schemes(bucket, folder):
+    other = bucket.boto.create_bucket(Bucket=f"{bucket.name}-other") and f"{bucket.name}-other"
+    bucket.boto.put_object(Bucket=bucket.name, Key="a b+ü%20//c", Body=b"one")
+    bucket.boto.put_object(Bucket=other, Key="k", Body=b"two")
     torchobj.Store("memory://several").put("m", b"three")
-    urls = [f"{place.url}/a b+ü%20//c", f"s3://{other}/k", "memory://several/m", f"file://{folder}/0.json"]
+    urls = [f"{bucket.url}/a b+ü%20//c", f"s3://{other}/k", "memory://several/m", f"file://{folder}/0.json"]
     expected = list(zip(urls, (b"one", b"two", b"three", b'{"label": 0}'), strict=True))
-    dataset = Several([urls, [], urls[1:2] * 3], config=place.config)
+    dataset = Several([urls, [], urls[1:2] * 3], config=bucket.config)
     for workers in (0, 2):
         with Taken() as taken:
             found = list(torchobj.DataLoader(dataset, batch_size=None, num_workers=workers))
         assert [[(url, data) for url, _, _, data in sample] for sample in found] == [expected, [], expected[1:2] * 3]
         assert taken.misses == 0
-        assert list(found[0][0][1:3]) == ["a b+ü%20//c", place.bucket]
+        assert list(found[0][0][1:3]) == ["a b+ü%20//c", bucket.name]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_object_that_cannot_be_read_is_an_error_of_its_sample_alone(folder, workers):
+def test_an_object_that_cannot_be_read_is_an_error_of_its_sample_only(folder, workers):
     (folder / "7.json").unlink()
     iterator = iter(torchobj.DataLoader(Pairs(folder), batch_size=1, num_workers=workers, collate_fn=list))
     for number in range(COUNT):
@@ -213,7 +213,7 @@ def test_an_object_that_cannot_be_read_is_an_error_of_its_sample_alone(folder, w
             assert f"in the read of sample 7, file://{folder}/7.json" in told
         else:
             assert next(iterator) == [pair(number)]
-    # Torch stops its workers here, and not in the collector, where it waits for ten seconds.
+    # torch stops its workers here, not in the garbage collector, where it waits for ten seconds.
     assert next(iterator, None) is None
     del iterator, caught
     assert all_free()
@@ -232,7 +232,7 @@ def stand_in(index, url, error):
     return index, url.rsplit("/", 1)[1], type(error).__name__
 
 
-def test_what_is_done_about_a_bad_sample_is_as_the_dataset_was_told(folder):
+def test_on_error_of_the_dataset_handles_a_bad_sample(folder):
     (folder / "7.json").unlink()
     replaced = Fussy(folder, on_error="replace")
     assert [replaced[number][0] for number in (3, 4, 7)] == [3, 5, 8]
@@ -249,7 +249,7 @@ def test_what_is_done_about_a_bad_sample_is_as_the_dataset_was_told(folder):
 
 
 class Odd(torchobj.ObjectDataset):
-    """`objects_at` says what it should not."""
+    """`objects_at` returns invalid values."""
 
     def __len__(self):
         return 4
@@ -262,7 +262,7 @@ class Odd(torchobj.ObjectDataset):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_no_sequence_of_refs_is_said_when_its_turn_comes(workers):
+def test_an_invalid_sequence_of_refs_is_an_error_of_its_sample(workers):
     iterator = iter(torchobj.DataLoader(Odd(), batch_size=1, num_workers=workers))
     assert next(iterator).tolist() == [0]
     for _ in range(3):
@@ -272,7 +272,7 @@ def test_what_is_no_sequence_of_refs_is_said_when_its_turn_comes(workers):
         next(iterator)
 
 
-def test_a_bucket_or_scheme_that_is_not_there_is_an_error_of_its_sample(folder):
+def test_a_missing_bucket_or_unknown_scheme_is_an_error_of_its_sample(folder):
     urls = [[f"file://{folder}/0.json"], ["ftp://host/x"], [f"file://{folder}/1.json"]]
     for workers in (0, 1):
         iterator = iter(torchobj.DataLoader(Several(urls), batch_size=None, num_workers=workers))
@@ -284,7 +284,7 @@ def test_a_bucket_or_scheme_that_is_not_there_is_an_error_of_its_sample(folder):
         Several(urls)[1]
 
 
-def test_indices_that_are_none_are_refused(folder):
+def test_invalid_indices_are_refused(folder):
     dataset = Pairs(folder)
     for index in (COUNT, -COUNT - 1):
         with pytest.raises(IndexError, match=f"of {COUNT} samples"):
@@ -300,7 +300,7 @@ class Doubled(Pairs):
         return [super().__getitem__(index)] * 2
 
 
-def test_what_a_subclass_makes_of_a_sample_is_what_a_batch_is_made_of(folder):
+def test_a_batch_has_the_samples_of_an_overridden_getitem(folder):
     with Taken() as taken:
         found = list(torchobj.DataLoader(Doubled(folder), batch_size=8, num_workers=1, collate_fn=list))
     assert [sample for batch in found for sample in batch] == [[pair(number)] * 2 for number in range(COUNT)]
@@ -312,31 +312,32 @@ class Nothing(torchobj.ObjectDataset):
         return 1
 
 
-def test_what_a_subclass_leaves_out_is_named():
+def test_a_method_missing_in_a_subclass_is_named():
     with pytest.raises(NotImplementedError, match=r"Nothing must define objects_at\(index\)"):
         Nothing()[0]
 
 
-def test_an_object_that_was_replaced_since_it_was_named_is_an_error(folder):
+def test_an_object_replaced_since_its_ref_was_created_is_an_error(folder):
     store = torchobj.Store("memory://versions")
     old = store.put("k", b"old")
     assert [
-        reader.read() for reader in _torchobj.read_refs(store.config, [ObjectRef("memory://versions/k", version=old)])
+        reader.read()
+        for reader in _torchobj.read_refs([("", store.config)], [ObjectRef("memory://versions/k", version=old)])
     ] == [b"old"]
     store.put("k", b"new")
-    [error] = _torchobj.read_refs(store.config, [ObjectRef("memory://versions/k", version=old)])
+    [error] = _torchobj.read_refs([("", store.config)], [ObjectRef("memory://versions/k", version=old)])
     assert isinstance(error, exceptions.ObjectChangedError)
 
 
 class Raw(Pairs):
-    """Hands the readers on."""
+    """Returns the readers themselves."""
 
     def build(self, index, readers):
         return readers[0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_readers_that_are_handed_on_are_a_ragged_batch_that_outlives_the_workers(folder, workers):
+def test_returned_readers_are_a_ragged_batch_that_outlives_the_workers(folder, workers):
     batches = list(torchobj.DataLoader(Raw(folder), batch_size=8, num_workers=workers))
     assert [bytes(batch[index].numpy()) for batch in batches for index in range(len(batch))] == [
         body(number) for number in range(COUNT)
@@ -349,7 +350,7 @@ def read_elsewhere(dataset, queue):
     queue.put([dataset[number] for number in (0, COUNT - 1)])
 
 
-def test_another_process_reads_by_itself(folder):
+def test_another_process_reads_for_itself(folder):
     dataset = Pairs(folder)
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -382,7 +383,7 @@ def test_a_ref_is_checked_compared_and_pickled():
         (("s3://b/k", -1), "s3://b/k: start=-1: must be 0 or more"),
         (("s3://b/k", 0, 5, -1), "s3://b/k: size=-1: must be 0 or more"),
         (("s3://b/k", 7, 5), "s3://b/k: range 7..5: must have start <= end"),
-        (("s3://b/" + "k" * 20_000,), "a name of 20007 bytes: at most 16384"),
+        (("s3://b/" + "k" * 20_000,), "URL and version have 20007 bytes: must be at most 16384"),
     ):
         with pytest.raises(exceptions.ConfigError) as caught:
             ObjectRef(*arguments)

@@ -1,4 +1,4 @@
-"""The packages that people train with, as they are installed: samples are complete and right, and were announced."""
+"""The released training packages: samples are complete and correct, and were announced."""
 
 import importlib
 import json
@@ -16,11 +16,11 @@ from tests.prefetching import Taken
 COUNT = 48
 
 pytestmark = [
-    # torchdata 0.11 calls what torch 2.15 deprecates: fixed on its main branch (pytorch/data#1537).
+    # torchdata 0.11 calls a function that torch 2.15 deprecates: fixed on its main branch (pytorch/data#1537).
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
-    # Lightning 2.6 asks torch's trees in a way that is deprecated.
+    # Lightning 2.6 uses a deprecated function of torch's pytree module.
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
-    # Lightning on a machine of many cores.
+    # Lightning warns on a machine with many cores.
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
 ]
 
@@ -114,7 +114,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("module", UPDATES)
 @pytest.mark.parametrize("kind", LOADERS)
-def test_lightning_builds_a_loader_anew_with_a_distributed_sampler(data, module, kind):
+def test_lightning_recreates_a_loader_with_a_distributed_sampler(data, module, kind):
     pytest.importorskip("lightning.pytorch")
     loader = LOADERS[kind](data)
     for rank in range(2):
@@ -148,14 +148,14 @@ def test_accelerate_prepares_and_attach_announces(data, accelerator, workers, st
     for epoch in range(2):
         with Taken() as taken:
             assert sorted(keys(prepared)) == list(range(COUNT))
-        # A StatefulDataLoader begins its first pass when Accelerate asks it for its state, in prepare().
+        # A StatefulDataLoader starts its first pass when Accelerate reads its state in prepare().
         if epoch == 1 or not stateful:
             assert (taken.announced, taken.misses) == (COUNT, 0)
 
 
 @pytest.mark.parametrize("batches", [torch.utils.data.BatchSampler, torchobj.LookaheadBatchSampler])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_of_accelerates_ranks_each_announces_its_own_batches_only(data, accelerator, batches, workers):
+def test_each_rank_of_accelerate_announces_its_own_batches_only(data, accelerator, batches, workers):
     from accelerate.data_loader import prepare_data_loader
 
     seen = []
@@ -176,7 +176,7 @@ def test_of_accelerates_ranks_each_announces_its_own_batches_only(data, accelera
 
 
 class Model(torch.nn.Module):
-    """Notes which samples it is given, and in which mode."""
+    """Records its samples, and the mode of each call."""
 
     def __init__(self):
         super().__init__()
@@ -216,19 +216,19 @@ def test_the_trainer_of_transformers_with_the_callback(data, tmp_path_factory, w
         trainer.train()
     assert sorted(model.seen[True]) == sorted([*range(COUNT), *range(COUNT)])
     assert model.seen[False] == [*range(COUNT), *range(COUNT)]
-    # An evaluation's loader is first seen when its first batches are under way: what they have is not announced.
+    # The evaluation loader is first seen when its first batches have been drawn: their objects are not announced.
     begun = 4 * (2 + 2 * workers)
     assert (taken.announced, taken.misses) == (4 * COUNT - 2 * begun, 2 * begun if workers else taken.misses)
     assert taken.objects <= 4 * COUNT
 
 
-def test_the_callback_leaves_other_datasets_alone_and_says_so_of_the_trainings(caplog, tmp_path):
+def test_the_callback_ignores_other_datasets_and_warns_about_a_training_dataset(caplog, tmp_path):
     pytest.importorskip("transformers")
     callback = torchobj.LookaheadCallback()
     callback.on_train_begin(None, None, None, train_dataloader=torch.utils.data.DataLoader(range(3)))
     callback.on_prediction_step(None, None, None, eval_dataloader=torch.utils.data.DataLoader(range(3)))
     [record] = caplog.records
-    assert "LookaheadCallback: attach: it is not known" in record.getMessage()
+    assert "LookaheadCallback: attach: torchobj does not know" in record.getMessage()
 
 
 # torchdata
@@ -242,7 +242,7 @@ def stateful(data, attached, workers, **settings):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_torchdatas_loader_has_its_order_and_announces(data, workers):
+def test_torchdatas_loader_keeps_its_order_and_announces(data, workers):
     stock, ours = stateful(data, False, workers), stateful(data, True, workers)
     with Taken() as taken:
         found = [keys(ours) for _ in range(2)]
@@ -252,7 +252,7 @@ def test_torchdatas_loader_has_its_order_and_announces(data, workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("batches", [None, torchobj.LookaheadBatchSampler])
-def test_torchdatas_loader_resumes_where_it_was_and_announces_the_rest_only(data, workers, batches):
+def test_torchdatas_loader_resumes_at_its_position_and_announces_the_rest_only(data, workers, batches):
     def make():
         loader = stateful(data, True, workers)
         if batches is None:
@@ -278,7 +278,7 @@ def test_torchdatas_loader_resumes_where_it_was_and_announces_the_rest_only(data
 
 
 def under_torchrun(script, folder, out):
-    """What each of two ranks wrote."""
+    """Returns what each of two ranks wrote."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     done = subprocess.run(
         [*command, Path(__file__).with_name(script), folder, out], capture_output=True, text=True, timeout=110
@@ -292,7 +292,7 @@ def assert_announced(stats, count):
     assert (stats["misses"], stats["objects"]) == (0, count)
 
 
-def test_torchrun_gives_each_rank_its_share_and_a_prefetcher_of_its_own(data, tmp_path, tmp_path_factory):
+def test_under_torchrun_each_rank_has_its_share_and_its_own_prefetcher(data, tmp_path, tmp_path_factory):
     ranks = under_torchrun("ranks_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
     for epoch in range(2):
         both = [tuple(sample) for rank in ranks for sample in rank["epochs"][epoch]]
@@ -302,7 +302,7 @@ def test_torchrun_gives_each_rank_its_share_and_a_prefetcher_of_its_own(data, tm
 
 
 @pytest.mark.matrix
-def test_lightning_shares_the_samples_out_to_two_ranks(data, tmp_path, tmp_path_factory):
+def test_lightning_divides_the_samples_between_two_ranks(data, tmp_path, tmp_path_factory):
     pytest.importorskip("lightning.pytorch")
     ranks = under_torchrun("lightning_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
     assert sorted(key for rank in ranks for key in rank["keys"]) == sorted([*range(COUNT), *range(COUNT)])

@@ -1,4 +1,4 @@
-"""One configuration for URLs of all schemes, and options that have an effect on their provider alone."""
+"""One configuration for URLs of all schemes, and options that affect their provider only."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ import pytest
 
 import torchobj
 
-#: Replaces fsync of libc by one that says so on the standard error.
+#: Replaces libc's fsync by one that logs each call to standard error.
 FSYNC = """
 #include <unistd.h>
 int fsync(int file) { (void)file; return write(2, "fsync\\n", 6) == 6 ? 0 : -1; }
@@ -36,7 +36,7 @@ assert sorted(info.key for info in store.list()) == ["copied", "parts", "whole"]
 
 @pytest.fixture(scope="module")
 def counted_fsync(tmp_path_factory):
-    """A library to be loaded before libc."""
+    """Builds a library to preload before libc."""
     compiler = shutil.which("cc")
     assert compiler is not None, "the tests need a C compiler"
     folder = tmp_path_factory.mktemp("fsync")
@@ -55,23 +55,27 @@ def test_a_write_flushes_its_file_and_its_folder_unless_sync_is_false(tmp_path, 
     assert [line for line in done.stderr.splitlines() if line in ("put", "copy", "parts", "fsync")] == expected
 
 
-def test_one_configuration_serves_a_call_that_mixes_schemes(place, tmp_path):
-    config = dataclasses.replace(place.config, file=torchobj.FileOptions(sync=False), max_attempts=2)
-    urls = [f"{place.url}/k", f"file://{tmp_path}/k", f"memory://{place.bucket}/k"]
-    stores = [place.url, f"file://{tmp_path}", f"memory://{place.bucket}"]
+def test_one_configuration_serves_a_call_that_mixes_schemes(bucket, tmp_path):
+    config = dataclasses.replace(bucket.config, file=torchobj.FileOptions(sync=False), max_attempts=2)
+    urls = [f"{bucket.url}/k", f"file://{tmp_path}/k", f"memory://{bucket.name}/k"]
+    stores = [bucket.url, f"file://{tmp_path}", f"memory://{bucket.name}"]
     for number, url in enumerate(stores):
         torchobj.Store(url, config=config).put("k", b"%d" % number)
     assert torchobj.get_many(urls * 2, config=config) == [b"0", b"1", b"2"] * 2
-    found = torchobj.get_many([urls[1], f"{place.url}/missing", urls[0]], config=config, return_errors=True)
+    found = torchobj.get_many([urls[1], f"{bucket.url}/missing", urls[0]], config=config, return_errors=True)
     assert (found[0], found[2]) == (b"1", b"0")
     assert isinstance(found[1], FileNotFoundError)
 
 
-def test_region_and_endpoint_are_those_of_s3_and_do_not_concern_other_schemes(place, tmp_path):
-    profile = torchobj.StoreConfig(s3=torchobj.S3Options(profile=place.config.s3.profile))
-    where = {"config": profile, "region": "us-east-1", "endpoint_url": place.config.s3.endpoint_url}
-    for url in (place.url, f"file://{tmp_path}", f"memory://{place.bucket}"):
-        store = torchobj.Store(url, **where)
+def test_s3_options_are_ignored_for_other_schemes_and_s3_arguments_are_refused(bucket, tmp_path):
+    s3 = torchobj.S3Options(profile=bucket.config.s3.profile, region="eu-west-1")
+    where = {"region": "us-east-1", "endpoint_url": bucket.config.s3.endpoint_url}
+    store = torchobj.Store(bucket.url, config=torchobj.StoreConfig(s3=s3), **where)
+    store.put("k", b"x")
+    assert (store.config.s3.region, store.config.s3.profile) == ("us-east-1", bucket.config.s3.profile)
+    for url in (f"file://{tmp_path}", f"memory://{bucket.name}"):
+        with pytest.raises(torchobj.exceptions.ConfigError, match="^region='us-east-1': must be None for a URL of"):
+            torchobj.Store(url, **where)
+        store = torchobj.Store(url, config=torchobj.StoreConfig(s3=s3))
         store.put("k", b"x")
         assert store.get("k") == b"x"
-        assert (store.config.s3.region, store.config.s3.profile) == ("us-east-1", place.config.s3.profile)

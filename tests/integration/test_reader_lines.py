@@ -1,4 +1,4 @@
-"""Lines of an object that is fetched as it is read: a request for a buffer of lines, not for each line."""
+"""Reading lines of an object that is fetched as it is read: one request per buffer, not per line."""
 
 import io
 import random
@@ -18,27 +18,27 @@ def text():
     return b"".join(lines_of(1, 30)) + b"without a newline"
 
 
-def lazily(place, key="text"):
+def lazily(bucket, key="text"):
     """A reader that fetches exactly what is read, so that each fetch is a request."""
     constructor = torchobj.S3ReaderConstructor.range_based(0)
-    urls = [f"{place.url}/{key}"]
-    return torchobj.S3MapDataset.from_objects(urls, s3client_config=place.config, reader_constructor=constructor)[0]
+    urls = [f"{bucket.url}/{key}"]
+    return torchobj.S3MapDataset.from_objects(urls, s3client_config=bucket.config, reader_constructor=constructor)[0]
 
 
-def test_lines_are_fetched_by_the_buffer_and_not_one_by_one(place, control):
+def test_lines_are_fetched_in_buffers_and_not_one_by_one(bucket, control):
     text = b"".join(b"%06d\n" % number for number in range(20_000))
-    place.boto.put_object(Bucket=place.bucket, Key="text", Body=text)
-    reader = lazily(place)
-    control.forget_requests()
+    bucket.boto.put_object(Bucket=bucket.name, Key="text", Body=text)
+    reader = lazily(bucket)
+    control.clear_requests()
     assert list(reader) == text.splitlines(keepends=True)
-    # Of 64 KiB each; one for the size, and one that finds the end.
+    # Buffers of 64 KiB, one request for the size, and one that reaches the end.
     assert len(control.requests("GetObject")) <= len(text) / (64 << 10) + 3
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_lines_mixed_with_anything_else_are_those_of_a_file(place, text, seed):
-    place.boto.put_object(Bucket=place.bucket, Key="text", Body=text)
-    ours, file, rng = lazily(place), io.BytesIO(text), random.Random(seed)
+def test_lines_mixed_with_other_calls_equal_those_of_a_file(bucket, text, seed):
+    bucket.boto.put_object(Bucket=bucket.name, Key="text", Body=text)
+    ours, file, rng = lazily(bucket), io.BytesIO(text), random.Random(seed)
     for _ in range(60):
         at, size = rng.randrange(len(text) + 10), rng.choice([-1, 0, 1, 5, 1000, 100_000])
         step = rng.choice(
@@ -59,7 +59,7 @@ def test_lines_mixed_with_anything_else_are_those_of_a_file(place, text, seed):
         ours.readline()
 
 
-def test_the_lines_of_an_empty_object_are_none(place):
-    place.boto.put_object(Bucket=place.bucket, Key="text", Body=b"")
-    reader = lazily(place)
+def test_an_empty_object_has_no_lines(bucket):
+    bucket.boto.put_object(Bucket=bucket.name, Key="text", Body=b"")
+    reader = lazily(bucket)
     assert (reader.readline(), list(reader), reader.tell()) == (b"", [], 0)

@@ -1,5 +1,4 @@
-"""Resume in mid-epoch: the samples behind a saved state are those of a run that was not interrupted. And the next epoch,
-read before this one ends."""
+"""Resume in mid-epoch: the samples after a saved state are those of an uninterrupted run."""
 
 import copy
 import itertools
@@ -12,12 +11,12 @@ import torchdata.stateful_dataloader
 from torch.utils.data import DistributedSampler
 
 import torchobj
-from tests.orders import COUNT, KINDS, dataset, elastic, number_of
-from tests.prefetching import all_free, eventually, stats
+from tests.orders import COUNT, KINDS, dataset, elastic, gained, loader_of, number_of, workers
+from tests.prefetching import all_free, stats
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.exceptions import ConfigError
-from torchobj.loader.hints import hints_of
 from torchobj.loader.lookahead import Lookahead
+from torchobj.loader.sample_objects import object_finder
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +27,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def gained(before, name):
-    return stats()[name] - before[name]
-
-
-def loader_of(folder, kind, **settings):
-    return torchobj.DataLoader(dataset(folder), **KINDS[kind](folder), **settings)
-
-
 def run(loader, epochs, stop=None, saved=None):
-    """The batches of each epoch; what was saved when `stop`, epoch and batches, had been handed out."""
+    """Returns the batches of each epoch, and the state saved after `stop`, an epoch and a number of batches."""
     found = []
     for epoch in epochs:
         if isinstance(loader.sampler, DistributedSampler):
@@ -50,18 +41,14 @@ def run(loader, epochs, stop=None, saved=None):
     return found
 
 
-def workers(number):
-    return {0: {}, 2: {"num_workers": 2}, "persistent": {"num_workers": 2, "persistent_workers": True}}[number]
-
-
 @pytest.mark.parametrize("count", [0, 2, "persistent"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_run_is_the_run_that_was_not_interrupted_for_epochs_to_come(folder, kind, count):
+def test_a_resumed_run_equals_the_uninterrupted_run_for_later_epochs_too(folder, kind, count):
     torch.manual_seed(11)
     saved = []
     whole = run(loader_of(folder, kind, **workers(count)), range(4), (1, 5), saved)
     (state, rng), before = saved[0], stats()
-    # Another process has other numbers, until the training puts back its own.
+    # Another process has other random numbers until the training restores its own.
     torch.manual_seed(99)
     # Persistent workers draw one number in all, others one an epoch; and torchdata's sampler draws for each of the two
     # iterators that torch makes for workers.
@@ -70,7 +57,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted_for_epochs_to_come(fo
     resumed.load_state_dict(state)
     torch.set_rng_state(rng)
     assert run(resumed, range(1, 4)) == [whole[1][5:], whole[2], whole[3]]
-    # What was passed over was not read: at most the epoch behind the last was announced too.
+    # Skipped samples were not read: at most the epoch after the last one was announced too.
     taken = sum(len(batch) if isinstance(batch, list) else 1 for epoch in [whole[1][5:], *whole[2:]] for batch in epoch)
     assert gained(before, "objects") <= taken + COUNT
     del resumed
@@ -96,7 +83,7 @@ def test_a_state_before_the_first_batch_and_one_of_an_epochs_end(folder, kind, c
 
 @pytest.mark.parametrize("kind", ["generator", "shuffled", "elastic"])
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_state_of_an_iterator_that_has_handed_out_nothing(folder, kind, count):
+def test_a_state_of_an_iterator_before_its_first_batch(folder, kind, count):
     torch.manual_seed(11)
     first = loader_of(folder, kind, **workers(count))
     iterator = iter(first)
@@ -105,7 +92,7 @@ def test_a_state_of_an_iterator_that_has_handed_out_nothing(folder, kind, count)
     resumed = loader_of(folder, kind, **workers(count))
     resumed.load_state_dict(state)
     if count:
-        # The order is drawn, and as if by nobody.
+        # The order is drawn without changing the generator.
         torch.manual_seed(99)
     else:
         torch.set_rng_state(rng)
@@ -114,7 +101,7 @@ def test_a_state_of_an_iterator_that_has_handed_out_nothing(folder, kind, count)
 
 
 @pytest.mark.parametrize("kind", ["generator", "elastic", "iterable"])
-def test_an_iterator_that_is_never_used_takes_no_state(folder, kind):
+def test_an_unused_iterator_does_not_consume_the_state(folder, kind):
     def loader():
         return torchobj.DataLoader(Counting(), batch_size=3) if kind == "iterable" else loader_of(folder, kind)
 
@@ -130,7 +117,7 @@ def test_an_iterator_that_is_never_used_takes_no_state(folder, kind):
     assert not resumed.state_dict()["within_epoch"]
 
 
-def test_a_state_behind_the_last_batch_leaves_nothing_of_the_epoch(folder):
+def test_a_state_after_the_last_batch_leaves_nothing_of_the_epoch(folder):
     loader = loader_of(folder, "elastic")
     for _ in loader:
         state = loader.state_dict()
@@ -143,7 +130,7 @@ def test_a_state_behind_the_last_batch_leaves_nothing_of_the_epoch(folder):
     assert len(list(resumed)) == len(resumed) == 8
 
 
-def test_the_state_is_of_what_was_handed_out_and_not_of_what_workers_have(folder):
+def test_the_state_counts_returned_batches_and_not_those_of_workers(folder):
     loader = loader_of(folder, "elastic", num_workers=2, prefetch_factor=3)
     iterator = iter(loader)
     for number in range(1, 8):
@@ -153,7 +140,7 @@ def test_the_state_is_of_what_was_handed_out_and_not_of_what_workers_have(folder
 
 
 @pytest.mark.parametrize("kind", ["generator", "elastic", "stateful", "weighted"])
-def test_a_state_is_saved_and_resumed_again_and_again(folder, kind):
+def test_a_state_is_saved_and_resumed_repeatedly(folder, kind):
     torch.manual_seed(11)
     [whole] = run(loader_of(folder, kind), [0])
     found, state = [], None
@@ -176,7 +163,7 @@ def broken(reader):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_a_batch_that_failed_is_behind_the_state(folder, count):
+def test_a_failed_batch_is_not_repeated_after_a_resume(folder, count):
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=broken)
     loader = torchobj.DataLoader(data, batch_size=4, num_workers=count)
     iterator = iter(loader)
@@ -191,7 +178,7 @@ def test_a_batch_that_failed_is_behind_the_state(folder, count):
 
 
 def samples_of(folder, ranks, state, size, epoch, **settings):
-    """What each rank hands out, the first batches' sizes being `size`; and the state of the last rank after `stop`."""
+    """Returns what each rank yields, the first batches being `size` samples, and the last rank's state after `stop`."""
     found = []
     for rank in range(ranks):
         loader = torchobj.DataLoader(
@@ -205,7 +192,7 @@ def samples_of(folder, ranks, state, size, epoch, **settings):
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_ranks_that_come_and_go_read_each_sample_once(folder, drop_last):
+def test_changing_numbers_of_ranks_read_each_sample_once(folder, drop_last):
     numbers = random.Random(5)
     order = torchobj.ElasticDistributedSampler(range(COUNT), 1, 0, seed=2)
     for epoch in range(20):
@@ -234,7 +221,7 @@ def test_ranks_that_come_and_go_read_each_sample_once(folder, drop_last):
                 rest, state = rest[stop * size * ranks :], states[0]
 
 
-def test_another_epoch_than_the_states_begins_at_its_start(folder):
+def test_an_epoch_other_than_the_states_starts_from_its_beginning(folder):
     for kind in ("elastic", "distributed"):
         loader = loader_of(folder, kind)
         next(iter(loader))
@@ -247,7 +234,7 @@ def test_another_epoch_than_the_states_begins_at_its_start(folder):
         assert len(list(resumed)) == len(resumed)
 
 
-def test_a_state_that_is_none_or_of_another_loader_is_refused_by_the_name_of_its_field(folder):
+def test_an_invalid_state_or_one_of_another_loader_is_refused_with_the_name_of_its_field(folder):
     def state_of(kind):
         loader = loader_of(folder, kind)
         iterator = iter(loader)
@@ -283,7 +270,7 @@ class Counting(torch.utils.data.IterableDataset):
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_of_an_iterable_dataset_what_was_handed_out_is_dropped(count, caplog):
+def test_returned_batches_of_an_iterable_dataset_are_read_again_and_dropped(count, caplog):
     loader = torchobj.DataLoader(Counting(), batch_size=3, num_workers=count)
     iterator = iter(loader)
     for _ in range(2):
@@ -299,17 +286,17 @@ def test_of_an_iterable_dataset_what_was_handed_out_is_dropped(count, caplog):
         torchobj.DataLoader(Counting(), batch_size=3, num_workers=1).load_state_dict(state)
 
 
-def test_a_sampler_of_the_users_is_resumed_with_a_warning(folder, caplog):
+def test_a_user_defined_sampler_without_a_state_is_resumed_with_a_warning(folder, caplog):
     for kind in ("shuffled", "eager"):
         assert not caplog.records
         loader = loader_of(folder, kind)
         next(iter(loader))
         loader_of(folder, kind).load_state_dict(loader.state_dict())
-    assert "Eager has no state_dict: 1 batches" in caplog.text
+    assert "Eager has no state_dict: its order is drawn again and the first 1 batches" in caplog.text
 
 
 class AheadStateful(torchdata.stateful_dataloader.StatefulDataLoader):
-    """torchdata's loader over the look-ahead."""
+    """torchdata's loader on top of the look-ahead."""
 
     ahead = None
 
@@ -317,14 +304,14 @@ class AheadStateful(torchdata.stateful_dataloader.StatefulDataLoader):
     def _index_sampler(self):
         sampler = super()._index_sampler
         if self.ahead is None:
-            self.ahead = Lookahead(sampler, hints_of(self.dataset))
+            self.ahead = Lookahead(sampler, object_finder(self.dataset))
         return self.ahead
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("count", [0, 2])
 @pytest.mark.parametrize("kind", ["generator", "elastic", "elastic, no batches", "batch_sampler", "distributed"])
-def test_torchdatas_loader_resumes_and_announces_only_what_is_left(folder, kind, count):
+def test_torchdatas_loader_resumes_and_announces_only_the_rest(folder, kind, count):
     def loader():
         return AheadStateful(dataset(folder), **KINDS[kind](folder), num_workers=count)
 
@@ -348,99 +335,8 @@ def test_torchdatas_loader_resumes_and_announces_only_what_is_left(folder, kind,
     assert all_free()
 
 
-def landed(count):
-    """Waits until so many objects of an epoch to come are there."""
-    return eventually(lambda: stats()["announced"] == count and stats()["in_flight"] == 0)
-
-
-@pytest.mark.parametrize("count", [0, 2, "persistent"])
-@pytest.mark.parametrize("kind", ["elastic", "elastic, no batches"])
-def test_the_next_epoch_is_read_before_this_one_ends(folder, kind, count):
-    loader = loader_of(folder, kind, **workers(count))
-    plain = torch.utils.data.DataLoader(range(COUNT), **KINDS[kind](folder))
-    assert all_free()
-    begun = stats()
-    for epoch in range(3):
-        loader.sampler.set_epoch(epoch)
-        plain.sampler.set_epoch(epoch)
-        before = stats()
-        iterator = iter(loader)
-        found = [next(iterator) for _ in range(len(loader))]
-        # The last batch is handed out, the loop does not know yet.
-        assert landed(30), stats()
-        assert loader.state_dict()["sampler"]["epoch"] == epoch
-        assert list(map(str, found)) == list(map(str, plain))
-        assert next(iterator, None) is None
-        assert gained(before, "misses") == 0
-        if epoch:
-            assert gained(before, "hits") >= 28
-        del iterator
-    # No object was read in vain; one that two epochs wanted at a time was read once.
-    assert gained(begun, "objects") <= 4 * 30
-    del loader
-    assert all_free()
-
-
-def test_an_epoch_that_was_guessed_wrong_costs_nothing_but_reads(folder):
-    loader = loader_of(folder, "elastic", num_workers=2)
-    expected = {epoch: [] for epoch in (0, 1, 7)}
-    for epoch in (0, 7, 7, 1, 0):
-        loader.sampler.set_epoch(epoch)
-        found = [batch.tolist() for batch in loader]
-        expected[epoch] = expected[epoch] or found
-        assert found == expected[epoch]
-        assert landed(30), stats()
-    assert len({str(found) for found in expected.values()}) == 3
-    del loader
-    assert all_free()
-
-
-def test_a_loop_that_sets_no_epochs_reads_the_same_order_again(folder):
-    loader = loader_of(folder, "elastic")
-    first = run_plain(loader)
-    before = stats()
-    assert run_plain(loader) == first
-    assert gained(before, "misses") == 0
-    assert gained(before, "objects") <= 30
-
-
-def run_plain(loader):
-    found = [batch.tolist() for batch in loader]
-    assert landed(30), stats()
-    return found
-
-
-@pytest.mark.parametrize("count", [0, "persistent"])
-def test_a_break_near_the_end_keeps_the_order_and_no_memory(folder, count):
-    loader = loader_of(folder, "elastic", **workers(count))
-    whole = None
-    for stop in (7, 8, 3, 8):
-        found = [batch.tolist() for batch in itertools.islice(loader, stop)]
-        whole = whole or [batch.tolist() for batch in loader]
-        assert found == whole[:stop]
-    del loader
-    assert all_free(), stats()
-
-
-def test_no_more_of_the_next_epoch_is_pulled_than_was_said(folder):
-    loader = loader_of(folder, "elastic, no batches", lookahead=3)
-    list(loader)
-    assert landed(3), stats()
-    assert loader.state_dict()["within_epoch"] is False
-
-
-def test_a_loader_with_a_next_epoch_is_copied_without_it(folder):
-    loader = loader_of(folder, "elastic")
-    first = [batch.tolist() for batch in loader]
-    lookahead = copy.copy(loader._index_sampler)
-    assert loader._index_sampler.following() is not None
-    assert lookahead.following() is None
-    assert [index for batch in lookahead for index in batch] == [index for batch in first for index in batch]
-    assert [batch.tolist() for batch in loader] == first
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_of_an_iterable_goes_on_in_the_epoch_and_order_of_its_state(tmp_path, workers):
+def test_a_loader_of_an_iterable_continues_in_the_epoch_and_order_of_its_state(tmp_path, workers):
     for number in range(40):
         (tmp_path / f"{number:02}").write_bytes(bytes([number]))
 
@@ -459,7 +355,7 @@ def test_a_loader_of_an_iterable_goes_on_in_the_epoch_and_order_of_its_state(tmp
     again.load_state_dict(state)
     assert [batch.tolist() for batch in again] == rest
     if workers:
-        with pytest.raises(ConfigError, match="batch_size=4: of the state; now 8"):
+        with pytest.raises(ConfigError, match="batch_size=4: in the state; now 8"):
             make(8)[1].load_state_dict(state)
 
 

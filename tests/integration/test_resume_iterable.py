@@ -1,4 +1,4 @@
-"""Resume in mid-epoch of loaders over iterable datasets: those with a state go on by it, with and without workers."""
+"""Resume in mid-epoch of loaders over iterable datasets with a state, with and without workers."""
 
 import pickle
 
@@ -12,7 +12,7 @@ COUNT = 40
 
 
 class Plain(torch.utils.data.IterableDataset):
-    """Numbers, every n-th of them in each worker."""
+    """Numbers; each worker yields every n-th of them."""
 
     def __init__(self, count=COUNT):
         self.count = count
@@ -26,7 +26,7 @@ class Plain(torch.utils.data.IterableDataset):
 
 
 class Stateful(Plain):
-    """The same, with a state of its own. A pass that goes on begins where the state says."""
+    """Like `Plain`, with its own state. A resumed pass starts at the state's position."""
 
     def __init__(self, count=COUNT):
         super().__init__(count)
@@ -47,7 +47,7 @@ class Stateful(Plain):
 
 
 class OnceOnly(Stateful):
-    """Samples that cannot be read again: a replay would find none."""
+    """Samples that cannot be read twice: reading them again would find none."""
 
     def __init__(self, source):
         super().__init__()
@@ -109,7 +109,7 @@ class Itself(Stateful):
 
 
 class Rounds(Stateful):
-    """Each pass yields other samples than the one before."""
+    """Each pass yields different samples."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ def loader_of(dataset, workers, **settings):
 
 
 def run(loader, stop):
-    """The batches of a pass, and the states behind batch number `stop` and behind the last."""
+    """Returns the batches of a pass, and the states after batch number `stop` and after the last."""
     found, states = [], []
     for number, batch in enumerate(loader, 1):
         found.append(listed(batch))
@@ -153,14 +153,14 @@ def run(loader, stop):
 
 @pytest.mark.parametrize("workers", [0, 2, "persistent"])
 @pytest.mark.parametrize("kind", [Plain, Stateful, OfIterators, Itself])
-def test_a_pass_goes_on_behind_the_batch_that_was_handed_out_last(kind, workers):
+def test_a_pass_continues_after_the_last_returned_batch(kind, workers):
     for stop in (1, 4, 7):
         whole, (middle, end) = run(loader_of(kind(), workers), stop)
         resumed = loader_of(kind(), workers)
         resumed.load_state_dict(middle)
         assert resumed.state_dict() == middle
         assert run(resumed, 0)[0] == whole[stop:]
-        # The passes behind it are whole, and so is the one behind the end.
+        # Later passes are complete, and so is the one after the end.
         assert run(resumed, 0)[0] == whole
         resumed = loader_of(kind(), workers)
         resumed.load_state_dict(end)
@@ -169,7 +169,7 @@ def test_a_pass_goes_on_behind_the_batch_that_was_handed_out_last(kind, workers)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_dataset_with_a_state_is_not_read_again(workers, caplog):
-    # Of what was handed out nothing is there any more.
+    # Samples that were returned no longer exist.
     gone, numbers = 6 if workers else 3, list(range(COUNT))
     loader = loader_of(OnceOnly(numbers), workers, prefetch_factor=4 if workers else None)
     iterator = iter(loader)
@@ -185,7 +185,7 @@ def test_a_dataset_with_a_state_is_not_read_again(workers, caplog):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("order", [{}, {"in_order": False}])
 @pytest.mark.parametrize("stop", [1, 2, 3, 5, 8])
-def test_workers_that_ended_early_do_not_change_the_order_of_what_is_left(stop, order):
+def test_workers_that_ended_early_do_not_change_the_order_of_the_rest(stop, order):
     whole, (state, _) = run(loader_of(Uneven(), 3), stop)
     resumed = loader_of(Uneven(), 3, **order)
     resumed.load_state_dict(state)
@@ -208,7 +208,7 @@ def test_samples_without_batches_and_odd_last_batches(size, workers):
 
 
 @pytest.mark.parametrize("workers", [0, "persistent"])
-def test_what_a_dataset_carries_from_pass_to_pass_is_in_the_state(workers):
+def test_the_state_has_what_a_dataset_carries_from_pass_to_pass(workers):
     loader = loader_of(Rounds(), workers)
     first, (_, end) = run(loader, 1)
     second, (middle, _) = run(loader, 4)
@@ -221,14 +221,14 @@ def test_what_a_dataset_carries_from_pass_to_pass_is_in_the_state(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2, "persistent"])
-def test_a_state_is_saved_and_resumed_again_and_again(workers):
+def test_a_state_is_saved_and_resumed_repeatedly(workers):
     whole, _ = run(loader_of(Stateful(), workers), 0)
     found, state = [], None
     while len(found) < len(whole):
         loader = loader_of(Stateful(), workers)
         if state is not None:
             loader.load_state_dict(state)
-            # Some loops make an iterator that they never use.
+            # Some loops create an iterator that they never use.
             iter(loader)
         for _, batch in zip(range(3), loader, strict=False):
             found.append(batch.tolist())
@@ -236,7 +236,7 @@ def test_a_state_is_saved_and_resumed_again_and_again(workers):
     assert found == whole
 
 
-def test_a_state_is_loaded_into_a_loader_whose_workers_stay():
+def test_a_state_is_loaded_into_a_loader_with_persistent_workers():
     loader = loader_of(Stateful(), "persistent")
     whole, (state, _) = run(loader, 5)
     for _ in range(2):
@@ -247,7 +247,7 @@ def test_a_state_is_loaded_into_a_loader_whose_workers_stay():
 
 @pytest.mark.parametrize("count", [0, 5, 12, 13])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_replay_that_ends_before_its_place_is_an_error(count, workers):
+def test_a_dataset_that_ends_before_the_resumed_position_is_an_error(count, workers):
     loader = loader_of(Plain(), workers)
     iterator = iter(loader)
     for _ in range(4):
@@ -256,15 +256,15 @@ def test_a_replay_that_ends_before_its_place_is_an_error(count, workers):
     resumed = loader_of(Plain(count), workers)
     resumed.load_state_dict(state)
     if count < 12:
-        with pytest.raises(ConfigError, match="batches=4: of the state; the iterable dataset now ends after"):
+        with pytest.raises(ConfigError, match="batches=4: in the state; the iterable dataset now ends after"):
             next(iter(resumed))
-        # The next pass is one of its own.
+        # The next pass starts from the beginning.
         assert len(list(resumed)) == -(-count // 3) if workers == 0 else True
     else:
         assert sum(len(batch) for batch in resumed) == count - 12
 
 
-def test_an_order_that_ends_before_its_place_is_an_error():
+def test_a_sampler_that_ends_before_the_resumed_position_is_an_error():
     class Shrinking(torch.utils.data.Sampler):
         def __init__(self, count):
             self.count = count
@@ -277,21 +277,21 @@ def test_an_order_that_ends_before_its_place_is_an_error():
     next(iterator), next(iterator)
     resumed = torchobj.DataLoader(range(COUNT), batch_size=3, sampler=Shrinking(3), lookahead=0)
     resumed.load_state_dict(loader.state_dict())
-    with pytest.raises(ConfigError, match="batches=2: of the state; the order of Shrinking now ends after 1"):
+    with pytest.raises(ConfigError, match="batches=2: in the state; the order of Shrinking now ends after 1"):
         next(iter(resumed))
 
 
 def first_of_the_worker(worker):
-    # What users do to give each worker a part: it must be their dataset.
+    # A common way to give each worker a part: `dataset` must be the user's own.
     torch.utils.data.get_worker_info().dataset.count = 10 * (worker + 1)
 
 
-def test_a_workers_init_function_finds_the_dataset_itself():
+def test_worker_init_fn_sees_the_users_dataset():
     loader = loader_of(Stateful(), 2, worker_init_fn=first_of_the_worker)
     assert sum(map(len, loader)) == 15
 
 
-def test_bad_states_are_refused_by_the_name_of_their_field():
+def test_invalid_states_are_refused_with_the_name_of_their_field():
     loader = loader_of(Stateful(), 2)
     iterator = iter(loader)
     next(iterator)
@@ -306,7 +306,7 @@ def test_bad_states_are_refused_by_the_name_of_their_field():
         (
             {"sampler": {"workers": [None], "last_worker": 0, "dataset": None}},
             Stateful(),
-            "sampler: has the states of 1",
+            "sampler: contains the states of 1",
         ),
     ]:
         with pytest.raises(ConfigError, match=named):
@@ -318,6 +318,6 @@ class Unpicklable(Stateful):
         return {"done": lambda: None}
 
 
-def test_a_state_that_cannot_travel_is_the_error_of_its_batch():
+def test_a_state_that_cannot_be_pickled_is_the_error_of_its_batch():
     with pytest.raises(Exception, match="pickle"):
         next(iter(loader_of(Unpicklable(), 1)))

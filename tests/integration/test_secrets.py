@@ -1,4 +1,4 @@
-"""Secrets are in no repr, message, log or pickle, whatever field they are put into."""
+"""Secrets appear in no repr, message, log or pickle, whatever field contains them."""
 
 import base64
 import copy
@@ -15,7 +15,7 @@ KEY = base64.b64encode(b"canary-SECRET-key-of-32-bytes!!!").decode()
 
 
 def texts_of(error):
-    """All that a report of an exception shows."""
+    """Returns everything that a report of an exception shows."""
     seen = []
     while error is not None:
         seen += [str(error), repr(error), repr(vars(error)), pickle.dumps(error).decode("latin-1")]
@@ -24,7 +24,7 @@ def texts_of(error):
 
 
 def attempts(url, config, caplog):
-    """What every kind of call shows, to a store that refuses it."""
+    """Returns what every kind of call shows for a store that refuses it."""
     caplog.set_level(1)
     caplog.set_level(1, logger="torchobj")
     store = torchobj.Store(url, config=config)
@@ -48,14 +48,14 @@ def attempts(url, config, caplog):
     return [*seen, caplog.text]
 
 
-def shows_nothing(seen, *secrets):
+def assert_no_secret_in(seen, *secrets):
     for secret in secrets:
         for text in seen:
             assert secret not in text
 
 
 @pytest.mark.parametrize("force_sdk", [False, True])
-def test_keys_and_tokens_of_the_environment_are_shown_nowhere(strict_server, monkeypatch, caplog, force_sdk):
+def test_keys_and_tokens_of_the_environment_are_not_shown(strict_server, monkeypatch, caplog, force_sdk):
     secrets = {
         "AWS_SECRET_ACCESS_KEY": f"{CANARY}-secret-key",
         "AWS_SESSION_TOKEN": f"{CANARY}-session-token",
@@ -64,7 +64,7 @@ def test_keys_and_tokens_of_the_environment_are_shown_nowhere(strict_server, mon
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
     config = s3_config(endpoint_url=strict_server.endpoint, force_sdk=force_sdk, max_attempts=2)
-    shows_nothing(attempts("s3://any", config, caplog), CANARY)
+    assert_no_secret_in(attempts("s3://any", config, caplog), CANARY)
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_keys_and_tokens_of_the_environment_are_shown_nowhere(strict_server, mon
         f"{CANARY}",
     ],
 )
-def test_profiles_right_and_broken_are_shown_nowhere(strict_server, monkeypatch, tmp_path, caplog, profile):
+def test_secrets_of_valid_and_broken_profiles_are_not_shown(strict_server, monkeypatch, tmp_path, caplog, profile):
     file = tmp_path / "credentials"
     file.write_text(f"[canary]\n{profile}\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
     config = s3_config(endpoint_url=strict_server.endpoint, profile="canary", max_attempts=2)
-    shows_nothing(attempts("s3://any", config, caplog), CANARY)
+    assert_no_secret_in(attempts("s3://any", config, caplog), CANARY)
 
 
-def test_the_password_of_a_proxy_is_shown_nowhere(monkeypatch, caplog):
+def test_the_password_of_a_proxy_is_not_shown(monkeypatch, caplog):
     for url in (
         f"http://user:{CANARY}@127.0.0.1:9",
         f"http://user:{CANARY}@no-such-host.invalid:9",
@@ -97,18 +97,18 @@ def test_the_password_of_a_proxy_is_shown_nowhere(monkeypatch, caplog):
     ):
         monkeypatch.setenv("http_proxy", url)
         config = s3_config(endpoint_url="http://10.9.8.7:9", anonymous=True, max_attempts=1)
-        shows_nothing(attempts("s3://any", config, caplog), CANARY)
+        assert_no_secret_in(attempts("s3://any", config, caplog), CANARY)
 
 
-def test_what_an_endpoint_of_the_environment_carries_is_shown_nowhere(monkeypatch, caplog):
+def test_secrets_in_an_endpoint_of_the_environment_are_not_shown(monkeypatch, caplog):
     for url in (f"http://user:{CANARY}@127.0.0.1:9", f"http://127.0.0.1:9/?token={CANARY}", f"{CANARY}@127.0.0.1"):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
         for force_sdk in (False, True):
             config = s3_config(anonymous=True, max_attempts=1, force_sdk=force_sdk)
-            shows_nothing(attempts("s3://any", config, caplog), CANARY)
+            assert_no_secret_in(attempts("s3://any", config, caplog), CANARY)
 
 
-def test_a_setting_that_carries_a_secret_is_refused_without_it():
+def test_a_setting_with_a_secret_is_refused_without_showing_it():
     for settings in (
         {"endpoint_url": f"http://user:{CANARY}@host"},
         {"endpoint_url": f"http://host/?X-Amz-Signature={CANARY}"},
@@ -120,25 +120,25 @@ def test_a_setting_that_carries_a_secret_is_refused_without_it():
     ):
         with pytest.raises(torchobj.exceptions.ConfigError) as caught:
             torchobj.S3Options(**settings)
-        shows_nothing(texts_of(caught.value), CANARY, KEY, base64.b64decode(KEY).hex())
+        assert_no_secret_in(texts_of(caught.value), CANARY, KEY, base64.b64decode(KEY).hex())
 
 
-def test_a_key_in_place_of_its_file_is_not_shown_and_a_key_of_a_file_is_nowhere(strict_server, tmp_path, caplog):
-    # 32 raw bytes look like any path.
+def test_a_key_passed_instead_of_its_file_and_the_content_of_a_key_file_are_not_shown(strict_server, tmp_path, caplog):
+    # 32 raw bytes look like a path.
     raw = base64.b64decode(KEY).decode()
     config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=raw)
     shown = [repr(config), str(config)]
     with pytest.raises(torchobj.exceptions.ConfigError, match="must be the path of a file") as caught:
         torchobj.Store("s3://any", config=config).get("k")
-    shows_nothing([*shown, *texts_of(caught.value), caplog.text], raw)
+    assert_no_secret_in([*shown, *texts_of(caught.value), caplog.text], raw)
     for content in (raw, KEY, KEY[:-4], f"{KEY}!"):
         file = tmp_path / "key"
         file.write_text(content)
         config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", customer_key_file=file)
-        shows_nothing(attempts("s3://any", config, caplog), raw, KEY, KEY[:-4])
+        assert_no_secret_in(attempts("s3://any", config, caplog), raw, KEY, KEY[:-4])
 
 
-def test_a_url_that_signs_itself_or_names_a_password_is_refused_without_it():
+def test_a_presigned_url_or_one_with_a_password_is_refused_without_showing_it():
     for url in (
         f"https://bucket.s3.amazonaws.com/k?X-Amz-Signature={CANARY}&X-Amz-Security-Token={CANARY}",
         f"s3://AKIA:{CANARY}@bucket/k",
@@ -148,13 +148,13 @@ def test_a_url_that_signs_itself_or_names_a_password_is_refused_without_it():
         for kind in (torchobj.Store, torchobj.ObjectMapDataset, torchobj.open, torchobj.load):
             with pytest.raises(torchobj.exceptions.ConfigError) as caught:
                 kind(url)
-            shows_nothing(texts_of(caught.value), CANARY)
+            assert_no_secret_in(texts_of(caught.value), CANARY)
 
 
-def test_a_dataset_in_a_pickle_has_what_the_user_passed_and_no_key(place, monkeypatch):
-    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"x")
-    data = torchobj.ObjectMapDataset(f"{place.url}/", config=place.config)
+def test_a_pickled_dataset_has_the_users_arguments_and_no_key(bucket, monkeypatch):
+    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=b"x")
+    data = torchobj.ObjectMapDataset(f"{bucket.url}/", config=bucket.config)
     assert len(data) == 1
     logging.getLogger("torchobj").debug("the dataset was used")
-    secret = place.server.secret_key
-    shows_nothing([pickle.dumps(data).decode("latin-1"), repr(data), repr(vars(data))], secret)
+    secret = bucket.server.secret_key
+    assert_no_secret_in([pickle.dumps(data).decode("latin-1"), repr(data), repr(vars(data))], secret)

@@ -1,4 +1,4 @@
-"""A loader's, dataset's or sampler's state is each rank's own in a sharded checkpoint."""
+"""In a sharded checkpoint each rank has its own state of loaders, datasets and samplers."""
 
 import logging
 
@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 import torchobj
 from tests.ranks import run_ranks
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, StorageWriter, saving
+from torchobj.checkpoint import CheckpointManager, StorageWriter, save_step
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -18,7 +18,7 @@ SAMPLES = 24
 
 
 class Numbers(torch.utils.data.IterableDataset):
-    """A dataset that goes on from its state."""
+    """A dataset that resumes from its state."""
 
     def __init__(self, rank, n=0):
         self.rank, self.n = rank, n
@@ -29,7 +29,7 @@ class Numbers(torch.utils.data.IterableDataset):
             yield self.n - 1
 
     def state_dict(self):
-        # Not the same names on all ranks.
+        # Different names on different ranks.
         return {"n": torch.tensor(self.n), f"of {self.rank}": self.rank, "seen": {str(self.n): [self.n]}}
 
     def load_state_dict(self, state):
@@ -49,7 +49,7 @@ def state_of(rank, data):
 def of_a_rank(rank, url):
     dist.init_process_group("gloo")
     data = Numbers(rank, 1 + 3 * rank)
-    told = []
+    outcomes = []
     with CheckpointManager(url, sharded=True) as manager:
         manager.save(1, state_of(rank, data))
         manager.save_async(2, state_of(rank, data)).result()
@@ -57,11 +57,11 @@ def of_a_rank(rank, url):
             fresh = Numbers(rank)
             state = state_of(rank, fresh) | {"x": torch.zeros(2)}
             manager.restore(step, into=state)
-            told.append((fresh.n, state["x"].tolist(), next(iter(state["loader"])).tolist()))
-    return told
+            outcomes.append((fresh.n, state["x"].tolist(), next(iter(state["loader"])).tolist()))
+    return outcomes
 
 
-def test_each_rank_goes_on_with_its_own_state(tmp_path):
+def test_each_rank_resumes_its_own_state(tmp_path):
     first, second = run_ranks(of_a_rank, f"file://{tmp_path}/run")
     assert first == [(1, [1.0, 1.0], [1, 2])] * 2
     assert second == [(4, [1.0, 1.0], [4, 5])] * 2
@@ -73,19 +73,16 @@ def test_each_rank_goes_on_with_its_own_state(tmp_path):
 
 
 def as_before(monkeypatch):
-    """Saves as versions did that kept one rank's state."""
+    """Saves as earlier versions did, which kept the state of one rank."""
 
-    def sharded_data(taken, folder, config, ranks, snapshots, *, stage):
+    def shard_writer(taken, folder, config, ranks, stager, *, stage):
         plain = {
             name: value["torchobj_states_of_ranks"][ranks.number] if type(value) is dict and name != "inner" else value
-            for name, value in taken.items()
+            for name, value in taken.tree.items()
         }
-        return saving.Data(
-            "dcp",
-            lambda: save(plain, storage_writer=StorageWriter(folder, config=config), process_group=ranks.group),
-        )
+        return lambda: save(plain, storage_writer=StorageWriter(folder, config=config), process_group=ranks.group)
 
-    monkeypatch.setattr(saving, "sharded_data", sharded_data)
+    monkeypatch.setattr(save_step, "shard_writer", shard_writer)
 
 
 def of_an_older_version(rank, url):
@@ -109,7 +106,7 @@ def of_an_older_version(rank, url):
     return same, "no error", other.n, x.tolist()
 
 
-def test_an_older_checkpoint_is_restored_where_all_ranks_have_one_state_and_else_refused(tmp_path):
+def test_an_older_checkpoint_is_restored_if_ranks_share_a_state_and_otherwise_refused(tmp_path):
     for rank, (same, text, n, x) in enumerate(run_ranks(of_an_older_version, f"file://{tmp_path}/run")):
         assert same
         assert "data" in text
@@ -130,7 +127,7 @@ def partly(rank, url, sharded, caplog):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_state_that_the_first_rank_alone_gave_is_restored_on_all(tmp_path, sharded, caplog):
+def test_a_state_that_only_the_first_rank_had_is_restored_on_all(tmp_path, sharded, caplog):
     first, second = run_ranks(partly, f"file://{tmp_path}/run", sharded, caplog)
     assert first == (5, True)
     assert second[0] == 5

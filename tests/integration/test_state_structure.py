@@ -24,14 +24,14 @@ def folder(tmp_path_factory):
 
 
 def structure(state):
-    """The names that a distributed checkpoint gives to a state, with shape and dtype of what is a tensor."""
+    """The names of a state in a distributed checkpoint, with shape and dtype of tensors."""
     flat, _ = flatten_state_dict({"loader": state})
     tensors = {name: (value.shape, value.dtype) for name, value in flat.items() if isinstance(value, torch.Tensor)}
     return set(state), set(flat), tensors
 
 
 class Counting(torch.utils.data.IterableDataset):
-    """An iterable dataset; with a state, also one of a tensor and of keys that come and go."""
+    """An iterable dataset; optionally with a state that contains a tensor and changing keys."""
 
     def __init__(self, *, has_state):
         self.done, self.resumed = 0, 0
@@ -72,7 +72,7 @@ def loader_of(folder, kind, workers):
 
 
 def moments(make):
-    """States of a loader at every kind of moment."""
+    """States of a loader at different times."""
     loader = make()
     yield "fresh", loader.state_dict()
     iterator = iter(loader)
@@ -99,11 +99,11 @@ def moments(make):
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("kind", [*KINDS, *ITERABLES])
-def test_the_structure_is_the_same_at_every_moment(folder, kind, workers):
+def test_the_structure_is_always_the_same(folder, kind, workers):
     found = {}
     for moment, state in moments(lambda: loader_of(folder, kind, workers)):
         found[moment] = structure(state)
-        # What a restore with weights_only refuses would be found after the crash.
+        # A value that weights_only refuses would be found only at the restore.
         data = io.BytesIO()
         torch.save(state, data)
         data.seek(0)
@@ -112,7 +112,7 @@ def test_the_structure_is_the_same_at_every_moment(folder, kind, workers):
 
 
 def old_layout(state):
-    """A state as version 1 had it."""
+    """A state in format 1."""
     rng = state["rng"] or b""
     size = len(rng) // (2 if state["within_epoch"] else 1) or 1
     parts = [rng[start : start + size] for start in range(0, len(rng), size)]
@@ -127,7 +127,7 @@ def old_layout(state):
 
 
 @pytest.mark.parametrize("kind", ["generator", "distributed", "elastic", "stateful", "torchdata"])
-def test_states_of_the_first_layout_are_resumed(folder, kind):
+def test_states_of_format_1_are_resumed(folder, kind):
     torch.manual_seed(3)
     loader = loader_of(folder, kind, 0)
     states, batches = [loader.state_dict()], []
@@ -143,7 +143,7 @@ def test_states_of_the_first_layout_are_resumed(folder, kind):
         assert [str(batch) for batch in resumed] == batches[done:]
 
 
-def test_a_state_of_the_first_layout_of_our_iterable_dataset_is_resumed(folder):
+def test_a_format_1_state_of_our_iterable_dataset_is_resumed(folder):
     whole = list(iterable(folder))
     data = iterable(folder)
     iterator = iter(data)
@@ -180,7 +180,7 @@ def test_a_sharded_checkpoint_from_mid_epoch_is_restored_into_a_fresh_loader(fol
 
 
 class OfTheFirstLayout:
-    """A loader whose state is written as earlier releases did."""
+    """A loader with the state of earlier releases."""
 
     def __init__(self, loader):
         self.loader = loader
@@ -195,7 +195,7 @@ class OfTheFirstLayout:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("kind", ["generator", "shuffled"])
 @pytest.mark.parametrize("done", [0, 3])
-def test_a_sharded_checkpoint_of_the_first_layout_is_restored(folder, tmp_path, kind, done):
+def test_a_sharded_checkpoint_of_format_1_is_restored(folder, tmp_path, kind, done):
     torch.manual_seed(5)
     loader = loader_of(folder, kind, 0)
     iterator = iter(loader) if done else None

@@ -1,4 +1,4 @@
-"""What torchdata's StatefulDataLoader promises of iterable datasets, checked of ours and compared with what it yields."""
+"""The guarantees of torchdata's StatefulDataLoader for iterable datasets, checked on ours and against torchdata."""
 
 import functools
 import itertools
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
 ]
 
-#: Samples of each worker: one has none, and the others end at different times.
+#: The number of samples of each worker: one has none, and the others end at different times.
 SIZES = [0, 20, 7]
 KINDS = [Sharded, ShardedWithState, ShardedWithIterators, ItsOwnIterator]
 
@@ -38,7 +38,7 @@ def loader_of(loader, kind, workers, sizes=SIZES, **settings):
 
 
 def table(kind, workers, **settings):
-    """What makes a loader of ours, what makes torchdata's, and the batches of a pass, which are the same of both."""
+    """Returns factories for our loader and torchdata's, and the batches of a pass, which are the same for both."""
     ours, theirs = (functools.partial(loader_of, loader, kind, workers, **settings) for loader in LOADERS)
     whole = listed(ours())
     assert whole == listed(theirs())
@@ -47,7 +47,7 @@ def table(kind, workers, **settings):
 
 @pytest.mark.parametrize("batch_size", [None, 1, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_place_of_a_pass_without_workers_is_resumed_as_torchdata_does(kind, batch_size):
+def test_a_pass_without_workers_resumes_at_every_position_as_in_torchdata(kind, batch_size):
     ours, theirs, whole = table(kind, 0, batch_size=batch_size)
     for done in range(len(whole) + 1):
         rest = after(ours, done)
@@ -57,30 +57,30 @@ def test_every_place_of_a_pass_without_workers_is_resumed_as_torchdata_does(kind
         assert after(theirs, done, epochs=1) == rest[:1]
 
 
-@pytest.mark.parametrize(("workers", "places"), [("new", [0, 1, 4, 6]), ("persistent", [2])])
+@pytest.mark.parametrize(("workers", "positions"), [("new", [0, 1, 4, 6]), ("persistent", [2])])
 @pytest.mark.parametrize("kind", KINDS)
-def test_places_of_a_pass_with_uneven_workers_are_resumed_as_torchdata_does(kind, workers, places):
+def test_a_pass_with_uneven_workers_resumes_as_in_torchdata(kind, workers, positions):
     ours, theirs, whole = table(kind, workers)
-    for done in places:
+    for done in positions:
         assert after(ours, done, epochs=1) == [whole[done:]]
     assert after(theirs, done, epochs=1) == [whole[done:]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_passes_behind_a_resume_are_whole(kind):
+def test_passes_after_a_resumed_one_are_complete(kind):
     ours, _, whole = table(kind, "persistent")
     assert after(ours, 3, epochs=3) == [whole[3:], whole, whole]
 
 
 @pytest.mark.parametrize("kind", [Sharded, ShardedWithState, ShardedWithIterators])
-def test_samples_without_batches_of_uneven_workers_are_resumed_as_torchdata_does(kind):
+def test_unbatched_samples_of_uneven_workers_resume_as_in_torchdata(kind):
     ours, theirs, whole = table(kind, "new", batch_size=None)
     for done in (10, len(whole)):
         assert after(ours, done, epochs=1) == after(theirs, done, epochs=1) == [whole[done:]]
 
 
 @pytest.mark.parametrize("workers", [0, "new"])
-def test_drop_last_drops_the_same_of_each_worker_after_a_resume(workers):
+def test_drop_last_drops_the_same_samples_of_each_worker_after_a_resume(workers):
     for kind in (Sharded, ShardedWithState):
         ours, theirs, whole = table(kind, workers, drop_last=True, sizes=[5, 11])
         assert {len(batch) for batch in whole} == {4}
@@ -98,12 +98,12 @@ def test_workers_without_any_data_end_every_pass(kind, sizes):
 
 
 @pytest.mark.parametrize("workers", [0, "new", "persistent"])
-def test_random_numbers_go_on_by_the_generators_state_that_an_iterator_saved(workers):
+def test_random_numbers_continue_from_the_generator_state_of_an_iterator(workers):
     for loader, done in itertools.product(LOADERS, [0, 5] if workers == 0 else [6]):
         first = loader_of(loader, ShardedAndDrawn, workers)
         _, iterator, state = taken(first, done)
         rest = [*iterator]
-        # Another process has other numbers.
+        # Another process has other random numbers.
         torch.manual_seed(99)
         resumed = loader_of(loader, ShardedAndDrawn, workers)
         resumed.load_state_dict(state)
@@ -116,13 +116,13 @@ def test_random_numbers_go_on_by_the_generators_state_that_an_iterator_saved(wor
 
 @pytest.mark.parametrize("workers", [0, "persistent"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_state_from_before_the_first_batch_is_that_of_a_whole_pass(kind, workers):
+def test_a_state_before_the_first_batch_resumes_a_complete_pass(kind, workers):
     fresh = loader_of(torchobj.DataLoader, kind, workers)
     before = fresh.state_dict()
     _, iterator, begun = taken(fresh, 0)
     whole = [*iterator]
     for state in (before, begun):
-        # Also into the loader that it came from.
+        # Also loaded into the loader that it came from.
         for loader in (loader_of(torchobj.DataLoader, kind, workers), fresh):
             loader.load_state_dict(state)
             assert listed(loader) == whole
@@ -130,7 +130,7 @@ def test_a_state_from_before_the_first_batch_is_that_of_a_whole_pass(kind, worke
 
 @pytest.mark.parametrize(("workers", "batch_size"), [(0, None), (0, 4), ("new", 4), ("persistent", None)])
 @pytest.mark.parametrize("kind", [Sharded, ShardedWithState, ShardedWithIterators])
-def test_a_state_of_the_end_of_a_pass_begins_the_next_in_a_loader_that_is_in_another_place(kind, workers, batch_size):
+def test_a_state_of_the_end_of_a_pass_starts_the_next_pass_in_a_loader_at_another_position(kind, workers, batch_size):
     # torchdata's depends on whether a dataset shows a state that was loaded before it begins; ours does not.
     loader = torchobj.DataLoader
     first = loader_of(loader, kind, workers, batch_size=batch_size)
@@ -146,7 +146,7 @@ def test_a_state_of_the_end_of_a_pass_begins_the_next_in_a_loader_that_is_in_ano
 
 @pytest.mark.parametrize("done", [1, 5])
 @pytest.mark.parametrize("kind", [ShardedWithState, ShardedWithIterators])
-def test_a_state_soon_after_a_resume_has_the_places_of_workers_that_returned_nothing_since(kind, done):
+def test_a_state_soon_after_a_resume_has_the_positions_of_idle_workers(kind, done):
     # torchdata's depends on whether a dataset shows a state that was loaded before it begins; ours does not.
     loader = torchobj.DataLoader
     make = functools.partial(loader_of, loader, kind, "persistent", sizes=[9, 12, 10, 11])
@@ -165,7 +165,7 @@ def test_a_state_soon_after_a_resume_has_the_places_of_workers_that_returned_not
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_that_are_handed_out_as_they_come_are_neither_lost_nor_repeated(kind):
+def test_batches_returned_out_of_order_are_neither_lost_nor_repeated(kind):
     # torchdata gives no guarantee with in_order=False. Ours resumes each worker behind its last batch; without a state
     # of the dataset's only the number of batches is known.
     make = functools.partial(loader_of, torchobj.DataLoader, kind, "new", in_order=False, sizes=[5, 20, 7])

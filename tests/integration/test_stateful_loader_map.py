@@ -1,4 +1,4 @@
-"""What torchdata's StatefulDataLoader promises of map datasets, checked of ours and compared with what it yields."""
+"""The guarantees of torchdata's StatefulDataLoader for map datasets, checked on ours and against torchdata."""
 
 import functools
 import itertools
@@ -41,7 +41,7 @@ def distributed(sampler, **settings):
     return sampler(Records(), num_replicas=2, rank=1, seed=5, **settings)
 
 
-#: What makes the settings of a loader that mean the same to torchdata's.
+#: Creates settings that have the same meaning for our loader and torchdata's.
 KINDS = {
     "in order": lambda: {"batch_size": 4},
     "drop_last": lambda: {"batch_size": 7, "drop_last": True},
@@ -82,7 +82,7 @@ def first_pass(loader, kind, workers=0):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_place_of_a_pass_without_workers_is_resumed_as_torchdata_does(kind):
+def test_a_pass_without_workers_resumes_at_every_position_as_in_torchdata(kind):
     ours, theirs = (functools.partial(loader_of, loader, kind) for loader in LOADERS)
     whole = listed(ours())
     assert whole == listed(theirs())
@@ -93,20 +93,20 @@ def test_every_place_of_a_pass_without_workers_is_resumed_as_torchdata_does(kind
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "no batches" not in kind and kind != "in order"])
-def test_places_of_a_pass_with_workers_are_resumed_as_torchdata_does(kind):
+def test_a_pass_with_workers_resumes_as_in_torchdata(kind):
     for loader in LOADERS:
         make = functools.partial(loader_of, loader, kind, 2)
         assert after(make, 3, epochs=1) == [first_pass(loader, kind, 2)[3:]]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "random" not in kind])
-def test_the_passes_after_a_resume_and_after_a_state_of_the_end_are_whole(kind):
+def test_passes_after_a_resume_and_after_a_state_of_the_end_are_complete(kind):
     make = functools.partial(loader_of, torchobj.DataLoader, kind)
     loader = make()
     whole = listed(loader)
     end = loader.state_dict()
     assert after(make, 2, epochs=3) == [whole[2:], whole, whole]
-    # A loader that is in another place begins where the state says.
+    # A loader at another position starts at the state's position.
     other = make()
     taken(other, 3)
     other.load_state_dict(end)
@@ -115,7 +115,7 @@ def test_the_passes_after_a_resume_and_after_a_state_of_the_end_are_whole(kind):
 
 @pytest.mark.parametrize(("saved_with", "resumed_with"), [(0, 2), (2, 0), (3, 1)])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
-def test_a_map_datasets_pass_goes_on_with_another_number_of_workers(saved_with, resumed_with):
+def test_a_pass_of_a_map_dataset_continues_with_another_number_of_workers(saved_with, resumed_with):
     # torchdata refuses this with an AssertionError: its state has what each worker's dataset returned. Ours is that of
     # the order alone.
     for kind in ("sampler with a state", "distributed"):
@@ -137,7 +137,7 @@ def shuffled(workers=0, **settings):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_shuffled_run_is_that_of_torch_after_a_resume_at_any_place_of_any_epoch(workers):
+def test_a_shuffled_run_equals_torchs_after_a_resume_at_any_position_of_any_epoch(workers):
     stock = torch.utils.data.DataLoader(Records(), 4, shuffle=True, collate_fn=same, generator=seeded())
     if workers:
         # torch's order of an epoch depends on whether there are workers: each kind of iterator draws once.
@@ -153,7 +153,7 @@ def test_a_shuffled_run_is_that_of_torch_after_a_resume_at_any_place_of_any_epoc
         _, _, state = taken(loader, done)
         resumed = shuffled(workers, generator=seeded(99))
         resumed.load_state_dict(state)
-        # The generator is the user's: one that the state was of gives the following epochs too.
+        # The user's generator: a state of it also determines the following epochs.
         assert [listed(resumed) for _ in range(epoch, 3)] == [epochs[epoch][done:], *epochs[epoch + 1 :]]
 
 
@@ -193,12 +193,12 @@ def test_states_and_resumes_draw_nothing_from_torchs_default_generator(kind, wor
     resumed.load_state_dict(states[-1])
     assert torch.equal(torch.get_rng_state(), before)
     assert listed(resumed) == rest
-    # What the training draws next is what it would have drawn.
+    # The training's next random numbers are those of an undisturbed generator.
     assert torch.equal(torch.get_rng_state(), at_end)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_shuffle_by_the_default_generator_goes_on_after_an_interrupt_whatever_its_seed_is_then(workers):
+def test_a_shuffle_by_the_default_generator_continues_after_an_interrupt_with_any_seed(workers):
     loader = shuffled(workers, generator=None)
     torch.manual_seed(4)
     iterator = iter(loader)
@@ -209,13 +209,13 @@ def test_a_shuffle_by_the_default_generator_goes_on_after_an_interrupt_whatever_
         torch.manual_seed(5)
         other.load_state_dict(middle)
         assert listed(other) == rest
-        # Before the first batch the order is not drawn; the training puts back its random numbers.
+        # Before the first batch the order is not drawn; the training restores its random numbers.
         torch.manual_seed(4)
         other.load_state_dict(begun)
         assert listed(other) == seen + rest
 
 
-def test_the_states_of_a_random_sampler_of_the_users_are_its_generators():
+def test_the_state_of_a_random_sampler_with_a_generator_is_the_generators():
     def make(seed):
         return torchobj.DataLoader(
             Records(), batch_size=6, sampler=RandomSampler(Records(), True, 40, generator=seeded(seed)), collate_fn=same
@@ -229,11 +229,11 @@ def test_the_states_of_a_random_sampler_of_the_users_are_its_generators():
     assert [listed(resumed), listed(resumed)] == expected
 
 
-# The rest of what its tests check.
+# --- The remaining checks of torchdata's tests
 
 
 class RecordsWithState(Records):
-    """A map dataset with a state: how many samples were read of it."""
+    """A map dataset with a state: the number of samples read."""
 
     def __init__(self):
         super().__init__()
@@ -275,12 +275,12 @@ def test_ranks_read_each_sample_once_across_a_resume(sampler, drop_last):
         assert seen + rest == listed(make(rank))
         assert len(resumed) == len(make(rank)) == 4
         found += [sample["id"] for batch in seen + rest for sample in batch]
-    # Two samples more or less are needed to deal 47 evenly.
+    # Dealing 47 samples evenly takes up to two samples more or fewer.
     assert len(found) == (45 if drop_last else 48)
     assert len(set(found)) == (45 if drop_last else 47)
 
 
-def test_a_sampler_refuses_a_state_that_is_none():
+def test_a_sampler_refuses_an_invalid_state():
     with pytest.raises(ConfigError, match="seed=None"):
         torchobj.ElasticDistributedSampler(Records()).load_state_dict({})
     state = torchobj.ElasticDistributedSampler(Records()).state_dict()

@@ -1,4 +1,4 @@
-"""The store against real servers, with boto3 as the oracle."""
+"""The store on real servers, with boto3 as the reference."""
 
 import dataclasses
 import pickle
@@ -14,33 +14,33 @@ import torchobj
 from tests.settings import s3_config
 from torchobj import exceptions
 
-NASTY = ["a b", "a+b", "100%", "a?b#c", "ä/ö 日本", "🎉", "'\"<>&", "%41", "deep/er/key", "x" * 200]
+UNUSUAL_KEYS = ["a b", "a+b", "100%", "a?b#c", "ä/ö 日本", "🎉", "'\"<>&", "%41", "deep/er/key", "x" * 200]
 RAW = ["a//b", "/lead", "trail/", "..", ".", "a/../b", "./a", "k" * 1024]
 
 
-@pytest.mark.parametrize("key", NASTY)
-def test_what_we_put_boto3_reads_and_the_other_way_round(any_place, key):
-    store = torchobj.Store(any_place.url, config=any_place.config)
+@pytest.mark.parametrize("key", UNUSUAL_KEYS)
+def test_boto3_reads_what_we_put_and_the_reverse(any_bucket, key):
+    store = torchobj.Store(any_bucket.url, config=any_bucket.config)
     store.put(key, b"ours")
-    assert any_place.body(key) == b"ours"
-    any_place.boto.put_object(Bucket=any_place.bucket, Key=key, Body=b"theirs")
+    assert any_bucket.body(key) == b"ours"
+    any_bucket.boto.put_object(Bucket=any_bucket.name, Key=key, Body=b"theirs")
     assert store.get(key) == b"theirs"
     assert [info.key for info in store.list()] == [key]
     store.delete(key)
-    assert any_place.keys() == []
+    assert any_bucket.keys() == []
 
 
 @pytest.mark.parametrize("key", RAW)
-def test_keys_that_are_no_paths_are_raw(place, key):
-    store = torchobj.Store(place.url, config=place.config)
+def test_keys_that_are_not_paths_are_kept_unchanged(bucket, key):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put(key, key.encode())
     assert store.get(key) == key.encode()
-    assert place.keys() == [key]
-    assert torchobj.get_many([f"{place.url}/{key}"], config=place.config) == [key.encode()]
+    assert bucket.keys() == [key]
+    assert torchobj.get_many([f"{bucket.url}/{key}"], config=bucket.config) == [key.encode()]
 
 
 @pytest.mark.parametrize("key", [*RAW[:-1], "k" * 1025])
-def test_a_server_that_keeps_files_refuses_them_by_a_typed_error(versitygw_server, key):
+def test_a_server_on_a_file_system_refuses_them_with_a_typed_error(versitygw_server, key):
     config = s3_config(endpoint_url=versitygw_server.endpoint, profile="versitygw", key_rules="path")
     store = torchobj.Store("s3://any", config=config)
     with pytest.raises(exceptions.InvalidKeyError) as caught:
@@ -48,8 +48,8 @@ def test_a_server_that_keeps_files_refuses_them_by_a_typed_error(versitygw_serve
     assert "s3://any/" in str(caught.value)
 
 
-def test_headers_and_metadata_are_those_that_were_given(any_place):
-    store = torchobj.Store(any_place.url, config=any_place.config)
+def test_headers_and_metadata_are_stored_as_given(any_bucket):
+    store = torchobj.Store(any_bucket.url, config=any_bucket.config)
     metadata = {"epoch": "3", "note": "two words"}
     for key, data in (("small", b"x"), ("large", bytes(17 << 20))):
         version = store.put(
@@ -61,7 +61,7 @@ def test_headers_and_metadata_are_those_that_were_given(any_place):
             content_disposition="inline",
             metadata=metadata,
         )
-        theirs = any_place.boto.head_object(Bucket=any_place.bucket, Key=key)
+        theirs = any_bucket.boto.head_object(Bucket=any_bucket.name, Key=key)
         assert (theirs["ContentType"], theirs["CacheControl"], theirs["ContentLanguage"]) == (
             "image/png",
             "max-age=60",
@@ -76,21 +76,21 @@ def test_headers_and_metadata_are_those_that_were_given(any_place):
 
 
 @pytest.mark.parametrize("size", [0, 1, 100_000, (8 << 20) - 1, 8 << 20, (16 << 20) + 1, 40 << 20])
-def test_objects_of_any_size_arrive_whole(place, size):
+def test_objects_of_any_size_are_read_completely(bucket, size):
     body = bytes(torch.randint(0, 256, (size,), dtype=torch.uint8).numpy())
-    place.boto.put_object(Bucket=place.bucket, Key="k", Body=body)
-    store = torchobj.Store(place.url, config=place.config)
+    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=body)
+    store = torchobj.Store(bucket.url, config=bucket.config)
     assert store.get("k") == body
     into = bytearray(size)
     assert store.get_many(["k"], into=[into]) == [size]
     assert into == body
     store.put("back", body)
-    assert place.body("back") == body
+    assert bucket.body("back") == body
 
 
-def test_ranges_are_those_of_a_slice(place):
+def test_ranges_follow_the_rules_of_slices(bucket):
     body = bytes(range(256)) * 40
-    store = torchobj.Store(place.url, config=place.config)
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("k", body)
     assert store.get_range("k", 5, 10) == body[5:10]
     assert store.get_range("k", 10_000) == body[10_000:]
@@ -106,8 +106,8 @@ def test_ranges_are_those_of_a_slice(place):
 
 
 @pytest.mark.parametrize("far", [2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**70])
-def test_a_range_may_be_as_far_off_as_it_likes(any_place, far, tmp_path):
-    for store in (torchobj.Store(any_place.url, config=any_place.config), torchobj.Store(f"file://{tmp_path}")):
+def test_a_range_may_start_at_any_distance_beyond_the_end(any_bucket, far, tmp_path):
+    for store in (torchobj.Store(any_bucket.url, config=any_bucket.config), torchobj.Store(f"file://{tmp_path}")):
         store.put("k", b"0123456789")
         assert store.get_range("k", 3, far) == b"3456789"
         assert store.get_range("k", -far) == b"0123456789"
@@ -119,9 +119,9 @@ def test_a_range_may_be_as_far_off_as_it_likes(any_place, far, tmp_path):
                 store.get_ranges("k", [(0, 1), (start, end)])
 
 
-def test_an_empty_range_is_empty_without_a_request(place, control):
-    store = torchobj.Store(place.url, config=place.config)
-    control.forget_requests()
+def test_an_empty_range_is_empty_without_a_request(bucket, control):
+    store = torchobj.Store(bucket.url, config=bucket.config)
+    control.clear_requests()
     assert store.get_range("missing", 0, 0) == b""
     assert store.get_ranges("missing", [(7, 7), (2**70, 2**70)]) == [b"", b""]
     assert control.requests() == []
@@ -130,11 +130,11 @@ def test_an_empty_range_is_empty_without_a_request(place, control):
             store.get_range("missing", wrong)
 
 
-def test_no_request_is_made_to_ask_for_a_size(place, control):
-    store = torchobj.Store(place.url, config=place.config)
+def test_no_request_is_sent_for_the_size(bucket, control):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("small", bytes(1000))
     store.put("large", bytes(20 << 20))
-    control.forget_requests()
+    control.clear_requests()
     store.get_many(["small", "large"])
     assert {request.operation for request in control.requests()} == {"GetObject"}
     assert len(control.requests()) == 1 + 4
@@ -142,8 +142,8 @@ def test_no_request_is_made_to_ask_for_a_size(place, control):
     assert ranges[0] == "bytes=0-8388607"
 
 
-def test_many_come_in_order_or_the_first_error_does(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_get_many_returns_objects_in_order_or_raises_the_first_error(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     keys = [f"k{number}" for number in range(100)]
     for key in keys:
         store.put(key, key.encode())
@@ -158,29 +158,29 @@ def test_many_come_in_order_or_the_first_error_does(place):
     assert found[2] == b"k2"
 
 
-def test_one_str_is_not_taken_for_many_keys(place, control):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_single_str_is_not_accepted_as_a_list_of_keys(bucket, control):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("c", b"c")
     store.put("2", b"2")
-    control.forget_requests()
-    with pytest.raises(exceptions.ConfigError, match=r"keys='c2': must be a list, as \['c2'\]"):
+    control.clear_requests()
+    with pytest.raises(exceptions.ConfigError, match=r"keys='c2': must be a list, such as \['c2'\]"):
         store.get_many("c2")
     with pytest.raises(exceptions.ConfigError, match=r"urls='s3://.*': must be a list"):
-        torchobj.get_many(f"{place.url}/c", config=place.config)
+        torchobj.get_many(f"{bucket.url}/c", config=bucket.config)
     assert control.requests() == []
     assert store.get_many(key for key in "c2") == [b"c", b"2"]
 
 
-def test_urls_of_several_buckets_and_schemes_are_one_call(place, strict_server, tmp_path):
-    place.boto.put_object(Bucket=place.bucket, Key="k", Body=b"s3")
+def test_one_call_reads_urls_of_several_buckets_and_schemes(bucket, strict_server, tmp_path):
+    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=b"s3")
     (tmp_path / "some file").write_bytes(b"file")
     torchobj.Store("memory://urls").put("k", b"memory")
-    urls = [f"{place.url}/k", f"file://{tmp_path}/some file", "memory://urls/k", f"{place.url}/k"]
-    assert torchobj.get_many(urls, config=place.config) == [b"s3", b"file", b"memory", b"s3"]
+    urls = [f"{bucket.url}/k", f"file://{tmp_path}/some file", "memory://urls/k", f"{bucket.url}/k"]
+    assert torchobj.get_many(urls, config=bucket.config) == [b"s3", b"file", b"memory", b"s3"]
 
 
-def test_a_listing_comes_in_pages_with_its_prefixes(place, control):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_listing_has_pages_and_common_prefixes(bucket, control):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     keys = [f"many/{number:04}" for number in range(1203)] + ["other/x/1", "other/x/2", "other/y"]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda key: store.put(key, b"."), keys))
@@ -194,8 +194,8 @@ def test_a_listing_comes_in_pages_with_its_prefixes(place, control):
     assert (info.size, info.storage_class) == (1, "STANDARD")
 
 
-def test_conditions_are_kept(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_conditional_writes_are_enforced(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     version = store.put("k", b"one", if_none_match=True)
     with pytest.raises(FileExistsError, match="412 PreconditionFailed"):
         store.put("k", b"two", if_none_match=True)
@@ -205,33 +205,33 @@ def test_conditions_are_kept(place):
     assert store.get("k") == b"two"
 
 
-def test_copies_are_made_by_the_server(place, control):
-    store = torchobj.Store(place.url, config=place.config)
+def test_the_server_copies_objects(bucket, control):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("a b/ü", b"x", metadata={"m": "1"})
-    control.forget_requests()
+    control.clear_requests()
     store.copy("a b/ü", "copy")
-    store.copy(f"{place.url}/a b/ü", "again")
+    store.copy(f"{bucket.url}/a b/ü", "again")
     assert "GetObject" not in {request.operation for request in control.requests()}
     assert (store.get("copy"), dict(store.head("again").metadata)) == (b"x", {"m": "1"})
 
 
-def test_a_key_that_looks_like_a_url_is_copied_as_a_key(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_key_that_looks_like_a_url_is_copied_as_a_key(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     for key in ("crawl/http://x", "http://x/y", "crawl/s3://bucket/k"):
         store.put(key, key.encode())
         store.copy(key, "copy")
         assert store.get("copy") == key.encode()
 
 
-def test_an_object_that_changed_is_an_error_and_never_a_mix(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_an_object_that_changes_during_a_read_is_an_error_and_never_a_mix(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     old = store.put("k", b"old")
     store.put("k", b"new")
     with pytest.raises(exceptions.ObjectChangedError, match="412"):
         store.get("k", version=old)
 
 
-def test_encryption_and_storage_class_go_with_every_write(strict_server, place, tmp_path):
+def test_encryption_and_storage_class_apply_to_every_write(strict_server, bucket, tmp_path):
     key = tmp_path / "key"
     key.write_bytes(bytes(range(32)))
     for settings, header, value in (
@@ -241,7 +241,7 @@ def test_encryption_and_storage_class_go_with_every_write(strict_server, place, 
         ({"customer_key_file": key}, "SSECustomerAlgorithm", "AES256"),
     ):
         config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", **settings)
-        store = torchobj.Store(place.url, config=config)
+        store = torchobj.Store(bucket.url, config=config)
         extra = (
             {"SSECustomerKey": bytes(range(32)), "SSECustomerAlgorithm": "AES256"}
             if "customer_key_file" in settings
@@ -249,24 +249,24 @@ def test_encryption_and_storage_class_go_with_every_write(strict_server, place, 
         )
         for name, data in (("small", b"small"), ("large", bytes(17 << 20))):
             store.put(name, data)
-            assert place.boto.head_object(Bucket=place.bucket, Key=name, **extra)[header] == value
+            assert bucket.boto.head_object(Bucket=bucket.name, Key=name, **extra)[header] == value
             assert store.get(name) == data
-    plain = torchobj.Store(place.url, config=place.config)
+    plain = torchobj.Store(bucket.url, config=bucket.config)
     with pytest.raises(exceptions.StoreError, match="400"):
         plain.get("small")
 
 
-def test_everything_works_through_the_sdk_too(strict_server, place):
+def test_every_operation_works_through_the_sdk(strict_server, bucket):
     config = s3_config(endpoint_url=strict_server.endpoint, profile="strict", force_sdk=True)
-    store = torchobj.Store(place.url, config=config)
+    store = torchobj.Store(bucket.url, config=config)
     body = bytes(torch.randint(0, 256, (20 << 20,), dtype=torch.uint8).numpy())
     store.put("k", body, metadata={"a": "b"})
     assert store.get("k") == body
     assert (dict(store.head("k").metadata), [info.size for info in store.list()]) == ({"a": "b"}, [len(body)])
 
 
-def test_a_store_is_used_from_many_threads_at_once(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_store_can_be_used_from_many_threads(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     barrier = threading.Barrier(16)
 
     def work(number):
@@ -281,17 +281,17 @@ def test_a_store_is_used_from_many_threads_at_once(place):
         assert list(threads.map(work, range(16))) == list(range(16))
 
 
-def test_a_store_is_pickled_as_what_it_was_made_of(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_store_is_pickled_as_its_arguments(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("k", b"x")
     copy = pickle.loads(pickle.dumps(store))
     assert (copy.url, copy.config, copy.get("k")) == (store.url, store.config, b"x")
-    assert repr(copy) == f"Store('{place.url}')"
+    assert repr(copy) == f"Store('{bucket.url}')"
 
 
-def test_the_first_failure_ends_the_other_reads(place, control):
-    config = dataclasses.replace(place.config, first_byte_timeout_s=20.0, max_attempts=3)
-    store = torchobj.Store(place.url, config=config)
+def test_the_first_failure_aborts_the_other_reads(bucket, control):
+    config = dataclasses.replace(bucket.config, first_byte_timeout_s=20.0, max_attempts=3)
+    store = torchobj.Store(bucket.url, config=config)
     store.put("slow", b"x")
     control.faults({"operation": "GetObject", "key": "slow", "action": {"delay_first_byte_s": 60}})
     began = time.monotonic()
@@ -300,22 +300,22 @@ def test_the_first_failure_ends_the_other_reads(place, control):
     assert time.monotonic() - began < 10
 
 
-def test_two_buffers_to_read_into_share_no_memory(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_overlapping_destination_buffers_are_refused(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("a", b"0123456789")
     store.put("b", b"abcdefghij")
-    room = bytearray(20)
-    halves = [memoryview(room)[:10], memoryview(room)[10:]]
+    memory = bytearray(20)
+    halves = [memoryview(memory)[:10], memoryview(memory)[10:]]
     store.get_many(["a", "b"], into=halves)
-    assert room == b"0123456789abcdefghij"
-    for shared in ([room, room], [memoryview(room)[:11], halves[1]]):
+    assert memory == b"0123456789abcdefghij"
+    for shared in ([memory, memory], [memoryview(memory)[:11], halves[1]]):
         with pytest.raises(ValueError, match="share memory"):
             store.get_many(["a", "b"], into=shared)
     store.get_many(["a", "b"], into=halves)
 
 
-def test_a_buffer_has_bytes_and_slices(place):
-    store = torchobj.Store(place.url, config=place.config)
+def test_a_buffer_has_bytes_and_slices(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
     store.put("a", b"0123456789")
     buffer = store.get("a")
     assert (buffer[0], buffer[-1], bytes(buffer[2:4]), list(buffer)) == (48, 57, b"23", list(b"0123456789"))

@@ -1,4 +1,4 @@
-"""A writer's object appears by a close before which nothing failed, and by nothing else."""
+"""A writer's object appears when it is closed without an earlier failure, and at no other time."""
 
 import dataclasses
 import gc
@@ -28,61 +28,61 @@ def saved(state=STATE):
 
 
 @pytest.fixture
-def good(place):
-    """A checkpoint that was saved before; what follows must not harm it."""
-    place.boto.put_object(Bucket=place.bucket, Key="ckpt.pt", Body=saved())
-    return place
+def good(bucket):
+    """A checkpoint saved earlier, which later operations must not damage."""
+    bucket.boto.put_object(Bucket=bucket.name, Key="ckpt.pt", Body=saved())
+    return bucket
 
 
-def still_good(place):
-    loaded = torch.load(io.BytesIO(place.body("ckpt.pt")))
+def still_good(bucket):
+    loaded = torch.load(io.BytesIO(bucket.body("ckpt.pt")))
     assert torch.equal(loaded["weight"], STATE["weight"])
-    assert place.uploads() == []
+    assert bucket.uploads() == []
     return True
 
 
-def checkpoint(place):
-    return torchobj.S3Checkpoint(s3client_config=place.config)
+def checkpoint(bucket):
+    return torchobj.S3Checkpoint(s3client_config=bucket.config)
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000])
-def test_what_torch_saves_torch_loads(any_place, size):
+def test_torch_loads_what_torch_saved(any_bucket, size):
     state = {"a": torch.rand(size), "b": torch.zeros((), dtype=torch.int64), "c": torch.tensor([])}
-    with checkpoint(any_place).writer(f"{any_place.url}/step 1.pt") as writer:
+    with checkpoint(any_bucket).writer(f"{any_bucket.url}/step 1.pt") as writer:
         torch.save(state, writer)
     for loaded in (
-        torch.load(io.BytesIO(any_place.body("step 1.pt"))),
-        torch.load(checkpoint(any_place).reader(f"{any_place.url}/step 1.pt")),
+        torch.load(io.BytesIO(any_bucket.body("step 1.pt"))),
+        torch.load(checkpoint(any_bucket).reader(f"{any_bucket.url}/step 1.pt")),
     ):
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
-    assert any_place.uploads() == []
+    assert any_bucket.uploads() == []
 
 
-def test_a_large_object_is_written_in_parts_and_a_small_one_by_one_put(place, control):
+def test_a_large_object_is_written_in_parts_and_a_small_one_by_one_put(bucket, control):
     for name, size, operations in (
         ("small", 100, ["PutObject"]),
         ("large", 20 << 20, ["CompleteMultipartUpload", "CreateMultipartUpload", *["UploadPart"] * 3]),
     ):
-        control.forget_requests()
-        with torchobj.open(f"{place.url}/{name}", "wb", config=place.config) as file:
+        control.clear_requests()
+        with torchobj.open(f"{bucket.url}/{name}", "wb", config=bucket.config) as file:
             for _ in range(10):
                 assert file.write(bytes(size // 10)) == size // 10
             assert file.tell() == size
         assert sorted(request.operation for request in control.requests()) == operations
-        assert len(place.body(name)) == size
+        assert len(bucket.body(name)) == size
 
 
-def test_an_unpicklable_object_leaves_the_old_checkpoint(good):
+def test_an_unpicklable_object_keeps_the_old_checkpoint(good):
     with pytest.raises(Exception, match="lambda"), checkpoint(good).writer(f"{good.url}/ckpt.pt") as writer:
         torch.save({**STATE, "bad": lambda: 1}, writer)
     assert still_good(good)
 
 
-def test_an_unpicklable_object_without_a_with_block_is_seen_at_close(good):
+def test_an_unpicklable_object_without_a_with_block_is_an_error_at_close(good):
     writer = checkpoint(good).writer(f"{good.url}/ckpt.pt")
     with pytest.raises(Exception, match="lambda"):
         torch.save({**STATE, "bad": lambda: 1}, writer)
-    with pytest.raises(exceptions.CheckpointError, match=r"torch.save failed before its end"):
+    with pytest.raises(exceptions.CheckpointError, match=r"torch.save failed: nothing was written"):
         writer.close()
     assert still_good(good)
 
@@ -107,7 +107,7 @@ def zip_archive(*names):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit")
-def test_archives_whose_first_record_is_no_pickle_are_written(place):
+def test_archives_whose_first_record_is_not_a_pickle_are_written(bucket):
     archives = {
         "one": jit_archive({"labels.txt": b"cat"}),
         "many": jit_archive({f"{number:03}.txt": b"x" for number in range(200)}),
@@ -119,16 +119,16 @@ def test_archives_whose_first_record_is_no_pickle_are_written(place):
     }
     for key, archive in archives.items():
         for step in (len(archive), 7):
-            with torchobj.open(f"{place.url}/{key}", "wb", config=place.config) as file:
+            with torchobj.open(f"{bucket.url}/{key}", "wb", config=bucket.config) as file:
                 for start in range(0, len(archive), step):
                     file.write(archive[start : start + step])
-            assert place.body(key) == archive, key
+            assert bucket.body(key) == archive, key
     extra = {"labels.txt": ""}
-    torch.jit.load(torchobj.open(f"{place.url}/one", config=place.config), _extra_files=extra)
+    torch.jit.load(torchobj.open(f"{bucket.url}/one", config=bucket.config), _extra_files=extra)
     assert extra == {"labels.txt": b"cat"}
 
 
-def test_a_failed_save_is_known_however_it_was_written(good):
+def test_a_failed_save_is_detected_for_every_way_of_writing(good):
     left = io.BytesIO()
     with pytest.raises(Exception, match="lambda"):
         torch.save({**STATE, "bad": lambda: 1}, left)
@@ -141,7 +141,7 @@ def test_a_failed_save_is_known_however_it_was_written(good):
     assert still_good(good)
 
 
-def test_any_exception_in_the_block_leaves_the_old_object(good):
+def test_any_exception_in_the_block_keeps_the_old_object(good):
     with pytest.raises(ZeroDivisionError), torchobj.open(f"{good.url}/ckpt.pt", "wb", config=good.config) as file:
         file.write(bytes(20 << 20))
         _ = 1 / 0
@@ -160,7 +160,7 @@ def test_any_exception_in_the_block_leaves_the_old_object(good):
         ("PutObject", {"status": 403, "code": "AccessDenied"}, exceptions.AccessDeniedError),
     ],
 )
-def test_the_error_is_the_real_one_and_not_torchs(good, control, operation, action: FaultAction, kind):
+def test_the_raised_error_is_the_stores_and_not_torchs(good, control, operation, action: FaultAction, kind):
     control.faults({"operation": operation, "action": action})
     state = STATE if operation == "PutObject" else {"w": torch.rand(12_000_000)}
     with pytest.raises(kind) as caught, checkpoint(good).writer(f"{good.url}/ckpt.pt") as writer:
@@ -189,7 +189,7 @@ def test_a_write_after_a_failure_raises_the_first_error_again(good, control):
     assert still_good(good)
 
 
-def test_a_dropped_writer_commits_nothing_and_says_so(good, caplog):
+def test_a_dropped_writer_commits_nothing_and_warns(good, caplog):
     caplog.set_level(logging.WARNING)
     writer = torchobj.open(f"{good.url}/ckpt.pt", "wb", config=good.config)
     writer.write(bytes(20 << 20))
@@ -200,7 +200,7 @@ def test_a_dropped_writer_commits_nothing_and_says_so(good, caplog):
     assert still_good(good)
 
 
-def test_a_process_that_ends_with_an_open_writer_leaves_no_upload(good):
+def test_a_process_that_exits_with_an_open_writer_leaves_no_upload(good):
     script = (
         "import sys, torchobj, pickle\n"
         "config = pickle.loads(bytes.fromhex(sys.argv[2]))\n"
@@ -216,7 +216,7 @@ def test_a_process_that_ends_with_an_open_writer_leaves_no_upload(good):
     assert still_good(good)
 
 
-def test_a_killed_process_leaves_the_old_object(good):
+def test_a_killed_process_keeps_the_old_object(good):
     script = (
         "import sys, torchobj, pickle, time\n"
         "config = pickle.loads(bytes.fromhex(sys.argv[2]))\n"
@@ -244,50 +244,50 @@ def test_a_killed_process_leaves_the_old_object(good):
     assert still_good(good)
 
 
-def test_closing_is_once_and_a_closed_writer_takes_nothing(place):
-    file = torchobj.open(f"{place.url}/k", "wb", config=place.config)
+def test_close_is_idempotent_and_a_closed_writer_refuses_writes(bucket):
+    file = torchobj.open(f"{bucket.url}/k", "wb", config=bucket.config)
     assert (file.writable(), file.readable(), file.seekable(), file.mode, file.name) == (
         True,
         False,
         False,
         "wb",
-        f"{place.url}/k",
+        f"{bucket.url}/k",
     )
     file.flush()
     file.close()
     file.close()
-    assert place.body("k") == b""
+    assert bucket.body("k") == b""
     for use in (lambda: file.write(b"x"), file.flush, file.tell):
         with pytest.raises(ValueError, match="closed file"):
             use()
-    file = torchobj.open(f"{place.url}/never", "wb", config=place.config)
+    file = torchobj.open(f"{bucket.url}/never", "wb", config=bucket.config)
     file.write(b"x")
     file.abort()
     file.abort()
-    assert place.keys() == ["k"]
+    assert bucket.keys() == ["k"]
 
 
-def test_buffers_of_any_shape_are_written_and_empty_ones_are_nothing(place):
+def test_buffers_of_any_shape_are_written_and_empty_ones_add_nothing(bucket):
     empty = [b"", bytearray(), numpy.zeros((0, 3)), numpy.zeros((3, 0)), numpy.zeros(0), torch.zeros(0, 3)]
-    with torchobj.open(f"{place.url}/k", "wb", config=place.config) as file:
+    with torchobj.open(f"{bucket.url}/k", "wb", config=bucket.config) as file:
         assert [file.write(data) for data in empty] == [0] * len(empty)
         assert file.write(numpy.arange(6, dtype=numpy.uint8).reshape(2, 3)) == 6
         assert file.write(torch.arange(6, 8, dtype=torch.uint8)) == 2
         assert file.tell() == 8
-    assert place.body("k") == bytes(range(8))
+    assert bucket.body("k") == bytes(range(8))
 
 
-def test_an_exclusive_writer_never_replaces(place):
-    with torchobj.open(f"{place.url}/k", "xb", config=place.config) as file:
+def test_an_exclusive_writer_never_replaces(bucket):
+    with torchobj.open(f"{bucket.url}/k", "xb", config=bucket.config) as file:
         file.write(b"first")
     for size in (10, 20 << 20):
-        with pytest.raises(FileExistsError), torchobj.open(f"{place.url}/k", "xb", config=place.config) as file:
+        with pytest.raises(FileExistsError), torchobj.open(f"{bucket.url}/k", "xb", config=bucket.config) as file:
             file.write(bytes(size))
-    assert place.body("k") == b"first"
-    assert place.uploads() == []
+    assert bucket.body("k") == b"first"
+    assert bucket.uploads() == []
 
 
-def test_folders_are_written_as_honestly(tmp_path):
+def test_files_are_written_with_the_same_guarantees(tmp_path):
     url = f"file://{tmp_path}/deep/er/ckpt.pt"
     with torchobj.open(url, "wb") as file:
         torch.save(STATE, file)
@@ -299,10 +299,10 @@ def test_folders_are_written_as_honestly(tmp_path):
     assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["ckpt.pt"]
 
 
-def test_four_bytes_of_a_large_object_do_not_fetch_it(place, control):
-    torchobj.Store(place.url, config=place.config).put("large", bytes(64 << 20))
-    control.forget_requests()
-    reader = checkpoint(place).reader(f"{place.url}/large")
+def test_four_bytes_of_a_large_object_do_not_fetch_it(bucket, control):
+    torchobj.Store(bucket.url, config=bucket.config).put("large", bytes(64 << 20))
+    control.clear_requests()
+    reader = checkpoint(bucket).reader(f"{bucket.url}/large")
     assert reader.read(4) == bytes(4)
     reader.seek(-4, 2)
     assert reader.read() == bytes(4)
@@ -311,10 +311,10 @@ def test_four_bytes_of_a_large_object_do_not_fetch_it(place, control):
 
 
 @pytest.mark.parametrize("size", [10, 20 << 20], ids=["one request", "parts"])
-def test_a_commit_whose_answer_was_lost_is_a_commit(place, control, size):
-    config = dataclasses.replace(place.config, max_attempts=1)
+def test_a_commit_whose_response_was_lost_succeeds(bucket, control, size):
+    config = dataclasses.replace(bucket.config, max_attempts=1)
     operation = "PutObject" if size == 10 else "CompleteMultipartUpload"
     control.faults({"operation": operation, "times": 1, "action": {"lose_response": True}})
-    with torchobj.open(f"{place.url}/k", "wb", config=config) as file:
+    with torchobj.open(f"{bucket.url}/k", "wb", config=config) as file:
         file.write(bytes(size))
-    assert len(place.body("k")) == size
+    assert len(bucket.body("k")) == size

@@ -1,5 +1,5 @@
-"""The S3 servers that tests run against, on loopback: `strict` (ours), moto and versitygw.
+"""S3 servers for the tests, on loopback: `strict` (ours), moto and versitygw.
 
-`python -m tests.servers serve <kind>` runs one until its stdin ends; `launch.start` does so from Python; `install`
-gets versitygw. Nothing here is part of what users install.
+`python -m tests.servers serve <kind>` runs one until its stdin ends; `launch.start` starts it from Python; `install`
+builds versitygw. Users do not install any of this.
 """

@@ -1,4 +1,4 @@
-"""The command line: `python -m tests.servers serve <kind>` and `... install`. Leaves the work to one module each."""
+"""The command line: `python -m tests.servers serve <kind>` and `... install`. Each module does its own work."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from .strict.server import DEFAULT_BASE_DOMAIN
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.servers", description="S3 servers for tests, on loopback.")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("install", help="build versitygw, if it is not there yet, and print its path")
-    serve = commands.add_parser("serve", help="start a server, print where it is as JSON, serve until stdin ends")
+    commands.add_parser("install", help="build versitygw if it is missing, and print its path")
+    serve = commands.add_parser("serve", help="start a server, print its endpoint as JSON, serve until stdin ends")
     kinds = serve.add_subparsers(dest="kind", required=True)
-    strict = kinds.add_parser("strict", help="verifies everything, misbehaves by script")
-    strict.add_argument("--tls", action="store_true", help="speak TLS under a certificate made for this run")
+    strict = kinds.add_parser("strict", help="verifies every request, injects scripted faults")
+    strict.add_argument("--tls", action="store_true", help="use TLS, with a certificate created for this run")
     strict.add_argument(
-        "--base-domain", default=DEFAULT_BASE_DOMAIN, help="of virtual-host style (default %(default)s)"
+        "--base-domain",
+        default=DEFAULT_BASE_DOMAIN,
+        help="base domain of virtual-hosted-style requests (default %(default)s)",
     )
-    kinds.add_parser("moto", help="moto's S3, with connections kept alive")
-    kinds.add_parser("versitygw", help="versitygw over a directory of its own")
+    kinds.add_parser("moto", help="moto's S3, with keep-alive connections")
+    kinds.add_parser("versitygw", help="versitygw over its own temporary directory")
     return parser
 
 
@@ -29,7 +31,7 @@ def main() -> None:
     try:
         if arguments.command == "install":
             print(install_versitygw())
-        # Each server's module is imported when it is wanted: moto alone takes a second.
+        # Import each server's module only when it is used: moto takes a second.
         elif arguments.kind == "strict":
             from .strict_server import serve_strict
 

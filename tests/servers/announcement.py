@@ -1,4 +1,4 @@
-"""The one line by which a started server says where it is. Leaves starting it to the servers, reading it to `launch`."""
+"""The line in which a started server prints its endpoint. Servers print it; `launch` reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Announcement:
-    """Where a server is and how to sign requests to it; `control` and `ca_file` are None where it has none."""
+    """A server's endpoint and the credentials to sign with; `control` and `ca_file` are None if it has none."""
 
     endpoint: str
     access_key: str
@@ -22,7 +22,7 @@ class Announcement:
     ca_file: str | None = None
 
     def print(self) -> None:
-        """Prints it as JSON on one line; nothing else may go to stdout."""
+        """Prints the announcement as JSON on one line; nothing else may go to stdout."""
         print(json.dumps(asdict(self)), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Makes boto3 clients of test servers, and tells how they were refused. Leaves what to ask of them to tests."""
+"""Creates boto3 clients for the test servers, and extracts the errors that they get. Tests decide what to request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .launch import Server
 
 
 def boto_client(server: Server, *, config: Config | None = None, **changed: Any) -> Any:
-    """Returns a path-style client that tries everything once; `changed` replaces arguments of boto3's `client`."""
+    """Returns a path-style client without retries; `changed` replaces arguments of boto3's `client`."""
     own = Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}, connect_timeout=5, read_timeout=10)
     given = {
         "endpoint_url": server.endpoint,
@@ -27,7 +27,7 @@ def boto_client(server: Server, *, config: Config | None = None, **changed: Any)
 
 
 def refusal(call: Callable[..., Any], **named: Any) -> tuple[int, str]:
-    """Returns status and code of the error that a boto3 call meets; AssertionError where it meets none."""
+    """Returns the status and code of the error that a boto3 call raises; AssertionError if it succeeds."""
     try:
         call(**named)
     except ClientError as error:

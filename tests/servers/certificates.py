@@ -1,4 +1,4 @@
-"""Makes a certificate authority and a server certificate for loopback. Leaves using them to the servers and clients."""
+"""Creates a certificate authority and a server certificate for loopback. Servers and clients use them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# Clocks of test machines may differ; a day is more than any of them is off.
+# Clocks of test machines may differ, by less than a day.
 _MARGIN = timedelta(days=1)
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM: the authority that a client has to trust, and the server's certificate and key."""
+    """PEM files: the authority's certificate that clients trust, and the server's certificate and key."""
 
     ca_file: Path
     certificate_file: Path

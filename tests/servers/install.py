@@ -1,4 +1,4 @@
-"""Installs versitygw, which is built from its Go module once and then kept. Leaves running it to `versitygw`."""
+"""Builds versitygw from its Go module once and keeps it. `versitygw` runs it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 
 VERSION = "v1.8.0"
 MODULE = "github.com/versity/versitygw/cmd/versitygw"
-# A cold build fetches and compiles some 300 packages.
+# A cold build downloads and compiles about 300 packages.
 _BUILD_LIMIT_S = 20 * 60.0
 
 
 class InstallFailed(Exception):
-    """versitygw could not be built; the message says what is missing or what Go said."""
+    """versitygw could not be built; the message names what is missing or contains Go's output."""
 
 
 def cache_directory() -> Path:
-    """Returns $TORCHOBJ_CACHE, or torchobj's place in the user's cache directory."""
+    """Returns $TORCHOBJ_CACHE, or torchobj's folder in the user's cache directory."""
     chosen = os.environ.get("TORCHOBJ_CACHE")
     if chosen:
         return Path(chosen)
@@ -28,7 +28,7 @@ def cache_directory() -> Path:
 
 
 def versitygw_path() -> Path:
-    """Returns where this version's binary is, or will be once it is installed."""
+    """Returns the path of this version's binary, whether or not it exists yet."""
     return cache_directory() / "bin" / f"versitygw-{VERSION}"
 
 
@@ -36,7 +36,7 @@ def _build(target: Path) -> None:
     go = shutil.which("go")
     if go is None:
         raise InstallFailed(f"go is not on PATH; it is needed once, to build {MODULE}@{VERSION} (https://go.dev/dl)")
-    # Beside the target, so that the finished binary gets its name in one step.
+    # Build in the same folder, so that a rename publishes the finished binary.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as directory:
         command = [go, "install", f"{MODULE}@{VERSION}"]
         environment = os.environ | {"GOBIN": directory}
@@ -58,9 +58,9 @@ def _build(target: Path) -> None:
 
 
 def install_versitygw() -> Path:
-    """Returns the binary's path, having built it if it was not there.
+    """Returns the binary's path; builds it first if it is missing.
 
-    Errors: InstallFailed where Go is missing or fails. Processes that install at the same time build once.
+    Raises InstallFailed if Go is missing or fails. Concurrent processes build once.
     """
     target = versitygw_path()
     if target.exists():

@@ -1,4 +1,4 @@
-"""Starts a test server as a process and ends it again. Leaves the serving to the command that it runs."""
+"""Starts a test server as a process and stops it. The command that it runs does the serving."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _STDERR_SHOWN_BYTES = 4000
 
 
 class StartFailed(Exception):
-    """A server did not come up; the message has its command, what happened and the end of its stderr."""
+    """A server did not start; the message has its command, what happened and the end of its stderr."""
 
 
 class Server:
-    """A running server; `close`, the end of a `with` block, or the end of this process ends it."""
+    """A running server; `close`, the end of a `with` block, or the end of this process stops it."""
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes], where: Announcement) -> None:
         self._process = process
@@ -44,7 +44,7 @@ class Server:
         return _end_of(self._stderr)
 
     def close(self) -> None:
-        """Ends the server and waits for it; kills it where it does not end within 10 s. May be called again."""
+        """Stops the server and waits for it; kills it after 10 s. Idempotent."""
         _end(self._process)
         self._stderr.close()
 
@@ -76,7 +76,7 @@ def _end_of(stderr: IO[bytes]) -> str:
 
 
 def _first_line(descriptor: int, timeout_s: float) -> bytes | None:
-    """Returns the first line, or as much of it as came before the end of the stream; None after the timeout."""
+    """Returns the first line, or what was read before the end of the stream; None after the timeout."""
     deadline_s = time.monotonic() + timeout_s
     line = b""
     with selectors.DefaultSelector() as selector:
@@ -92,16 +92,16 @@ def _first_line(descriptor: int, timeout_s: float) -> bytes | None:
 
 
 def start(kind: str, *options: str, timeout_s: float = 30.0) -> Server:
-    """Starts a server in a process of its own and returns when it accepts connections.
+    """Starts a server in its own process and returns when it accepts connections.
 
     kind: "strict", "moto" or "versitygw"; options: those of `python -m tests.servers serve <kind>`.
-    timeout_s: how long it may take; building versitygw, where it is not installed yet, does not count.
+    timeout_s: maximum start time; building versitygw, if it is missing, does not count.
     Errors: StartFailed with the end of the server's stderr.
     """
     if kind == "versitygw":
         install_versitygw()
     command = [sys.executable, "-m", "tests.servers", "serve", kind, *options]
-    # A file, not a pipe: nobody reads it while the server runs, and a full pipe would stop the server.
+    # A file instead of a pipe: nothing reads it while the server runs, and a full pipe would block the server.
     stderr = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the Server that gets it
     process = subprocess.Popen(command, cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
     started = False
@@ -109,7 +109,7 @@ def start(kind: str, *options: str, timeout_s: float = 30.0) -> Server:
         assert process.stdout is not None, "stdout=PIPE was passed above"
         line = _first_line(process.stdout.fileno(), timeout_s)
         if line is None or not line.endswith(b"\n"):
-            what = f"said nothing in {timeout_s:g} s" if line is None else "ended before it was up"
+            what = f"printed nothing within {timeout_s:g} s" if line is None else "exited before it was ready"
             raise StartFailed(f"{' '.join(command)}: {what}\n{_end_of(stderr)}")
         server = Server(process, stderr, announcement.parse(line.decode()))
         started = True

@@ -1,4 +1,4 @@
-"""Runs moto's S3 in this process, with connections kept alive. Leaves S3 itself to moto."""
+"""Runs moto's S3 in this process with keep-alive connections. moto implements S3."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from werkzeug.serving import make_server
 from .announcement import Announcement
 from .lifetime import when_stdin_ends
 
-# moto takes any pair of keys; it verifies no signature.
+# moto accepts any pair of keys and verifies no signature.
 ACCESS_KEY = "mototests"
 SECRET_KEY = "moto/tests+secret"
 
 
 class _KeepAliveHandler(MotoRequestHandler):
-    """Keeps connections open, which Werkzeug's own way of running an application takes pains not to do."""
+    """Keeps connections open, which Werkzeug's own handler does not."""
 
     protocol_version = "HTTP/1.1"
-    # Headers and body leave in two writes; Nagle's algorithm would hold the second for the client's delayed ACK.
+    # Headers and body are sent in two writes; Nagle's algorithm would hold the second until the client's delayed ACK.
     disable_nagle_algorithm = True
 
     def run_wsgi(self) -> None:
-        """Runs the application for one request, having read its body whole, so that the next begins where it ends."""
+        """Runs the application for one request, after reading the whole body so that the next request follows it."""
         environ = self.make_environ()
-        # A chunked body is decoded by the stream that Werkzeug put there.
+        # Werkzeug's input stream decodes a chunked body.
         chunked = environ.get("wsgi.input_terminated", False)
         length_bytes = int(environ.get("CONTENT_LENGTH") or 0)
         environ["wsgi.input"] = BytesIO(environ["wsgi.input"].read() if chunked else self.rfile.read(length_bytes))
@@ -52,7 +52,7 @@ class _KeepAliveHandler(MotoRequestHandler):
             self.wfile.write(body)
 
     def log(self, type: str, message: str, *args: object) -> None:
-        """Says nothing: a line per request would drown what a failing test prints."""
+        """Logs nothing: a line per request would hide the output of a failing test."""
 
 
 def serve() -> None:

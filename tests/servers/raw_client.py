@@ -1,4 +1,4 @@
-"""Sends requests byte by byte, signed by botocore, for tests of what no HTTP client would send. Leaves judging to tests."""
+"""Sends requests byte by byte, signed by botocore, to test what no HTTP client sends. Tests check the responses."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class RawResponse:
-    """An answer as it came.
+    """A response as it was received.
 
-    Header names are in lower case; `complete` says whether the body had its whole
-    length, and `preceding` are the statuses of the 1xx answers before it.
+    Header names are in lower case; `complete` tells whether the whole body arrived; `preceding` has the statuses of the
+    1xx responses before it.
     """
 
     status: int
@@ -45,7 +45,7 @@ def request_bytes(
     region: str | None = None,
     signed: bool = True,
 ) -> bytes:
-    """Returns a whole request; a Content-Length is added where there is a body or the method is PUT or POST."""
+    """Returns a whole request; adds Content-Length if there is a body or the method is PUT or POST."""
     where = urlsplit(server.endpoint)
     host = host or where.netloc
     request = AWSRequest(method, f"{where.scheme}://{host}{target}", headers=dict(headers or {}), data=body)
@@ -74,18 +74,18 @@ class RawConnection:
         self._socket.sendall(content)
 
     def receive_all(self) -> bytes:
-        """Returns all bytes until the server closes; ConnectionResetError where it resets."""
+        """Returns all bytes until the server closes; raises ConnectionResetError if it resets."""
         content = bytearray()
         while block := self._socket.recv(65536):
             content += block
         return bytes(content)
 
     def finish_sending(self) -> None:
-        """Closes this end's half of the connection."""
+        """Closes the sending half of the connection."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def receive(self, size_bytes: int, *, timeout_s: float = _TIMEOUT_S) -> bytes:
-        """Returns exactly so many bytes, or fewer where the server closes before; TimeoutError where neither comes."""
+        """Returns `size_bytes` bytes, or fewer if the server closes first; raises TimeoutError after `timeout_s`."""
         self._socket.settimeout(timeout_s)
         content = bytearray()
         while len(content) < size_bytes and (block := self._socket.recv(min(size_bytes - len(content), 1024 * 1024))):
@@ -93,7 +93,7 @@ class RawConnection:
         return bytes(content)
 
     def answer(self, method: str = "GET") -> RawResponse:
-        """Reads one answer and not one byte more, with the 1xx answers before it."""
+        """Reads exactly one response, with the 1xx responses before it."""
         preceding: list[int] = []
         while True:
             status, headers = self._head()
@@ -141,7 +141,7 @@ class RawConnection:
             return body, False
 
     def exchange(self, content: bytes) -> RawResponse:
-        """Sends a whole request and reads its answer."""
+        """Sends a whole request and reads its response."""
         self.send(content)
         return self.answer(content.split(b" ", 1)[0].decode())
 

@@ -1,4 +1,4 @@
-"""Runs the strict server as a process: announces it, gives it TLS if wanted, ends it. Leaves serving to `strict`."""
+"""Runs the strict server as a process: announces it, configures TLS, stops it. `strict` serves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .strict.server import HOST, serve
 
 
 def serve_strict(*, base_domain: str, tls: bool) -> None:
-    """Serves until stdin ends; with TLS, under a certificate made for this run alone."""
+    """Serves until stdin ends; with TLS, using a certificate created for this run."""
     with tempfile.TemporaryDirectory(prefix="torchobj-strict-") as directory:
         context: ssl.SSLContext | None = None
         ca_file: str | None = None

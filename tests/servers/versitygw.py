@@ -1,4 +1,4 @@
-"""Runs versitygw, a gateway from S3 to a directory, as a child process. Leaves getting the binary to `install`."""
+"""Runs versitygw, a gateway from S3 to a directory, as a child process. `install` builds the binary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ACCESS_KEY = "versitygwtests"
 SECRET_KEY = "versitygw/tests+secret"
 _START_LIMIT_S = 20.0
 _STOP_LIMIT_S = 5.0
-# versitygw cannot be given port 0 and asked which it got, so a port that was free a moment ago may be taken.
+# versitygw cannot choose a free port and report it, so another process may take the port that was free a moment ago.
 _PORT_ATTEMPTS = 5
 
 
@@ -34,7 +34,7 @@ def _free_port() -> int:
 
 
 def _has_extended_attributes(directory: Path) -> bool:
-    """Whether versitygw can keep its metadata beside the data; tmpfs before Linux 6.6, for one, cannot."""
+    """Returns whether versitygw can store its metadata beside the data; tmpfs before Linux 6.6, for example, cannot."""
     if not hasattr(os, "setxattr"):
         return False
     try:
@@ -57,7 +57,7 @@ def _command(binary: Path, port: int, directory: Path) -> Sequence[str]:
         str(binary),
         *("--port", f"127.0.0.1:{port}"),
         *("--access", ACCESS_KEY, "--secret", SECRET_KEY, "--region", REGION),
-        # Without the first, it closes each connection after one answer.
+        # Without --keep-alive, versitygw closes each connection after one response.
         *("--keep-alive", "--quiet", "--health", "/health"),
         *("posix", *metadata, str(data)),
     ]
@@ -75,7 +75,7 @@ def _answers(port: int) -> bool:
 
 
 def _started(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Returns whether it came to answer; False where it ended before, for instance since its port was taken."""
+    """Returns whether versitygw responds; False if it exited first, for example because its port was taken."""
     deadline_s = time.monotonic() + _START_LIMIT_S
     while process.poll() is None:
         if _answers(port):
@@ -96,7 +96,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def serve() -> None:
-    """Serves until stdin ends; SystemExit where versitygw does not start, or ends by itself."""
+    """Serves until stdin ends; raises SystemExit if versitygw does not start or exits on its own."""
     binary = install_versitygw()
     with tempfile.TemporaryDirectory(prefix="torchobj-versitygw-") as directory:
         for _ in range(_PORT_ATTEMPTS):
@@ -113,7 +113,7 @@ def serve() -> None:
                     continue
                 _serve_until_stdin_ends(process, port)
                 return
-    raise SystemExit(f"versitygw did not start; what it said is above ({_PORT_ATTEMPTS} attempts)")
+    raise SystemExit(f"versitygw did not start; its output is above ({_PORT_ATTEMPTS} attempts)")
 
 
 def _serve_until_stdin_ends(process: subprocess.Popen[bytes], port: int) -> None:
@@ -127,4 +127,4 @@ def _serve_until_stdin_ends(process: subprocess.Popen[bytes], port: int) -> None
     when_stdin_ends(stop)
     status = process.wait()
     if not stdin_ended.is_set():
-        raise SystemExit(f"versitygw ended by itself with status {status}")
+        raise SystemExit(f"versitygw exited on its own with status {status}")

@@ -1,4 +1,4 @@
-"""The house: who may know whom, where `unsafe` stands, how large rooms are, and what importing costs."""
+"""Checks the layers of imports, where `unsafe` is allowed, the size of modules, and the cost of importing."""
 
 import ast
 import re
@@ -12,84 +12,89 @@ ROOT = Path(__file__).parents[2]
 PYTHON = sorted((ROOT / "torchobj").rglob("*.py"))
 RUST = sorted(path for path in (ROOT / "rust").rglob("*.rs") if "/src/" in str(path))
 
-#: From below: a room imports from rooms above it in this list only.
+#: The layers from the bottom: a module imports only from modules above it in this list.
 LAYERS = [
     ["exceptions", "stateful"],
-    ["config.checks", "urls"],
+    ["config.checks", "config.explicit_fields", "urls"],
+    ["config.credentials"],
     ["config.options"],
     ["config.store"],
-    ["config.s3_client"],
+    ["config.config_file", "config.s3_client"],
+    ["config.resolve"],
     ["config"],
     ["_torchobj"],
-    ["_process", "checkpoint.memory", "memory"],
-    ["buffers"],
-    ["store"],
+    ["_shutdown", "checkpoint.memory", "memory"],
+    ["buffers", "conditions", "object_info"],
+    ["store", "checkpoint.archive"],
     [
-        "checkpoint.archive",
-        "checkpoint.clock",
-        "checkpoint.collector",
         "checkpoint.files",
         "checkpoint.keys",
-        "checkpoint.ranges",
-        "checkpoint.refusal",
+        "checkpoint.server",
     ],
-    ["checkpoint.filling", "checkpoint.pickling", "checkpoint.ranks", "checkpoint.selection", "checkpoint.staging"],
-    ["checkpoint.outline", "checkpoint.plan", "checkpoint.records"],
+    [
+        "checkpoint.device_memory",
+        "checkpoint.entries",
+        "checkpoint.ranks",
+    ],
+    ["checkpoint.pickling", "checkpoint.plan", "checkpoint.records"],
     ["checkpoint.load", "checkpoint.save"],
     [
         "datasets.errors",
-        "datasets.handover",
+        "datasets.reductions",
         "datasets.ragged",
-        "datasets.readers",
-        "datasets.share",
-        "datasets.unannounced",
-        "datasets.workers",
+        "datasets.reader_constructor",
+        "datasets.sharding",
+        "datasets.lookahead_warning",
+        "datasets.worker_process",
     ],
-    ["datasets.rendezvous", "datasets.shared", "datasets.source"],
+    ["datasets.manifest_broadcast", "datasets.shared_values", "datasets.prefetch_source"],
     ["datasets.listing"],
-    ["datasets.ahead", "datasets.base"],
-    ["datasets.map", "datasets.iterable", "datasets.objects", "checkpoint.s3"],
+    ["datasets.read_ahead", "datasets.base"],
+    ["datasets.map", "datasets.iterable", "datasets.objects"],
     ["checkpoint.dcp.limits"],
     [
-        "checkpoint.dcp.asking",
         "checkpoint.dcp.foreign",
-        "checkpoint.dcp.item",
         "checkpoint.dcp.manifest",
         "checkpoint.dcp.metadata",
-        "checkpoint.dcp.place",
+        "checkpoint.dcp.checkpoint_dir",
         "checkpoint.dcp.prefix",
-        "checkpoint.dcp.slices",
     ],
-    ["checkpoint.dcp.attempt", "checkpoint.dcp.file", "checkpoint.dcp.wanted"],
-    ["checkpoint.dcp.contents", "checkpoint.dcp.sweeping", "checkpoint.dcp.transfer", "checkpoint.dcp.writing"],
-    ["checkpoint.dcp.wave", "checkpoint.dcp.writer"],
-    ["checkpoint.dcp.reading", "checkpoint.removal"],
+    ["checkpoint.dcp.attempt", "checkpoint.dcp.item_file"],
+    ["checkpoint.dcp.contents", "checkpoint.dcp.sweeping", "checkpoint.dcp.save_items"],
+    ["checkpoint.dcp.writer"],
+    ["checkpoint.dcp.load_items"],
     ["checkpoint.dcp.reader"],
     ["dcp"],
-    ["loader.claims", "loader.hints", "loader.nested", "loader.packing", "loader.permutation", "loader.stats"],
-    ["loader.tracking"],
-    ["loader.iterables", "loader.report", "loader.sampler", "loader.state"],
-    ["loader.batches"],
+    [
+        "loader.announcement_check",
+        "loader.sample_objects",
+        "loader.unwrap",
+        "loader.packed_state",
+        "loader.permutation",
+        "loader.stats",
+    ],
+    ["loader.tracked_dataset"],
+    ["loader.iterable_state", "loader.report", "loader.sampler", "loader.sampler_state"],
+    ["loader.iterator"],
     ["loader.lookahead"],
     ["loader.batch_sampler"],
-    ["loader.mixin"],
-    ["loader.attaching", "loader.loader"],
-    ["loader.callback"],
+    ["loader.lookahead_mixin"],
+    ["loader._attach", "loader.loader"],
+    ["loader.transformers_callback"],
     ["fsspec_files"],
     ["fsspec"],
     ["lightning"],
-    ["checkpoint.commit_format", "checkpoint.handle", "checkpoint.retention", "checkpoint.rng"],
-    ["checkpoint.commits"],
-    ["checkpoint.admission", "checkpoint.leftovers", "checkpoint.snapshot"],
-    ["checkpoint.rank_states"],
-    ["checkpoint.divided", "checkpoint.matching", "checkpoint.restoring"],
-    ["checkpoint.sharded"],
-    ["checkpoint.saving"],
+    ["checkpoint.commit_format", "checkpoint.handle", "checkpoint.rng"],
+    ["checkpoint.commits", "checkpoint.retention"],
+    ["checkpoint.leftovers", "checkpoint.staging", "checkpoint.state"],
+    ["checkpoint.restoring"],
+    ["checkpoint.state_shards"],
+    ["checkpoint.save_step"],
     ["checkpoint.manager"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
-#: Where unsafe may stand: memory, and what a fork needs of the system.
+#: Where unsafe is allowed: memory, and system calls around a fork.
 UNSAFE = re.compile(r"torchobj-core/src/(arena/|buffer/|fork/mod\.rs)|torchobj-python/src/buffer/")
 
 
@@ -111,15 +116,15 @@ def imports_of(path):
 
 
 @pytest.mark.parametrize("path", [path for path in PYTHON if path.name != "__init__.py"], ids=module_of)
-def test_imports_look_down_only(path):
+def test_modules_import_only_from_lower_layers(path):
     mine = LEVEL[module_of(path)]
     for name in imports_of(path):
-        assert name in LEVEL, f"{name} has no place in the layers"
+        assert name in LEVEL, f"{name} has no layer"
         assert LEVEL[name] < mine or (LEVEL[name] == mine and name == "urls"), f"{module_of(path)} imports {name}"
 
 
 def crates_under(crate):
-    """Names of the crates that `crate` is built of."""
+    """Returns the names of the crates that `crate` depends on."""
     done = subprocess.run(
         ["cargo", "tree", "--locked", "--edges", "normal", "--prefix", "none", "-p", crate],
         cwd=ROOT,
@@ -130,21 +135,21 @@ def crates_under(crate):
     return {line.split()[0] for line in done.stdout.splitlines() if line}
 
 
-def test_the_core_knows_no_python_no_http_and_no_cloud():
+def test_the_core_depends_on_no_python_no_http_and_no_cloud():
     names = crates_under("torchobj-core")
     forbidden = re.compile(r"pyo3|hyper|http|rustls|reqwest|aws|google|torchobj-store|torchobj-python")
     assert not [name for name in names if forbidden.search(name)]
     assert "tokio" in names
 
 
-def test_the_store_knows_no_python():
+def test_the_store_depends_on_no_python():
     names = crates_under("torchobj-store")
     assert not [name for name in names if name.startswith("pyo3")]
-    # One TLS and one HTTP stack: the SDK's older ones are features that are left out.
+    # A single TLS and a single HTTP stack: the SDK's older ones are disabled features.
     assert not names & {"ring", "native-tls", "openssl", "reqwest", "h2"}
 
 
-def test_unsafe_stands_where_it_may_and_says_why():
+def test_unsafe_is_confined_to_its_modules_and_has_a_safety_comment():
     for path in RUST:
         lines = path.read_text().splitlines()
         for number, line in enumerate(lines):
@@ -164,7 +169,7 @@ def size_of(path):
 
 
 @pytest.mark.parametrize("path", [*PYTHON, *RUST], ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_room_is_too_large_and_each_says_what_it_is_for(path):
+def test_no_module_is_too_large_and_each_starts_with_a_description(path):
     assert size_of(path) <= 400
     first = path.read_text().split("\n", 1)[0]
     assert first.startswith('"""' if path.suffix == ".py" else "//! "), first
@@ -181,7 +186,7 @@ def test_importing_and_using_a_store_imports_no_torch():
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
 
 
-def test_every_public_name_can_be_had():
+def test_every_public_name_can_be_imported():
     script = "import torchobj; [getattr(torchobj, name) for name in torchobj.__all__]; torchobj.nothing"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "module 'torchobj' has no attribute 'nothing'" in done.stderr

@@ -1,4 +1,4 @@
-"""The zip layout of torch.save: what is planned is what torch writes, and what is read of it is where it is."""
+"""The zip archive of torch.save: plans equal the files that torch writes, and parsed offsets are correct."""
 
 import bisect
 import io
@@ -11,22 +11,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchobj.checkpoint import archive, plan, staging
-from torchobj.checkpoint.outline import outline_of, uses_in
-from torchobj.checkpoint.selection import kept, select
+from torchobj.checkpoint import archive, device_memory, plan
+from torchobj.checkpoint.entries import select, selected
+from torchobj.checkpoint.pickling import outline_of, uses_in
 from torchobj.exceptions import CheckpointError, ConfigError
 
 OVER_4_GIB = (4 << 30) + 5
 
 
 def whole(planned):
-    """A plan's bytes, CRC-32 filled in."""
+    """The bytes of a plan, with CRC-32 filled in."""
     out = io.BytesIO()
     sums = {}
     for piece in planned.pieces():
         assert out.tell() == getattr(piece, "start", out.tell())
         if isinstance(piece, plan.Hole):
-            data = bytes(staging.bytes_of(piece.storage).numpy())
+            data = bytes(device_memory.bytes_of(piece.storage).numpy())
             sums[piece.start] = zlib.crc32(data)
             out.write(data)
         elif isinstance(piece, plan.Field):
@@ -44,14 +44,14 @@ def stock(value):
 
 
 def without_id(data):
-    """The content of the archive's records but for torch's hash of the CRC-32, which a plan does not have yet."""
+    """The content of the records, except for torch's hash of the CRC-32, which a plan does not have."""
     content = zipfile.ZipFile(io.BytesIO(data))
     return {name: content.read(name) for name in content.namelist() if not name.endswith("serialization_id")}
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=12))
-def test_a_plan_is_what_torch_writes(lengths):
+def test_a_plan_equals_the_file_that_torch_writes(lengths):
     value = [torch.arange(length, dtype=torch.int16) for length in lengths]
     planned = whole(plan.plan_of(value))
     written = stock(value)
@@ -62,7 +62,7 @@ def test_a_plan_is_what_torch_writes(lengths):
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from([1, 64, 4096]))
-def test_payloads_are_where_torch_says(lengths, alignment):
+def test_payload_offsets_equal_torchs(lengths, alignment):
     config = pytest.importorskip("torch.utils.serialization.config", reason="torch 2.6 aligns to 64 always")
     before = config.save.storage_alignment
     config.save.storage_alignment = alignment
@@ -88,7 +88,7 @@ def test_payloads_are_where_torch_says(lengths, alignment):
 
 
 class Sparse(io.RawIOBase):
-    """A plan as a file, whose holes are zeros that nobody holds."""
+    """A plan as a file, with holes read as zeros that take no memory."""
 
     def __init__(self, planned):
         self.parts, self.at = [], 0
@@ -125,8 +125,8 @@ class Sparse(io.RawIOBase):
         return done
 
 
-def test_storages_over_4_gib_are_planned_and_found_without_their_memory():
-    # Memory that nobody touches is none.
+def test_storages_over_4_gib_are_planned_and_parsed_without_their_memory():
+    # Memory is allocated only when it is accessed.
     value = [torch.ones(3), torch.empty(OVER_4_GIB, dtype=torch.uint8), torch.ones(5), torch.empty(0)]
     planned = plan.plan_of(value)
     file = Sparse(planned)
@@ -155,7 +155,7 @@ def test_storages_over_4_gib_are_planned_and_found_without_their_memory():
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_a_damaged_directory_is_an_error_or_another_directory_and_nothing_else(data):
+def test_a_damaged_directory_raises_checkpoint_error_or_parses_differently(data):
     body = bytearray(stock({"a": torch.ones(3), "b": torch.zeros(9)}))
     start = body.index(b"PK\x01\x02")
     for _ in range(data.draw(st.integers(1, 3))):
@@ -168,7 +168,7 @@ def test_a_damaged_directory_is_an_error_or_another_directory_and_nothing_else(d
         pass
 
 
-def test_an_outline_runs_nothing_and_names_everything():
+def test_an_outline_runs_no_code_and_lists_all_names():
     class Code:
         def __reduce__(self):
             return (exec, ("raise SystemError",))
@@ -196,8 +196,8 @@ def test_an_outline_runs_nothing_and_names_everything():
 
 
 @pytest.mark.parametrize("data", [b"", b"text", pickle.dumps({"a": 1})[:-1], b"\x80\x02(U\x04textq\x00Q."])
-def test_what_is_no_pickle_of_torch_has_no_outline(data):
-    with pytest.raises(CheckpointError, match=r"data\.pkl is no pickle of torch\.save"):
+def test_other_data_than_a_pickle_of_torch_has_no_outline(data):
+    with pytest.raises(CheckpointError, match=r"data\.pkl is not a pickle of torch\.save"):
         outline_of(data)
 
 
@@ -214,7 +214,7 @@ def leaves_of(tree, path=()):
 
 @settings(max_examples=200, deadline=None)
 @given(trees, st.lists(st.sampled_from(["a", "b", "1", "a.b", "a.b.a", "b.1"]), max_size=3))
-def test_what_is_kept_is_what_the_keys_name(tree, keys):
+def test_selected_entries_are_those_that_the_keys_name(tree, keys):
     if not isinstance(tree, dict):
         return
     try:
@@ -227,15 +227,15 @@ def test_what_is_kept_is_what_the_keys_name(tree, keys):
         for path, value in leaves_of(tree).items()
         if any(f"{dotted[path]}.".startswith(f"{key}.") for key in keys)
     }
-    assert leaves_of(kept(tree, paths)) == expected
+    assert leaves_of(selected(tree, paths)) == expected
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 100), max_size=20), st.booleans())
-def test_staging_brings_each_byte_to_its_place_in_little_memory(lengths, checksum):
+def test_reads_through_blocks_put_each_byte_in_place_within_the_memory_limit(lengths, checksum):
     source = bytes(range(256)) * 8
     targets = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
-    landings = [staging.Landing(3 * number, target) for number, target in enumerate(targets)]
+    destinations = [(3 * number, target) for number, target in enumerate(targets)]
     largest = []
 
     def read(segments):
@@ -243,13 +243,13 @@ def test_staging_brings_each_byte_to_its_place_in_little_memory(lengths, checksu
         for offset, memory in segments:
             memory[:] = memoryview(source)[offset : offset + len(memory)]
 
-    before = staging.STAGING_BYTES
-    staging.STAGING_BYTES = 64
+    before = device_memory.BLOCKS_BYTES
+    device_memory.BLOCKS_BYTES = 64
     try:
-        sums = staging.fill(landings, read, checksum=checksum)
+        sums = device_memory.fill(destinations, read, checksum=checksum)
     finally:
-        staging.STAGING_BYTES = before
-    wanted = [source[landing.offset : landing.offset + len(landing.target)] for landing in landings]
+        device_memory.BLOCKS_BYTES = before
+    wanted = [source[offset : offset + len(target)] for offset, target in destinations]
     assert [bytes(target.numpy()) for target in targets] == wanted
     assert sums == [zlib.crc32(data) if checksum else 0 for data in wanted]
     assert max(largest, default=0) <= 32

@@ -1,4 +1,4 @@
-"""Buffers share their memory with whoever looks at it, and keep it while somebody does."""
+"""Buffers share their memory with tensors, arrays and views, and keep it while one of those exists."""
 
 import gc
 import pickle
@@ -16,7 +16,7 @@ def store():
     return torchobj.Store("memory://buffers")
 
 
-def test_a_buffer_is_seen_without_a_copy(store):
+def test_a_buffer_is_viewed_without_a_copy(store):
     store.put("k", bytes(range(256)))
     buffer = store.get("k")
     assert (len(buffer), bytes(buffer)) == (256, bytes(range(256)))
@@ -56,7 +56,7 @@ def test_buffers_are_compared_by_their_bytes_and_pickled(store):
     assert repr(buffer) == "<torchobj.Buffer of 3 bytes>"
 
 
-def test_any_contiguous_buffer_is_put(store):
+def test_any_contiguous_buffer_can_be_put(store):
     tensor = torch.arange(6, dtype=torch.bfloat16)
     for data in (b"ab", bytearray(b"ab"), memoryview(b"ab"), numpy.array([1, 2], numpy.int32), tensor):
         store.put("k", data)
@@ -71,7 +71,7 @@ def test_any_contiguous_buffer_is_put(store):
         store.put("k", "text")
 
 
-def test_reads_land_in_the_callers_memory(store):
+def test_get_into_writes_to_the_callers_memory(store):
     keys = ["a", "b", "c"]
     for key in keys:
         store.put(key, key.encode() * 1000)
@@ -82,7 +82,7 @@ def test_reads_land_in_the_callers_memory(store):
     assert into[2].numpy().tobytes() == b"c" * 1000
 
 
-def test_a_buffer_that_cannot_be_written_or_is_too_small_is_refused(store):
+def test_a_read_only_or_too_small_buffer_is_refused(store):
     store.put("k", bytes(1000))
     with pytest.raises(ValueError, match="read-only"):
         store.get_many(["k"], into=[bytes(1000)])

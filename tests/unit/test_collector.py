@@ -1,7 +1,7 @@
-"""Python's garbage collector beside a save or a load."""
+"""The garbage collector during a save and a load."""
 
 import gc
-import threading
+import weakref
 
 import pytest
 import torch
@@ -9,8 +9,11 @@ import torch.distributed.checkpoint as dcp
 
 import torchobj
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.collector import paused_collector, settle
 from torchobj.exceptions import CheckpointError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+URL = "memory://collector/checkpoint"
 
 
 @pytest.fixture(autouse=True)
@@ -20,52 +23,8 @@ def enabled_collector():
     gc.enable()
 
 
-def test_the_collector_rests_in_the_block_and_runs_behind_it():
-    with paused_collector():
-        assert not gc.isenabled()
-    assert gc.isenabled()
-
-
-def test_the_collector_runs_again_behind_an_error():
-    with pytest.raises(ZeroDivisionError), paused_collector():
-        raise ZeroDivisionError
-    assert gc.isenabled()
-
-
-def test_a_collector_that_is_disabled_stays_so():
-    gc.disable()
-    with paused_collector():
-        pass
-    assert not gc.isenabled()
-
-
-def test_another_thread_changes_no_switch_of_the_trainer():
-    inside, left = threading.Event(), threading.Event()
-    seen = []
-
-    def save_in_the_background():
-        with paused_collector():
-            seen.append(gc.isenabled())
-            inside.set()
-            left.wait(60)
-            young = [[] for _ in range(30_000)]
-            settle()
-        del young
-
-    background = threading.Thread(target=save_in_the_background)
-    background.start()
-    inside.wait(60)
-    gc.disable()
-    frozen = gc.get_freeze_count()
-    left.set()
-    background.join()
-    assert seen == [True]
-    assert not gc.isenabled()
-    assert gc.get_freeze_count() == frozen
-
-
 class Watching:
-    """Knows whether the collector was on when it was pickled, and when it was made again."""
+    """Records whether the collector was enabled when it was pickled, and when it was unpickled."""
 
     def __init__(self, was_enabled):
         self.seen = (was_enabled, gc.isenabled())
@@ -74,10 +33,9 @@ class Watching:
         return Watching, (gc.isenabled(),)
 
 
-def test_the_collector_rests_while_an_object_is_pickled_and_made_and_runs_after_errors():
+def test_the_collector_runs_while_an_object_is_pickled_and_unpickled_and_after_errors():
     torchobj.save([Watching(None)], "memory://collector/saved.pt")
-    assert torchobj.load("memory://collector/saved.pt", weights_only=False)[0].seen == (False, False)
-    assert gc.isenabled()
+    assert torchobj.load("memory://collector/saved.pt", weights_only=False)[0].seen == (True, True)
     with pytest.raises(CheckpointError):
         torchobj.load("memory://collector/saved.pt")
     with pytest.raises(Exception, match="pickle"):
@@ -85,59 +43,27 @@ def test_the_collector_rests_while_an_object_is_pickled_and_made_and_runs_after_
     assert gc.isenabled()
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_the_collector_runs_after_a_save_and_a_load():
+def test_a_save_and_a_load_never_change_the_collector(monkeypatch):
+    called = []
+    for name in ("disable", "enable", "freeze", "unfreeze", "collect", "set_threshold"):
+        monkeypatch.setattr(gc, name, lambda *_args, name=name: called.append(name))
+    state = {f"w{number}": torch.ones(1) for number in range(4000)}
+    dcp.save(state, storage_writer=StorageWriter(URL))
+    dcp.load(state, storage_reader=StorageReader(URL))
+    monkeypatch.undo()
+    assert called == []
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_a_save_and_a_load_keep_the_setting(is_enabled):
+    if not is_enabled:
+        gc.disable()
     state = {"weight": torch.arange(12.0)}
-    dcp.save(state, storage_writer=StorageWriter("memory://collector/checkpoint"))
-    assert gc.isenabled()
-    dcp.load(state, storage_reader=StorageReader("memory://collector/checkpoint"))
-    assert gc.isenabled()
+    dcp.save(state, storage_writer=StorageWriter(URL))
+    dcp.load(state, storage_reader=StorageReader(URL))
+    assert gc.isenabled() == is_enabled
 
 
-@pytest.fixture
-def looked_through():
-    """The collector has looked through everything just now."""
-    gc.collect()
-
-
-def settled(count):
-    with paused_collector():
-        made = [[] for _ in range(count)]
-        settle()
-    return made
-
-
-def is_old(value):
-    return any(old is value for old in gc.get_objects(generation=2))
-
-
-@pytest.mark.usefixtures("looked_through")
-def test_what_was_made_while_it_rested_is_old():
-    made = settled(100_000)
-    assert is_old(made)
-    assert gc.get_freeze_count() == 0
-
-
-@pytest.mark.usefixtures("looked_through")
-def test_objects_that_somebody_froze_stay_frozen():
-    gc.freeze()
-    try:
-        frozen = gc.get_freeze_count()
-        made = settled(100_000)
-        assert not is_old(made)
-        assert gc.get_freeze_count() == frozen
-    finally:
-        gc.unfreeze()
-
-
-@pytest.mark.usefixtures("looked_through")
-def test_little_is_not_settled_and_much_only_once_before_the_next_full_collection():
-    assert not is_old(settled(100))
-    assert is_old(settled(100_000))
-    assert not is_old(settled(100_000))
-
-
-@pytest.mark.filterwarnings("ignore")
 def test_garbage_of_loads_is_found_however_many_follow_each_other():
     class Model:
         living = 0
@@ -157,3 +83,15 @@ def test_garbage_of_loads_is_found_however_many_follow_each_other():
         dcp.load(state, storage_reader=StorageReader("memory://collector/many"))
         most = max(most, Model.living)
     assert most < 15
+
+
+def test_a_load_frees_its_tensors_without_the_collector():
+    state = {"weight": torch.ones(300_000), "items": [torch.ones(5)], "value": {"step": 1}}
+    dcp.save(state, storage_writer=StorageWriter(URL))
+    gc.disable()
+    target = {"weight": torch.zeros(300_000), "items": [torch.zeros(5)], "value": {"step": 0}}
+    weight = weakref.ref(target["weight"])
+    dcp.load(target, storage_reader=StorageReader(URL))
+    assert target["value"] == {"step": 1}
+    del target
+    assert weight() is None

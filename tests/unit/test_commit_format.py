@@ -1,4 +1,4 @@
-"""What a commit object may say: anybody with access to the bucket may have written it, and it names what is deleted."""
+"""Commit objects are not trusted: anyone with access to the bucket may write one, and it names objects to delete."""
 
 import itertools
 import json
@@ -29,13 +29,13 @@ GOOD = {
     "objects": [{"key": f"{FOLDER}state.pt", "size": 1, "etag": None, "crc32": None}],
 }
 
-#: Components that lead elsewhere, for some reader of paths at least, and some that do not.
+#: Path components that leave the folder, at least on some systems, and some that do not.
 COMPONENTS = st.sampled_from(
     ["..", ".", "", "\\", "..\\..", "a\0", "\ud800", "a", "state.pt", "victim", "other", "%2e%2e", "steps", "run", " "]
 )
 PATHS = st.lists(COMPONENTS, min_size=1, max_size=8).map("/".join)
 KEYS = PATHS | PATHS.map(lambda path: FOLDER + path) | PATHS.map(lambda path: f"steps/{2:012}-{NONCE}/{path}")
-#: Whatever JSON can say, and what Python's parser takes beside it.
+#: Values that JSON, or Python's JSON parser, accepts.
 SCALARS = (
     st.none()
     | st.booleans()
@@ -68,7 +68,7 @@ CHANGES = st.fixed_dictionaries(
         "objects": OBJECTS | VALUES,
     },
 )
-#: Bodies that are no commit object, or that say everything twice.
+#: Bodies that are not commit objects, or that repeat fields.
 BODIES = [
     b"\xff\xfe",
     b"[" * 200_000,
@@ -109,14 +109,14 @@ ODD_KEYS = [
 
 @pytest.fixture(autouse=True, scope="module")
 def quiet():
-    """Each odd commit object is a line of the log."""
+    """Each invalid commit object logs a warning."""
     logging.getLogger("torchobj").setLevel(logging.CRITICAL)
     yield
     logging.getLogger("torchobj").setLevel(logging.NOTSET)
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_what_is_no_commit_object_is_a_value_error_and_nothing_else(body):
+def test_parsing_other_data_raises_value_error_only(body):
     with pytest.raises(ValueError, match=".") as caught:
         Commit.from_json(body, 1)
     assert len(str(caught.value)) < 500
@@ -129,7 +129,7 @@ def test_a_key_that_is_not_canonical_or_not_below_the_attempts_folder_is_refused
         Commit.from_json(json.dumps(GOOD | {"objects": [{"key": key, "size": 1}]}).encode(), 1)
 
 
-def test_a_commit_object_says_what_was_written():
+def test_a_commit_object_round_trips():
     commit = Commit.from_json(json.dumps(GOOD).encode(), 1)
     odd = {"loss": math.inf, "least": -math.inf, "none": math.nan, "": 2.0}
     for metrics in ({}, odd):
@@ -139,7 +139,7 @@ def test_a_commit_object_says_what_was_written():
 
 
 def run_everything(store, url):
-    """Everything that a job does beside commit objects of others, each step of which must work."""
+    """All operations of a job; each must succeed in spite of invalid commit objects."""
     manager = CheckpointManager(url, keep_last=1, keep_best=("loss", "min", 1))
     for step in (5, 6):
         manager.save(step, {"x": torch.full((2,), float(step))}, {"loss": 1.0 / step})
@@ -156,7 +156,7 @@ def run_everything(store, url):
 
 
 def planted(bodies, keys=()):
-    """A store with foreign objects, commit objects with these bodies, and the whole of its keys."""
+    """A store with foreign objects and commit objects with these bodies, and all its keys."""
     store = Store(f"memory://hostile-{next(_names)}")
     for key in (*VICTIMS, *keys):
         store.put(key, b"precious")
@@ -166,7 +166,7 @@ def planted(bodies, keys=()):
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-def test_a_commit_object_that_cannot_be_read_stops_no_save_restore_sweep_or_delete(body):
+def test_an_invalid_commit_object_does_not_stop_save_restore_sweep_or_delete(body):
     store = planted([body])
     run_everything(store, f"{store.url}/run")
     assert {info.key for info in store.list()} == set(VICTIMS)
@@ -185,7 +185,7 @@ def test_hostile_commit_objects_delete_nothing_outside_of_their_attempts(changes
     foreign = set()
     for key in keys:
         if isinstance(key, str) and key.isprintable() and 0 < len(key) < 900:
-            # As it is named, and where a reader of paths would be led.
+            # As named, and as a path would be resolved.
             for name in {f"run/{key}", key}:
                 store.put(name, b"x")
                 foreign.add(name)
@@ -222,7 +222,7 @@ def test_hostile_manifests_delete_nothing_outside_of_their_folder(manifest):
     assert {info.key for info in store.list() if not info.key.startswith("run/dcp/")} == before
 
 
-def test_a_planted_commit_makes_no_save_delete_a_foreign_file(tmp_path):
+def test_a_planted_commit_does_not_make_a_save_delete_foreign_files(tmp_path):
     victim = tmp_path / "other" / "victim"
     victim.parent.mkdir()
     victim.write_text("precious")

@@ -1,4 +1,4 @@
-"""Every public name of s3torchconnector 1.5 is here, with a signature that takes what theirs takes."""
+"""Every public name of s3torchconnector 1.5 exists here, with a compatible signature."""
 
 import inspect
 import io
@@ -28,7 +28,7 @@ def test_the_name_exists(name):
 
 
 def assert_takes(ours, theirs, *, optional=()):
-    """Whatever can be called on theirs can be called on ours, and `optional` need not be given."""
+    """Checks that ours accepts every call that theirs accepts, and that `optional` can be left out."""
     mine = inspect.signature(ours).parameters
     for position, (name, parameter) in enumerate(inspect.signature(theirs).parameters.items()):
         assert name in mine, name
@@ -44,7 +44,7 @@ def assert_takes(ours, theirs, *, optional=()):
 
 
 @pytest.mark.parametrize(("cls", "method"), DATASETS)
-def test_datasets_are_made_by_the_same_calls(cls, method):
+def test_datasets_are_created_by_the_same_calls(cls, method):
     ours, theirs = getattr(torchobj, cls), getattr(s3torchconnector, cls)
     assert_takes(getattr(ours, method), getattr(theirs, method), optional=("region",))
     assert issubclass(ours, torch.utils.data.Dataset)
@@ -52,7 +52,7 @@ def test_datasets_are_made_by_the_same_calls(cls, method):
 
 
 @pytest.mark.parametrize("name", ["S3Checkpoint", "S3ClientConfig"])
-def test_classes_are_made_by_the_same_calls(name):
+def test_classes_are_created_by_the_same_calls(name):
     assert_takes(getattr(torchobj, name), getattr(s3torchconnector, name), optional=("region",))
 
 
@@ -61,7 +61,7 @@ def test_checkpoints_have_the_same_methods():
         assert_takes(getattr(torchobj.S3Checkpoint, method), getattr(s3torchconnector.S3Checkpoint, method))
 
 
-def test_the_plugin_for_lightning_is_made_and_used_by_the_same_calls():
+def test_the_lightning_plugin_has_the_same_calls():
     ours, theirs = torchobj.lightning.S3LightningCheckpoint, s3torchconnector.lightning.S3LightningCheckpoint
     assert_takes(ours, theirs, optional=("region",))
     for method in ("save_checkpoint", "load_checkpoint", "remove_checkpoint", "teardown"):
@@ -70,7 +70,7 @@ def test_the_plugin_for_lightning_is_made_and_used_by_the_same_calls():
 
 
 @pytest.mark.parametrize("method", CONSTRUCTORS)
-def test_readers_are_chosen_by_the_same_calls(method):
+def test_readers_are_selected_by_the_same_calls(method):
     ours, theirs = getattr(torchobj.S3ReaderConstructor, method), getattr(s3torchconnector.S3ReaderConstructor, method)
     assert_takes(ours, theirs)
 
@@ -84,7 +84,7 @@ def test_kinds_of_readers_have_the_same_names():
         assert ours.get_reader_type_string(None) == theirs.get_reader_type_string(None)
 
 
-def test_readers_and_writers_have_what_theirs_have():
+def test_readers_and_writers_have_the_same_members():
     for ours, theirs in (
         (torchobj.S3Reader, s3torchconnector.S3Reader),
         (torchobj.S3Writer, s3torchconnector.S3Writer),
@@ -106,7 +106,7 @@ def test_their_exception_catches_ours():
 
 
 @pytest.mark.parametrize("name", [*s3torchconnector.dcp.__all__, "RoundRobinPrefixStrategy"])
-def test_names_of_distributed_checkpoints_exist_and_are_made_by_the_same_calls(name):
+def test_names_of_distributed_checkpoints_exist_and_are_created_by_the_same_calls(name):
     theirs = getattr(s3torchconnector.dcp, name, RoundRobinPrefixStrategy)
     assert name in torchobj.dcp.__all__
     assert_takes(getattr(torchobj.dcp, name), theirs)
@@ -124,7 +124,7 @@ def test_names_of_distributed_checkpoints_exist_and_are_made_by_the_same_calls(n
         ("RoundRobinPrefixStrategy", {"user_prefixes": ["a", "b/c"], "epoch_num": 0}),
     ],
 )
-def test_prefixes_are_theirs(name, arguments):
+def test_prefixes_are_the_same(name, arguments):
     ours = getattr(torchobj.dcp, name)(**arguments)
     theirs = getattr(s3torchconnector.dcp, name, RoundRobinPrefixStrategy)(**arguments)
     assert [ours(rank) for rank in range(20)] == [theirs(rank) for rank in range(20)]
@@ -134,7 +134,7 @@ FILE_SYSTEM_METHODS = [name for name in vars(s3torchconnector.dcp.S3FileSystem) 
 
 
 @pytest.mark.parametrize("method", [*FILE_SYSTEM_METHODS, "create_stream", "rename", "rm_file"])
-def test_the_file_system_of_a_writer_and_a_reader_has_the_methods_of_theirs(method):
+def test_the_file_system_of_a_writer_and_a_reader_has_the_same_methods(method):
     theirs = getattr(s3torchconnector.dcp.S3FileSystem, method)
     for kind in (torchobj.dcp.S3StorageWriter, torchobj.dcp.S3StorageReader):
         user = kind("us-east-1", "s3://bucket/step 1")

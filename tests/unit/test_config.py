@@ -1,4 +1,4 @@
-"""Configurations are checked where they are made, and are the same in Python and in Rust."""
+"""Configurations are validated at construction and have the same fields and defaults in Python and Rust."""
 
 import copy
 import dataclasses
@@ -16,7 +16,7 @@ from torchobj.exceptions import ConfigError
 ANY, S3 = torchobj.StoreConfig, torchobj.S3Options
 
 
-def test_defaults_are_those_of_rust():
+def test_defaults_are_the_same_as_in_rust():
     defaults, config = _torchobj.default_config(), torchobj.StoreConfig()
     assert defaults.pop("file") == dataclasses.asdict(config.file)
     assert {name: getattr(config, name) for name in defaults} == defaults
@@ -45,7 +45,7 @@ def refused(kind, setting, words):
         ({"min_bytes_per_s": 0.5}, "min_bytes_per_s=0.5"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_what_is_allowed(setting, words):
+def test_a_value_out_of_range_is_refused_with_the_allowed_range(setting, words):
     refused(torchobj.StoreConfig, setting, words)
 
 
@@ -62,7 +62,7 @@ def test_a_value_out_of_range_is_named_with_what_is_allowed(setting, words):
         ({"customer_key_file": "/k", "encryption": "AES256"}, "customer_key_file"),
     ],
 )
-def test_an_option_of_s3_that_is_not_allowed_is_named_with_what_is_allowed(setting, words):
+def test_an_s3_option_that_is_not_allowed_is_refused_with_the_allowed_values(setting, words):
     refused(torchobj.S3Options, setting, words)
 
 
@@ -70,9 +70,9 @@ KINDS = [torchobj.StoreConfig, torchobj.S3Options, torchobj.FileOptions, torchob
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_value_of_no_type_of_its_field_is_refused_by_name(kind):
+def test_a_value_of_an_unknown_type_is_refused_with_the_name_of_its_field(kind):
     class Other:
-        """Of no type that any field takes."""
+        """Has a type that no field accepts."""
 
     for field in dataclasses.fields(kind):
         with pytest.raises(ConfigError, match=f"^{field.name}=.*: must be "):
@@ -86,12 +86,12 @@ def test_a_value_of_no_type_of_its_field_is_refused_by_name(kind):
         (
             S3,
             {"endpoint_url": "http://user:PASS@host"},
-            "endpoint_url: must have no user and password; the AWS SDKs' places are for credentials",
+            "endpoint_url: must have no user and password; store credentials where the AWS SDKs look for them",
         ),
         (
             S3,
             {"endpoint_url": "user:PASS@host"},
-            "endpoint_url: must have no user and password; the AWS SDKs' places are for credentials",
+            "endpoint_url: must have no user and password; store credentials where the AWS SDKs look for them",
         ),
         (S3, {"endpoint_url": b"http://x"}, "endpoint_url=b'http://x': must be a string, or None"),
         (S3, {"anonymous": 1}, "anonymous=1: must be True or False"),
@@ -105,13 +105,13 @@ def test_a_value_of_no_type_of_its_field_is_refused_by_name(kind):
         (ANY, {"max_attempts": "3"}, "max_attempts='3': must be 1..1000"),
     ],
 )
-def test_a_value_of_another_type_is_named_with_what_is_allowed(kind, setting, words):
+def test_a_value_of_another_type_is_refused_with_the_allowed_type(kind, setting, words):
     with pytest.raises(ConfigError) as caught:
         kind(**setting)
     assert str(caught.value) == words
 
 
-def test_a_key_that_is_given_in_place_of_its_file_is_not_in_the_message():
+def test_a_key_passed_instead_of_its_file_is_not_in_the_message():
     with pytest.raises(ConfigError, match="customer_key_file=<class 'bytes'>: must be a path") as caught:
         torchobj.S3Options(customer_key_file=b"thirty-two bytes of a secret key")
     assert "secret" not in str(caught.value)
@@ -120,13 +120,13 @@ def test_a_key_that_is_given_in_place_of_its_file_is_not_in_the_message():
     assert "secret" not in str(caught.value)
 
 
-def test_the_file_of_a_key_is_in_no_repr():
+def test_the_content_of_a_key_file_is_not_in_the_repr():
     config = torchobj.StoreConfig(s3=torchobj.S3Options(customer_key_file="thirty-two bytes of a secret key"))
     assert "secret" not in repr(config)
     assert "secret" not in repr(config.s3)
 
 
-#: The fields of `StoreConfig` that are in `S3Options` now.
+#: The fields that moved from `StoreConfig` to `S3Options`.
 MOVED = [
     "region",
     "endpoint_url",
@@ -145,24 +145,24 @@ MOVED = [
 
 
 @pytest.mark.parametrize("name", MOVED)
-def test_a_field_that_moved_is_refused_with_its_new_place(name):
-    place = f"{name}: is in S3Options: StoreConfig(s3=S3Options({name}=...))"
+def test_a_field_that_moved_is_refused_with_its_new_location(name):
+    message = f"{name}: is in S3Options: StoreConfig(s3=S3Options({name}=...))"
     for call in (torchobj.StoreConfig, functools.partial(dataclasses.replace, torchobj.StoreConfig())):
         with pytest.raises(ConfigError) as refused:
             call(**{name: None})
-        assert str(refused.value) == place
+        assert str(refused.value) == message
     with pytest.raises(AttributeError) as missing:
         getattr(torchobj.StoreConfig(), name)
-    assert str(missing.value) == place
+    assert str(missing.value) == message
 
 
-def test_several_fields_that_moved_are_named_in_one_message():
+def test_one_message_names_all_fields_that_moved():
     with pytest.raises(ConfigError, match=r"^region, profile: are in .*\(s3=S3Options\(region=..., profile=...\)\)$"):
         torchobj.StoreConfig(region="x", max_attempts=1, profile="y")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_field_is_refused_by_name(kind):
+def test_an_unknown_field_is_refused_with_its_name(kind):
     with pytest.raises(TypeError, match="'max_attemps'"):
         kind(max_attemps=3)
     with pytest.raises(AttributeError, match="'max_attemps'"):
@@ -176,7 +176,7 @@ def test_the_signature_shows_the_fields():
         torchobj.StoreConfig(torchobj.S3Options())
 
 
-def test_a_number_of_requests_is_fixed_and_auto_has_a_cap():
+def test_max_in_flight_is_fixed_as_a_number_and_capped_as_auto():
     fixed, auto = torchobj.StoreConfig(max_in_flight=300), torchobj.StoreConfig(max_in_flight_cap=20)
     assert (fixed.max_in_flight_number, fixed.adaptive_cap) == (300, None)
     assert (auto.max_in_flight_number, auto.adaptive_cap) == (20, 20)
@@ -192,7 +192,7 @@ def test_a_configuration_is_frozen_and_pickles():
         assert (again, hash(again)) == (config, hash(config))
 
 
-def test_a_pickle_with_a_field_that_moved_is_refused_with_its_new_place():
+def test_a_pickle_with_a_field_that_moved_is_refused_with_its_new_location():
     flat = torchobj.StoreConfig()
     vars(flat)["region"] = "eu-west-1"
     with pytest.raises(ConfigError, match="region: is in S3Options"):
@@ -221,3 +221,22 @@ def test_region_and_endpoint_replace_those_of_the_configuration():
     assert store_config(given) is given
     with pytest.raises(ConfigError, match="config="):
         store_config({"region": "a"})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        functools.partial(torchobj.S3MapDataset.from_prefix, "s3://b/"),
+        functools.partial(torchobj.S3MapDataset.from_objects, ["s3://b/k"]),
+        functools.partial(torchobj.S3IterableDataset.from_prefix, "s3://b/"),
+        functools.partial(torchobj.S3IterableDataset.from_objects, ["s3://b/k"]),
+        torchobj.S3Checkpoint,
+    ],
+)
+def test_a_configuration_with_two_names_is_passed_by_one_and_has_the_right_type(call):
+    for name in ("config", "s3client_config"):
+        for value in ({}, 0, ""):
+            with pytest.raises(ConfigError, match="must be a StoreConfig or an S3ClientConfig"):
+                call(**{name: value})
+    with pytest.raises(ConfigError, match="^config: must be None if s3client_config is set$"):
+        call(config=ANY(), s3client_config=ANY())

@@ -62,6 +62,7 @@ PLACES = [
     *({"offset": offset, "length": length} for offset in HUGE for length in HUGE[:3]),
     *({field: value} for field in ("offset", "length") for value in (-1, -(1 << 63), -(1 << 70), True, 1.5, "5", None)),
     *({"relative_path": value} for value in (5, None, ["a"])),
+    *({"relative_path": value} for value in ("", "/x", "c/../x", "a//b", "\\x", "\ud800", "\0")),
     {"length": 100_000},
     {"length": 3 << 20},
 ]
@@ -260,7 +261,7 @@ def test_a_stream_of_an_extension_that_does_not_end_is_an_error(monkeypatch):
     monkeypatch.setattr(extension.ExtensionRegistry, "__init__", knowing)
     info = _StorageInfo("x", 0, 5, transform_descriptors=["stream.bomb/1"])
     with pytest.raises(exceptions.CheckpointError, match="item: has more than 4194304 bytes"):
-        foreign.untransformed(bytearray(5), info, 4 << 20, "item")
+        foreign.untransformed(bytes(5), info, 4 << 20, "item")
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"format": 1e400}', b'{"format": 1, "files": 5}'])

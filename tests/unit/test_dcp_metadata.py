@@ -100,7 +100,7 @@ def test_what_does_not_belong_in_metadata_is_refused_by_name(planner_data, named
     ids=["empty", "text", "list", "cut"],
 )
 def test_what_is_no_metadata_is_refused(data):
-    with pytest.raises(CheckpointError, match=r"u: is no metadata of a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"u: is not metadata of a checkpoint"):
         load_metadata(data, "u")
 
 

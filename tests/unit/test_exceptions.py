@@ -1,4 +1,4 @@
-"""Exceptions are what people already catch, and come back whole from a DataLoader worker and from a pickle."""
+"""Exceptions are also the builtins that users catch, and survive pickling and DataLoader workers."""
 
 import inspect
 import pickle
@@ -12,7 +12,7 @@ from torchobj import exceptions
 CLASSES = [value for _, value in inspect.getmembers(exceptions, inspect.isclass) if issubclass(value, Exception)]
 
 
-def test_all_are_listed_and_all_are_torchobj_errors():
+def test_all_exceptions_are_exported_and_derive_from_torchobj_error():
     assert sorted(kind.__name__ for kind in CLASSES) == sorted(exceptions.__all__)
     assert all(issubclass(kind, exceptions.TorchobjError) for kind in CLASSES)
 
@@ -32,12 +32,12 @@ def test_all_are_listed_and_all_are_torchobj_errors():
         (exceptions.StoreError, OSError),
     ],
 )
-def test_each_is_the_builtin_that_people_catch(kind, builtin):
+def test_each_is_also_the_builtin_that_users_catch(kind, builtin):
     assert issubclass(kind, builtin)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_each_survives_a_pickle_and_a_worker(kind):
+def test_each_survives_pickling_and_a_worker(kind):
     error = kind("get s3://b/k: 503 SlowDown (request id R)")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
@@ -51,7 +51,7 @@ def test_each_survives_a_pickle_and_a_worker(kind):
     assert "request id R" in str(caught.value)
 
 
-def test_an_error_says_what_was_done_to_what_and_how_often():
+def test_an_error_has_the_operation_the_object_and_the_attempts():
     store = torchobj.Store("memory://errors")
     with pytest.raises(FileNotFoundError) as caught:
         store.get("missing")

@@ -1,11 +1,11 @@
-"""What keeps a rank from writing travels to the coordinator, whatever exception it is."""
+"""The error of a rank that cannot write reaches the coordinator, whichever exception it is."""
 
 import pickle
 
 import pytest
 
 from torchobj import exceptions
-from torchobj.checkpoint.dcp.writing import FailedWrite
+from torchobj.checkpoint.dcp.save_items import FailedWrite
 
 
 class Unloadable(Exception):

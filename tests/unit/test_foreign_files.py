@@ -1,4 +1,4 @@
-"""A file that `torch.save` did not write is refused with what it looks like."""
+"""A file that `torch.save` did not write is refused, and the error names its format."""
 
 import gzip
 import io
@@ -35,25 +35,31 @@ def tarred(buffer):
 
 HEADER = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
 FILES = {
-    "safetensors": (len(HEADER).to_bytes(8, "little") + HEADER + b"\0\0\0\0", "looks like safetensors: read it by"),
+    "safetensors": (len(HEADER).to_bytes(8, "little") + HEADER + b"\0\0\0\0", "looks like safetensors: read it with"),
     "pickle 2": (pickle.dumps({"a": 1}, 2), "looks like a plain pickle: "),
-    "pickle 5": (pickle.dumps({"a": 1}, 5), "only for a file that you trust"),
-    "zip": (zipped(["notes.txt", "more.txt"]), r"a zip archive of 2 records \(more.txt, notes.txt\), but not one of"),
+    "pickle 5": (pickle.dumps({"a": 1}, 5), "use it for trusted files only"),
+    "zip": (
+        zipped(["notes.txt", "more.txt"]),
+        r"a zip archive of 2 records \(more.txt, notes.txt\), not a file of torch.save",
+    ),
     "npz": (written(lambda buffer: numpy.savez(buffer, x=numpy.ones(2))), "a zip archive of numpy arrays"),
-    "npy": (written(lambda buffer: numpy.save(buffer, numpy.ones(2))), "looks like an array of numpy"),
-    "gzip": (gzip.compress(b"x"), "looks like compressed by gzip|compressed by gzip: decompress it first"),
+    "npy": (written(lambda buffer: numpy.save(buffer, numpy.ones(2))), "looks like a numpy array"),
+    "gzip": (gzip.compress(b"x"), "looks like a file compressed with gzip: decompress it first"),
     "tar": (written(tarred), "looks like a tar archive"),
-    "xml": (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "XML, as the error of a server"),
+    "xml": (
+        b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
+        "XML, such as the error response of a server",
+    ),
     "html": (b"<!DOCTYPE html><html></html>", "looks like HTML"),
     "json": (b' {"a": 1}', "looks like JSON"),
-    "git lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
-    "text": (b"just text", "it is no file of torch.save$"),
-    "a length alone": (b"\xff" * 8 + b"{", "it is no file of torch.save$"),
+    "git lfs": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a Git LFS pointer"),
+    "text": (b"just text", "it is not a file of torch.save$"),
+    "a length alone": (b"\xff" * 8 + b"{", "it is not a file of torch.save$"),
 }
 
 
 @pytest.mark.parametrize(("body", "message"), FILES.values(), ids=FILES.keys())
-def test_a_file_of_another_format_is_refused_with_its_name(body, message):
+def test_a_file_of_another_format_is_refused_and_the_format_is_named(body, message):
     torchobj.Store("memory://foreign").put("file", body)
     with pytest.raises(exceptions.CheckpointError, match=message) as caught:
         torchobj.load("memory://foreign/file")

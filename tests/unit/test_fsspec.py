@@ -1,4 +1,4 @@
-"""The file system for fsspec: fsspec's own conformance suite, and what it leaves open."""
+"""The fsspec file system: fsspec's own conformance suite, and cases that the suite does not cover."""
 
 import pickle
 
@@ -57,7 +57,7 @@ class TestOpening(Fixtures, abstract.AbstractOpenTests):
     pass
 
 
-# What the suite leaves open
+# Cases that the suite does not cover
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def body(key):
     return bytes(torchobj.Store("memory://files").get(key))
 
 
-def test_listings_tell_objects_from_folders_and_leave_out_markers(files):
+def test_listings_distinguish_objects_from_folders_and_omit_markers(files):
     for name in ("a", "a/b", "a/c/d", "folder/", "ab", "a//unseen"):
         torchobj.Store("memory://files").put(name, b"12")
     assert [(entry["name"], entry["type"]) for entry in files.ls("memory://files/")] == [
@@ -94,7 +94,7 @@ def test_listings_tell_objects_from_folders_and_leave_out_markers(files):
         files.ls("")
 
 
-def test_folders_exist_once_they_are_made_for_every_instance_and_vanish_when_removed(files):
+def test_created_folders_exist_for_every_instance_until_removed(files):
     files.makedirs("files/x/y")
     other = InMemory(skip_instance_cache=True)
     assert other is not files
@@ -114,8 +114,8 @@ def test_folders_exist_once_they_are_made_for_every_instance_and_vanish_when_rem
         files.mkdir("files/object")
 
 
-def test_only_the_folders_that_were_made_last_are_remembered(files, monkeypatch):
-    monkeypatch.setattr(torchobj.fsspec, "_REMEMBERED", 2)
+def test_only_the_most_recently_created_folders_are_remembered(files, monkeypatch):
+    monkeypatch.setattr(torchobj.fsspec, "_MAX_REMEMBERED", 2)
     for name in "abab":
         files.makedirs(f"files/{name}", exist_ok=True)
     files.makedirs("files/c")
@@ -123,7 +123,7 @@ def test_only_the_folders_that_were_made_last_are_remembered(files, monkeypatch)
 
 
 @pytest.mark.parametrize("mode", ["w", "wb", "a", "ab"])
-def test_a_block_that_raises_leaves_the_old_object(files, mode):
+def test_a_with_block_that_raises_keeps_the_old_object(files, mode):
     files.pipe("files/k", b"old")
     with pytest.raises(ZeroDivisionError), files.open("files/k", mode) as file:
         file.write("new" if "b" not in mode else b"new")
@@ -133,7 +133,7 @@ def test_a_block_that_raises_leaves_the_old_object(files, mode):
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("mode", ["w", "wb", "a", "ab"])
-def test_a_block_of_fsspecs_own_open_that_raises_leaves_the_old_object(files, mode, compression):
+def test_a_with_block_of_fsspec_open_that_raises_keeps_the_old_object(files, mode, compression):
     files.pipe("files/k", b"old")
     with pytest.raises(ZeroDivisionError), fsspec.core.OpenFile(files, "files/k", mode, compression) as file:
         file.write("new" if "b" not in mode else b"new")
@@ -143,7 +143,7 @@ def test_a_block_of_fsspecs_own_open_that_raises_leaves_the_old_object(files, mo
 
 @pytest.mark.parametrize("opened", [InMemory.open, fsspec.core.OpenFile])
 @pytest.mark.parametrize("mode", ["w", "wb"])
-def test_a_file_may_be_written_where_an_exception_is_handled(files, mode, opened):
+def test_a_file_can_be_written_while_an_exception_is_handled(files, mode, opened):
     text = "new" if mode == "w" else b"new"
     try:
         _ = 1 / 0
@@ -156,14 +156,14 @@ def test_a_file_may_be_written_where_an_exception_is_handled(files, mode, opened
     assert body("k") == b"new"
 
 
-def test_a_file_that_is_closed_by_what_handles_an_exception_is_forgotten(files, caplog):
+def test_a_file_closed_while_its_exception_is_handled_is_not_committed(files, caplog):
     file = files.open("files/k", "wb")
     try:
         _ = 1 / 0
     except ZeroDivisionError:
         file.close()
     assert not files.exists("files/k")
-    assert "because of ZeroDivisionError: nothing was committed" in caplog.text
+    assert "because of ZeroDivisionError; nothing was committed" in caplog.text
     file = files.open("files/k", "wb")
     try:
         _ = 1 / 0
@@ -173,7 +173,7 @@ def test_a_file_that_is_closed_by_what_handles_an_exception_is_forgotten(files, 
     assert body("k") == b"whole"
 
 
-def test_appending_goes_on_behind_the_end_and_makes_what_is_not_there(files):
+def test_appending_writes_after_the_end_and_creates_a_missing_object(files):
     for text in ("a\r\n", "é"):
         with files.open("files/k", "a", newline="", encoding="utf-8") as file:
             file.write(text)
@@ -182,7 +182,7 @@ def test_appending_goes_on_behind_the_end_and_makes_what_is_not_there(files):
         assert file.readlines() == ["a\r\n", "é"]
 
 
-def test_a_transaction_writes_all_at_its_end_or_nothing(files):
+def test_a_transaction_writes_all_files_at_its_end_or_none(files):
     files.pipe("files/k", b"old")
     with files.transaction:
         with files.open("files/k", "wb") as file:
@@ -205,7 +205,7 @@ def test_a_transaction_writes_all_at_its_end_or_nothing(files):
     assert (body("k"), body("other")) == (b"new", b"more")
 
 
-def test_bytes_are_had_by_the_rules_of_slices(files):
+def test_byte_ranges_follow_the_rules_of_slices(files):
     data = bytes(range(10))
     files.pipe("files/k", data)
     ends = [None, 0, 1, 5, 10, 20, -1, -5, -10, -20]
@@ -214,7 +214,7 @@ def test_bytes_are_had_by_the_rules_of_slices(files):
             assert files.cat_file("files/k", start, end) == data[start:end], (start, end)
 
 
-def test_what_is_not_known_is_raised_and_not_taken_for_absence(files, monkeypatch):
+def test_an_error_is_raised_and_not_reported_as_absence(files, monkeypatch):
     files.pipe("files/folder/k", b"x")
 
     def denied(*_):
@@ -224,7 +224,7 @@ def test_what_is_not_known_is_raised_and_not_taken_for_absence(files, monkeypatc
     for ask in (files.exists, files.isfile, files.info):
         with pytest.raises(PermissionError):
             ask("files/k")
-    # Who may only read what is below a folder is denied its name.
+    # A user who may only read below a folder gets 403 for the folder's own name.
     assert files.info("files/folder")["type"] == "directory"
     files.makedirs("files/new", exist_ok=True)
     assert files.isdir("files/new")
@@ -234,7 +234,7 @@ def test_what_is_not_known_is_raised_and_not_taken_for_absence(files, monkeypatc
             ask("files/folder")
 
 
-def test_moving_and_removing_touch_no_namesake(files):
+def test_moving_and_removing_do_not_touch_objects_with_the_same_prefix(files):
     for name in ("run/a", "run/b/c", "run 2/a", "runs"):
         files.pipe(f"files/{name}", name.encode())
     files.mv("files/run", "files/moved", recursive=True)
@@ -255,14 +255,14 @@ def test_other_modes_and_options_are_refused(files):
         file.read()
 
 
-def test_instances_travel_by_pickle_with_their_configuration():
+def test_instances_are_pickled_with_their_configuration():
     files = InMemory(config=torchobj.StoreConfig(s3=torchobj.S3Options(endpoint_url="http://elsewhere", profile="x")))
     again = pickle.loads(pickle.dumps(files))
     assert again._config == files._config
     assert again == files
 
 
-def test_registering_serves_the_scheme_with_the_configuration_given(monkeypatch):
+def test_a_registered_scheme_uses_the_given_configuration(monkeypatch):
     monkeypatch.setitem(_registry, "s3", fsspec.AbstractFileSystem)
     monkeypatch.setattr(torchobj.fsspec, "_default", None)
     monkeypatch.setitem(conf, "s3", {})
@@ -275,10 +275,10 @@ def test_registering_serves_the_scheme_with_the_configuration_given(monkeypatch)
         assert (type(files), files._config.s3.region, path) == (ObjectFileSystem, "eu-west-1", "bucket/some key")
         assert register(replace=False)
     assert fsspec.filesystem("s3", region="us-east-1")._config.s3.region == "us-east-1"
-    # A file system that was made before is another; one that travels has what it was made with.
+    # A file system created earlier is another instance; a pickled one keeps its configuration.
     assert (before._config.s3.region, ObjectFileSystem()._config.s3.region) == (None, "eu-west-1")
     travelling = pickle.dumps(ObjectFileSystem())
     monkeypatch.setattr(torchobj.fsspec, "_default", None)
     assert pickle.loads(travelling)._config.s3.region == "eu-west-1"
-    # s3fs is given all that fsspec's configuration has for s3.
+    # s3fs receives all of fsspec's configuration for s3.
     assert conf["s3"] == {}

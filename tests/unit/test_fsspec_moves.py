@@ -1,4 +1,4 @@
-"""Moving objects and folders: what fsspec's suite checks of `mv` with local files, checked of ours."""
+"""Moving objects and folders: the checks that fsspec's suite makes on `mv` with local files."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_file_is_moved_with_its_content_to_a_name_and_into_a_folder(files):
 
 
 @pytest.mark.parametrize("recursive", [False, True])
-def test_a_move_that_fails_removes_nothing_and_leaves_nothing_at_its_destination(files, recursive, monkeypatch):
+def test_a_failed_move_removes_nothing_and_leaves_nothing_at_its_destination(files, recursive, monkeypatch):
     def refuse(*_, **__):
         raise exceptions.AccessDeniedError("copy memory://moves/x: 403")
 
@@ -40,7 +40,7 @@ def test_a_move_that_fails_removes_nothing_and_leaves_nothing_at_its_destination
 
 
 @pytest.mark.parametrize("recursive", [False, True])
-def test_what_does_not_exist_is_not_moved(files, recursive):
+def test_moving_a_missing_object_is_an_error(files, recursive):
     with pytest.raises(FileNotFoundError):
         files.mv("moves/missing", "moves/elsewhere", recursive=recursive)
     assert not files.exists("moves/elsewhere")
@@ -51,7 +51,7 @@ def test_a_move_onto_itself_keeps_the_object(files):
     assert files.cat("moves/a") == b"a"
 
 
-def test_a_folder_is_moved_with_all_below_it_and_a_move_replaces_what_was_there(files):
+def test_a_folder_is_moved_with_its_contents_and_a_move_replaces_the_destination(files):
     files.mv("moves/deep", "moves/other", recursive=True)
     assert files.find("moves") == ["moves/a", "moves/other/b", "moves/other/er/c"]
     files.mv("moves/a", "moves/other/b")

@@ -1,4 +1,4 @@
-"""What fsspec's methods of the file system touch: the blocks that are read, the prefix that is found, what is removed."""
+"""Which objects the methods of the fsspec file system touch: blocks read, prefixes found, objects removed."""
 
 import pytest
 from fsspec.callbacks import Callback
@@ -24,7 +24,7 @@ def fill(files, *names):
         files.pipe(f"scope/{name}", name.encode())
 
 
-def test_a_block_is_read_and_cut_at_delimiters(files):
+def test_a_block_is_read_up_to_its_delimiters(files):
     files.pipe("scope/k", b"Alice, 100\nBob, 200\nCharlie, 300")
     assert files.read_block("scope/k", 0, 13) == b"Alice, 100\nBo"
     assert files.read_block("scope/k", 0, 13, delimiter=b"\n") == b"Alice, 100\nBob, 200\n"
@@ -42,7 +42,7 @@ class Counted(Callback):
         super().set_size(size)
 
 
-def test_callbacks_of_transfers_are_told_the_total(files, tmp_path):
+def test_transfer_callbacks_receive_the_total(files, tmp_path):
     (tmp_path / "up").write_bytes(b"x" * 5_000_000)
     for transfer in (
         lambda told: files.put_file(tmp_path / "up", "scope/k", callback=told),
@@ -64,7 +64,7 @@ def test_a_reader_has_the_size_of_its_object_without_moving(files):
         _ = file.size
 
 
-def test_find_returns_what_has_the_prefix(files):
+def test_find_returns_all_keys_with_the_prefix(files):
     fill(files, "a/x1", "a/x2/y", "a/z", "ab/x1")
     for folder in ("scope/a", "scope/a/", "memory://scope/a"):
         assert files.find(folder, prefix="x") == ["scope/a/x1", "scope/a/x2/y"]
@@ -77,7 +77,7 @@ def test_find_returns_what_has_the_prefix(files):
             files.find("scope", prefix="a", **settings)
 
 
-def test_find_is_one_listing(files, monkeypatch):
+def test_find_makes_one_listing(files, monkeypatch):
     fill(files, "a/x", "a/b/y", "a/b/c/z", "k")
     torchobj.Store("memory://scope").put("a/b/", b"")
     listings, listed = [], torchobj.Store.list
@@ -91,7 +91,7 @@ def test_find_is_one_listing(files, monkeypatch):
     ]  # fmt: skip
 
 
-def test_what_cannot_be_listed_is_not_found_to_be_empty(files, monkeypatch):
+def test_a_failed_listing_is_not_reported_as_empty(files, monkeypatch):
     fill(files, "a/x")
 
     def denied(*_):
@@ -106,7 +106,7 @@ def test_what_cannot_be_listed_is_not_found_to_be_empty(files, monkeypatch):
 
 @pytest.mark.parametrize("recursive", [False, True])
 @pytest.mark.parametrize("path", ["", "/", "memory://", "scope", "scope/", "memory://scope", ["scope/a/x", "scope"]])
-def test_no_bucket_is_emptied(files, path, recursive):
+def test_removing_a_whole_bucket_is_refused(files, path, recursive):
     fill(files, "a/x", "k")
     for remove in (files.rm, files.delete):
         with pytest.raises(exceptions.UnsupportedError):
@@ -123,7 +123,7 @@ def test_moving_a_bucket_deletes_nothing(files):
     assert files.find("scope") == ["scope/a/x"]
 
 
-def test_a_folder_is_removed_where_it_is_named_and_only_with_recursive(files):
+def test_only_the_named_folder_is_removed_and_only_with_recursive(files):
     fill(files, "a/x", "a/b/y", "ab", "c")
     files.rm("scope/a")
     assert len(files.find("scope")) == 4

@@ -1,4 +1,4 @@
-"""A manifest is small, travels, and gives back what was listed."""
+"""A manifest is compact, can be pickled, and returns exactly what was listed."""
 
 import pickle
 
@@ -20,7 +20,7 @@ def test_urls_are_kept_with_their_buckets():
         torchobj.Manifest.from_urls(["no-url"])
 
 
-def test_it_costs_little_and_is_pickled_as_what_it_is():
+def test_it_is_small_and_is_pickled_in_its_packed_form():
     urls = [f"s3://bucket/train/{number:08}.jpg" for number in range(100_000)]
     manifest = torchobj.Manifest.from_urls(urls)
     keys = sum(len(url) - len("s3://bucket/") for url in urls)
@@ -34,7 +34,7 @@ def test_it_costs_little_and_is_pickled_as_what_it_is():
     assert torchobj.Manifest.from_urls(urls[1:]).digest() != manifest.digest()
 
 
-def test_bytes_that_are_no_manifest_are_refused():
+def test_invalid_bytes_are_refused():
     for data in (b"", b"garbage", b"s3://a\n\n\xff\xff"):
-        with pytest.raises(ValueError, match="no bytes of a manifest"):
+        with pytest.raises(ValueError, match="are not a manifest"):
             torchobj.Manifest(data)

@@ -1,4 +1,4 @@
-"""The computed permutation, and the sampler of it: golden orders, fair ones, and orders that ranks share."""
+"""The computed permutation and its sampler: golden orders, uniform orders, and orders shared among ranks."""
 
 import collections
 import itertools
@@ -37,20 +37,20 @@ def test_the_order_is_the_same_in_every_version_and_on_every_machine():
 
 
 @given(size=st.integers(0, 5000), seed=st.integers(), epoch=st.integers())
-def test_every_number_comes_once(size, seed, epoch):
+def test_every_number_occurs_once(size, seed, epoch):
     assert sorted(permuted(size, seed, epoch)) == list(range(size))
 
 
 @pytest.mark.parametrize(("size", "limit"), [(3, 25), (4, 55), (5, 190)])
-def test_each_order_of_a_few_is_as_likely_as_any_other(size, limit):
-    # chi squared over all orders, at about p = 0.0001
+def test_all_orders_of_a_few_numbers_are_equally_likely(size, limit):
+    # Chi-squared over all orders, at about p = 0.0001.
     counts = collections.Counter(tuple(permuted(size, seed)) for seed in range(6000))
     orders = list(itertools.permutations(range(size)))
     expected = 6000 / len(orders)
     assert sum((counts[order] - expected) ** 2 / expected for order in orders) < limit
 
 
-def test_each_number_is_as_likely_at_each_place():
+def test_each_number_is_equally_likely_at_each_position():
     size, epochs = 50, 3000
     seen = np.zeros((size, size))
     for epoch in range(epochs):
@@ -61,7 +61,7 @@ def test_each_number_is_as_likely_at_each_place():
     assert abs(chi_squared - freedom) < 4 * (2 * freedom) ** 0.5
 
 
-def test_neighbours_are_not_neighbours_in_another_seed_or_epoch():
+def test_neighbours_differ_between_seeds_and_epochs():
     orders = [permuted(5000, seed, epoch) for seed in range(3) for epoch in range(3)]
     for one, other in itertools.combinations(orders, 2):
         pairs = set(itertools.pairwise(one))
@@ -69,7 +69,7 @@ def test_neighbours_are_not_neighbours_in_another_seed_or_epoch():
         assert sum(a == b for a, b in zip(one, other, strict=True)) < 12
 
 
-def test_a_billion_indices_take_no_memory_and_no_time_to_begin():
+def test_a_billion_indices_need_no_memory_and_no_setup():
     ahead = iter(sampler(10**9, 8, 3))
     tracemalloc.start()
     found = list(itertools.islice(ahead, 10_000))
@@ -81,7 +81,7 @@ def test_a_billion_indices_take_no_memory_and_no_time_to_begin():
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_the_ranks_together_go_through_one_order_from_its_start(ranks):
+def test_the_ranks_together_traverse_one_order_from_its_start(ranks):
     rounds = zip(*(sampler(24, ranks, rank, seed=5) for rank in range(ranks)), strict=True)
     assert [index for round_ in rounds for index in round_] == permuted(24, 5)
 
@@ -89,7 +89,7 @@ def test_the_ranks_together_go_through_one_order_from_its_start(ranks):
 @pytest.mark.parametrize(("size", "ranks"), [(10, 3), (10, 4), (2, 5), (0, 2), (1, 1)])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_lengths_padding_and_what_is_dropped_are_torchs(size, ranks, drop_last, shuffle):
+def test_lengths_padding_and_drop_last_are_the_same_as_torchs(size, ranks, drop_last, shuffle):
     settings = {"shuffle": shuffle, "drop_last": drop_last}
     order = permuted(size) if shuffle else list(range(size))
     for rank in range(ranks):
@@ -100,10 +100,10 @@ def test_lengths_padding_and_what_is_dropped_are_torchs(size, ranks, drop_last, 
             theirs_in_order = torch.utils.data.DistributedSampler(
                 order, ranks, rank, shuffle=False, drop_last=drop_last
             )
-            assert list(ours) == [order[place] for place in theirs_in_order]
+            assert list(ours) == [order[position] for position in theirs_in_order]
 
 
-def test_an_epoch_has_its_own_order_and_the_same_one_again():
+def test_each_epoch_has_its_own_reproducible_order():
     ours = sampler()
     first = list(ours)
     assert list(ours) == first
@@ -114,7 +114,7 @@ def test_an_epoch_has_its_own_order_and_the_same_one_again():
 
 
 @pytest.mark.parametrize("done", [0, 1, 7, 23, 24])
-def test_the_rest_follows_a_state_once_with_any_number_of_ranks(done):
+def test_any_number_of_ranks_reads_the_rest_of_a_state_once(done):
     before = sampler(seed=3)
     before.set_epoch(2)
     list(itertools.islice(before, done))
@@ -130,7 +130,7 @@ def test_the_rest_follows_a_state_once_with_any_number_of_ranks(done):
         assert sorted(index for each in after for index in each) == list(range(24))
 
 
-def test_what_was_resumed_is_kept_for_its_epoch_only():
+def test_a_resumed_position_applies_to_its_epoch_only():
     state = {"seed": 0, "epoch": 4, "done": 20, "length": 24, "shuffle": True}
     ours = sampler()
     ours.load_state_dict(state)
@@ -143,7 +143,7 @@ def test_what_was_resumed_is_kept_for_its_epoch_only():
     assert len(list(ours)) == 24
 
 
-def test_an_iterator_that_is_never_used_takes_nothing():
+def test_an_unused_iterator_consumes_nothing():
     ours = sampler()
     ours.load_state_dict({"seed": 0, "epoch": 0, "done": 20, "length": 24, "shuffle": True})
     iter(ours)
@@ -160,24 +160,24 @@ def test_an_iterator_that_is_never_used_takes_nothing():
         ({"shuffle": False}, "shuffle=False"),
     ],
 )
-def test_a_state_of_something_else_is_refused_by_the_name_of_its_field(changed, named):
+def test_a_state_of_another_sampler_is_refused_with_the_name_of_its_field(changed, named):
     with pytest.raises(ConfigError, match=named):
         sampler().load_state_dict(sampler().state_dict() | changed)
 
 
 @pytest.mark.parametrize(("num_replicas", "rank"), [(0, 0), (2, 2), (2, -1), (None, -1)])
-def test_a_rank_that_is_none_is_refused(num_replicas, rank):
+def test_an_invalid_rank_is_refused(num_replicas, rank):
     with pytest.raises(ConfigError, match="num_replicas=0|rank="):
         ElasticDistributedSampler(range(3), num_replicas, rank)
 
 
-def test_without_a_job_it_is_the_only_rank_and_half_a_rank_is_refused():
+def test_without_a_job_it_is_the_only_rank_and_num_replicas_needs_rank():
     assert len(ElasticDistributedSampler(range(3))) == 3
     with pytest.raises(ConfigError, match="num_replicas=2, rank=None"):
         list(ElasticDistributedSampler(range(3), num_replicas=2))
 
 
-def test_a_job_that_is_initialised_late_is_seen(monkeypatch):
+def test_a_process_group_that_is_initialised_later_is_used(monkeypatch):
     ours = ElasticDistributedSampler(range(10), seed=1)
     assert len(ours) == 10
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -186,7 +186,7 @@ def test_a_job_that_is_initialised_late_is_seen(monkeypatch):
     assert list(ours) == permuted(10, 1)[4::5]
 
 
-def test_lightning_and_others_know_it_for_a_distributed_sampler():
+def test_it_is_a_distributed_sampler_for_lightning():
     ours = sampler(10, 3, 1)
     assert isinstance(ours, torch.utils.data.DistributedSampler)
     assert (ours.num_replicas, ours.rank, ours.num_samples, ours.total_size) == (3, 1, 4, 12)

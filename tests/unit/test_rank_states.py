@@ -1,11 +1,11 @@
-"""States of several ranks in one state: what is kept for each, what each gets back, and what is refused."""
+"""The states of all ranks in one state: how they are gathered, and how each rank gets its own."""
 
 import pytest
 import torch
 
 from tests.ranks import run_ranks
-from torchobj.checkpoint.rank_states import gathered, own
 from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.state import gathered, own_state, take_state
 from torchobj.exceptions import CheckpointError
 
 KEY = "torchobj_states_of_ranks"
@@ -28,49 +28,48 @@ class TwoRanks:
     several, count, number, is_first = True, 2, 1, False
 
 
-def test_a_state_that_holds_itself_is_returned_as_it_is():
+def test_a_state_that_contains_itself_is_returned_unchanged():
     state = {"step": 3}
     state["again"] = state
-    assert own(state, TwoRanks, "x") is state
+    assert own_state(state, TwoRanks, "x") is state
 
 
-def test_a_deep_state_is_no_recursion_error():
+def test_a_deeply_nested_state_does_not_raise_recursion_error():
     state = {KEY: [1, 2]}
     for _ in range(100_000):
         state = {"inner": state}
-    found = own(state, TwoRanks, "x")
+    found = own_state(state, TwoRanks, "x")
     while isinstance(found, dict):
         found = found["inner"]
     assert found == 2
 
 
 @pytest.mark.parametrize("states", [None, 3, "ab", {}, [], ()])
-def test_states_of_ranks_that_are_no_list_are_a_typed_error(states):
+def test_states_of_ranks_that_are_not_a_list_raise_checkpoint_error(states):
     with pytest.raises(CheckpointError, match="x: the states of the ranks"):
-        own({"loader": {KEY: states}}, TwoRanks, "x")
+        own_state({"loader": {KEY: states}}, TwoRanks, "x")
 
 
-def test_states_that_cannot_be_compared_are_a_typed_error():
+def test_states_that_cannot_be_compared_raise_checkpoint_error():
     one, other = {}, {}
     one["self"], other["self"] = one, other
     with pytest.raises(CheckpointError, match="saved by 3 ranks"):
-        own({"loader": {KEY: [one, other, one]}}, TwoRanks, "x")
+        own_state({"loader": {KEY: [one, other, one]}}, TwoRanks, "x")
 
 
-def test_a_state_of_the_first_rank_alone_is_that_of_all():
-    assert own({"loader": {KEY: [{"n": 1}, None]}}, TwoRanks, "x") == {"loader": {"n": 1}}
+def test_a_state_of_the_first_rank_only_is_used_by_all():
+    assert own_state({"loader": {KEY: [{"n": 1}, None]}}, TwoRanks, "x") == {"loader": {"n": 1}}
     with pytest.raises(CheckpointError, match="saved by 2 ranks"):
-        own({"loader": {KEY: [{"n": 1}, {"n": 2}, None]}}, TwoRanks, "x")
+        own_state({"loader": {KEY: [{"n": 1}, {"n": 2}, None]}}, TwoRanks, "x")
 
 
 def partly(rank):
     torch.distributed.init_process_group("gloo")
     state = {"data": Position({"n": 1}), "x": 1} if rank == 0 else {}
-    taken = {"data": {"n": 1}, "x": 1} if rank == 0 else {}
-    return own(gathered(state, taken, Ranks()), Ranks(), "x")
+    return own_state(gathered(take_state(state), Ranks()).tree, Ranks(), "x")
 
 
-def test_a_state_that_the_first_rank_alone_gives_is_kept():
+def test_a_state_that_only_the_first_rank_has_is_saved():
     assert run_ranks(partly) == [{"data": {"n": 1}, "x": 1}, {}]
 
 
@@ -78,7 +77,7 @@ def unpicklable(rank):
     torch.distributed.init_process_group("gloo")
     value = {"n": (lambda: 1) if rank == 1 else 2}
     try:
-        gathered({"data": Position(None)}, {"data": value}, Ranks())
+        gathered(take_state({"data": Position(value)}), Ranks())
     except Exception as error:
         return str(error)
     return "no error"
@@ -92,6 +91,6 @@ def test_a_state_that_cannot_be_pickled_fails_on_all_ranks():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_tensors_of_a_gpu_are_gathered_on_the_cpu():
-    from torchobj.checkpoint.ranks import _read_back, _written
+    from torchobj.checkpoint.ranks import _pickled, _unpickled
 
-    assert _read_back(_written(torch.ones(2, device="cuda"))).device.type == "cpu"
+    assert _unpickled(_pickled(torch.ones(2, device="cuda"))).device.type == "cpu"

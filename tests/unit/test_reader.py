@@ -1,4 +1,4 @@
-"""A reader is a binary file, whether its bytes are here or fetched as they are read."""
+"""A reader is a binary file, whether its bytes are in memory or fetched as they are read."""
 
 import io
 import json
@@ -17,11 +17,11 @@ from torchobj.checkpoint.files import open_reader
 BODY = b"".join(b"line %d\n" % number for number in range(2000)) + b"the last one has no end"
 
 
-def landed(body):
+def in_memory(body):
     return ObjectReader("memory://b/k", "b", "k", torchobj.Buffer(body))
 
 
-def ahead(body):
+def read_ahead(body):
     torchobj.Store("memory://readers").put("k", body)
     return open_reader("memory://readers/k", torchobj.StoreConfig(), 1000, 5000)
 
@@ -31,7 +31,7 @@ def exact(body):
     return open_reader("memory://readers/k", torchobj.StoreConfig(), 0, 0)
 
 
-KINDS = pytest.mark.parametrize("reader_of", [landed, ahead, exact])
+KINDS = pytest.mark.parametrize("reader_of", [in_memory, read_ahead, exact])
 
 steps = st.one_of(
     st.tuples(st.just("read"), st.one_of(st.none(), st.integers(-1, 30_000))),
@@ -64,17 +64,17 @@ def play(file, step, argument):
 @KINDS
 @settings(max_examples=60, deadline=None)
 @given(script=st.lists(steps, max_size=25))
-def test_it_does_what_a_file_in_memory_does(reader_of, script):
+def test_it_behaves_as_a_file_in_memory(reader_of, script):
     ours, model = reader_of(BODY), io.BytesIO(BODY)
     for step, argument in script:
         if step == "seek" and argument[1] and argument[0] + (model.tell(), len(BODY))[argument[1] - 1] < 0:
-            # BytesIO stops at 0 where files, and readers, refuse.
+            # BytesIO stops at 0; files and readers raise.
             continue
         assert play(ours, step, argument) == play(model, step, argument), (step, argument)
 
 
 @KINDS
-def test_it_is_a_buffered_file_to_those_who_ask(reader_of):
+def test_it_has_the_attributes_of_a_buffered_file(reader_of):
     reader = reader_of(BODY)
     assert isinstance(reader, io.BufferedIOBase)
     assert (reader.readable(), reader.writable(), reader.seekable(), reader.closed) == (True, False, True, False)
@@ -104,8 +104,8 @@ def test_pillow_torch_and_json_read_it(reader_of):
     assert json.load(reader_of(b'{"a": [1, 2]}')) == {"a": [1, 2]}
 
 
-def test_bytes_that_are_here_are_seen_without_a_copy():
-    reader = landed(bytearray(b"abc"))
+def test_bytes_in_memory_are_viewed_without_a_copy():
+    reader = in_memory(bytearray(b"abc"))
     view = reader.getbuffer()
     view[0] = ord("x")
     assert torch.frombuffer(reader, dtype=torch.uint8).tolist() == list(b"xbc")
@@ -114,9 +114,9 @@ def test_bytes_that_are_here_are_seen_without_a_copy():
     assert bytes(view) == b"xbc"
 
 
-def test_bytes_that_are_not_here_are_not_pretended():
-    reader = ahead(BODY)
-    with pytest.raises(io.UnsupportedOperation, match="fetches as it is read"):
+def test_a_reader_without_its_bytes_offers_no_buffer():
+    reader = read_ahead(BODY)
+    with pytest.raises(io.UnsupportedOperation, match="fetches on demand"):
         reader.getbuffer()
     with pytest.raises(io.UnsupportedOperation):
         memoryview(reader)
@@ -124,21 +124,21 @@ def test_bytes_that_are_not_here_are_not_pretended():
         pickle.dumps(reader)
 
 
-def test_a_reader_with_its_bytes_is_pickled_where_it_is():
-    reader = landed(BODY)
+def test_a_reader_with_its_bytes_is_pickled_with_its_position():
+    reader = in_memory(BODY)
     reader.seek(5)
     copy = pickle.loads(pickle.dumps(reader))
     assert (copy.url, copy.bucket, copy.key, copy.tell(), copy.read(3)) == ("memory://b/k", "b", "k", 5, BODY[5:8])
 
 
-def test_an_object_that_is_not_there_is_said_at_the_first_use():
+def test_a_missing_object_is_an_error_at_the_first_use():
     reader = torchobj.open("memory://readers/missing")
     with pytest.raises(FileNotFoundError, match="memory://readers/missing"):
         reader.read(1)
 
 
 @KINDS
-def test_reading_into_what_cannot_be_written_is_the_type_error_of_io(reader_of):
+def test_reading_into_a_read_only_buffer_raises_the_type_error_of_io(reader_of):
     reader = reader_of(b"0123456789")
     for target in (b"xx", memoryview(b"xx"), "xx", 5, None):
         for read in (reader.readinto, reader.readinto1):
@@ -146,5 +146,5 @@ def test_reading_into_what_cannot_be_written_is_the_type_error_of_io(reader_of):
                 read(target)
     with pytest.raises(TypeError, match="readinto.. takes a writable buffer, not <class 'bytes'>"):
         reader.readinto(b"xx")
-    # Nothing of it was read.
+    # No byte was consumed.
     assert (reader.tell(), reader.size, reader.read()) == (0, 10, b"0123456789")

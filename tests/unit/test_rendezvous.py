@@ -1,8 +1,8 @@
-"""Ranks find each other's listings by a number that each process group counts for itself."""
+"""Ranks find each other's listings by a number that each process group counts on its own."""
 
 import torch.distributed
 
-from torchobj.datasets.rendezvous import _Group, _key
+from torchobj.datasets.manifest_broadcast import _Group, _key
 
 
 def number(store, name="s3://bucket/prefix"):
@@ -14,7 +14,7 @@ def test_the_datasets_of_a_group_are_counted_by_name():
     assert [number(store), number(store), number(store, "another"), number(store)] == [1, 2, 1, 3]
 
 
-def test_a_new_group_counts_anew_also_where_its_store_has_the_address_of_a_former_one():
+def test_a_new_group_starts_counting_again_even_if_its_store_has_the_address_of_an_earlier_one():
     for _ in range(50):
-        # Freed at once: the next one is likely to get its address.
+        # Freed at once: the next group is likely to get its address.
         assert number(torch.distributed.HashStore()) == 1

@@ -1,4 +1,4 @@
-"""Retention counts committed steps only, and never takes the newest: as a rule, and through 1000 random histories."""
+"""Retention counts committed steps only and never deletes the latest one, also in 1000 random histories."""
 
 import itertools
 import logging
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import torchobj
 from torchobj import exceptions
-from torchobj.checkpoint import CheckpointManager, KeepBest, manager, saving
+from torchobj.checkpoint import CheckpointManager, KeepBest, manager, save_step
 from torchobj.checkpoint.retention import Retention, doomed
 
 _names = itertools.count()
@@ -30,12 +30,12 @@ RULES = st.just(Retention(None)) | st.builds(
     st.none() | st.builds(KeepBest, st.just("loss"), st.sampled_from(["min", "max"]), st.integers(1, 3)),
 )
 METRICS = st.fixed_dictionaries({}, optional={"loss": st.floats(width=16)})
-#: In the order of their commits.
+#: In commit order.
 COMMITTED = st.dictionaries(st.integers(0, 30), METRICS, max_size=12)
 
 
 def kept_by(rules, metrics):
-    """What the rules say, said otherwise: the steps of which one rule holds. `metrics` is in the order of commits."""
+    """A second implementation of the rules: the steps that a rule keeps. `metrics` is in commit order."""
     order = list(metrics)
     losses = {step: there["loss"] for step, there in metrics.items() if there.get("loss") == there.get("loss", 0.0)}
 
@@ -59,7 +59,7 @@ def kept_by(rules, metrics):
 
 
 @given(COMMITTED, RULES, st.sets(st.integers(0, 30)))
-def test_what_goes_is_what_no_rule_keeps_and_never_the_newest(metrics, rules, protected):
+def test_deleted_steps_are_those_that_no_rule_keeps_and_never_the_latest(metrics, rules, protected):
     committed = [Step(step, there, time) for time, (step, there) in enumerate(metrics.items())]
     going = doomed(committed, rules, protected)
     assert going == sorted(metrics.keys() - kept_by(rules, metrics) - protected)
@@ -81,18 +81,18 @@ def test_what_goes_is_what_no_rule_keeps_and_never_the_newest(metrics, rules, pr
         {"keep_last": None, "keep_best": ("loss", "min", 1)},
     ],
 )
-def test_a_rule_that_is_none_is_refused_by_its_name(given):
+def test_an_invalid_rule_is_refused_by_name(given):
     name = next(iter(given))
     with pytest.raises(exceptions.ConfigError, match=name):
         CheckpointManager("memory://rules", **given)
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """The process was killed."""
 
 
 class Fault(NamedTuple):
-    """What happens to so many requests from this number on."""
+    """The fault of `length` requests from a number on."""
 
     number: int
     length: int
@@ -101,7 +101,7 @@ class Fault(NamedTuple):
 
 
 class Requests:
-    """Everything that a manager asks of its store; one request meets a fault, and after a kill there is no other."""
+    """Counts the requests of a manager, and fails some of them; after a kill there are no others."""
 
     def __init__(self, fault):
         self.fault, self.count, self.dead = fault, 0, False
@@ -119,7 +119,7 @@ class Requests:
 
 
 class FaultyStore:
-    """A store of which each call is a request."""
+    """A store whose calls count as requests."""
 
     def __init__(self, store, requests):
         self._store, self._requests = store, requests
@@ -132,13 +132,13 @@ class FaultyStore:
 
 
 class History:
-    """Saves, failures and restarts of one job, beside a model of what must be there."""
+    """Saves, failures and restarts of a job, and a model of the expected steps."""
 
     def __init__(self, seed, monkeypatch):
         self.random = random.Random(seed)
         self.url = f"memory://history-{next(_names)}/run"
         self.requests = Requests(None)
-        #: Of each attempt that may have been committed: the value that it saved.
+        #: By step: the values of attempts that may have been committed.
         self.attempted: dict[int, set[int]] = {}
         self.metrics: dict[int, dict[str, float]] = {}
         self.newest = -1
@@ -146,11 +146,11 @@ class History:
         raw = torchobj.Store(f"memory://{self.url.split('/')[2]}")
         self.key = lambda url: url.removeprefix(f"{raw.url}/")
 
-        # torch's format is no part of this, and would take most of its time.
+        # torch's format is not tested here, and would take most of the time.
         def write(state, url, config):
             self.requests.make(lambda: raw.put(self.key(url), b"%d" % state["value"]))
 
-        monkeypatch.setattr(saving, "save", write)
+        monkeypatch.setattr(save_step, "save", write)
         monkeypatch.setattr(manager, "load", lambda url, *_, **__: {"value": int(bytes(raw.get(self.key(url))))})
         self.restart()
 
@@ -177,7 +177,7 @@ class History:
         )
 
     def act(self, work):
-        """Does something that may meet a fault; returns whether it was done, and whether it met one."""
+        """Does some work, with a fault or without; returns whether it succeeded, and whether the fault occurred."""
         self.requests = Requests(self.fault())
         self.manager._commits.store = FaultyStore(self.true_store, self.requests)
         try:
@@ -204,7 +204,7 @@ class History:
         done, met = self.act(lambda: self.manager.save(step, state, loss, overwrite=overwrite))
         after = self.steps()
         if step in after and CheckpointManager(self.url).restore(step)["value"] == value:
-            # One answer that is lost is no failure.
+            # One lost response is not a failure.
             assert done or self.met.kills or self.met.length > 1
             self.metrics.pop(step, None)
             self.attempted[step], self.metrics[step] = {value}, loss
@@ -228,7 +228,7 @@ class History:
             assert before - {going} <= self.steps()
 
     def check(self):
-        """The newest committed step is there, and each that is there loads as it was saved."""
+        """The latest committed step exists, and each step loads as it was saved."""
         there = self.steps()
         assert self.newest == -1 or self.newest in there
         assert self.manager.latest() == (None if self.newest == -1 else self.newest)
@@ -236,7 +236,7 @@ class History:
             assert self.manager.restore(step)["value"] in self.attempted[step]
 
     def sweep(self):
-        """Everything that is no committed step goes, and nothing else."""
+        """Deletes everything but committed steps."""
         self.act(lambda: self.manager.sweep(0))
         listed = {info.key for info in self.true_store.list("run/")}
         left = {f"run/{item.key}" for item in self.manager.leftovers()}
@@ -255,7 +255,7 @@ class History:
 
 
 @pytest.mark.parametrize("hundred", range(10))
-def test_no_history_loses_the_newest_step_nor_one_that_is_to_be_kept(hundred, monkeypatch):
+def test_no_history_loses_the_latest_step_or_one_that_a_rule_keeps(hundred, monkeypatch):
     logging.getLogger("torchobj").setLevel(logging.CRITICAL)
     try:
         for seed in range(100 * hundred, 100 * hundred + 100):
@@ -270,11 +270,11 @@ def test_no_history_loses_the_newest_step_nor_one_that_is_to_be_kept(hundred, mo
         logging.getLogger("torchobj").setLevel(logging.NOTSET)
 
 
-def test_a_history_meets_faults_at_every_request_of_a_save(monkeypatch):
-    """The numbers that `Fault` draws from reach to the end of the longest save of these histories."""
+def test_histories_cover_every_request_of_a_save_with_faults(monkeypatch):
+    """The request numbers of `Fault` include the last request of the longest save."""
     requests = Requests(None)
-    real_save = saving.save
-    monkeypatch.setattr(saving, "save", lambda *given, **named: requests.make(lambda: real_save(*given, **named)))
+    real_save = save_step.save
+    monkeypatch.setattr(save_step, "save", lambda *given, **named: requests.make(lambda: real_save(*given, **named)))
     checkpoints = CheckpointManager("memory://count/run", keep_last=1)
     checkpoints._commits.store = FaultyStore(checkpoints._commits.store, requests)
     checkpoints.save(1, {})

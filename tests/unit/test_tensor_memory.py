@@ -1,4 +1,4 @@
-"""The memory of tensors as bytes, and what becomes of the tensors whose memory was used."""
+"""The memory of tensors as arrays of bytes."""
 
 import gc
 import weakref
@@ -13,7 +13,7 @@ from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import ConfigError
 
 
-def test_the_array_is_the_tensors_memory_of_every_dtype_and_shape():
+def test_the_array_shares_the_tensors_memory_for_every_dtype_and_shape():
     for tensor in (
         torch.arange(6.0).reshape(2, 3)[1:],
         torch.ones((), dtype=torch.bfloat16),
@@ -27,7 +27,7 @@ def test_the_array_is_the_tensors_memory_of_every_dtype_and_shape():
     assert memory_of(torch.empty(0, 3)).shape == memory_of(torch.ones(4)[4:]).shape == (0,)
 
 
-def test_the_array_keeps_the_tensor_and_no_longer():
+def test_the_array_keeps_the_tensor_alive():
     tensor = torch.ones(3)
     alive, part = weakref.ref(tensor), memory_of(tensor)[2:4]
     del tensor
@@ -37,7 +37,7 @@ def test_the_array_keeps_the_tensor_and_no_longer():
     assert alive() is None
 
 
-def test_what_has_no_such_memory_is_refused():
+def test_tensors_without_plain_memory_are_refused():
     complex_one = torch.ones(2, dtype=torch.complex64)
     negative = torch.ones(2, dtype=torch.complex64).conj().imag
     for tensor in (torch.ones(2, 2).T[:1], torch.ones(2, device="meta"), complex_one.conj(), negative):
@@ -75,7 +75,7 @@ def put_and_read_into(state):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("use", [saved_to_an_object, saved_and_loaded, saved_and_loaded_in_shards, put_and_read_into])
 def test_storages_can_be_resized_after_their_memory_was_used(use):
-    # A small one is copied, a large one sent as it is.
+    # Small tensors are copied, large ones are sent from their memory.
     state = {"small": torch.ones(3), "large": torch.ones(100_000), "half": torch.ones(50_000, dtype=torch.bfloat16)}
     used = dict(state)
     use(state)

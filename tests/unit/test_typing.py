@@ -1,6 +1,8 @@
-"""The public classes take a type parameter at run time, as torch's do."""
+"""The public classes are generic at run time as torch's are; type checkers check the rest."""
 
+import ast
 import typing
+from pathlib import Path
 
 import pytest
 import torch.utils.data
@@ -29,7 +31,7 @@ def test_classes_are_generic_as_torchs_are(kind):
     assert issubclass(Mine, kind)
 
 
-def test_what_is_made_of_a_named_class_works():
+def test_instances_of_a_parametrised_class_work():
     store = torchobj.Store("memory://typed")
     for number in range(3):
         store.put(str(number), bytes([number]))
@@ -39,3 +41,10 @@ def test_what_is_made_of_a_named_class_works():
     assert isinstance(loader, torch.utils.data.DataLoader)
     attached = torchobj.attach(torch.utils.data.DataLoader[int](data, batch_size=3))
     assert [batch.tolist() for batch in attached] == [[0, 1, 2]]
+
+
+def test_the_type_checked_file_uses_every_public_name():
+    """`make lint` runs mypy and pyright on the file that uses every name."""
+    tree = ast.parse((Path(__file__).parents[1] / "typing" / "public_names.py").read_text())
+    [imported] = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "torchobj"]
+    assert sorted(alias.name for alias in imported.names) == torchobj.__all__

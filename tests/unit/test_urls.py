@@ -1,4 +1,4 @@
-"""URLs are taken apart letter for letter, or refused by name."""
+"""URLs are parsed without normalisation, or refused with the expected form."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import torchobj
-from torchobj.checkpoint.s3 import S3Checkpoint
+from torchobj.checkpoint.files import S3Checkpoint
 from torchobj.exceptions import ConfigError
 from torchobj.urls import parse_url
 
 
 @given(st.text(max_size=40))
-def test_a_key_is_kept_letter_for_letter(key):
+def test_a_key_is_kept_unchanged(key):
     url = f"s3://bucket/{key}"
     assert parse_url(url) == ("s3", "bucket", key)
     assert str(parse_url(url)) == url
@@ -29,20 +29,20 @@ def test_a_key_is_kept_letter_for_letter(key):
         ("file://host/key", "three slashes"),
         (b"s3://b/k", "must be a str"),
         (None, "must be a str"),
-        (Path("s3://b/k"), "a path has lost slashes of a URL"),
+        (Path("s3://b/k"), "converting a URL to a path removes slashes"),
     ],
 )
-def test_what_is_no_url_of_an_object_is_refused_with_what_was_expected(url, words):
+def test_an_invalid_object_url_is_refused_with_the_expected_form(url, words):
     for use in (parse_url, torchobj.open, torchobj.Store, lambda url: torchobj.get_many([url])):
         with pytest.raises(ConfigError) as caught:
             use(url)
         assert words in str(caught.value)
 
 
-def test_a_url_without_a_key_names_no_object_and_one_with_a_key_no_store():
+def test_an_object_needs_a_url_with_a_key_and_a_store_one_without():
     with pytest.raises(ConfigError, match="names no object"):
         torchobj.open("s3://bucket/", "wb")
-    with pytest.raises(ConfigError, match="a Store is a whole bucket"):
+    with pytest.raises(ConfigError, match="must be a whole bucket"):
         torchobj.Store("s3://bucket/prefix/")
     with pytest.raises(ConfigError, match="expected s3://"):
         torchobj.S3MapDataset("file:///data/")
@@ -51,14 +51,14 @@ def test_a_url_without_a_key_names_no_object_and_one_with_a_key_no_store():
 @pytest.mark.parametrize(
     "url", ["s3://bucket/folder/", "memory://targets/folder/", "memory://targets//", "file:///tmp/x/"]
 )
-def test_a_url_that_ends_with_a_slash_is_no_object_to_write(url):
+def test_a_url_that_ends_with_a_slash_cannot_be_written(url):
     for write in (lambda: torchobj.save({}, url), lambda: torchobj.open(url, "wb"), lambda: S3Checkpoint().writer(url)):
         with pytest.raises(ConfigError, match="slash|names no object|scheme"):
             write()
     assert list(torchobj.Store("memory://targets").list()) == []
 
 
-def test_a_key_that_ends_with_a_slash_is_for_whoever_puts_it():
+def test_a_store_can_put_a_key_that_ends_with_a_slash():
     store = torchobj.Store("memory://markers")
     store.put("folder/", b"")
     assert [info.key for info in store.list()] == ["folder/"]

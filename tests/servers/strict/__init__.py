@@ -1,8 +1,8 @@
-"""A small strict S3: it verifies all that it is sent, remembers it in memory, and misbehaves by script.
+"""A small strict S3 server: verifies every request, stores objects in memory, and injects scripted faults.
 
-A request passes, in this order: `wire` (the head's bytes), `target` and `routing` (what is asked, of what),
-`signature` and `access` (by whom, and whether they may), `faults` (what shall go wrong), `payload` and `checksums`
-(the body), `operations` (doing it in `store`), `sending` (the answer's bytes). `connection` is that order.
+A request passes through these modules in order: `wire` (bytes of the head), `target` and `routing` (operation, bucket
+and key), `signature` and `access` (authentication and authorisation), `faults` (scripted faults), `payload` and
+`checksums` (the body), `operations` (the operation on `store`), `sending` (the response). `connection` calls them.
 
-`control_api` scripts it over HTTP; `control` is the client of that for tests. `server` listens.
+`control_api` configures it over HTTP; `control` is its client for tests. `server` listens.
 """

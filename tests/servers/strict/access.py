@@ -1,4 +1,4 @@
-"""Decides whether a verified request may go on: region, redirects, public buckets, who pays. Leaves keys to operations."""
+"""Authorises a verified request: region, redirects, public buckets, requester pays. Operations check keys."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PUBLIC = ("GetObject", "HeadObject", "ListObjectsV2", "HeadBucket")
 
 
 def check_access(request: Request) -> None:
-    """Refuses a request with the error that S3 gives; returns nothing where it may be performed."""
+    """Raises the error that S3 returns for a refused request; returns nothing if it is allowed."""
     identity = request.identity
     if request.operation in _WITHOUT_BUCKET:
-        # One endpoint stands for those of all regions, so there is no region that these two had to be signed for.
+        # One endpoint serves all regions, so these two operations accept any signed region.
         if identity is None:
             raise S3Error("AccessDenied")
         return
@@ -39,13 +39,13 @@ def _check_redirect(bucket: Bucket) -> None:
 def _check_owner(request: Request, bucket: Bucket) -> None:
     if request.headers.get("x-amz-expected-bucket-owner") not in (None, OWNER_ID):
         raise S3Error("AccessDenied")
-    # S3 exempts the bucket's owner; here nobody is, since every account would be that owner.
+    # S3 exempts the bucket's owner. This server exempts no account, because every account would be the owner.
     if bucket.requester_pays and request.headers.get("x-amz-request-payer") != "requester":
         raise S3Error("AccessDenied", "The bucket is a requester pays bucket: x-amz-request-payer is missing.")
 
 
 def headers_of_every_answer(request: Request) -> list[tuple[str, str]]:
-    """Returns the headers that answers about this bucket carry, be they errors or not."""
+    """Returns the headers that every response about this bucket has, including errors."""
     bucket = request.state.buckets.get(request.target.bucket or "")
     if bucket is None:
         return []

@@ -1,4 +1,4 @@
-"""The accounts that may sign requests: one long-lived key, and temporary ones by script. Leaves signatures to others."""
+"""The accounts that may sign requests: one permanent key and scripted temporary ones. `signature` verifies."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from .errors import S3Error
 
 ACCESS_KEY = "AKIATORCHOBJTESTS000"
-# With / and + in it, as many real secrets have: a client that mangles them is found out.
+# Contains / and +, as many real secrets do, to detect clients that mangle them.
 SECRET_KEY = "torchobj/tests+secret/EXAMPLEKEYEXAMPLEKEY"
 OWNER_ID = "111122223333"
 
 
 @dataclass(frozen=True)
 class Account:
-    """A key pair; `token` and `expires_s` (Unix epoch, the server's clock) are those of temporary credentials."""
+    """A key pair; temporary credentials have `token` and `expires_s` (Unix epoch, by the server's clock)."""
 
     access_key: str
     secret_key: str
@@ -37,7 +37,7 @@ class Accounts:
         self._by_access_key[account.access_key] = account
 
     def authorise(self, access_key: str, token: str | None, now_s: float) -> Account:
-        """Returns the account of a request; S3Error where the key is unknown or its token wrong or expired."""
+        """Returns the account of a request; raises S3Error if the key is unknown or its token wrong or expired."""
         account = self._by_access_key.get(access_key)
         if account is None:
             raise S3Error("InvalidAccessKeyId", details={"AWSAccessKeyId": access_key})

@@ -1,4 +1,4 @@
-"""What a client says about an object beside its content: content headers, metadata, class, tags. Checks and keeps them."""
+"""The attributes of an object besides its content: content headers, metadata, storage class, tags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STORAGE_CLASSES = (
     "GLACIER_IR",
     "EXPRESS_ONEZONE",
 )
-# An object of these classes must be restored before it can be read; nothing restores here.
+# Objects of these classes must be restored before a read; this server restores none.
 ARCHIVED_CLASSES = ("GLACIER", "DEEP_ARCHIVE")
 # S3 user guide, "Working with object metadata".
 METADATA_LIMIT_BYTES = 2 * 1024
@@ -39,7 +39,7 @@ METADATA_PREFIX = "x-amz-meta-"
 
 @dataclass(frozen=True)
 class Attributes:
-    """The kept attributes; header names are in lower case, metadata names without their prefix."""
+    """The stored attributes; header names are in lower case, metadata names without their prefix."""
 
     content: Mapping[str, str] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Attributes:
     tags: tuple[tuple[str, str], ...] = ()
 
     def response_headers(self) -> list[tuple[str, str]]:
-        """Returns the headers that a read of the object answers with; S3 does not name the class STANDARD there."""
+        """Returns the headers of a read's response; S3 omits the class STANDARD there."""
         headers = [(name, value) for name, value in self.content.items()]
         headers += [(METADATA_PREFIX + name, value) for name, value in self.metadata.items()]
         if self.storage_class != "STANDARD":
@@ -60,7 +60,7 @@ class Attributes:
 def _content_of(headers: Headers) -> dict[str, str]:
     content = {name: value for name in CONTENT_HEADERS if (value := headers.get(name)) is not None}
     encodings = [word.strip() for word in content.pop("content-encoding", "").split(",")]
-    # aws-chunked is the framing of one request, undone on arrival; it is no encoding of the object.
+    # aws-chunked is the framing of one request, removed on arrival, and not an encoding of the object.
     kept = [word for word in encodings if word and word != "aws-chunked"]
     if kept:
         content["content-encoding"] = ",".join(kept)
@@ -78,7 +78,7 @@ def _tags_of(tagging: str) -> tuple[tuple[str, str], ...]:
 
 
 def attributes_of(headers: Headers) -> Attributes:
-    """Reads the attributes of an object that is about to be made."""
+    """Reads the attributes of a new object."""
     metadata = {
         name.removeprefix(METADATA_PREFIX): headers.get(name) or ""
         for name, _ in headers

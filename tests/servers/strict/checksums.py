@@ -1,4 +1,4 @@
-"""The checksums that S3 verifies and keeps: Content-MD5 and x-amz-checksum-*. Leaves where they are kept to `store`."""
+"""The checksums that S3 verifies and stores: Content-MD5 and x-amz-checksum-*. `store` holds them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ ALGORITHMS: Mapping[str, Callable[[bytes], bytes]] = {
     "sha1": lambda body: hashlib.sha1(body, usedforsecurity=False).digest(),
     "sha256": lambda body: hashlib.sha256(body).digest(),
 }
-# What S3 computes where the client asks for nothing (user guide, "Checking object integrity").
+# S3's default checksum (user guide, "Checking object integrity").
 DEFAULT_ALGORITHM = "crc64nvme"
-# Same source: which types each algorithm of a multipart upload may have, the default first.
+# Same source: the types that each algorithm of a multipart upload supports, the default first.
 MULTIPART_TYPES: Mapping[str, Sequence[str]] = {
     "crc32": ("COMPOSITE", "FULL_OBJECT"),
     "crc32c": ("COMPOSITE", "FULL_OBJECT"),
@@ -42,7 +42,7 @@ _NO_ALGORITHM = {"x-amz-checksum-mode", "x-amz-checksum-algorithm", "x-amz-check
 
 @dataclass(frozen=True)
 class Checksum:
-    """A checksum as S3 shows it: base64 of the big-endian digest, with "-N" where it is composed of N parts'."""
+    """A checksum as S3 shows it: base64 of the big-endian digest, with "-N" if it is composed from N parts."""
 
     algorithm: str
     value: str
@@ -66,13 +66,13 @@ def compute(algorithm: str, body: bytes) -> Checksum:
 
 
 def compose(algorithm: str, parts: Sequence[Checksum]) -> Checksum:
-    """Returns the checksum of the parts' checksums, which is what a COMPOSITE upload gets."""
+    """Returns the checksum of the parts' checksums, as for a COMPOSITE upload."""
     digests = b"".join(base64.b64decode(part.value) for part in parts)
     return Checksum(algorithm, f"{compute(algorithm, digests).value}-{len(parts)}", "COMPOSITE")
 
 
 def algorithm_of(name: str) -> str:
-    """Returns our name of an algorithm that a header spells; InvalidRequest where there is none such."""
+    """Returns our name of an algorithm in a header; raises InvalidRequest if it is unknown."""
     if name.lower() not in ALGORITHMS:
         raise S3Error("InvalidRequest", f"Checksum algorithm {name!r} is not one of {', '.join(ALGORITHMS)}.")
     return name.lower()
@@ -86,7 +86,7 @@ def _is_base64_of(value: str, size_bytes: int) -> bool:
 
 
 def claimed(headers: Headers, trailers: Mapping[str, str]) -> Checksum | None:
-    """Returns the checksum that a request claims for its body, be it in a header or in a trailer."""
+    """Returns the checksum that a request declares for its body, in a header or a trailer."""
     found = [(name, value) for name, value in [*headers, *trailers.items()] if name.startswith(_HEADER_PREFIX)]
     values = {name.removeprefix(_HEADER_PREFIX): value for name, value in found if name not in _NO_ALGORITHM}
     if len(values) > 1:
@@ -104,7 +104,7 @@ def claimed(headers: Headers, trailers: Mapping[str, str]) -> Checksum | None:
 
 
 def check_content_md5(headers: Headers, body: bytes) -> bool:
-    """Returns whether a Content-MD5 was sent; BadDigest where it is not the body's."""
+    """Returns whether a Content-MD5 was sent; raises BadDigest if it is wrong."""
     sent = headers.get("content-md5")
     if sent is None:
         return False
@@ -116,7 +116,7 @@ def check_content_md5(headers: Headers, body: bytes) -> bool:
 
 
 def check_body(headers: Headers, trailers: Mapping[str, str], body: bytes) -> Checksum | None:
-    """Verifies Content-MD5 and the claimed checksum; returns the latter, or None where there is none."""
+    """Verifies Content-MD5 and the declared checksum; returns the latter, or None."""
     check_content_md5(headers, body)
     checksum = claimed(headers, trailers)
     if checksum is not None and compute(checksum.algorithm, body) != checksum:

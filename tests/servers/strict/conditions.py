@@ -1,4 +1,4 @@
-"""Conditional headers and ranges: decides which bytes of an object a request may have. Leaves sending them to others.
+"""Conditional headers and ranges: determines which bytes of an object a request may read.
 
 Sources: RFC 9110 sections 13 and 14; S3 API reference, GetObject, PutObject and CopyObject.
 """
@@ -16,13 +16,13 @@ _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 
 
 def _matches(condition: str, etag: str) -> bool:
-    """Whether a list of ETags names this one; S3 takes them with and without quotes."""
+    """Returns whether a list of ETags contains this one; S3 accepts them with and without quotes."""
     candidates = [word.strip().removeprefix("W/").strip('"') for word in condition.split(",")]
     return "*" in candidates or etag in candidates
 
 
 def _moment_s(date: str) -> float | None:
-    """Returns an HTTP date's moment; None where it is none, since RFC 9110 says to ignore the condition then."""
+    """Returns an HTTP date's time; None if it is invalid, since RFC 9110 requires to ignore the condition then."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except ValueError:
@@ -34,7 +34,7 @@ def _failed(condition: str) -> S3Error:
 
 
 def check_read(stored: StoredObject, headers: Headers, *, prefix: str = "") -> None:
-    """Checks If-Match and its kin in the order of RFC 9110, 13.2.2; 412 or, for reads, 304 where one fails.
+    """Checks If-Match and the related headers in the order of RFC 9110, 13.2.2; raises 412 or, for reads, 304.
 
     prefix: "x-amz-copy-source-" checks the conditions on a copy's source, of which none answers 304.
     """
@@ -62,7 +62,7 @@ def check_read(stored: StoredObject, headers: Headers, *, prefix: str = "") -> N
 
 
 def check_write(current: StoredObject | None, headers: Headers, key: str) -> None:
-    """Checks the conditions on what a write would replace: If-None-Match: * and If-Match with an ETag."""
+    """Checks the conditions on the object that a write would replace: If-None-Match: * and If-Match with an ETag."""
     if_match, if_none_match = headers.get("if-match"), headers.get("if-none-match")
     if if_match is not None and if_none_match is not None:
         raise S3Error("NotImplemented", "If-Match and If-None-Match exclude each other.")
@@ -79,7 +79,7 @@ def check_write(current: StoredObject | None, headers: Headers, key: str) -> Non
 
 
 def parse_range(value: str, size_bytes: int) -> range:
-    """Returns the bytes start..end (end excluded) that a Range or x-amz-copy-source-range asks for.
+    """Returns the bytes start..end (end excluded) that a Range or x-amz-copy-source-range requests.
 
     Errors: InvalidRange where no byte satisfies it, as always for an empty object; InvalidArgument where it is no
     single range (S3 itself ignores such a header and sends everything; no client of ours should ever send one).

@@ -1,6 +1,6 @@
-"""Serves one connection: request after request, each verified, let in, perhaps struck by a fault, performed, answered.
+"""Serves one connection: verifies, authorises, injects faults into, performs and answers each request.
 
-Leaves each of these steps to the module named after it; what is here is their order.
+Each step is in the module named after it; this module has their order.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .state import ConnectionRecord, RequestRecord, State
 from .target import parse_target
 from .wire import Headers, RequestHead, read_body, read_head
 
-# S3 lets a copy, which has no body, go without.
+# S3 accepts a copy without a length, since it has no body.
 _NEED_LENGTH = ("PutObject", "UploadPart")
-# What must not come to lie in the log of a failed test run.
+# Headers that must not appear in the log of a failed test run.
 _SECRET_HEADERS = ("authorization", "x-amz-security-token", "x-amz-server-side-encryption-customer-key")
 
 
 async def serve_connection(state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serves until the client closes, an answer closes, or the connection breaks."""
+    """Serves until the client closes, a response closes the connection, or it breaks."""
     peer = Peer(reader, writer)
     task = asyncio.current_task()
     assert task is not None, "a coroutine runs in a task"
@@ -54,7 +54,7 @@ async def serve_connection(state: State, reader: asyncio.StreamReader, writer: a
 
 
 async def _serve_one(state: State, peer: Peer, connection: ConnectionRecord) -> bool:
-    """Waits for a request and answers it; returns whether the connection stays open for another."""
+    """Waits for a request and responds to it; returns whether the connection stays open for another."""
     connection.idle = True
     try:
         head = await read_head(peer.reader)
@@ -73,7 +73,7 @@ async def _serve_one(state: State, peer: Peer, connection: ConnectionRecord) -> 
 
 
 def _ids(state: State) -> tuple[str, str]:
-    """Returns the two ids that S3 gives each request."""
+    """Returns the two ids that S3 assigns to each request."""
     number = state.next_number()
     return f"STRICT{number:010X}", base64.b64encode(f"strict host id {number:010}".encode()).decode()
 
@@ -94,7 +94,7 @@ def _error_response(error: S3Error, record: RequestRecord, host_id: str, *, has_
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(self, state: State, peer: Peer, head: RequestHead, connection: int) -> None:
         self._state = state
@@ -138,7 +138,7 @@ class _Exchange:
         return await self._send(response, keep_open=not self._head.wants_close)
 
     def _admit(self) -> Request:
-        """Returns the request of a head that is verified and may be performed."""
+        """Returns the request of a head that is verified and authorised."""
         head, record = self._head, self._record
         target = parse_target(head.target, head.headers.get("host") or "", self._state.base_domain)
         record.bucket, record.key = target.bucket, target.key
@@ -158,7 +158,7 @@ class _Exchange:
         return body
 
     async def _refuse(self, error: S3Error) -> bool:
-        """Answers a request that is not let in; its body is read first, unless its client waits to be asked for it."""
+        """Responds to a refused request after reading its body, unless the client waits for 100 Continue."""
         response = self._error(error)
         if error.closes or self._head.expects_continue:
             await self._send(response, keep_open=False)
@@ -168,7 +168,7 @@ class _Exchange:
         try:
             await self._read_body()
         except S3Error:
-            # A body whose end cannot be found leaves no next request.
+            # A body without a known end makes the next request unreadable.
             keep_open = False
         return await self._send(response, keep_open=keep_open)
 
@@ -197,7 +197,7 @@ class _Exchange:
         except S3Error as error:
             return self._error(error)
         except Exception as error:
-            # A bug in this server must look like nothing that a test could expect.
+            # A bug in this server must not look like a response that a test could expect.
             traceback.print_exc()
             return self._error(S3Error("StrictServerBug", repr(error), status=500))
 

@@ -1,4 +1,4 @@
-"""A typed client of the control API, for tests. Leaves everything that tests check by S3 itself to their S3 client."""
+"""A typed client of the control API, for tests. What S3 itself can show is checked with an S3 client."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TIMEOUT_S = 10.0
 
 
 class FaultAction(TypedDict, total=False):
-    """What happens to a chosen request; see `faults.Action`, whose fields these are."""
+    """The effect of a fault on a request; see `faults.Action`, which has these fields."""
 
     early_response: int
     reset: bool | Literal["before_head", "after_request"]
@@ -49,7 +49,7 @@ class FaultAction(TypedDict, total=False):
 
 
 class FaultRule(TypedDict, total=False):
-    """Which requests meet the action: all that match where only `action` is given."""
+    """Selects the requests that have the fault: all requests if only `action` is given."""
 
     operation: str | None
     key: str | None
@@ -60,26 +60,26 @@ class FaultRule(TypedDict, total=False):
     action: FaultAction
 
 
-class Place(TypedDict):
-    """Where a bucket is to be found that lives elsewhere."""
+class BucketLocation(TypedDict):
+    """The region and endpoint of a bucket that another server holds."""
 
     region: str
     endpoint: str
 
 
 class BucketFlags(TypedDict, total=False):
-    """The flags of a bucket that a test may set; those not given stay as they are."""
+    """The flags of a bucket that a test may set; omitted flags stay unchanged."""
 
     region: str
     public: bool
     requester_pays: bool
     requires_sse_kms: bool
-    elsewhere: Place | None
+    elsewhere: BucketLocation | None
 
 
 @dataclass(frozen=True)
 class LoggedRequest:
-    """One request of the log; `status` None says that no answer was begun, `fault` is the index of its rule."""
+    """One request of the log; `status` is None if no response was started, `fault` is the index of its rule."""
 
     connection: int
     method: str
@@ -109,18 +109,18 @@ class Traffic:
 
 
 class ControlRefused(Exception):
-    """The server refused a control request; the message says why."""
+    """The server refused a control request; the message has the reason."""
 
 
 class Control:
-    """The control API of one server, at the URL that its `control` names."""
+    """A client of one server's control API, at the URL in its `control`."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host, self._port, self._path = parts.hostname or "", parts.port, parts.path
 
     def _call(self, method: str, name: str, body: object = None) -> Any:
-        # A connection per call: what a test holds on to must not depend on its threads or forks.
+        # A connection per call: tests may call from several threads and forks.
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_TIMEOUT_S)
         try:
             content = json.dumps(body).encode() if body is not None else b""
@@ -134,11 +134,11 @@ class Control:
         return answer
 
     def faults(self, *rules: FaultRule) -> None:
-        """Replaces the script; the first rule that chooses a request decides its fault."""
+        """Replaces the rules; the first matching rule determines a request's fault."""
         self._call("POST", "faults", list(rules))
 
     def fault_report(self) -> list[dict[str, Any]]:
-        """Returns the rules in force, each with how many requests it `matched` and for how many it `fired`."""
+        """Returns the current rules, each with how many requests it `matched` and for how many it `fired`."""
         report: list[dict[str, Any]] = self._call("GET", "faults")
         return report
 
@@ -146,22 +146,22 @@ class Control:
         self._call("DELETE", "faults")
 
     def clock(self, offset_s: float) -> float:
-        """Shifts the server's clock from the true time; returns its time now, in seconds since the Unix epoch."""
+        """Sets the clock's offset from the true time; returns its time in seconds since the Unix epoch."""
         return float(self._call("POST", "clock", {"offset_s": offset_s})["now_s"])
 
     def account(
         self, access_key: str, secret_key: str, *, token: str | None = None, expires_in_s: float | None = None
     ) -> None:
-        """Adds an account or replaces it; with a token it is temporary, and may expire by the server's clock."""
+        """Adds or replaces an account; with a token it is temporary, and may expire by the server's clock."""
         account = {"access_key": access_key, "secret_key": secret_key, "token": token, "expires_in_s": expires_in_s}
         self._call("POST", "accounts", account)
 
-    def forget_accounts(self) -> None:
-        """Leaves only the long-lived account that the server began with."""
+    def clear_accounts(self) -> None:
+        """Removes all accounts but the initial permanent one."""
         self._call("DELETE", "accounts")
 
     def bucket(self, name: str, flags: BucketFlags | None = None) -> dict[str, Any]:
-        """Creates the bucket if needed and sets these flags; returns all of them, with its counts."""
+        """Creates the bucket if needed and sets these flags; returns all flags and the bucket's counts."""
         report: dict[str, Any] = self._call("POST", "buckets", {"name": name, **(flags or {})})
         return report
 
@@ -170,28 +170,28 @@ class Control:
         return report
 
     def limits(self, *, min_part_bytes: int | None = None, max_keys: int | None = None) -> dict[str, int]:
-        """Sets the limits that are given; returns all."""
+        """Sets the given limits; returns all."""
         given = {"min_part_bytes": min_part_bytes, "max_keys": max_keys}
         changed = {name: value for name, value in given.items() if value is not None}
         limits: dict[str, int] = self._call("PUT", "limits", changed) if changed else self._call("GET", "limits")
         return limits
 
     def requests(self, operation: str | None = None) -> Sequence[LoggedRequest]:
-        """Returns the requests since the log was last forgotten, oldest first; of one operation where one is named."""
+        """Returns the requests since the log was last cleared, oldest first; optionally of one operation."""
         names = [spec.name for spec in fields(LoggedRequest)]
         logged = [LoggedRequest(**{name: entry[name] for name in names}) for entry in self._call("GET", "requests")]
         return [entry for entry in logged if operation in (None, entry.operation)]
 
-    def forget_requests(self) -> None:
+    def clear_requests(self) -> None:
         self._call("DELETE", "requests")
 
     def connections(self) -> Traffic:
         return Traffic(**self._call("GET", "connections"))
 
     def close_idle(self) -> int:
-        """Closes all connections that no request is under way on; returns how many."""
+        """Closes all connections without a request in progress; returns their number."""
         return int(self._call("POST", "close_idle")["closed"])
 
     def reset(self) -> None:
-        """Makes the server new: no buckets, faults or log, its own account and limits, the true time."""
+        """Resets the server: no buckets, faults or log, its initial account and limits, the true time."""
         self._call("POST", "reset")

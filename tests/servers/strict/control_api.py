@@ -1,6 +1,6 @@
-"""The control API: JSON over HTTP on a port of its own, unsigned. Leaves its typed client to `control`.
+"""The control API: JSON over HTTP on its own port, unsigned. `control` is its typed client.
 
-A port of its own keeps S3's free of it: connections, request log and faults there concern S3 alone, and TLS as well.
+The separate port keeps control requests out of S3's connections, request log and faults, and out of TLS.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .wire import RequestHead, read_body, read_head
 
 
 class ControlError(ValueError):
-    """A control request that makes no sense."""
+    """An invalid control request."""
 
 
 def _fields(given: object, **types: tuple[type, ...]) -> dict[str, object]:
-    """Returns a JSON object whose fields are all known and of the types given; ControlError otherwise."""
+    """Returns a JSON object whose fields are all known and of the given types; raises ControlError otherwise."""
     if not isinstance(given, dict):
         raise ControlError("the body must be a JSON object")
     for name, value in given.items():
@@ -89,10 +89,10 @@ def _post_buckets(state: State, given: object) -> object:
     if not isinstance(name, str) or not is_bucket_name(name):
         raise ControlError(f"name={name!r}: must be a bucket's name")
     if isinstance(flags.get("elsewhere"), dict):
-        place = _fields(flags["elsewhere"], region=(str,), endpoint=(str,))
-        if len(place) != 2:
+        location = _fields(flags["elsewhere"], region=(str,), endpoint=(str,))
+        if len(location) != 2:
             raise ControlError("elsewhere needs region and endpoint")
-        flags["elsewhere"] = Elsewhere(str(place["region"]), str(place["endpoint"]))
+        flags["elsewhere"] = Elsewhere(str(location["region"]), str(location["endpoint"]))
     bucket = state.buckets.setdefault(name, Bucket(name, state.clock.now_s()))
     for flag, value in flags.items():
         setattr(bucket, flag, value)
@@ -140,7 +140,7 @@ def _get_requests(state: State, given: object) -> object:
 
 def _delete_requests(state: State, given: object) -> object:
     del given
-    # A new list: requests under way go on writing into records that nobody will read.
+    # A new list: requests in progress still write to the old records.
     state.requests = []
     return {}
 
@@ -197,7 +197,7 @@ def _wire_form(status: int, answer: object) -> bytes:
 
 
 async def serve_control(state: State, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Serves one control connection until its client closes it."""
+    """Serves one control connection until the client closes it."""
     try:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             while (head := await read_head(reader)) is not None:

@@ -1,4 +1,4 @@
-"""Writes and reads S3's XML. Leaves the meaning of each document to the operation that sends or receives it."""
+"""Writes and reads S3's XML. The operations define the meaning of each document."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ _TO_ESCAPE = re.compile(r'[&<>"\x00-\x1f\x7f]')
 
 
 class MalformedDocument(Exception):
-    """The XML that a client sent does not parse or has not the expected shape."""
+    """XML of a client that cannot be parsed or does not have the expected structure."""
 
 
 def escape(text: str) -> str:
-    """Escapes text for an element; control characters become references, as S3 writes them.
+    """Escapes text for an element; control characters become character references, as in S3's responses.
 
-    XML 1.0 forbids most such references: that is why S3 has encoding-type=url, and why a client has to ask for it.
+    XML 1.0 forbids most such references: S3 offers encoding-type=url for this reason, and clients must request it.
     """
     return _TO_ESCAPE.sub(lambda found: _ESCAPES.get(found.group(), f"&#x{ord(found.group()):x};"), text)
 
 
 def tag(name: str, text: str | int) -> str:
-    """Returns one element that holds only text."""
+    """Returns an element that contains only text."""
     return f"<{name}>{escape(str(text))}</{name}>"
 
 
 def group(name: str, *elements: str) -> str:
-    """Returns one element that holds elements."""
+    """Returns an element that contains elements."""
     return f"<{name}>{''.join(elements)}</{name}>"
 
 
 def document(name: str, *elements: str, namespace: bool = True) -> bytes:
-    """Returns a whole document as bytes; S3 puts no namespace on its errors."""
+    """Returns a document as bytes; S3's errors have no namespace."""
     attribute = f' xmlns="{NAMESPACE}"' if namespace else ""
     content = "".join(elements)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n<{name}{attribute}>{content}</{name}>'.encode()
 
 
 def timestamp(moment_s: float) -> str:
-    """Returns the ISO 8601 form of S3's documents, in milliseconds; `moment_s` counts from the Unix epoch."""
+    """Returns the ISO 8601 form of S3's documents, in milliseconds; `moment_s` is in seconds since the Unix epoch."""
     return datetime.fromtimestamp(moment_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def url_encoder(encoding_type: str | None) -> Callable[[str], str]:
-    """Returns what encoding-type asks for: a form's URL encoding (space as +) that leaves / and * alone, or nothing."""
+    """Returns the encoder of encoding-type=url, form encoding (space as +) except for / and *, or the identity."""
     if encoding_type is None:
         return lambda text: text
     return lambda text: quote_plus(text, safe="/*")
 
 
 class Node:
-    """A read element whose children are found by name without regard to the namespace, which clients may omit."""
+    """A parsed element whose children are found by name in any namespace, which clients may omit."""
 
     def __init__(self, element: ElementTree.Element) -> None:
         self._element = element
@@ -72,7 +72,7 @@ class Node:
         return [child for child in self if child.name == name]
 
     def find(self, name: str) -> str | None:
-        """Returns the text of the child of that name, or None where there is none."""
+        """Returns the text of the child with that name, or None."""
         children = self.all(name)
         if len(children) > 1:
             raise MalformedDocument(f"<{self.name}> has {len(children)} <{name}>, at most one is allowed")

@@ -1,4 +1,4 @@
-"""Server-side encryption as a client sees it: headers checked, kept and echoed. Encrypts nothing: objects are in memory.
+"""Server-side encryption as clients see it: checks, stores and echoes headers. Encrypts nothing.
 
 Source: S3 user guide, "Protecting data with server-side encryption".
 """
@@ -24,7 +24,7 @@ _DEFAULT_KMS_KEY = "arn:aws:kms:us-east-1:111122223333:key/00000000-0000-0000-00
 
 @dataclass(frozen=True)
 class Encryption:
-    """How an object or upload is encrypted; `customer_key_md5` is set exactly where the mode is SSE-C."""
+    """The encryption of an object or upload; only mode SSE-C has `customer_key_md5`."""
 
     mode: str = "AES256"
     kms_key_id: str | None = None
@@ -33,7 +33,7 @@ class Encryption:
 
     @property
     def hides_md5(self) -> bool:
-        """Whether the ETag is no MD5 of the content, as for every mode but SSE-S3."""
+        """Whether the ETag is not the MD5 of the content, as for every mode but SSE-S3."""
         return self.mode != "AES256"
 
     def response_headers(self) -> list[tuple[str, str]]:
@@ -51,7 +51,7 @@ class Encryption:
 
 
 def customer_key_md5(headers: Headers, prefix: str = _PREFIX) -> str | None:
-    """Returns the MD5 of the SSE-C key that a request carries, or None; S3Error where key and MD5 are not a pair."""
+    """Returns the MD5 of a request's SSE-C key, or None; raises S3Error if key and MD5 do not match."""
     algorithm, key, md5 = (headers.get(f"{prefix}-customer-{name}") for name in ("algorithm", "key", "key-md5"))
     if algorithm is None and key is None and md5 is None:
         return None
@@ -71,7 +71,7 @@ def customer_key_md5(headers: Headers, prefix: str = _PREFIX) -> str | None:
 
 
 def encryption_of_new(headers: Headers, *, requires_kms: bool) -> Encryption:
-    """Returns how an object made by these headers is encrypted; AccessDenied where the bucket wants SSE-KMS."""
+    """Returns the encryption of a new object with these headers; raises AccessDenied if the bucket requires SSE-KMS."""
     mode = headers.get(_PREFIX)
     if requires_kms and mode not in ("aws:kms", "aws:kms:dsse"):
         raise S3Error(
@@ -92,7 +92,7 @@ def encryption_of_new(headers: Headers, *, requires_kms: bool) -> Encryption:
 
 
 def check_read(encryption: Encryption, headers: Headers, *, copy_source: bool = False) -> None:
-    """Refuses to read an object whose SSE-C key the request lacks, or to use a key that the object has not."""
+    """Refuses a read without the object's SSE-C key, or with a key that the object does not have."""
     if not copy_source and headers.get(_PREFIX) is not None:
         raise S3Error("InvalidArgument", f"{_PREFIX} header is not supported for this operation.")
     sent = customer_key_md5(headers, _COPY_SOURCE_PREFIX if copy_source else _PREFIX)
@@ -107,7 +107,7 @@ def check_read(encryption: Encryption, headers: Headers, *, copy_source: bool = 
 
 
 def check_part(encryption: Encryption, headers: Headers) -> None:
-    """Refuses a part whose SSE-C key is not that of its upload; parts of other modes carry no encryption headers."""
+    """Refuses a part whose SSE-C key differs from its upload's; parts of other modes have no encryption headers."""
     if headers.get(_PREFIX) is not None:
         raise S3Error("InvalidArgument", f"{_PREFIX} header is not supported for this operation.")
     sent = customer_key_md5(headers)

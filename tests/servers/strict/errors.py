@@ -1,6 +1,6 @@
-"""S3's errors: their codes, statuses and XML. Leaves when to raise them to the modules that check and perform.
+"""S3's errors: codes, statuses and XML. The modules that check and perform requests raise them.
 
-Source of statuses and codes: S3 API reference, "List of error codes"; where the server differs the table says so.
+Statuses and codes are from the S3 API reference, "List of error codes"; comments note deviations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ERRORS: Mapping[str, tuple[int, str]] = {
     "InvalidRequest": (400, "Invalid Request"),
     "InvalidStorageClass": (400, "The storage class that you specified is not valid."),
     "InvalidTag": (400, "The tag provided was not a valid tag."),
-    # The reference gives 400 for InvalidToken; this server answers 403, so that a client has to decide on the code.
+    # The reference gives 400 for InvalidToken; this server returns 403, so that clients must decide on the code.
     "InvalidToken": (403, "The provided token is malformed or otherwise invalid."),
     "InvalidURI": (400, "Couldn't parse the specified URI."),
     "KeyTooLongError": (400, "Your key is too long"),
@@ -65,7 +65,7 @@ ERRORS: Mapping[str, tuple[int, str]] = {
 
 
 class S3Error(Exception):
-    """An answer that is an error; `details` become elements of its XML, `headers` are added to the answer."""
+    """An error response; `details` become elements of its XML, `headers` are added to the response."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class S3Error(Exception):
 
 
 def usual_code(status: int) -> str:
-    """Returns the code that a scripted error gets when its rule names only a status."""
+    """Returns the code of a scripted error whose rule has only a status."""
     preferred = {400: "BadRequest", 403: "AccessDenied", 404: "NoSuchKey", 500: "InternalError", 503: "SlowDown"}
     if status in preferred:
         return preferred[status]
@@ -96,7 +96,7 @@ def usual_code(status: int) -> str:
 
 
 def error_document(error: S3Error, resource: str, request_id: str, host_id: str) -> bytes:
-    """Returns the XML body of an error; `request_id` is the one in the answer's x-amz-request-id."""
+    """Returns the XML body of an error; `request_id` is that of the response's x-amz-request-id."""
     return document(
         "Error",
         tag("Code", error.code),

@@ -1,4 +1,4 @@
-"""What an operation gets and gives: one verified request, and the answer to it. Leaves sending to `sending`."""
+"""The input and output of an operation: a verified request and its response. `sending` sends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .wire import Headers
 
 @dataclass(frozen=True)
 class Request:
-    """A request whose head was verified and whose body was read whole and freed of framing."""
+    """A request with a verified head and a complete body without framing."""
 
     state: State
     operation: str
@@ -46,7 +46,7 @@ class Request:
         return self.target.key
 
     def count_parameter(self, name: str, default: int, most: int) -> int:
-        """Returns a query parameter that counts something, capped at `most`; InvalidArgument where it is no count."""
+        """Returns a numeric query parameter, capped at `most`; raises InvalidArgument if it is not a number."""
         text = self.query.get(name)
         if text is None:
             return min(default, most)
@@ -66,12 +66,12 @@ class Request:
 
 @dataclass
 class Response:
-    """An answer; `sending` adds Content-Length or another framing, Date and the request's ids."""
+    """A response; `sending` adds Content-Length or another framing, Date and the request's ids."""
 
     status: int = 200
     headers: list[tuple[str, str]] = field(default_factory=list)
     body: bytes | memoryview = b""
-    # HEAD promises the length of a body that it does not send.
+    # HEAD announces the length of a body that is not sent.
     promised_length_bytes: int | None = None
 
 

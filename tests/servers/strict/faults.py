@@ -1,6 +1,6 @@
-"""Decides by script which request meets which fault. Leaves carrying the fault out to `connection` and `sending`.
+"""Selects the scripted fault of each request. `connection` and `sending` inject it.
 
-A rule counts only requests whose head was verified: a request that is refused meets no fault and spends no rule.
+A rule counts only requests with a verified head: a refused request has no fault and counts for no rule.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from .routing import OPERATIONS
 
 
 class MalformedRule(ValueError):
-    """A rule that no request could meet as it is written: a misspelt name must not make a test pass."""
+    """A rule that cannot match any request as written: a misspelt name must not make a test pass."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What happens to a chosen request; every field that is set applies, in the order of a request's life."""
+    """The effect on a selected request; every field that is set applies, in the order of request processing."""
 
-    # Before the request's body is read: answer at once and close, or reset the connection.
+    # Before the request's body is read: respond at once and close, or reset the connection.
     early_response: int | None = None
     # "before_head": reset before the request's body is read; "after_request": after it, with the operation not
     # performed; True: reset once the answer, or what cut_head or cut_body leaves of it, has arrived.
@@ -39,7 +39,7 @@ class Action:
     # While performing it.
     ignore_range: bool = False
     lose_response: bool = False
-    # To the answer's head.
+    # In the response's head.
     informational: int | None = None
     delay_first_byte_s: float = 0.0
     wrong_content_range: bool = False
@@ -49,9 +49,9 @@ class Action:
     http_1_0: bool = False
     garbage_head: bool = False
     cut_head: int | None = None
-    # Chunked, with so many seconds of white space before the body, as S3 answers a CompleteMultipartUpload.
+    # Chunked, with this many seconds of white space before the body, as S3 responds to CompleteMultipartUpload.
     white_space_s: float = 0.0
-    # To the answer's body.
+    # In the response's body.
     replace_body: str | None = None
     gzip: bool = False
     corrupt_byte_at: int | None = None
@@ -61,7 +61,7 @@ class Action:
     stall_body_at: int | None = None
     stall_s: float = 0.0
     slow_drip: float = 0.0
-    # After it.
+    # After the response.
     close_after: bool = False
 
 
@@ -118,7 +118,7 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
     "white_space_s": _is_amount,
     "corrupt_byte_at": _is_count,
     "shorter_length": _is_count,
-    # A whole number counts bytes; a fraction is of the body.
+    # An integer is a number of bytes; a fraction is a share of the body.
     "cut_body": lambda value: _is_count(value) or (isinstance(value, float) and 0 <= value <= 1),
     "longer_body": _is_count,
     "stall_body_at": _is_count,
@@ -129,7 +129,7 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
 
 
 def parse_action(given: object) -> Action:
-    """Returns the action that JSON describes; MalformedRule names the field that is none or has no fitting value."""
+    """Returns the action that JSON describes; MalformedRule names an unknown field or one with an invalid value."""
     if not isinstance(given, dict) or not given:
         raise MalformedRule("action: must be an object with at least one field")
     for name, value in given.items():
@@ -141,7 +141,7 @@ def parse_action(given: object) -> Action:
 
 @dataclass
 class Rule:
-    """Chooses requests: after `skip` that match, up to `times` (None: all), each with `probability`."""
+    """Selects requests: after `skip` matches, up to `times` (None: all), each with `probability`."""
 
     action: Action
     operation: str | None = None
@@ -155,7 +155,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         self._pattern = re.compile(self.key, re.DOTALL) if self.key is not None else None
-        # Its own generator: what one rule draws does not depend on the others.
+        # A separate generator: the draws of one rule do not depend on other rules.
         self._random = random.Random(self.seed)
 
     def chooses(self, operation: str, key: str | None) -> bool:
@@ -172,14 +172,14 @@ class Rule:
         return True
 
     def report(self) -> dict[str, object]:
-        """Returns the rule as JSON, with how many requests it matched and how many met its action."""
+        """Returns the rule as JSON, with the number of requests that it matched and that had its fault."""
         defaults = asdict(NO_FAULT)
         action = {name: value for name, value in asdict(self.action).items() if value != defaults[name]}
         return {spec.name: getattr(self, spec.name) for spec in fields(self)} | {"action": action}
 
 
 def parse_rule(given: object) -> Rule:
-    """Returns the rule that JSON describes; MalformedRule where it is none."""
+    """Returns the rule that JSON describes; raises MalformedRule if it is invalid."""
     if not isinstance(given, dict):
         raise MalformedRule(f"{given!r}: a rule must be an object")
     unknown = set(given) - {"operation", "key", "skip", "times", "probability", "seed", "action"}
@@ -203,13 +203,13 @@ def parse_rule(given: object) -> Rule:
 
 
 class Script:
-    """The rules in force; the first that chooses a request decides its fault."""
+    """The current rules; the first matching rule determines a request's fault."""
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
 
     def replace(self, given: object) -> None:
-        """Replaces all rules by those that a JSON list describes, or keeps them all where one is malformed."""
+        """Replaces all rules with those of a JSON list; keeps the old ones if one is malformed."""
         if not isinstance(given, list):
             raise MalformedRule("the script must be a list of rules")
         self.rules = [parse_rule(rule) for rule in given]
@@ -218,7 +218,7 @@ class Script:
         self.rules = []
 
     def choose(self, operation: str, key: str | None) -> tuple[int | None, Action]:
-        """Returns the index of the rule that chose the request, and its action; (None, NO_FAULT) where none did."""
+        """Returns the index of the matching rule and its action; (None, NO_FAULT) if none matches."""
         for index, rule in enumerate(self.rules):
             if rule.chooses(operation, key):
                 return index, rule.action

@@ -1,4 +1,4 @@
-"""Checks a body against x-amz-content-sha256 and undoes aws-chunked framing. Leaves checksums to `checksums`.
+"""Checks a body against x-amz-content-sha256 and removes aws-chunked framing. `checksums` verifies checksums.
 
 Source: S3 API reference, "Signature Calculations for the Authorization Header: Transferring Payload in Multiple
 Chunks" and "... Including Trailing Headers".
@@ -30,7 +30,7 @@ _STREAMING = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A request's content, free of framing, and the headers that trailed it."""
+    """A request's content without framing, and its trailers."""
 
     body: bytes
     trailers: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def _check_sha256(body: bytes, expected: str) -> None:
 
 
 def open_payload(headers: Headers, identity: Identity | None, body: bytes) -> Payload:
-    """Returns the content of a body that was read whole; S3Error where it is not what the headers promised."""
+    """Returns the content of a complete body; raises S3Error if it contradicts the headers."""
     promised = headers.get("x-amz-content-sha256")
     if promised is None or promised == "UNSIGNED-PAYLOAD":
         return Payload(body)
@@ -73,7 +73,7 @@ def _open_chunks(headers: Headers, identity: Identity | None, body: bytes, signe
 
 
 class _SignatureChain:
-    """Each chunk's signature covers the one before it, beginning with that of the head."""
+    """Each chunk's signature covers the previous one, beginning with the head's."""
 
     def __init__(self, identity: Identity | None) -> None:
         if identity is None:
@@ -130,7 +130,7 @@ class _Chunks:
             previous_bytes = size_bytes
 
     def read_trailers(self, announced: list[str]) -> dict[str, str]:
-        """Reads the trailing headers, which must be exactly those that x-amz-trailer announced."""
+        """Reads the trailing headers, which must be exactly those that x-amz-trailer announces."""
         trailers: dict[str, str] = {}
         signature: str | None = None
         while line := self._line("MalformedTrailerError"):

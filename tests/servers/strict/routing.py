@@ -1,6 +1,6 @@
-"""Names the operation that a method, a target and its query ask for. Leaves performing it to `operations`.
+"""Determines the operation from method, target and query. `operations` performs it.
 
-A query parameter that an operation does not list is answered 501, so that a client cannot rely on it being ignored.
+A query parameter that the operation does not list is answered with 501, so that no client relies on it being ignored.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from .errors import S3Error
 from .target import Target
 
-# SDKs add it to tell operations apart in logs; S3 ignores it.
+# SDKs add it to distinguish operations in logs; S3 ignores it.
 _IGNORED = frozenset({"x-id"})
 SERVICE, BUCKET, OBJECT = "service", "bucket", "object"
 
 
 @dataclass(frozen=True)
 class Route:
-    """One operation: it is meant where all `required` parameters are there, and none beside the `optional` ones."""
+    """One operation: it matches if all `required` parameters are present, and no others than the `optional` ones."""
 
     operation: str
     method: str
@@ -67,7 +67,7 @@ OPERATIONS = frozenset(route.operation for route in ROUTES)
 
 
 def operation_of(method: str, target: Target, *, copies: bool) -> str:
-    """Returns the operation's name; `copies` says whether the request has an x-amz-copy-source.
+    """Returns the operation's name; `copies` is whether the request has an x-amz-copy-source.
 
     Errors: MethodNotAllowed where nothing at this level has that method; NotImplemented where no operation takes
     exactly these parameters; InvalidArgument where one is given twice.

@@ -1,6 +1,6 @@
-"""Puts answers on the wire, whole or with the faults that an Action asks for. Leaves choosing faults to `faults`.
+"""Sends responses, complete or with the faults of an Action. `faults` selects the faults.
 
-Every fault here is one of bytes and time: the operation was performed, and its answer is what gets damaged.
+Every fault here affects bytes and timing: the operation was performed, and its response is damaged.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from .faults import Action
 from .peer import Peer
 from .state import RequestRecord
 
-# Small enough to send the first bytes of a large body soon, large enough to be few calls.
+# Small enough to send the first bytes of a large body early, large enough for few calls.
 _BLOCK_BYTES = 256 * 1024
-# A chunked answer comes in at least this many chunks, if it has as many bytes.
+# A chunked response has at least this many chunks, if it has as many bytes.
 _CHUNKS = 5
-# A dripping body goes out in this many pieces per second.
+# A slow-drip body is sent in this many pieces per second.
 _DRIPS_PER_S = 20
 _GARBAGE = b"\x16\x03\x01 this is not HTTP\r\n\r\n"
 _OTHER_ETAG = f'"{"0" * 32}"'
@@ -34,12 +34,12 @@ def _reason(status: int) -> str:
 
 
 def informational(status: int) -> bytes:
-    """Returns a whole 1xx answer, which precedes the final one."""
+    """Returns a complete 1xx response, which precedes the final one."""
     return f"HTTP/1.1 {status} {_reason(status)}\r\n{_INFORMATIONAL[status]}\r\n".encode()
 
 
 def _damaged(response: Response, action: Action) -> Response:
-    """Returns the answer with its content changed, in ways that leave its framing right."""
+    """Returns the response with changed content and correct framing."""
     body = response.body
     headers = response.headers
     if action.replace_body is not None:
@@ -61,7 +61,7 @@ def _damaged(response: Response, action: Action) -> Response:
 
 
 def _shifted(content_range: str) -> str:
-    """Returns a Content-Range of as many bytes that begins one later."""
+    """Returns a Content-Range of the same length that begins one byte later."""
     bounds, _, size = content_range.removeprefix("bytes ").partition("/")
     start, _, last = bounds.partition("-")
     return f"bytes {int(start) + 1}-{int(last) + 1}/{size}"
@@ -69,7 +69,7 @@ def _shifted(content_range: str) -> str:
 
 @dataclass(frozen=True)
 class _Block:
-    """A piece of a body: its bytes, what frames them, and the pause before them."""
+    """A block of a body: its bytes, their framing, and the pause before them."""
 
     content: memoryview
     before: bytes
@@ -78,7 +78,7 @@ class _Block:
 
 
 def _blocks(body: memoryview, action: Action, sent_bytes: int) -> Iterator[_Block]:
-    """Splits the first `sent_bytes` of a body where a fault needs a boundary."""
+    """Splits the first `sent_bytes` of a body at the positions that a fault needs."""
     size = _BLOCK_BYTES
     if action.chunked:
         size = min(size, max(1, len(body) // _CHUNKS))
@@ -94,7 +94,7 @@ def _blocks(body: memoryview, action: Action, sent_bytes: int) -> Iterator[_Bloc
         pause_s = len(content) / action.slow_drip if action.slow_drip and position else 0.0
         if position == stall_at:
             pause_s += action.stall_s
-        # A chunk that the cut goes through is announced whole, as a server that dies in it would have done.
+        # A chunk that is cut announces its full length, as from a server that dies in mid-chunk.
         before = b"%x\r\n" % (whole_end - position) if action.chunked else b""
         after = b"\r\n" if action.chunked and position + len(content) == whole_end else b""
         yield _Block(content, before, after, pause_s)
@@ -133,7 +133,7 @@ def _framing_of(response: Response, action: Action, *, has_body: bool, keep_open
 async def send(
     peer: Peer, response: Response, action: Action, record: RequestRecord, *, has_body: bool, keep_open: bool
 ) -> bool:
-    """Sends an answer as an action has it.
+    """Sends a response with the faults of an action.
 
     has_body: whether one may follow the head, that is not after HEAD, 204 or 304.
     keep_open: whether the connection would stay open if there were no fault.
@@ -165,7 +165,7 @@ async def _send_body(peer: Peer, body: memoryview, action: Action, record: Reque
     sent_bytes = _bytes_to_send(action, len(body))
     for block in _blocks(body, action, sent_bytes):
         await peer.pause(block.pause_s)
-        # Counted before it is written: a client that has the last byte finds it counted.
+        # Counted before the write: a client that has the last byte sees it counted.
         record.bytes_sent += len(block.content)
         peer.write(block.before, block.content, block.after)
         await peer.drain()
@@ -176,7 +176,7 @@ async def _send_body(peer: Peer, body: memoryview, action: Action, record: Reque
 
 
 async def _send_white_space(peer: Peer, body: memoryview, duration_s: float) -> memoryview:
-    """Sends the XML declaration and white space behind it, in chunks; returns what of the body is left."""
+    """Sends the XML declaration and white space after it, in chunks; returns the rest of the body."""
     declaration = bytes(body[: bytes(body).find(b"?>") + 2]) if bytes(body[:5]) == b"<?xml" else b" "
     peer.write(b"%x\r\n" % len(declaration), declaration, b"\r\n")
     for _ in range(int(duration_s * _DRIPS_PER_S)):

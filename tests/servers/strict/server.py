@@ -1,4 +1,4 @@
-"""Listens and serves until told to stop. Leaves each connection to `connection` and `control_api`."""
+"""Listens and serves until stopped. `connection` and `control_api` serve each connection."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .state import State
 
 HOST = "127.0.0.1"
 DEFAULT_BASE_DOMAIN = "s3.localhost"
-# Of asyncio's stream buffers: more than any line of a head, and enough not to stop and start a body's reading often.
+# asyncio's stream buffer: larger than any line of a head, and large enough to read a body without many pauses.
 _BUFFER_BYTES = 1024 * 1024
-# Clients open many connections at once; none must be refused for it.
+# Clients open many connections at once; none may be refused.
 _BACKLOG = 1024
 
 Serve = Callable[[State, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Listener:
-    """One listening port and the tasks that serve its connections; `close` ends them all."""
+    """One listening port and the tasks that serve its connections; `close` cancels them."""
 
     def __init__(self, state: State, serve: Serve) -> None:
         self._state = state

@@ -1,4 +1,4 @@
-"""Verifies SigV4 signatures of request heads. Leaves bodies to `payload` and who may do what to `access`.
+"""Verifies SigV4 signatures of request heads. `payload` verifies bodies, `access` authorises.
 
 Written from the AWS specification ("Authenticating Requests: Using the Authorization Header", S3 API reference), not
 from any SDK: the tests let an SDK and this code check each other.
@@ -44,7 +44,7 @@ class Authorization:
 
 @dataclass(frozen=True)
 class Identity:
-    """Who signed a verified request, and what is needed to verify the signatures of its body's chunks."""
+    """The signer of a verified request, with what is needed to verify the signatures of its chunks."""
 
     account: Account
     region: str
@@ -55,7 +55,7 @@ class Identity:
 
 
 def parse_authorization(value: str) -> Authorization:
-    """Parses the header; AuthorizationHeaderMalformed where any part of it is not as the specification has it."""
+    """Parses the header; raises AuthorizationHeaderMalformed if any part deviates from the specification."""
     if not value.startswith(ALGORITHM + " "):
         raise S3Error("InvalidRequest", f"The authorization mechanism is not supported. Please use {ALGORITHM}.")
     found = _AUTHORIZATION.fullmatch(value)
@@ -73,7 +73,7 @@ def parse_authorization(value: str) -> Authorization:
 
 
 def canonical_request(head: RequestHead, signed_headers: tuple[str, ...], payload_hash: str) -> str:
-    """Returns the canonical request: the decoded path and query, encoded again exactly once, and the signed headers."""
+    """Returns the canonical request: decoded path and query encoded again exactly once, and the signed headers."""
     path = encode(decode(head.target.partition("?")[0]), keep_slash=True)
     query = sorted((encode(name), encode(value)) for name, value in split_query(head.target))
     headers = (f"{name}:{_canonical_value(head.headers, name)}\n" for name in signed_headers)
@@ -95,13 +95,13 @@ def _canonical_value(headers: Headers, name: str) -> str:
 
 
 def string_to_sign(timestamp: str, scope: str, canonical: str) -> str:
-    # Latin-1 gives back the header bytes as they came; path and query are ASCII by then.
+    # Latin-1 restores the original header bytes; path and query are ASCII here.
     digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
     return f"{ALGORITHM}\n{timestamp}\n{scope}\n{digest}"
 
 
 def derive_signing_key(secret_key: str, scope: str) -> bytes:
-    """Returns the key that signs every request of one account, day, region and service."""
+    """Returns the key that signs all requests of one account, day, region and service."""
     key = b"AWS4" + secret_key.encode()
     for word in scope.split("/"):
         key = hmac.digest(key, word.encode(), "sha256")

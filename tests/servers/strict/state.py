@@ -1,4 +1,4 @@
-"""Everything the server remembers: buckets, accounts, clock, limits, faults, requests, connections. Decides nothing."""
+"""The server's state: buckets, accounts, clock, limits, faults, requests, connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Limits:
 
 
 class Clock:
-    """The server's idea of the time, which a script may shift."""
+    """The server's clock, with a scripted offset."""
 
     def __init__(self) -> None:
         self.offset_s = 0.0
@@ -32,7 +32,7 @@ class Clock:
 
 @dataclass
 class RequestRecord:
-    """One line of the request log; `status` None says that no answer was begun."""
+    """One line of the request log; `status` is None if no response was started."""
 
     connection: int
     method: str
@@ -55,7 +55,7 @@ class RequestRecord:
 
 @dataclass
 class ConnectionRecord:
-    """An open connection; `close` ends it in the orderly way, `drop` drops it with all that is under way."""
+    """An open connection; `close` ends it gracefully, `drop` aborts it with any request in progress."""
 
     number: int
     close: Callable[[], None]
@@ -65,7 +65,7 @@ class ConnectionRecord:
 
 @dataclass
 class Traffic:
-    """Counts of connections and requests; a request is in flight from its head's last byte to its answer's last."""
+    """Counts connections and requests; a request is in flight from the end of its head to the end of its response."""
 
     open: dict[int, ConnectionRecord] = field(default_factory=dict)
     total_accepted: int = 0
@@ -75,14 +75,14 @@ class Traffic:
 
     def accepted(self, close: Callable[[], None], drop: Callable[[], None]) -> ConnectionRecord:
         self.total_accepted += 1
-        # A number of its own: total_accepted starts again when the state is reset.
+        # A separate counter: total_accepted restarts when the state is reset.
         self._last_number += 1
         record = ConnectionRecord(self._last_number, close, drop)
         self.open[record.number] = record
         return record
 
     def close_idle(self) -> int:
-        """Closes every connection on which no request is under way; returns how many."""
+        """Closes every connection without a request in progress; returns their number."""
         idle = [record for record in self.open.values() if record.idle]
         for record in idle:
             record.close()
@@ -93,7 +93,7 @@ class Traffic:
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
 
     def drop_busy(self) -> None:
-        """Drops every connection on which a request is under way, with that request."""
+        """Aborts every connection with a request in progress."""
         for record in [record for record in self.open.values() if not record.idle]:
             record.drop()
 
@@ -108,7 +108,7 @@ class Traffic:
 
 
 class State:
-    """All of it, for one server; `reset` makes it new but for the idle connections, which stay open."""
+    """The state of one server; `reset` clears it but keeps idle connections open."""
 
     def __init__(self, base_domain: str) -> None:
         self.base_domain = base_domain

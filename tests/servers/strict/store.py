@@ -1,4 +1,4 @@
-"""Buckets, objects and multipart uploads in memory. Leaves every rule of the API to the operations."""
+"""Buckets, objects and multipart uploads in memory. The operations enforce the rules of the API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class StoredObject:
-    """A whole object; it is replaced, never changed, so that an answer under way keeps what it began with."""
+    """A complete object; it is replaced, never changed, so that a response in progress keeps its content."""
 
     body: bytes
     etag: str
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass
 class Upload:
-    """A multipart upload under way; `algorithm` is None where its client asked for no checksum."""
+    """A multipart upload in progress; `algorithm` is None if the client requested no checksum."""
 
     key: str
     upload_id: str
@@ -50,7 +50,7 @@ class Upload:
 
 
 class ObjectTable:
-    """A bucket's objects by key, with the keys kept sorted by code point, which is the order of their UTF-8 bytes."""
+    """A bucket's objects by key; keys are sorted by code point, which is the order of their UTF-8 bytes."""
 
     def __init__(self) -> None:
         self._objects: dict[str, StoredObject] = {}
@@ -72,7 +72,7 @@ class ObjectTable:
             del self._keys[bisect_left(self._keys, key)]
 
     def position_of(self, key: str) -> int:
-        """Returns the index of the first key that is not before this one."""
+        """Returns the index of the first key that is not less than this one."""
         return bisect_left(self._keys, key)
 
     def key_at(self, position: int) -> str | None:
@@ -84,7 +84,7 @@ class ObjectTable:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """Where a bucket that this server does not hold is to be found."""
+    """The region and endpoint of a bucket that this server does not hold."""
 
     region: str
     endpoint: str
@@ -92,7 +92,7 @@ class Elsewhere:
 
 @dataclass
 class Bucket:
-    """A bucket and the flags that a test may have set on it."""
+    """A bucket and the flags that a test may set."""
 
     name: str
     created_s: float

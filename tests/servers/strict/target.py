@@ -1,6 +1,6 @@
-"""Turns a raw request target and Host into bucket, key and query. Leaves what they ask for to `routing`.
+"""Parses a raw request target and Host into bucket, key and query. `routing` determines the operation.
 
-Nothing is normalised: no dot segment is removed, no slash merged, and every part is percent-decoded exactly once.
+Nothing is normalised: dot segments and double slashes are kept, and every part is percent-decoded exactly once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BUCKET_NAME = re.compile(r"[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 
 @dataclass(frozen=True)
 class Target:
-    """What a target addresses; bucket None is the service, key None the bucket itself."""
+    """What a target addresses; the service if bucket is None, the bucket if key is None."""
 
     bucket: str | None
     key: str | None
@@ -26,7 +26,7 @@ class Target:
 
 
 def decode(raw: str) -> str:
-    """Percent-decodes text once; + is a space, as S3 reads it in paths, queries and copy sources alike."""
+    """Percent-decodes text once; + is a space, as in S3's paths, queries and copy sources."""
     try:
         return unquote_to_bytes(raw.replace("+", "%20")).decode("utf-8")
     except UnicodeDecodeError:
@@ -34,7 +34,7 @@ def decode(raw: str) -> str:
 
 
 def encode(text: str, *, keep_slash: bool = False) -> str:
-    """Percent-encodes text as SigV4 wants it: all but A-Z a-z 0-9 - . _ ~, and / where it separates a path."""
+    """Percent-encodes text as SigV4 requires: all but A-Z a-z 0-9 - . _ ~, and / as a path separator."""
     return quote(text.encode("utf-8"), safe="/" if keep_slash else "")
 
 
@@ -43,7 +43,7 @@ def is_bucket_name(name: str) -> bool:
 
 
 def check_key(key: str) -> str:
-    """Returns the key; KeyTooLongError over 1024 bytes."""
+    """Returns the key; raises KeyTooLongError over 1024 bytes."""
     size_bytes = len(key.encode("utf-8"))
     if size_bytes > KEY_LIMIT_BYTES:
         raise S3Error("KeyTooLongError", details={"Size": str(size_bytes), "MaxSizeAllowed": str(KEY_LIMIT_BYTES)})

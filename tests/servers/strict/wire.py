@@ -1,7 +1,7 @@
-"""Reads HTTP/1.1 requests from a stream, strictly. Leaves targets, signatures and answers to other modules.
+"""Reads HTTP/1.1 requests from a stream, strictly. Other modules handle targets, signatures and responses.
 
-Everything a lenient server would repair is refused here with 400 and a closed connection: a bare LF, a folded header,
-a second Host, a Content-Length that is not digits, a character that a target may not hold.
+Everything that a lenient server would repair is refused with 400 and a closed connection: a bare LF, a folded header,
+a second Host, a Content-Length that is not digits, a character that a target may not contain.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from .errors import S3Error
 
-# S3 allows 8 KB of request headers (user guide, "Working with object metadata"); the line has to hold more than a
+# S3 allows 8 KB of request headers (user guide, "Working with object metadata"); the request line must hold more than
+# a
 # percent-encoded key of 1024 bytes, since a listing carries a prefix, a start and a token.
 HEADERS_LIMIT_BYTES = 8 * 1024
 LINE_LIMIT_BYTES = 16 * 1024
@@ -28,7 +29,7 @@ _FORBIDDEN_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class Headers:
-    """A request's headers: names in lower case, values as Latin-1 text, so that every byte survives a round trip."""
+    """A request's headers: names in lower case, values as Latin-1 text, so that every byte is preserved."""
 
     def __init__(self, items: list[tuple[str, str]]) -> None:
         self.items = items
@@ -47,7 +48,7 @@ class Headers:
 
 @dataclass(frozen=True)
 class RequestHead:
-    """What precedes a request's body; the target is exactly as it was sent."""
+    """The head of a request; the target is exactly as sent."""
 
     method: str
     target: str
@@ -59,7 +60,7 @@ class RequestHead:
 
     @property
     def has_framing(self) -> bool:
-        """Whether the head says where the body ends, which S3 wants of every upload."""
+        """Whether the head determines the end of the body, which S3 requires of every upload."""
         return self.headers.get("content-length") is not None or _is_chunked(self.headers)
 
     @property
@@ -80,7 +81,7 @@ def _malformed(why: str) -> S3Error:
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes | None:
-    """Returns a line without its CRLF, or None where the stream ended before its first byte."""
+    """Returns a line without its CRLF, or None if the stream ended before its first byte."""
     try:
         line = await reader.readuntil(b"\n")
     except asyncio.IncompleteReadError as error:

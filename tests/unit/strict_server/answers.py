@@ -1,4 +1,4 @@
-"""What the strict server's answers on raw sockets say."""
+"""Reads the strict server's responses on raw sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A strict server for each module, and boto3 as the independent oracle. Leaves our own client to others."""
+"""A strict server per module, with boto3 as the reference client. Our own client is tested elsewhere."""
 
 from __future__ import annotations
 

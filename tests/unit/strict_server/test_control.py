@@ -1,4 +1,4 @@
-"""Proves what the control API tells, and how the servers' processes start and end."""
+"""Tests the control API, and how the server processes start and stop."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.timeout(60)
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
-# --- What the control API tells
+# --- The control API
 
 
-def test_the_log_tells_each_request_and_how_it_was_answered(s3: Any, control: Control) -> None:
+def test_the_log_has_each_request_and_its_response(s3: Any, control: Control) -> None:
     s3.put_object(Bucket="bucket", Key="a b", Body=b"0123456789")
-    control.forget_requests()
+    control.clear_requests()
     s3.get_object(Bucket="bucket", Key="a b", Range="bytes=0-3")["Body"].read()
     refusal(s3.get_object, Bucket="bucket", Key="none")
     first, second = control.requests()
@@ -55,7 +55,7 @@ def test_idle_connections_are_counted_and_can_be_closed(server: launch.Server, c
 # --- Processes
 
 
-def test_tls_makes_boto3_send_trailers_which_are_verified() -> None:
+def test_trailers_that_boto3_sends_over_tls_are_verified() -> None:
     with launch.start("strict", "--tls") as server:
         s3 = boto_client(server)
         s3.create_bucket(Bucket="bucket")
@@ -73,7 +73,7 @@ def test_tls_makes_boto3_send_trailers_which_are_verified() -> None:
 
 
 @pytest.mark.parametrize("kind", ["moto", "versitygw"])
-def test_the_other_servers_start_and_keep_connections(kind: str) -> None:
+def test_moto_and_versitygw_start_and_keep_connections_open(kind: str) -> None:
     with launch.start(kind) as server:
         s3 = boto_client(server)
         s3.create_bucket(Bucket="bucket")
@@ -84,12 +84,12 @@ def test_the_other_servers_start_and_keep_connections(kind: str) -> None:
         with RawConnection(server) as connection:
             for _ in range(2):
                 assert connection.exchange(request_bytes(server, "GET", "/bucket/dir/key")).body == b"content"
-            # What is in a refused request's body must not be taken for the next request.
+            # The body of a refused request must not be read as the next request.
             assert connection.exchange(request_bytes(server, "PUT", "/none/key", body=b"content")).status == 404
             assert connection.exchange(request_bytes(server, "GET", "/bucket/dir/key")).body == b"content"
 
 
-def test_a_server_ends_with_its_stdin_and_removes_what_it_made() -> None:
+def test_a_server_stops_at_the_end_of_its_stdin_and_removes_its_files() -> None:
     command = [sys.executable, "-m", "tests.servers", "serve", "strict", "--tls"]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None
@@ -100,6 +100,6 @@ def test_a_server_ends_with_its_stdin_and_removes_what_it_made() -> None:
     assert not os.path.exists(said["ca_file"])
 
 
-def test_a_server_that_cannot_start_says_why() -> None:
+def test_a_server_that_cannot_start_reports_the_reason() -> None:
     with pytest.raises(launch.StartFailed, match="unrecognized arguments: --no-such-option"):
         launch.start("strict", "--no-such-option")

@@ -1,4 +1,4 @@
-"""Proves the strict server's HTTP with raw sockets."""
+"""Tests the strict server's HTTP with raw sockets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(60)
         b"GET / HTTP/1.1\r\nHost: a\r\nLong: " + b"x" * 9000 + b"\r\n\r\n",
     ],
 )
-def test_a_malformed_head_is_answered_400_and_closes(server: launch.Server, head: bytes) -> None:
+def test_a_malformed_head_returns_400_and_closes_the_connection(server: launch.Server, head: bytes) -> None:
     with RawConnection(server) as connection:
         answer = connection.exchange(head)
         assert (answer.status, answer.headers["connection"]) == (400, "close")
@@ -54,7 +54,7 @@ def test_a_put_needs_a_length_and_no_transfer_encoding(server: launch.Server, co
     assert (answer.status, code_in(answer.body)) == (501, "NotImplemented")
 
 
-def test_a_copy_which_has_no_body_needs_no_length(server: launch.Server, s3: Any) -> None:
+def test_a_copy_needs_no_length(server: launch.Server, s3: Any) -> None:
     s3.put_object(Bucket="bucket", Key="key")
     content = request_bytes(server, "PUT", "/bucket/copy", headers={"x-amz-copy-source": "bucket/key"})
     with RawConnection(server) as connection:
@@ -72,18 +72,18 @@ def test_a_copy_which_has_no_body_needs_no_length(server: launch.Server, s3: Any
         ("POST", "/bucket/key?restore"),
     ],
 )
-def test_what_is_not_implemented_is_answered_501(
+def test_an_unimplemented_operation_returns_501(
     server: launch.Server, control: Control, method: str, target: str
 ) -> None:
     del control
     with RawConnection(server) as connection:
         answer = connection.exchange(request_bytes(server, method, target))
         assert (answer.status, code_in(answer.body)) == (501, "NotImplemented")
-        # The connection goes on, and SDKs' x-id is no unknown parameter.
+        # The connection stays open, and the x-id parameter of SDKs is accepted.
         assert connection.exchange(request_bytes(server, "GET", "/bucket/key?x-id=GetObject")).status == 404
 
 
-def test_a_client_that_expects_100_gets_it_or_the_refusal_without_sending(
+def test_a_client_that_expects_100_gets_it_or_an_error_before_sending_the_body(
     server: launch.Server, control: Control
 ) -> None:
     del control
@@ -100,7 +100,9 @@ def test_a_client_that_expects_100_gets_it_or_the_refusal_without_sending(
         assert (answer.status, answer.headers["connection"]) == (403, "close")
 
 
-def test_an_error_of_head_has_no_body_and_keeps_the_connection(server: launch.Server, control: Control) -> None:
+def test_an_error_of_a_head_request_has_no_body_and_keeps_the_connection(
+    server: launch.Server, control: Control
+) -> None:
     del control
     with RawConnection(server) as connection:
         for _ in range(2):
@@ -108,7 +110,7 @@ def test_an_error_of_head_has_no_body_and_keeps_the_connection(server: launch.Se
             assert (answer.status, answer.body) == (404, b"")
 
 
-def test_a_bucket_may_be_named_by_the_host(server: launch.Server, s3: Any, control: Control) -> None:
+def test_the_host_header_can_name_the_bucket(server: launch.Server, s3: Any, control: Control) -> None:
     s3.put_object(Bucket="bucket", Key="a//b", Body=b"content")
     control.bucket("dotted.bucket")
     with RawConnection(server) as connection:

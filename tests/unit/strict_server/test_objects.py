@@ -1,4 +1,4 @@
-"""Proves the strict server's keys, listings, objects and buckets, as boto3 sees them."""
+"""Tests the strict server's keys, listings, objects and buckets through boto3."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.strict_server.answers import code_in
 
 pytestmark = pytest.mark.timeout(60)
 
-NASTY_KEYS = [
+UNUSUAL_KEYS = [
     "plain.txt",
     "a//b",
     "/lead",
@@ -41,11 +41,11 @@ NASTY_KEYS = [
 ]
 
 
-# --- Keys, listings and objects, as boto3 sees them
+# --- Keys, listings and objects
 
 
-@pytest.mark.parametrize("key", NASTY_KEYS, ids=lambda key: repr(key[:20]))
-def test_a_nasty_key_is_put_read_copied_listed_and_deleted_as_it_is(s3: Any, control: Control, key: str) -> None:
+@pytest.mark.parametrize("key", UNUSUAL_KEYS, ids=lambda key: repr(key[:20]))
+def test_an_unusual_key_is_put_read_copied_listed_and_deleted_unchanged(s3: Any, control: Control, key: str) -> None:
     s3.put_object(Bucket="bucket", Key=key, Body=b"content", Metadata={"a": "b"})
     assert s3.get_object(Bucket="bucket", Key=key)["Body"].read() == b"content"
     assert s3.head_object(Bucket="bucket", Key=key)["ContentLength"] == 7
@@ -66,7 +66,7 @@ def test_a_key_of_1025_bytes_is_too_long(s3: Any) -> None:
 @pytest.mark.parametrize("delimiter", ["", "/", "//", "-"])
 @pytest.mark.parametrize("prefix", ["", "a", "a/", "a/b", "z"])
 @pytest.mark.parametrize("page_keys", [1, 2, 1000])
-def test_pages_of_any_size_make_up_the_same_listing(s3: Any, prefix: str, delimiter: str, page_keys: int) -> None:
+def test_pages_of_any_size_add_up_to_the_same_listing(s3: Any, prefix: str, delimiter: str, page_keys: int) -> None:
     keys = ["a", "a/", "a//x", "a/b", "a/b-1", "a/b/c", "a/b/d", "a0", "b/é", "b/😀", "b/\uffee", "c d", "c+d"]
     for key in keys:
         s3.put_object(Bucket="bucket", Key=key)
@@ -95,7 +95,7 @@ def test_start_after_excludes_its_key_and_a_bad_token_is_refused(s3: Any) -> Non
     assert refusal(s3.list_objects_v2, Bucket="bucket", ContinuationToken="b") == (400, "InvalidArgument")
 
 
-def test_a_listing_is_url_encoded_only_where_that_is_asked_for(server: launch.Server, s3: Any) -> None:
+def test_a_listing_is_url_encoded_only_on_request(server: launch.Server, s3: Any) -> None:
     s3.put_object(Bucket="bucket", Key="a b+c&é\x01/")
     with RawConnection(server) as connection:
         plain = connection.exchange(request_bytes(server, "GET", "/bucket?list-type=2")).body.decode()
@@ -123,7 +123,7 @@ def test_the_page_limit_can_be_lowered(s3: Any, control: Control) -> None:
         ("bytes=-99", b"0123456789", "bytes 0-9/10"),
     ],
 )
-def test_a_range_answers_206_with_its_bytes(s3: Any, wanted: str, body: bytes, content_range: str) -> None:
+def test_a_range_returns_206_with_its_bytes(s3: Any, wanted: str, body: bytes, content_range: str) -> None:
     s3.put_object(Bucket="bucket", Key="key", Body=b"0123456789")
     answer = s3.get_object(Bucket="bucket", Key="key", Range=wanted)
     assert (answer["Body"].read(), answer["ContentRange"]) == (body, content_range)
@@ -132,12 +132,12 @@ def test_a_range_answers_206_with_its_bytes(s3: Any, wanted: str, body: bytes, c
 
 
 @pytest.mark.parametrize(("content", "wanted"), [(b"0123", "bytes=4-"), (b"", "bytes=0-"), (b"", "bytes=-1")])
-def test_a_range_beyond_the_object_answers_416(s3: Any, content: bytes, wanted: str) -> None:
+def test_a_range_beyond_the_object_returns_416(s3: Any, content: bytes, wanted: str) -> None:
     s3.put_object(Bucket="bucket", Key="key", Body=content)
     assert refusal(s3.get_object, Bucket="bucket", Key="key", Range=wanted) == (416, "InvalidRange")
 
 
-def test_conditions_are_met_or_answered_304_and_412(s3: Any) -> None:
+def test_failed_conditions_return_304_and_412(s3: Any) -> None:
     etag = s3.put_object(Bucket="bucket", Key="key", Body=b"1", IfNoneMatch="*")["ETag"]
     named = {"Bucket": "bucket", "Key": "key"}
     assert s3.get_object(**named, IfMatch=etag)["ETag"] == etag == f'"{hashlib.md5(b"1").hexdigest()}"'
@@ -152,7 +152,7 @@ def test_conditions_are_met_or_answered_304_and_412(s3: Any) -> None:
     s3.put_object(**named, Body=b"2", IfMatch=etag)
 
 
-def test_what_is_said_about_an_object_is_kept_and_copied_or_replaced(s3: Any) -> None:
+def test_attributes_are_kept_and_copied_or_replaced(s3: Any) -> None:
     said = {
         "ContentType": "text/plain",
         "CacheControl": "no-cache",
@@ -180,7 +180,7 @@ def test_what_is_said_about_an_object_is_kept_and_copied_or_replaced(s3: Any) ->
 # --- Buckets
 
 
-def test_buckets_are_made_located_listed_and_deleted_when_empty(server: launch.Server, s3: Any) -> None:
+def test_buckets_are_created_located_listed_and_deleted_when_empty(server: launch.Server, s3: Any) -> None:
     s3.create_bucket(Bucket="europe", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     assert refusal(s3.create_bucket, Bucket="europe") == (409, "BucketAlreadyOwnedByYou")
     assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == ["bucket", "europe"]
@@ -194,11 +194,11 @@ def test_buckets_are_made_located_listed_and_deleted_when_empty(server: launch.S
     assert refusal(europe.list_objects_v2, Bucket="europe") == (404, "NoSuchBucket")
 
 
-def test_a_bucket_elsewhere_redirects_and_a_wrong_region_names_the_right_one(
+def test_a_bucket_elsewhere_redirects_and_a_wrong_region_error_names_the_right_one(
     server: launch.Server, s3: Any, control: Control
 ) -> None:
-    place = {"region": "eu-west-1", "endpoint": "s3.eu-west-1.example.com"}
-    control.bucket("moved", BucketFlags(elsewhere={"region": place["region"], "endpoint": place["endpoint"]}))
+    elsewhere = {"region": "eu-west-1", "endpoint": "s3.eu-west-1.example.com"}
+    control.bucket("moved", BucketFlags(elsewhere=elsewhere))
     control.bucket("europe", BucketFlags(region="eu-west-1"))
     with RawConnection(server) as connection:
         moved = connection.exchange(request_bytes(server, "GET", "/moved/key"))
@@ -214,7 +214,7 @@ def test_a_bucket_elsewhere_redirects_and_a_wrong_region_names_the_right_one(
     assert s3.head_bucket(Bucket="bucket")["BucketRegion"] == "us-east-1"
 
 
-def test_who_pays_and_who_may_read_unsigned_are_flags_of_a_bucket(
+def test_requester_pays_and_public_access_are_flags_of_a_bucket(
     server: launch.Server, s3: Any, control: Control
 ) -> None:
     control.bucket("bucket", BucketFlags(requester_pays=True))

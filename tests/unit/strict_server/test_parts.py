@@ -1,4 +1,4 @@
-"""Proves the strict server's encryption, checksums and multipart uploads."""
+"""Tests the strict server's encryption, checksums and multipart uploads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.strict_server.answers import code_in
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_an_object_of_a_customers_key_is_read_only_with_that_key(s3: Any) -> None:
+def test_an_object_encrypted_with_a_customer_key_is_readable_only_with_that_key(s3: Any) -> None:
     key, other = ({"SSECustomerAlgorithm": "AES256", "SSECustomerKey": letter * 32} for letter in "ab")
     named = {"Bucket": "bucket", "Key": "key"}
     stored = s3.put_object(**named, Body=b"secret", **key)
@@ -34,7 +34,7 @@ def test_an_object_of_a_customers_key_is_read_only_with_that_key(s3: Any) -> Non
     s3.upload_part(**part, **key)
 
 
-def test_a_bucket_may_require_kms_whose_headers_are_echoed(s3: Any, control: Control) -> None:
+def test_a_bucket_can_require_kms_and_echoes_its_headers(s3: Any, control: Control) -> None:
     control.bucket("bucket", BucketFlags(requires_sse_kms=True))
     named = {"Bucket": "bucket", "Key": "key"}
     assert refusal(s3.put_object, **named) == (403, "AccessDenied")
@@ -49,14 +49,14 @@ def test_each_checksum_is_verified_kept_and_returned(s3: Any, algorithm: str) ->
     named = {"Bucket": "bucket", "Key": "key"}
     put = s3.put_object(**named, Body=b"content", ChecksumAlgorithm=algorithm)
     value = put[f"Checksum{algorithm}"]
-    # boto3 computes it for itself and raises where it is not that of the body.
+    # boto3 computes the checksum too and raises if it differs.
     answer = s3.get_object(**named, ChecksumMode="ENABLED")
     assert (answer["Body"].read(), answer[f"Checksum{algorithm}"]) == (b"content", value)
     wrong = {f"Checksum{algorithm}": value}
     assert refusal(s3.put_object, **named, Body=b"other", **wrong) == (400, "BadDigest")
 
 
-def test_a_wrong_md5_or_a_body_other_than_the_signed_one_is_refused(server: launch.Server, s3: Any) -> None:
+def test_a_wrong_md5_or_a_changed_signed_body_is_refused(server: launch.Server, s3: Any) -> None:
     md5 = base64.b64encode(hashlib.md5(b"other").digest()).decode()
     assert refusal(s3.put_object, Bucket="bucket", Key="key", Body=b"1", ContentMD5=md5) == (400, "BadDigest")
     with RawConnection(server) as connection:
@@ -65,7 +65,7 @@ def test_a_wrong_md5_or_a_body_other_than_the_signed_one_is_refused(server: laun
     assert (answer.status, code_in(answer.body)) == (400, "XAmzContentSHA256Mismatch")
 
 
-def test_deleting_many_needs_a_checksum(server: launch.Server, s3: Any) -> None:
+def test_deleting_many_objects_needs_a_checksum(server: launch.Server, s3: Any) -> None:
     del s3
     body = b"<Delete><Object><Key>key</Key></Object></Delete>"
     with RawConnection(server) as connection:
@@ -77,7 +77,7 @@ def test_deleting_many_needs_a_checksum(server: launch.Server, s3: Any) -> None:
     ("algorithm", "kind"),
     [("CRC32", "COMPOSITE"), ("CRC32C", "FULL_OBJECT"), ("CRC64NVME", "FULL_OBJECT"), ("SHA256", "COMPOSITE")],
 )
-def test_a_multipart_upload_ends_as_one_object(s3: Any, control: Control, algorithm: str, kind: str) -> None:
+def test_a_completed_multipart_upload_is_one_object(s3: Any, control: Control, algorithm: str, kind: str) -> None:
     control.limits(min_part_bytes=10)
     named = {"Bucket": "bucket", "Key": "dir//ü +%"}
     bodies = [b"a" * 10, b"b" * 11, b"c"]
@@ -103,7 +103,7 @@ def test_a_multipart_upload_ends_as_one_object(s3: Any, control: Control, algori
     assert refusal(s3.complete_multipart_upload, **again) == (404, "NoSuchUpload")
 
 
-def test_a_list_of_parts_that_is_wrong_completes_nothing(s3: Any, control: Control) -> None:
+def test_a_wrong_list_of_parts_does_not_complete_the_upload(s3: Any, control: Control) -> None:
     named = {"Bucket": "bucket", "Key": "key"}
     upload = s3.create_multipart_upload(**named, ChecksumAlgorithm="CRC32", ChecksumType="FULL_OBJECT")["UploadId"]
     parts = [

@@ -1,4 +1,4 @@
-"""Proves that the strict server verifies signatures, those of the published examples too."""
+"""Tests that the strict server verifies signatures, including AWS's published examples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_wrong_secret_an_unknown_key_and_no_signature_are_refused(server: laun
         ("AWS4-HMAC-SHA256 C", "AWS2-HMAC-SHA256 C", "InvalidRequest"),
     ],
 )
-def test_a_head_that_was_tampered_with_is_refused(
+def test_a_modified_head_is_refused(
     server: launch.Server, control: Control, signed: str, sent: str, refused: str
 ) -> None:
     del control
@@ -75,7 +75,7 @@ def test_temporary_credentials_need_their_token_until_they_expire(server: launch
     assert refusal(temporary.get_object, Bucket="bucket", Key="key") == (400, "ExpiredToken")
 
 
-def test_a_clock_more_than_15_minutes_off_is_refused(s3: Any, control: Control) -> None:
+def test_a_clock_skew_of_more_than_15_minutes_is_refused(s3: Any, control: Control) -> None:
     for offset_s in (-890.0, 890.0):
         control.clock(offset_s)
         s3.put_object(Bucket="bucket", Key="key")
@@ -156,7 +156,7 @@ def example_head(name: str) -> tuple[str, list[tuple[str, str]]]:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_published_example_is_verified_and_one_altered_is_not(name: str) -> None:
+def test_a_published_example_is_verified_and_a_modified_one_is_refused(name: str) -> None:
     line, items = example_head(name)
     method, target = line.split()
     accounts = Accounts()
@@ -174,7 +174,7 @@ def test_a_published_example_is_verified_and_one_altered_is_not(name: str) -> No
         ("chunks and trailer", "the trailer"),
     ],
 )
-def test_published_chunks_are_verified_and_altered_ones_are_not(
+def test_published_chunks_are_verified_and_modified_ones_are_refused(
     server: launch.Server, control: Control, name: str, altered: str
 ) -> None:
     control.account(*EXAMPLE_KEYS)

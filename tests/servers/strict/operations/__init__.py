@@ -1,6 +1,6 @@
-"""The map from each operation's name to the function that performs it. Leaves HTTP, signatures and faults to others.
+"""Maps each operation's name to the function that performs it.
 
-Each function takes a Request that was verified and let in by `access`, and returns a Response or raises S3Error.
+Each function takes a verified and authorised Request, and returns a Response or raises S3Error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Buckets: create, delete, head, location, list. Leaves what they hold to the other operations."""
+"""Buckets: create, delete, head, location, list. Other modules handle their objects."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..store import DEFAULT_REGION, Bucket
 
 
 def owner(name: str = "Owner") -> str:
-    """Returns the element that names the owner of everything here."""
+    """Returns the element that names the owner of all objects."""
     return group(name, tag("ID", OWNER_ID), tag("DisplayName", "torchobj"))
 
 
@@ -53,7 +53,7 @@ def delete_bucket(request: Request) -> Response:
 
 
 def head_bucket(request: Request) -> Response:
-    """Answers nothing itself: x-amz-bucket-region is on every answer to this operation, see `access`."""
+    """Returns no content: `access` adds x-amz-bucket-region to every response."""
     del request
     return Response(headers=[("Content-Type", "application/xml")])
 

@@ -1,4 +1,4 @@
-"""CopyObject and UploadPartCopy. Leaves what becomes of the copied bytes to `writing` and `multipart`."""
+"""CopyObject and UploadPartCopy. `writing` and `multipart` store the copied bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DIRECTIVES = ("COPY", "REPLACE")
 
 
 def _source_of(request: Request) -> tuple[str, str, StoredObject]:
-    """Returns bucket, key and object of a copy's source, which must meet the request's conditions on it."""
+    """Returns bucket, key and object of a copy's source, after checking the request's conditions on it."""
     bucket_name, key = parse_copy_source(request.headers.get("x-amz-copy-source") or "")
     bucket = request.state.buckets.get(bucket_name)
     if bucket is None:
@@ -35,7 +35,7 @@ def _directive(request: Request, header: str) -> str:
 
 
 def _attributes_of_copy(request: Request, source: StoredObject) -> Attributes:
-    """Returns the copy's attributes: the storage class is always the request's, the rest as its directives say."""
+    """Returns the copy's attributes: the request's storage class, and the rest as its directives require."""
     own = attributes_of(request.headers)
     metadata_from = own if _directive(request, "x-amz-metadata-directive") == "REPLACE" else source.attributes
     tags_from = own if _directive(request, "x-amz-tagging-directive") == "REPLACE" else source.attributes
@@ -56,7 +56,7 @@ def copy_object(request: Request) -> Response:
             " object's metadata, storage class, website redirect location or encryption attributes.",
         )
     algorithm = request.headers.get("x-amz-checksum-algorithm")
-    # A composite checksum is one of parts, which a copy has not.
+    # A composite checksum is computed over parts, which a copy does not have.
     usual = source.checksum.algorithm if source.checksum.type == "FULL_OBJECT" else checksums.DEFAULT_ALGORITHM
     checksum = checksums.compute(checksums.algorithm_of(algorithm) if algorithm else usual, source.body)
     etag, now_s = etag_of(request, source.body, kept), request.state.clock.now_s()

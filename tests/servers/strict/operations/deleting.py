@@ -1,4 +1,4 @@
-"""DeleteObject and DeleteObjects. Leaves buckets to `buckets` and uploads to `multipart`."""
+"""DeleteObject and DeleteObjects. `buckets` and `multipart` delete buckets and uploads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEYS_LIMIT = 1000
 
 
 def delete_object(request: Request) -> Response:
-    """Deletes a key; one that does not exist is deleted as well, unless If-Match wants it to be there."""
+    """Deletes a key; deleting a missing key succeeds, unless If-Match requires it to exist."""
     objects = request.bucket.objects
     conditions.check_write(objects.get(request.key), request.headers, request.key)
     objects.delete(request.key)
@@ -34,7 +34,7 @@ def _keys_of(body: bytes) -> tuple[list[Node], bool]:
 
 
 def delete_objects(request: Request) -> Response:
-    """Deletes up to 1000 keys; what goes wrong with one of them is told in the answer, whose status is 200."""
+    """Deletes up to 1000 keys; the response has status 200 and lists the errors of single keys."""
     claimed = checksums.check_body(request.headers, request.trailers, request.body)
     if claimed is None and request.headers.get("content-md5") is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: Content-MD5 OR x-amz-checksum-*")

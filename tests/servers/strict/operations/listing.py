@@ -1,4 +1,4 @@
-"""Listings, page by page: objects, multipart uploads, parts. Leaves what is listed as it is."""
+"""Listings, page by page: objects, multipart uploads, parts. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .buckets import owner
 
 # S3 API reference, ListParts and ListMultipartUploads: pages of at most 1000.
 _PAGE_LIMIT = 1000
-# Makes every token begin with "+//+": a client that does not encode tokens in its query cannot turn a page.
+# Makes every token begin with "+//+": a client that does not encode tokens in its query cannot get the next page.
 _TOKEN_MARK = b"\xfb\xff\xfe"
 _KEY, _PREFIX = "k", "p"
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a page ends: at a key, or at a common prefix, after which all keys of that prefix are skipped."""
+class _PageEnd:
+    """The end of a page: a key, or a common prefix, after which all keys of that prefix are skipped."""
 
     kind: str
     name: str
 
     def token(self) -> str:
-        # Reversed, so that no client comes to read a key in it.
+        # Reversed, so that no client reads a key from it.
         return base64.b64encode(_TOKEN_MARK + self.name.encode()[::-1] + self.kind.encode()).decode()
 
     def position_after(self, table: ObjectTable) -> int:
@@ -40,20 +40,20 @@ class _Place:
         return position + (table.key_at(position) == self.name)
 
 
-def _place_of(token: str) -> _Place:
+def _page_end_of(token: str) -> _PageEnd:
     try:
         decoded = base64.b64decode(token, validate=True)
-        place = _Place(decoded[-1:].decode(), decoded[len(_TOKEN_MARK) : -1][::-1].decode())
-        if not decoded.startswith(_TOKEN_MARK) or place.kind not in (_KEY, _PREFIX):
+        end = _PageEnd(decoded[-1:].decode(), decoded[len(_TOKEN_MARK) : -1][::-1].decode())
+        if not decoded.startswith(_TOKEN_MARK) or end.kind not in (_KEY, _PREFIX):
             raise ValueError(token)
-        return place
+        return end
     except (binascii.Error, ValueError):
         raise S3Error("InvalidArgument", "The continuation token provided is incorrect") from None
 
 
 @dataclass
 class _Page:
-    """A page of a listing; `next_token` is set where there is another."""
+    """A page of a listing; `next_token` is set if there is another."""
 
     objects: list[tuple[str, StoredObject]] = field(default_factory=list)
     prefixes: list[str] = field(default_factory=list)
@@ -62,19 +62,19 @@ class _Page:
 
 def _page_of(table: ObjectTable, start: int, prefix: str, delimiter: str | None, max_keys: int) -> _Page:
     page = _Page()
-    last = _Place(_KEY, "")
+    last = _PageEnd(_KEY, "")
     position = max(start, table.position_of(prefix))
     while (key := table.key_at(position)) is not None and key.startswith(prefix):
         if len(page.objects) + len(page.prefixes) == max_keys:
-            # S3 answers max-keys=0 with an empty page that is not truncated.
+            # S3 responds to max-keys=0 with an empty page that is not truncated.
             page.next_token = last.token() if max_keys else None
             return page
         head, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
         if found:
-            last = _Place(_PREFIX, prefix + head + found)
+            last = _PageEnd(_PREFIX, prefix + head + found)
             page.prefixes.append(last.name)
         else:
-            last = _Place(_KEY, key)
+            last = _PageEnd(_KEY, key)
             page.objects.append((key, table[key]))
         position = last.position_after(table)
     return page
@@ -106,9 +106,9 @@ def list_objects_v2(request: Request) -> Response:
     encode = url_encoder(encoding_type)
     max_keys = request.count_parameter("max-keys", 1000, request.state.limits.max_keys)
     if token is not None:
-        start = _place_of(token).position_after(table)
+        start = _page_end_of(token).position_after(table)
     else:
-        start = _Place(_KEY, start_after or "").position_after(table)
+        start = _PageEnd(_KEY, start_after or "").position_after(table)
     page = _page_of(table, start, prefix, delimiter, max_keys)
     fetch_owner = query.get("fetch-owner") == "true"
     body = document(
@@ -130,14 +130,14 @@ def list_objects_v2(request: Request) -> Response:
 
 
 def list_multipart_uploads(request: Request) -> Response:
-    """Lists the uploads under way, by key and then by when they began."""
+    """Lists the uploads in progress by key and then by start time."""
     bucket, query = request.bucket, request.query
     prefix, key_marker = query.get("prefix", ""), query.get("key-marker", "")
     id_marker = query.get("upload-id-marker", "")
     encoding_type = request.encoding_type()
     encode = url_encoder(encoding_type)
     max_uploads = request.count_parameter("max-uploads", _PAGE_LIMIT, _PAGE_LIMIT)
-    # Ids grow with time (see `multipart`), so their order is that of the uploads' beginnings.
+    # Ids increase with time (see `multipart`), so their order is that of the start times.
     uploads = sorted(bucket.uploads.values(), key=lambda upload: (upload.key, upload.upload_id))
     after = [
         upload

@@ -1,4 +1,4 @@
-"""Multipart uploads from their creation to their last part. Leaves completion to `multipart_completion`."""
+"""Multipart uploads from their creation to their last part. `multipart_completion` completes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARTS_LIMIT = 10_000
 
 
 def _new_upload_id(request: Request) -> str:
-    """Returns an id of the characters that S3's have: clients are known to put it into a query as it is.
+    """Returns an id with the characters of S3's ids, which some clients put into a query without encoding.
 
     Later ids sort after earlier ones, which is the order of a listing of uploads.
     """
@@ -24,7 +24,7 @@ def _new_upload_id(request: Request) -> str:
 
 
 def _checksum_plan(request: Request) -> tuple[str | None, str]:
-    """Returns the algorithm and the type of an upload's checksum, as its creator chose them."""
+    """Returns the algorithm and type of an upload's checksum, as requested at its creation."""
     name, wanted_type = (request.headers.get(f"x-amz-checksum-{word}") for word in ("algorithm", "type"))
     if name is None:
         if wanted_type is not None:
@@ -71,7 +71,7 @@ def part_number_of(request: Request) -> int:
 
 
 def keep_part(request: Request, upload: Upload, body: bytes, claimed: checksums.Checksum | None) -> Part:
-    """Puts a part into its upload, where it replaces one of the same number.
+    """Adds a part to its upload, where it replaces one with the same number.
 
     Errors: InvalidRequest where its checksum is of another algorithm than the upload's, or where it has none although
     the upload's is to be composed of the parts'.

@@ -1,6 +1,6 @@
-"""CompleteMultipartUpload: checks the list of parts and makes the object. Leaves parts and aborts to `multipart`.
+"""CompleteMultipartUpload: checks the list of parts and creates the object. `multipart` handles parts and aborts.
 
-An upload that was completed is gone: completing it again is NoSuchUpload, as a client whose answer was lost must expect.
+A completed upload is gone: completing it again is NoSuchUpload, which a client whose response was lost must expect.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .writing import keep
 
 @dataclass(frozen=True)
 class _Listed:
-    """A part as the client lists it."""
+    """A part in the client's list."""
 
     number: int
     etag: str
@@ -59,7 +59,7 @@ def _check_checksums(listed: _Listed, part: Part, upload: Upload) -> None:
 
 
 def _parts_of(request: Request, upload: Upload, listed: Sequence[_Listed]) -> list[Part]:
-    """Returns the listed parts in their order; S3Error for the first that is not as listed, or too small."""
+    """Returns the listed parts in their order; raises S3Error for the first that differs or is too small."""
     parts = []
     for entry in listed:
         part = upload.parts.get(entry.number)
@@ -83,13 +83,13 @@ def _parts_of(request: Request, upload: Upload, listed: Sequence[_Listed]) -> li
 
 def _checksum_of(upload: Upload, parts: Sequence[Part], body: bytes) -> Checksum:
     if upload.algorithm is not None and upload.checksum_type == "COMPOSITE":
-        # keep_part refuses a part without a checksum where the upload's is composed of them.
+        # keep_part refuses a part without a checksum if the upload's checksum is composed from the parts'.
         return checksums.compose(upload.algorithm, [part.checksum for part in parts if part.checksum is not None])
     return checksums.compute(upload.algorithm or checksums.DEFAULT_ALGORITHM, body)
 
 
 def _check_whole(request: Request, upload: Upload, checksum: Checksum, size_bytes: int) -> None:
-    """Compares what the request claims for the whole object: type and value of its checksum, and its size."""
+    """Compares what the request declares for the whole object: type and value of its checksum, and its size."""
     wanted_type = request.headers.get("x-amz-checksum-type")
     if wanted_type is not None and wanted_type != upload.checksum_type:
         raise S3Error("InvalidRequest", f"The upload's checksum type is {upload.checksum_type}, not {wanted_type}.")
@@ -97,7 +97,7 @@ def _check_whole(request: Request, upload: Upload, checksum: Checksum, size_byte
     if claimed is not None:
         if claimed.algorithm != checksum.algorithm:
             raise S3Error("InvalidRequest", f"The upload's checksum is a {checksum.algorithm}.")
-        # S3 takes a composite checksum with and without the "-N" at its end.
+        # S3 accepts a composite checksum with and without the "-N" at its end.
         if claimed.value not in (checksum.value, checksum.value.partition("-")[0]):
             raise S3Error("BadDigest")
     size = request.headers.get("x-amz-mp-object-size")

@@ -1,4 +1,4 @@
-"""GetObject, HeadObject and GetObjectTagging. Leaves faults in what they answer to `sending`."""
+"""GetObject, HeadObject and GetObjectTagging. `sending` injects faults into their responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _headers_of(stored: StoredObject) -> list[tuple[str, str]]:
 
 
 def _checksum_headers(request: Request, stored: StoredObject) -> list[tuple[str, str]]:
-    """Returns the whole object's checksum where it was asked for; a range does not get it, since it says nothing of it."""
+    """Returns the whole object's checksum if requested; a range does not get it, since it does not apply to a range."""
     mode = request.headers.get("x-amz-checksum-mode")
     if mode is None:
         return []
@@ -54,7 +54,7 @@ def get_object(request: Request) -> Response:
 
 
 def head_object(request: Request) -> Response:
-    """Answers as GetObject would, promising the length of the body without sending it."""
+    """Responds as GetObject, with the length of the body but without the body."""
     response = _read(request)
     response.promised_length_bytes, response.body = len(response.body), b""
     return response

@@ -1,4 +1,4 @@
-"""PutObject, and how every operation that makes a whole object puts it into its bucket. Leaves parts to `multipart`."""
+"""PutObject, and the step by which all operations store a complete object. `multipart` handles parts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..store import StoredObject
 
 
 def etag_of(request: Request, body: bytes, kept: Encryption) -> str:
-    """Returns the ETag of a body; an encryption that hides the MD5 gets one that nobody can compute."""
+    """Returns the ETag of a body; an encryption that hides the MD5 gives an ETag that cannot be computed."""
     if not kept.hides_md5:
         return checksums.md5_hex(body)
     return checksums.md5_hex(b"%d:" % request.state.next_number() + body[:64])
@@ -22,7 +22,7 @@ def checksum_headers(checksum: Checksum) -> list[tuple[str, str]]:
 
 
 def keep(request: Request, stored: StoredObject) -> None:
-    """Puts an object at the request's key, if the request's conditions on what it replaces hold."""
+    """Puts an object at the request's key, if the request's conditions on the existing object hold."""
     objects = request.bucket.objects
     conditions.check_write(objects.get(request.key), request.headers, request.key)
     objects.put(request.key, stored)

@@ -1,4 +1,4 @@
-"""A snapshot is what torch would have saved and loaded, in once the memory; a watch sees what changes."""
+"""A staged copy equals what torch would have saved and loaded, in the same memory; a watch detects changes."""
 
 import collections
 import io
@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from torchobj import exceptions
-from torchobj.checkpoint.snapshot import _ROOM_BYTES, Snapshots, Watch, state_of
+from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager, Watch
+from torchobj.checkpoint.state import take_state
 
-LARGE = _ROOM_BYTES // 4 + 5
+LARGE = _BLOCK_BYTES // 4 + 5
 
 
 class Own(torch.Tensor):
@@ -68,75 +69,78 @@ def same(one, other):
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("name", [name for name, _ in zoo()])
-def test_a_snapshot_is_what_torch_would_have_saved_and_loaded(name):
+def test_a_staged_copy_is_what_torch_would_have_saved_and_loaded(name):
     value = dict(zoo())[name]
     state = {"value": value, "again": value}
-    taken = Snapshots().take(state)
+    taken = Stager().stage(state)
     assert same(taken["value"], reloaded(state)["value"])
     assert taken["value"] is taken["again"]
     assert getattr(taken["value"], "note", None) == getattr(value, "note", None)
 
 
-def test_a_storage_is_copied_once_however_many_tensors_share_it():
+def test_a_storage_shared_by_tensors_is_copied_once():
     shared = torch.rand(LARGE)
     tied = torch.nn.Parameter(shared)
     state = {"tied": [tied, tied], "view": shared[5:], "data": shared.detach()}
-    snapshots = Snapshots()
-    taken = snapshots.take(state)
+    stager = Stager()
+    taken = stager.stage(state)
     assert taken["tied"][0] is taken["tied"][1]
     places = {tensor.untyped_storage().data_ptr() for tensor in (taken["tied"][0], taken["view"], taken["data"])}
     assert len(places) == 1
     assert places != {shared.data_ptr()}
-    assert sum(room.nbytes for room in snapshots._rooms) == shared.nbytes
+    assert sum(block.nbytes for block in stager._blocks) == shared.nbytes
 
 
-def test_a_snapshot_of_another_state_keeps_no_memory_of_the_last():
-    snapshots = Snapshots()
-    snapshots.take([torch.rand(LARGE), torch.rand(2 * LARGE)])
-    kept = {room.data_ptr() for room in snapshots._rooms if room.nbytes == 4 * LARGE}
-    snapshots.take([torch.rand(3 * LARGE), torch.rand(LARGE)])
-    assert sorted(room.nbytes for room in snapshots._rooms) == [4 * LARGE, 12 * LARGE]
-    assert kept < {room.data_ptr() for room in snapshots._rooms}
+def test_a_staged_copy_of_another_state_frees_the_memory_of_the_previous_one():
+    stager = Stager()
+    stager.stage([torch.rand(LARGE), torch.rand(2 * LARGE)])
+    kept = {block.data_ptr() for block in stager._blocks if block.nbytes == 4 * LARGE}
+    stager.stage([torch.rand(3 * LARGE), torch.rand(LARGE)])
+    assert sorted(block.nbytes for block in stager._blocks) == [4 * LARGE, 12 * LARGE]
+    assert kept < {block.data_ptr() for block in stager._blocks}
 
 
-def test_memory_of_a_snapshot_in_inference_mode_is_used_again_outside_it():
-    snapshots, state = Snapshots(), {"large": torch.rand(_ROOM_BYTES), "small": torch.rand(3)}
+def test_memory_of_a_staged_copy_in_inference_mode_is_reused_outside_of_it():
+    stager, state = Stager(), {"large": torch.rand(_BLOCK_BYTES), "small": torch.rand(3)}
     for mode in (True, False, True):
         with torch.inference_mode(mode):
-            snapshot = snapshots.take(state)
-        assert not any(tensor.is_inference() for tensor in snapshot.values())
-        assert all(torch.equal(snapshot[name], state[name]) for name in state)
+            copy = stager.stage(state)
+        assert not any(tensor.is_inference() for tensor in copy.values())
+        assert all(torch.equal(copy[name], state[name]) for name in state)
 
 
-def test_a_watch_sees_every_tensor_wherever_it_stands():
+def test_a_watch_detects_changes_of_every_tensor_in_the_state():
     inner = torch.ones(3)
     state = {"a": {"b": [torch.ones(2), (torch.ones(1),)]}, "set": {1: inner}, "model": torch.nn.Linear(2, 2)}
-    state = state_of(state)
-    watch = Watch(state)
+    taken = take_state(state)
+    state = taken.tree
+    watch = Watch(state, taken.tensors)
     watch.check()
     assert watch.state["set"][1].data_ptr() == inner.data_ptr()
     for tensor, name in [
-        (state["a"]["b"][0], r"a\.b\[0\]"),
-        (state["a"]["b"][1][0], r"a\.b\[1\]\[0\]"),
+        (state["a"]["b"][0], r"a\.b\.0"),
+        (state["a"]["b"][1][0], r"a\.b\.1\.0"),
         (inner, r"set\.1"),
         (state["model"]["weight"], r"model\.weight"),
     ]:
-        watch = Watch(state)
+        watch = Watch(state, taken.tensors)
         tensor.mul_(2)
         with pytest.raises(exceptions.CheckpointError, match=f"{name} was changed while it was saved"):
             watch.check()
 
 
-def test_a_watch_sees_an_optimizer_step():
+def test_a_watch_detects_an_optimizer_step():
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(2):
         model(torch.rand(1, 2)).sum().backward()
-        watch = Watch(state_of({"model": model}))
+        taken = take_state({"model": model})
+        watch = Watch(taken.tree, taken.tensors)
         optimizer.step()
         with pytest.raises(exceptions.CheckpointError, match="model.weight"):
             watch.check()
-        watch = Watch(state_of({"optimizer": optimizer}))
+        taken = take_state({"optimizer": optimizer})
+        watch = Watch(taken.tree, taken.tensors)
         optimizer.step()
         with pytest.raises(exceptions.CheckpointError, match=r"optimizer\.state\.0\."):
             watch.check()

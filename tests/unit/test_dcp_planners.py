@@ -1,4 +1,4 @@
-"""The default planners are not asked for what their state dict holds as it is; any other is, for everything."""
+"""Planners are asked for every tensor, whatever they, or the tensors, answer."""
 
 import subprocess
 import sys

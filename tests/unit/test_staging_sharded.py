@@ -1,4 +1,4 @@
-"""Copies of states for distributed checkpoints: all is copied, and what was given stays as it is."""
+"""Staged copies of state shards: everything is copied, and the given state is unchanged."""
 
 import collections
 from collections.abc import MutableMapping
@@ -7,8 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from torchobj.checkpoint.divided import copied
-from torchobj.checkpoint.snapshot import _ROOM_BYTES, Snapshots
+from torchobj.checkpoint.staging import _BLOCK_BYTES, Stager
 from torchobj.exceptions import CheckpointError
 
 
@@ -40,10 +39,10 @@ class Sharing(MutableMapping):
 
 
 @pytest.mark.parametrize("kind", [dict, Sharing, collections.ChainMap, collections.UserDict, collections.OrderedDict])
-def test_a_copy_leaves_the_state_as_it_is(kind):
+def test_a_copy_does_not_change_the_state(kind):
     tensor = torch.ones(3)
     inner = kind({"tensor": tensor, "list": [tensor, 1]})
-    copy = copied({"inner": inner}, Snapshots())["inner"]
+    copy = Stager().stage_shard({"inner": inner})["inner"]
     tensor.add_(1)
     assert inner["tensor"] is tensor
     assert inner["list"][0] is tensor
@@ -51,10 +50,10 @@ def test_a_copy_leaves_the_state_as_it_is(kind):
     assert copy["list"][1] == 1
 
 
-def test_containers_are_what_they_were():
+def test_containers_keep_their_types():
     counts = collections.Counter("aab")
     state = {"counts": counts, "size": torch.Size([1, 2]), "pair": Pair(torch.ones(1), {"x": 1}), "deep": ([{1}],)}
-    copy = copied(state, Snapshots())
+    copy = Stager().stage_shard(state)
     assert copy == {**state, "pair": copy["pair"]}
     assert [type(copy[name]) for name in state] == [type(value) for value in state.values()]
     assert copy["pair"].second == {"x": 1}
@@ -65,28 +64,28 @@ def test_containers_are_what_they_were():
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize")
-def test_memory_is_copied_once_under_whatever_names_and_as_what_it_is():
-    base = torch.arange(_ROOM_BYTES, dtype=torch.uint8)
+def test_tied_tensors_are_copied_once_and_views_with_their_dtype():
+    base = torch.arange(_BLOCK_BYTES, dtype=torch.uint8)
     state = {
         "a": base,
         "again": base.view(base.shape),
-        "half": base[: _ROOM_BYTES // 2],
+        "half": base[: _BLOCK_BYTES // 2],
         "turned": base.view(4, -1).t(),
     }
     state |= {"other": base.view(torch.int32), "none": torch.empty(0, 3), "nothing": torch.empty(2, 0)}
     state |= {"quantized": torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), "wide": base[:1].expand(5)}
-    copy = copied(state, Snapshots())
+    copy = Stager().stage_shard(state)
     assert copy["a"].data_ptr() == copy["again"].data_ptr() != base.data_ptr()
     for name, tensor in state.items():
         assert torch.equal(copy[name], tensor), name
         assert (copy[name].shape, copy[name].dtype) == (tensor.shape, tensor.dtype)
-    assert copy["half"].untyped_storage().nbytes() == _ROOM_BYTES // 2
+    assert copy["half"].untyped_storage().nbytes() == _BLOCK_BYTES // 2
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors")
-def test_other_tensors_are_copied_too_and_freed_ones_named():
+def test_other_tensors_are_copied_too_and_freed_ones_raise():
     nested, sparse = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), torch.eye(3).to_sparse()
-    copy = copied({"nested": nested, "sparse": sparse}, Snapshots())
+    copy = Stager().stage_shard({"nested": nested, "sparse": sparse})
     nested.mul_(2)
     sparse.values().mul_(2)
     assert [part.tolist() for part in copy["nested"].unbind()] == [[1, 1], [1, 1, 1]]
@@ -94,4 +93,4 @@ def test_other_tensors_are_copied_too_and_freed_ones_named():
     freed = torch.ones(5)
     freed.untyped_storage().resize_(0)
     with pytest.raises(CheckpointError, match="a tensor of 20 bytes has no memory"):
-        copied({"freed": freed}, Snapshots())
+        Stager().stage_shard({"freed": freed})

@@ -1,0 +1,52 @@
+"""Helpers for tests of the manager."""
+
+import threading
+
+import torch
+
+from torchobj.checkpoint import save_step
+
+#: Large enough to be sent in parts.
+LARGE = 3_000_000
+
+
+def tensor(value, size=4):
+    return torch.full((size,), float(value))
+
+
+def saved_value(manager, step="latest"):
+    return manager.restore(step)["x"][0].item()
+
+
+def data_keys(bucket, step=None):
+    folder = "run/steps/" if step is None else f"run/steps/{step:012}-"
+    return [key for key in bucket.keys() if key.startswith(folder)]
+
+
+def nothing_of(bucket, step):
+    """Returns whether a step has no object, no upload and no commit."""
+    return (
+        data_keys(bucket, step) == [] and bucket.uploads() == [] and f"run/commits/{step:012}.json" not in bucket.keys()
+    )
+
+
+class Gate:
+    """Blocks the writing of data until it is opened."""
+
+    def __init__(self, monkeypatch):
+        self.open, self.reached = threading.Event(), threading.Event()
+        real = save_step.save
+
+        def save(*given, **named):
+            self.reached.set()
+            assert self.open.wait(60)
+            return real(*given, **named)
+
+        monkeypatch.setattr(save_step, "save", save)
+
+
+class Holder:
+    """An object of the user that contains a tensor."""
+
+    def __init__(self, value):
+        self.inner = value

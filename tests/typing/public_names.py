@@ -1,0 +1,162 @@
+# pyright: strict, reportUnnecessaryTypeIgnoreComment=true
+"""Uses the public names as type checkers see them: `make lint` runs mypy and pyright on this file, both strict."""
+
+from collections.abc import Sequence
+from typing import Any, assert_type
+
+from torchobj import (
+    Buffer,
+    DataLoader,
+    ElasticDistributedSampler,
+    FileOptions,
+    ListPage,
+    LookaheadBatchSampler,
+    Manifest,
+    ObjectDataset,
+    ObjectInfo,
+    ObjectIterableDataset,
+    ObjectMapDataset,
+    ObjectReader,
+    ObjectRef,
+    ObjectWriter,
+    RaggedBatch,
+    S3Checkpoint,
+    S3ClientConfig,
+    S3Exception,
+    S3IterableDataset,
+    S3MapDataset,
+    S3Options,
+    S3Reader,
+    S3ReaderConstructor,
+    S3Writer,
+    Store,
+    StoreConfig,
+    StoreError,
+    TorchobjError,
+    UnfinishedUpload,
+    Url,
+    __version__,
+    attach,
+    get_many,
+    load,
+    load_config,
+    open,  # noqa: A004  the builtin's name, as in io and gzip
+    parse_url,
+    save,
+    set_budget,
+    set_memory_budget,
+)
+from torchobj.config import S3Credentials
+
+
+def length(reader: ObjectReader) -> int:
+    return len(reader.read())
+
+
+def keys() -> S3Credentials:
+    return {"access_key_id": "id", "secret_access_key": "key", "expires_at": None}
+
+
+def datasets() -> None:
+    """`transform` determines the type of the samples."""
+    mapped = ObjectMapDataset("s3://bucket/", transform=length)
+    assert_type(mapped, ObjectMapDataset[int])
+    assert_type(mapped[0], int)
+    assert_type(ObjectMapDataset[int].from_objects(["file:///a"], transform=length), ObjectMapDataset[int])
+    assert_type(ObjectIterableDataset[int].from_prefix("file:///a/", transform=length), ObjectIterableDataset[int])
+    assert_type(S3MapDataset("s3://bucket/", transform=length), S3MapDataset[int])
+    assert_type(S3MapDataset[int].from_prefix("s3://bucket/", transform=length)[0], int)
+    assert_type(S3MapDataset[int].from_objects(["s3://bucket/key"], transform=length)[0], int)
+    reader_constructor = S3ReaderConstructor.range_based()
+    S3MapDataset[str].from_prefix("s3://bucket/", reader_constructor=reader_constructor)
+    for sample in ObjectIterableDataset("s3://bucket/", transform=length, shuffle=True):
+        assert_type(sample, int)
+    assert_type(S3IterableDataset("s3://bucket/", transform=length), S3IterableDataset[int])
+    assert_type(S3IterableDataset[int].from_prefix("s3://bucket/", transform=length), S3IterableDataset[int])
+    assert_type(mapped.manifest, Manifest)
+    assert_type(mapped.failed_samples, int)
+
+
+class Pairs(ObjectDataset[tuple[bytes, int]]):
+    """A picture and its label."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def objects_at(self, index: int) -> Sequence[ObjectRef]:
+        """The two objects of a sample."""
+        return [ObjectRef(f"s3://bucket/{index}.jpg"), ObjectRef(f"s3://bucket/{index}.txt", start=0, end=4)]
+
+    def build(self, index: int, readers: Sequence[ObjectReader]) -> tuple[bytes, int]:
+        """Decodes both objects."""
+        picture, label = readers
+        return picture.read(), int(label.read())
+
+
+def loaders() -> None:
+    """A loader has torch's arguments, and no others."""
+    dataset = Pairs()
+    assert_type(dataset[0], tuple[bytes, int])
+    sampler = ElasticDistributedSampler(dataset, seed=1)
+    loader = DataLoader[RaggedBatch](dataset, 4, sampler=sampler, num_workers=2, pin_memory=True, lookahead=8)
+    loader.load_state_dict(loader.state_dict())
+    assert_type(loader.report(), str)
+    attached = attach(loader, lookahead=4)
+    assert_type(attached, DataLoader[RaggedBatch])
+    LookaheadBatchSampler(sampler, batch_size=4, dataset=dataset)
+    DataLoader[Any](dataset, num_worker=2)  # type: ignore[call-arg]
+
+
+def stores() -> None:
+    """The methods of a store and their return types."""
+    config = StoreConfig(max_in_flight=32, s3=S3Options(region="us-east-1"), file=FileOptions(sync=False))
+    load_config("/etc/torchobj.toml")
+    S3Options(credential_provider=keys)
+    store = Store("s3://bucket", config=config)
+    buffer = store.get("key")
+    assert_type(buffer, Buffer)
+    # Also under Python 3.11, which has no __buffer__ protocol for types.
+    assert_type(bytes(buffer), bytes)
+    memoryview(buffer)
+    assert_type(store.get_many(["a", "b"]), list[Buffer])
+    assert_type(store.get_many(["a"], into=[bytearray(4)]), list[int])
+    ref = ObjectRef("s3://bucket/key", start=0, end=4)
+    assert_type(store.get_many([ref, "a"]), list[Buffer])
+    assert_type(get_many([ref]), list[Buffer])
+    assert_type(get_many([ref], into=[bytearray(4)], return_errors=True), list[Buffer | int | Exception])
+    assert_type(store.head("key"), ObjectInfo)
+    for page in store.list("prefix/").pages():
+        assert_type(page, ListPage)
+    for upload in store.unfinished_uploads():
+        assert_type(upload, UnfinishedUpload)
+    version = store.put("key", buffer, overwrite=False)
+    assert_type(version, str)
+    store.delete("key", if_version=version)
+    get_many(["s3://bucket/key"], config=S3ClientConfig())
+    assert_type(parse_url("s3://bucket/key"), Url)
+
+
+def files() -> None:
+    """Objects as files, and checkpoints."""
+    with open("s3://bucket/key") as reader:
+        assert_type(reader, S3Reader)
+        memoryview(reader)
+    with open("s3://bucket/key", "wb", overwrite=False) as writer:
+        assert_type(writer, S3Writer)
+        assert_type(writer, ObjectWriter)
+    checkpoint = S3Checkpoint(region="us-east-1")
+    assert_type(checkpoint.reader("s3://bucket/key"), ObjectReader)
+    try:
+        save({"step": 1}, "s3://bucket/checkpoint.pt")
+        load("s3://bucket/checkpoint.pt")
+    except S3Exception as error:
+        assert_type(error, StoreError)
+    except TorchobjError as error:
+        assert_type(error.request_id, str | None)
+
+
+def process() -> None:
+    """Settings of the whole process."""
+    set_memory_budget(1 << 30)
+    set_budget(1 << 30)
+    assert_type(__version__, str)

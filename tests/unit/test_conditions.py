@@ -1,0 +1,57 @@
+"""Conditions of a write have one form, and the error for a contradiction names both arguments."""
+
+import pytest
+
+import torchobj
+from torchobj import exceptions
+from torchobj.conditions import condition
+
+
+def test_each_form_gives_its_condition():
+    assert condition(True, None) == (False, None)
+    assert condition(False, None) == condition(True, None, if_none_match=True) == (True, None)
+    assert condition(False, None, if_none_match=True) == (True, None)
+    assert condition(True, '"v"') == condition(True, None, if_match='"v"') == (False, '"v"')
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"overwrite": False, "if_version": "v"}, ["overwrite=False", "if_version='v'"]),
+        ({"if_none_match": True, "if_version": "v"}, ["if_none_match=True", "if_version='v'"]),
+        ({"overwrite": False, "if_match": "v"}, ["overwrite=False", "if_match='v'"]),
+        ({"if_version": "v", "if_match": "v"}, ["if_version='v'", "if_match='v'"]),
+        ({"overwrite": "no"}, ["overwrite='no'"]),
+        ({"if_none_match": None}, ["if_none_match=None"]),
+        ({"if_version": 3}, ["if_version=3"]),
+        ({"if_match": True}, ["if_match=True"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_contradictions_and_wrong_types_are_named_in_the_error_and_nothing_is_written(given, names):
+    store = torchobj.Store("memory://contradictions")
+    with pytest.raises(exceptions.ConfigError) as caught:
+        store.put("k", b"x", **given)
+    assert all(name in str(caught.value) for name in names)
+    assert isinstance(caught.value, ValueError)
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "given"),
+    [
+        ("rb", {"overwrite": False}),
+        ("rb", {"if_version": "v"}),
+        ("xb", {"if_version": "v"}),
+        ("wb", {"overwrite": False, "if_version": "v"}),
+    ],
+)
+def test_a_condition_that_conflicts_with_the_mode_is_refused(mode, given):
+    with pytest.raises(exceptions.ConfigError, match="exclude each other"):
+        torchobj.open("memory://contradictions/k", mode, **given)
+
+
+def test_a_version_deletes_one_key_only():
+    store = torchobj.Store("memory://versions")
+    with pytest.raises(exceptions.ConfigError, match=r"if_version='v': requires a single key, got 2"):
+        store.delete(["a", "b"], if_version="v")

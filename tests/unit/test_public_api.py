@@ -1,0 +1,116 @@
+"""What IDEs and `help` show of the public names: arguments, docstrings, and nothing private."""
+
+import dataclasses
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+import torch.utils.data
+
+import torchobj
+
+DATASETS = (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset)
+
+
+def parameters_of(kind):
+    return dict(inspect.signature(kind).parameters)
+
+
+def test_the_dataloader_has_torchs_arguments():
+    ours, theirs = parameters_of(torchobj.DataLoader), parameters_of(torch.utils.data.DataLoader)
+    lookahead = ours.pop("lookahead")
+    assert lookahead.kind is inspect.Parameter.KEYWORD_ONLY
+    for name, parameter in theirs.items():
+        assert (ours[name].kind, ours[name].default) == (parameter.kind, parameter.default), name
+    positional = [name for name in ours if ours[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    assert positional == [name for name in theirs if theirs[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    # Arguments that torch added after 2.6 may be missing in an older torch.
+    assert set(ours) - set(theirs) <= {"in_order"}
+
+
+def test_a_misspelt_argument_of_the_dataloader_is_a_type_error():
+    with pytest.raises(TypeError, match=r"DataLoader\.__init__\(\) got an unexpected keyword argument 'num_worker'"):
+        torchobj.DataLoader(range(3), num_worker=2)
+
+
+def test_an_argument_that_an_older_torch_lacks_is_refused_only_if_passed(monkeypatch):
+    original = torch.utils.data.DataLoader.__init__
+
+    def older(self, *args, **kwargs):
+        if "in_order" in kwargs:
+            raise TypeError("DataLoader.__init__() got an unexpected keyword argument 'in_order'")
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__init__", older)
+    assert list(torchobj.DataLoader(range(3), batch_size=None)) == [0, 1, 2]
+    with pytest.raises(TypeError, match="in_order"):
+        torchobj.DataLoader(range(3), in_order=False)
+
+
+def test_dir_shows_public_names_only():
+    """Runs in its own process: other tests import submodules."""
+    names = run("import torchobj; print(*dir(torchobj))").split()
+    assert names == sorted({*torchobj.__all__, "checkpoint", "exceptions"})
+    assert run("import inspect, torchobj; print(len(inspect.getmembers(torchobj)))") == str(len(names))
+
+
+def run(script):
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_set_budget_is_an_alias_of_set_memory_budget():
+    assert torchobj.set_budget is torchobj.set_memory_budget
+    with pytest.raises(torchobj.TorchobjError, match=r"budget_bytes=5: must be a number of bytes"):
+        torchobj.set_memory_budget(5)
+
+
+def documented(thing):
+    """Returns the arguments that the `Args` section of a docstring explains."""
+    found = re.search(r"^Args:\n((?: +.*\n?|\n)*)", inspect.getdoc(thing) or "", re.MULTILINE)
+    return set(re.findall(r"\w+", " ".join(re.findall(r"^    ([\w, ]+):", found[1], re.MULTILINE)))) if found else set()
+
+
+def explained():
+    """Returns the public classes and functions, and the methods with several arguments."""
+    for name in torchobj.__all__:
+        value = getattr(torchobj, name)
+        if inspect.isclass(value) and (dataclasses.is_dataclass(value) or issubclass(value, (tuple, Exception))):
+            continue  # Each of their fields has its own docstring.
+        if callable(value):
+            yield name, value
+    for kind in (*DATASETS, torchobj.S3MapDataset, torchobj.S3IterableDataset):
+        yield f"{kind.__name__}.from_prefix", kind.from_prefix
+        yield f"{kind.__name__}.from_objects", kind.from_objects
+    for name, method in inspect.getmembers(torchobj.Store, inspect.isfunction):
+        if not name.startswith("_"):
+            yield f"Store.{name}", method
+
+
+@pytest.mark.parametrize("thing", [pytest.param(value, id=name) for name, value in explained()])
+def test_help_explains_every_argument(thing):
+    assert set(parameters_of(thing)) - {"self"} <= documented(thing)
+
+
+@pytest.mark.parametrize("kind", DATASETS)
+def test_every_dataset_is_made_from_a_prefix_and_from_objects_of_any_scheme(kind, tmp_path):
+    (tmp_path / "a").write_bytes(b"file")
+    torchobj.Store("memory://from-objects").put("b", b"memory")
+    urls = [(tmp_path / "a").as_uri(), "memory://from-objects/b"]
+    read = kind.from_objects(iter(urls), transform=lambda reader: reader.read())
+    assert (list(read), [read.manifest.url(index) for index in range(2)]) == ([b"file", b"memory"], urls)
+    config = torchobj.StoreConfig(max_attempts=2)
+    for name in ("config", "s3client_config"):
+        assert [reader.read() for reader in kind.from_prefix(tmp_path.as_uri(), **{name: config})] == [b"file"]
+    with pytest.raises(torchobj.TorchobjError, match="region='x': must be None for a URL of memory://"):
+        kind.from_prefix("memory://from-objects/", region="x")
+
+
+@pytest.mark.parametrize("kind", [torchobj.S3MapDataset, torchobj.S3IterableDataset])
+def test_a_dataset_of_one_scheme_explains_the_arguments_of_its_parent(kind):
+    doc, parent = inspect.getdoc(kind), inspect.getdoc(kind.__mro__[1])
+    assert doc.startswith(f"An `{kind.__mro__[1].__name__}` of `s3://` URLs only.")
+    for section in ("Args:", "Attributes:", "Raises:"):
+        assert section in doc
+    assert doc.endswith(parent[parent.index("Args:") : parent.index("\nExample:")].rstrip())
