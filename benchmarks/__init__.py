@@ -1,4 +1,3 @@
-"""Measurements, one question each: `get.py`, `loader.py`, `mlperf.py`. The servers under them are in `lab`; what they
-read by in `rivals` and `feeds`; how a figure is taken in `measure`, `loop` and `dlio`. Nothing here is part of what
-users install.
+"""Measurements, one question each: `get.py`, `loader.py`, `mlperf.py`, `checkpoint.py`, `faults.py`. `lab` has servers,
+`rivals` and `feeds` the clients; `measure`, `loop` and `dlio` take a measurement. Users do not install any of this.
 """

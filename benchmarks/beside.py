@@ -1,5 +1,5 @@
-"""How much slower a training loop is while a checkpoint uploads beside it, in the same process and to the same server.
-Leaves tables to `checkpoint_report`. `python -m benchmarks.beside NAME` is the nursery.
+"""How much slower is a training loop while a checkpoint uploads in the same process and to the same server?
+`checkpoint_report` formats the tables. `python -m benchmarks.beside NAME` is the fork server.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.feeds import epochs
+from benchmarks.fork_server import ForkServer, serve
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, Family
-from benchmarks.lab.place import Place
 from benchmarks.lab.prepare import upload
-from benchmarks.nursery import Nursery, serve
 from benchmarks.report import Rounds
 from benchmarks.states import States
 
@@ -32,17 +32,17 @@ class Scale:
 
     objects: int
     state_mib: int
-    least_s: float
-    """Of each loop: whole epochs are made until it is over."""
+    min_s: float
+    """Minimum duration of each loop; it always runs whole epochs."""
 
     @property
     def family(self) -> Family:
-        """What the loop reads."""
+        """The objects that the loop reads."""
         return Family(110 * KIB, self.objects)
 
     @property
     def states(self) -> States:
-        """What is saved again and again."""
+        """The state that is saved repeatedly."""
         return States.of_mib(self.state_mib)
 
 
@@ -60,29 +60,29 @@ class Phase:
     upload_s: float = 0.0
 
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.wall_s
 
     def upload_mbit_s(self) -> float:
-        """What uploads had while they ran, which may be longer than the loop."""
+        """Throughput of the uploads while they ran, which may be longer than the loop."""
         return self.uploaded_bytes * 8 / 1e6 / self.upload_s if self.upload_s else 0.0
 
 
 @dataclass
 class Phases(Rounds):
-    """The loop alone and beside an upload in turn, in one process."""
+    """The loop alone and during an upload, alternating in one process."""
 
     label: str
     runs: dict[str, list[Phase]] = field(default_factory=dict)
 
     def lost(self) -> list[float]:
-        """The share of samples a second that an upload costs, round by round."""
+        """The share of samples per second lost to an upload, per round."""
         pairs = zip(self.runs[ALONE], self.runs[BESIDE], strict=True)
         return [1 - beside.rate() / alone.rate() for alone, beside in pairs]
 
 
 class _Uploads:
-    """Saves a state again and again, in a thread."""
+    """Saves a state repeatedly in a thread."""
 
     def __init__(self, save: Callable[[], Any]) -> None:
         self._save, self._end, self._saved = save, threading.Event(), 0
@@ -101,7 +101,7 @@ class _Uploads:
         self._ended_s = time.perf_counter()
 
     def close(self) -> tuple[int, float]:
-        """Waits for the last save: how many there were, and how long they took."""
+        """Waits for the last save; returns the number of saves and their duration."""
         self._end.set()
         self._thread.join()
         if self._failed is not None:
@@ -109,43 +109,43 @@ class _Uploads:
         return self._saved, self._ended_s - self._started_s
 
 
-def _loop(loader: Any, least_s: float, step_s: float) -> tuple[int, float]:
-    """Epochs, until the time is over: samples and seconds."""
+def _loop(loader: Any, min_s: float, step_s: float) -> tuple[int, float]:
+    """Runs epochs for at least `min_s`; returns samples and seconds."""
     samples, started_s = 0, time.perf_counter()
     for _ in epochs(loader):
         for batch in loader:
             samples += len(batch.urls)
             if step_s:
                 time.sleep(step_s)
-        if time.perf_counter() - started_s >= least_s:
+        if time.perf_counter() - started_s >= min_s:
             break
     return samples, time.perf_counter() - started_s
 
 
-def _measure(place: Place, scale: Scale, rounds: int, half_speed: bool) -> dict[str, Any]:
-    """Loops alone and beside an upload in turn."""
+def _measure(location: Location, scale: Scale, rounds: int, half_speed: bool) -> dict[str, Any]:
+    """Runs loops alone and during an upload, alternating."""
     import torchobj
 
-    place.enter()
+    location.enter()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    s3 = torchobj.S3Options(endpoint_url=place.endpoint_url, region=place.region)
+    s3 = torchobj.S3Options(endpoint_url=location.endpoint_url, region=location.region)
     config = torchobj.StoreConfig(s3=s3, upload_mbit_s=CAP_MBIT_S)
-    dataset = torchobj.S3MapDataset(f"s3://{place.bucket}/{scale.family.name}", config=config)
+    dataset = torchobj.S3MapDataset(f"s3://{location.bucket}/{scale.family.name}", config=config)
     sampler = torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0)
     more = {"num_workers": _WORKERS, "persistent_workers": True}
     loader = torchobj.DataLoader(dataset, batch_size=_BATCH, sampler=sampler, **more)
     state = scale.states.build()
-    save = functools.partial(torchobj.save, state, f"s3://{place.bucket}/beside.pt", config=config)
-    # Workers start, connections are opened, permits grow.
-    _loop(loader, scale.least_s, 0.0)
-    samples, wall_s = _loop(loader, scale.least_s, 0.0)
+    save = functools.partial(torchobj.save, state, f"s3://{location.bucket}/beside.pt", config=config)
+    # Warm-up: workers start, connections are opened, the concurrency limit grows.
+    _loop(loader, scale.min_s, 0.0)
+    samples, wall_s = _loop(loader, scale.min_s, 0.0)
     step_s = 2 * _BATCH * wall_s / samples if half_speed else 0.0
     phases: dict[str, list[dict[str, Any]]] = {ALONE: [], BESIDE: []}
     for number in range(rounds):
-        # Whoever comes second finds a warmer process.
+        # The order alternates because the second loop finds a warmer process.
         for name in (ALONE, BESIDE) if number % 2 else (BESIDE, ALONE):
             uploads = _Uploads(save) if name == BESIDE else None
-            looped = _loop(loader, scale.least_s, step_s)
+            looped = _loop(loader, scale.min_s, step_s)
             saves, upload_s = uploads.close() if uploads is not None else (0, 0.0)
             phase = Phase(*looped, saves * scale.states.payload_bytes, upload_s)
             phases[name].append(dataclasses.asdict(phase))
@@ -153,25 +153,25 @@ def _measure(place: Place, scale: Scale, rounds: int, half_speed: bool) -> dict[
 
 
 def _work(fields: dict[str, Any]) -> dict[str, Any]:
-    return _measure(Place(**fields.pop("place")), Scale(**fields.pop("scale")), **fields)
+    return _measure(Location(**fields.pop("location")), Scale(**fields.pop("scale")), **fields)
 
 
-def run(place: Place, scale: Scale, rounds: int) -> list[Phases]:
-    """Writes what is read, and runs a loop that does nothing with a batch, and one with a trainer of half its speed.
+def run(location: Location, scale: Scale, rounds: int) -> list[Phases]:
+    """Writes the objects, then runs a loop without work per batch and one whose trainer runs at half its speed.
 
     Raises:
         RuntimeError: Something failed.
     """
-    upload(place, [scale.family])
-    nursery = Nursery("benchmarks.beside", "beside")
-    job = {"place": dataclasses.asdict(place), "scale": dataclasses.asdict(scale), "rounds": rounds}
+    upload(location, [scale.family])
+    fork_server = ForkServer("benchmarks.beside", "beside")
+    job = {"location": dataclasses.asdict(location), "scale": dataclasses.asdict(scale), "rounds": rounds}
     try:
         found = {
-            kind: nursery.run(job | {"half_speed": kind == "half-speed trainer"}, _LIMIT_S)
+            kind: fork_server.run(job | {"half_speed": kind == "half-speed trainer"}, _LIMIT_S)
             for kind in ("trainer that does nothing", "half-speed trainer")
         }
     finally:
-        nursery.close()
+        fork_server.close()
     return [
         Phases(
             f"loop, {LATENCY_MS} ms, {kind}",

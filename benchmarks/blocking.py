@@ -1,5 +1,5 @@
-"""How long a training loop stands still for a save in the background: until the state is copied. Leaves tables to
-`checkpoint_report`. `python -m benchmarks.blocking NAME` is the nursery.
+"""How long does a background save block the training loop, that is until the state is copied?
+`checkpoint_report` formats the table. `python -m benchmarks.blocking NAME` is the fork server.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from benchmarks.fork_server import ForkServer, serve
 from benchmarks.measure import used_cpu_s
-from benchmarks.nursery import Nursery, serve
 from benchmarks.report import OURS, Rounds
 from benchmarks.states import States
 
@@ -28,14 +28,14 @@ MEMCPY, CLONE = "memcpy", "clone"
 SHARDED = f"{OURS}, sharded"
 FIRST = f"{OURS}, a first save"
 STOCK = "dcp.async_save, stock"
-# A stop is short, and one of them says little.
+# A pause is short, and a single one has little significance.
 _TIMES = 3
 _LIMIT_S = 300.0
 
 
 @dataclass(frozen=True)
 class Stop:
-    """One copy of the state, or one save in the background."""
+    """One copy of the state, or one background save."""
 
     wall_s: float
     cpu_s: float
@@ -46,14 +46,14 @@ class Stop:
 
 @dataclass
 class Stops(Rounds):
-    """All rounds, each way in turn, in one process."""
+    """All rounds, alternating between the ways, in one process."""
 
     label: str
     runs: dict[str, list[Stop]] = field(default_factory=dict)
 
 
 def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Callable[[int], Any]]:
-    """What is timed, by its name: returns what it made, or the save that it began."""
+    """Returns what is timed, by name; each call returns its copy, or the save that it started."""
     from torchobj.checkpoint import CheckpointManager
 
     mesh = init_device_mesh("cpu", (1,))
@@ -82,14 +82,14 @@ def _ways(tensors: dict[str, torch.Tensor], stack: ExitStack) -> dict[str, Calla
 
 
 def _work(fields: dict[str, Any]) -> dict[str, Any]:
-    # That there is one process only, and that the stock writer writes again what it wrote.
+    # These warn that there is only one process, and that the stock writer overwrites its file.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     tensors = States(**fields["states"]).build()["model"]
     stops: dict[str, list[Any]] = {}
     with ExitStack() as stack:
         ways = _ways(tensors, stack)
-        # The first round is warm-up: it is from the second save on that memory is used again.
+        # The first round is warm-up: memory is reused from the second save on.
         for number, (name, way) in itertools.product(range(fields["rounds"] + 1), ways.items()):
             gc.collect()
             started_s, started_cpu_s = time.perf_counter(), used_cpu_s()
@@ -105,16 +105,16 @@ def _work(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(states: States, rounds: int) -> Stops:
-    """Copies and saves a state each way.
+    """Copies and saves a state in each way.
 
     Raises:
         RuntimeError: Something failed.
     """
-    nursery = Nursery("benchmarks.blocking", "blocking")
+    fork_server = ForkServer("benchmarks.blocking", "blocking")
     try:
-        found = nursery.run({"states": dataclasses.asdict(states), "rounds": _TIMES * rounds}, _LIMIT_S)
+        found = fork_server.run({"states": dataclasses.asdict(states), "rounds": _TIMES * rounds}, _LIMIT_S)
     finally:
-        nursery.close()
+        fork_server.close()
     label = f"until save_async returns, {states.payload_bytes >> 20} MiB"
     return Stops(label, {name: [Stop(**stop) for stop in all_of_it] for name, all_of_it in found.items()})
 

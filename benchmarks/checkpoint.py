@@ -1,18 +1,18 @@
-"""How fast, at what CPU and in how much memory is a checkpoint saved to S3 and loaded, beside other clients?
+"""How fast, with how much CPU and how much memory, is a checkpoint saved to S3 and loaded, compared with other clients?
 
     python benchmarks/checkpoint.py                          # everything, about half an hour
     python benchmarks/checkpoint.py --only "512 MiB, origin" # the cases whose label has these words
     python benchmarks/checkpoint.py --only dcp               # distributed checkpoints
     python benchmarks/checkpoint.py --loader                 # a training loop beside an upload
-    python benchmarks/checkpoint.py --only blocking          # how long the loop stands still for save_async
-    python benchmarks/checkpoint.py --quick                  # a look, under two minutes: not to be quoted
+    python benchmarks/checkpoint.py --only blocking          # how long save_async blocks the loop
+    python benchmarks/checkpoint.py --quick                  # a preview, under two minutes: not for publication
 
 Needs the extra `bench`, a C compiler for the origin, and pip for the rivals that cannot be in one environment with
 others. A state dict is saved or loaded by one client after the other, round after round; each run is a process of its
-own. CPU and memory are those of the client's process: the server runs beside it on the same machine, as does whatever
-else does. Every byte that was loaded is compared, and before all what each client saves is loaded from versitygw by
-itself and by the stock torch.load. Of the origin one bucket forgets what is saved, the other has in memory what is
-loaded. MB and GB are of the tensors, and decimal.
+own. CPU and memory are those of the client's process; the server runs on the same machine, as may other processes.
+Every loaded byte is compared. Before the measurement, what each client saves is loaded from versitygw by itself and by
+the stock torch.load. One bucket of the origin discards what is saved, the other serves from memory what is loaded.
+MB and GB are of the tensors, and decimal.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from benchmarks.checkpoint_measure import Case, Job, Savers
 from benchmarks.checkpoint_rivals import CLIENTS, needs_packages
 from benchmarks.checkpoint_targets import RIVAL
 from benchmarks.lab import origin, packages, versitygw
-from benchmarks.lab.place import Place
+from benchmarks.lab.location import Location
 from benchmarks.report import OURS
 from benchmarks.states import States
 
@@ -49,23 +49,23 @@ LOADS_NOTHING = ("multi-storage-client in Rust",)
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A case to be measured."""
+    """A case to measure."""
 
     action: str
     states: str
-    place: str
+    location: str
 
     @property
     def label(self) -> str:
-        return f"{self.action} {self.states}, {self.place}"
+        return f"{self.action} {self.states}, {self.location}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """Where is saved to and loaded from."""
+    """Where states are saved and loaded."""
 
-    save: Place
-    load: Place
+    save: Location
+    load: Location
     counts: bool
 
 
@@ -81,40 +81,40 @@ class Bench:
         self._savers.close()
 
     def _prepare(self, server: str, name: str) -> None:
-        """Writes what is loaded, once."""
+        """Writes the objects to load, once."""
         if (server, name) not in self._prepared:
             states = self._states[name]
             self._savers.prepare(self._servers[server].load, states, _key(states))
             self._prepared.add((server, name))
 
     def check(self, client: str) -> None:
-        """Saves large tensors and small ones to a real server, and loads them, also by the stock torch.load.
+        """Saves large and small tensors to a real server and loads them, also with the stock torch.load.
 
         Raises:
             RuntimeError: What was loaded is not what was saved, or the client failed.
         """
-        place, key = self._servers["versitygw"].save, f"check-{client.replace(' ', '-')}.pt"
+        location, key = self._servers["versitygw"].save, f"check-{client.replace(' ', '-')}.pt"
         large, *_, small = self._states
         for name in (large, small):
             states = self._states[name]
-            # There has to be something to warm up with.
+            # An object to warm up with.
             self._prepare("versitygw", name)
-            self._savers.run(client, Job("save", place, states, key))
+            self._savers.run(client, Job("save", location, states, key))
             for reader in dict.fromkeys([client, "boto3"]):
                 if reader not in LOADS_NOTHING:
-                    self._savers.run(reader, Job("load", place, states, key))
-            _forget(place, key)
+                    self._savers.run(reader, Job("load", location, states, key))
+            _delete(location, key)
 
     def _job(self, client: str, plan: Plan) -> Job:
-        server, states = self._servers[plan.place], self._states[plan.states]
+        server, states = self._servers[plan.location], self._states[plan.states]
         if plan.action == "save":
             key = f"save-{client.replace(' ', '-')}.pt"
             return Job("save", server.save, states, key, server.counts)
-        self._prepare(plan.place, plan.states)
+        self._prepare(plan.location, plan.states)
         return Job("load", server.load, states, _key(states), server.counts)
 
     def run(self, plan: Plan, rounds: int) -> Case:
-        """All rounds of a case: A B C A B C. Who is in no target has them all of the first state, and one of others."""
+        """Runs all rounds of a case: A B C A B C. Clients without a target run fewer rounds."""
         case, first = Case(plan.label, plan.action), next(iter(self._states))
         for number, client in itertools.product(range(rounds), self._clients):
             aimed = client in (OURS, RIVAL)
@@ -128,8 +128,8 @@ class Bench:
             except RuntimeError as error:
                 case.failed[client] = str(error).strip().splitlines()[-1]
                 case.runs.pop(client, None)
-            if plan.action == "save" and plan.place == "versitygw":
-                _forget(job.place, job.key)
+            if plan.action == "save" and plan.location == "versitygw":
+                _delete(job.location, job.key)
         return case
 
 
@@ -137,18 +137,18 @@ def _key(states: States) -> str:
     return f"load-{states.payload_bytes}.pt"
 
 
-def _forget(place: Place, key: str) -> None:
-    """Deletes what was saved: a disk is no larger than its need."""
+def _delete(location: Location, key: str) -> None:
+    """Deletes a saved object, to limit disk use."""
     import torchobj
 
-    place.enter()
-    config = torchobj.StoreConfig(s3=torchobj.S3Options(endpoint_url=place.endpoint_url, region=place.region))
-    torchobj.Store(f"s3://{place.bucket}", config=config).delete(key)
+    location.enter()
+    config = torchobj.StoreConfig(s3=torchobj.S3Options(endpoint_url=location.endpoint_url, region=location.region))
+    torchobj.Store(f"s3://{location.bucket}", config=config).delete(key)
 
 
 @contextlib.contextmanager
 def servers() -> Iterator[dict[str, Server]]:
-    """The places of the lab."""
+    """The locations of the lab."""
     with origin.running() as cheap, versitygw.running([]) as real:
         yield {
             "origin": Server(cheap.discard, cheap.memory, counts=True),
@@ -157,7 +157,7 @@ def servers() -> Iterator[dict[str, Server]]:
 
 
 def _clients(given: argparse.Namespace) -> list[str]:
-    """Who is measured."""
+    """The clients to measure."""
     chosen = [OURS, RIVAL] if given.quick else list(CLIENTS)
     chosen = [name for name in chosen if name not in given.without]
     if any(map(needs_packages, chosen)):
@@ -170,7 +170,7 @@ def _clients(given: argparse.Namespace) -> list[str]:
 
 
 def _checked(bench: Bench, client: str) -> bool:
-    """Whether a client can be measured; says why not. Ours can, or this is no benchmark."""
+    """Returns whether a client can be measured; prints the reason if not. Ours must work."""
     try:
         bench.check(client)
     except RuntimeError as error:
@@ -183,7 +183,7 @@ def _checked(bench: Bench, client: str) -> bool:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small states, one round, two clients: not to be quoted")
+    parser.add_argument("--quick", action="store_true", help="small states, one round, two clients: only a preview")
     parser.add_argument("--rounds", type=int, help="rounds of each case (default 3, with --quick 1)")
     parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
     parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
@@ -202,24 +202,24 @@ def main() -> None:
 
     states = QUICK_STATES if given.quick else STATES
     every = itertools.product(states, ("origin", "versitygw"), ("save", "load"))
-    plans = [plan for name, place, action in every if wanted((plan := Plan(action, name, place)).label)]
+    plans = [plan for name, location, action in every if wanted((plan := Plan(action, name, location)).label)]
     clients = _clients(given) if plans else []
     about["packages"] |= packages.versions() if any(map(needs_packages, clients)) else {}
     print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
 
     cases, calls, share, phases, stops = [], [], None, [], []
     with contextlib.ExitStack() as stack:
-        places = stack.enter_context(servers())
-        bench = Bench(places, states, clients)
+        locations = stack.enter_context(servers())
+        bench = Bench(locations, states, clients)
         stack.callback(bench.close)
         if plans:
             clients[:] = [client for client in clients if _checked(bench, client)]
-            print(f"what they saved to versitygw was loaded, and equals: {', '.join(clients)}\n", flush=True)
+            print(f"saved to versitygw, loaded and compared: {', '.join(clients)}\n", flush=True)
         for plan in plans:
             cases.append(bench.run(plan, rounds))
             print(checkpoint_report.table(cases[-1]), "", sep="\n", flush=True)
         if wanted("dcp"):
-            measuring = stack.enter_context(contextlib.closing(dcp.Measuring(places["origin"].load)))
+            measuring = stack.enter_context(contextlib.closing(dcp.Measuring(locations["origin"].load)))
             calls = measuring.small(SMALL_TENSORS // 10 if given.quick else SMALL_TENSORS, rounds)
             print(*map(checkpoint_report.calls_table, calls), "", sep="\n", flush=True)
             share = measuring.share()

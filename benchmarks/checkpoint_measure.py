@@ -1,6 +1,6 @@
-"""Takes one measurement: a client saves a state dict or loads it, in a process of its own, between two looks at the
-clock, the CPU time, the memory and the origin's counters. Leaves who the clients are to `checkpoint_rivals`.
-`python -m benchmarks.checkpoint_measure CLIENT` is a client's nursery.
+"""Takes one measurement: a client saves or loads a state dict in its own process; measures time, CPU time, memory and
+the origin's counters. `checkpoint_rivals` has the clients.
+`python -m benchmarks.checkpoint_measure CLIENT` is a client's fork server.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 
 from benchmarks.checkpoint_rivals import Client, load
+from benchmarks.fork_server import ForkServer, serve
 from benchmarks.lab import origin
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
-from benchmarks.lab.place import Place
 from benchmarks.measure import memory_bytes, reset_peak, touch, used_cpu_s
-from benchmarks.nursery import Nursery, serve
 from benchmarks.report import Rounds
 from benchmarks.states import States
 
@@ -30,30 +30,30 @@ WARM_KEY = "warm.pt"
 
 @dataclass(frozen=True)
 class Job:
-    """A client writes `states` to `key`, or loads it from there. An object WARM_KEY is there to load from."""
+    """A client writes `states` to `key` or loads it from there. The object WARM_KEY exists for the warm-up."""
 
     action: str
     """"save" or "load"."""
-    place: Place
+    location: Location
     states: States
     key: str
     counted: bool = False
-    """By the place, which is an origin of `lab.origin`."""
+    """A location of `lab.origin`."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What it took. CPU is that of the client's process, in user and system mode together."""
+    """One measurement. CPU is that of the client's process, user and system mode together."""
 
     payload_bytes: int
     wall_s: float
     cpu_s: float
     grown_bytes: int
-    """Peak of resident memory over what it was before there was a client, with the state to be saved in it."""
+    """Peak resident memory minus that before the client was created, when the state to save already existed."""
     requests: int | None
 
     def rate(self) -> float:
-        """MB/s."""
+        """MB per second."""
         return self.payload_bytes / self.wall_s / 1e6
 
     def cpu_s_per_gb(self) -> float:
@@ -78,26 +78,26 @@ class Case(Rounds):
 
 
 def _warm(client: Client, job: Job) -> None:
-    """Connections, credentials, threads: what any later call finds. In parts, as what comes is."""
+    """Warms up connections, credentials and threads for later calls, with parts as the measured object has."""
     if job.action == "save":
         client.save(_WARM.build(), f"{job.key}.{WARM_KEY}")
     else:
         client.load(WARM_KEY)
 
 
-def measure(make: Callable[[Place], Client], job: Job) -> Run:
-    """Saves or loads as `job` says, in this process. Every byte is compared, after the clock stopped."""
-    job.place.enter()
+def measure(make: Callable[[Location], Client], job: Job) -> Run:
+    """Runs `job` in this process: a save or a load. Compares every byte after the clock has stopped."""
+    job.location.enter()
     state = job.states.build() if job.action == "save" else None
     gc.collect()
-    # What a client needs for its connections, threads and buffers is growth too.
+    # Memory that a client needs for connections, threads and buffers counts as growth.
     before_bytes = memory_bytes("VmRSS") or 0
-    client = make(job.place)
+    client = make(job.location)
     _warm(client, job)
-    # As much as the hungriest client needs, if the machine has it.
+    # As much as the client with the largest need uses, if the machine has it.
     touch(min(max(64 * MIB, 3 * job.states.payload_bytes), psutil.virtual_memory().available // 2))
     gc.collect()
-    counters = origin.counters(job.place) if job.counted else None
+    counters = origin.counters(job.location) if job.counted else None
     reset_peak()
     started_s, started_cpu_s = time.perf_counter(), used_cpu_s()
     if job.action == "save":
@@ -106,40 +106,40 @@ def measure(make: Callable[[Place], Client], job: Job) -> Run:
         state = client.load(job.key)
     wall_s, cpu_s = time.perf_counter() - started_s, used_cpu_s() - started_cpu_s
     grown_bytes = (memory_bytes("VmHWM") or 0) - before_bytes
-    requests = (origin.counters(job.place) - counters).requests if counters is not None else None
+    requests = (origin.counters(job.location) - counters).requests if counters is not None else None
     job.states.check(state)
     return Run(job.states.payload_bytes, wall_s, cpu_s, grown_bytes, requests)
 
 
-def _work(make: Callable[[Place], Client], fields: dict[str, Any]) -> dict[str, Any]:
-    place, states = Place(**fields.pop("place")), States(**fields.pop("states"))
-    return dataclasses.asdict(measure(make, Job(place=place, states=states, **fields)))
+def _work(make: Callable[[Location], Client], fields: dict[str, Any]) -> dict[str, Any]:
+    location, states = Location(**fields.pop("location")), States(**fields.pop("states"))
+    return dataclasses.asdict(measure(make, Job(location=location, states=states, **fields)))
 
 
 class Savers:
-    """Runs jobs, by nurseries that it keeps for each client."""
+    """Runs jobs on a fork server per client."""
 
     def __init__(self) -> None:
-        self._nurseries: dict[str, Nursery] = {}
+        self._fork_servers: dict[str, ForkServer] = {}
 
     def run(self, client: str, job: Job) -> Run:
-        """Runs a job in a process of its own.
+        """Runs a job in its own process.
 
         Raises:
             RuntimeError: The client failed, loaded something else, or did not end.
         """
-        if client not in self._nurseries:
-            self._nurseries[client] = Nursery("benchmarks.checkpoint_measure", client)
-        return Run(**self._nurseries[client].run(dataclasses.asdict(job), _LIMIT_S))
+        if client not in self._fork_servers:
+            self._fork_servers[client] = ForkServer("benchmarks.checkpoint_measure", client)
+        return Run(**self._fork_servers[client].run(dataclasses.asdict(job), _LIMIT_S))
 
-    def prepare(self, place: Place, states: States, key: str) -> None:
-        """Writes what is loaded: `key` by the stock torch.save, and the object to warm up with."""
-        self.run("boto3", Job("save", place, _WARM, WARM_KEY))
-        self.run("boto3", Job("save", place, states, key))
+    def prepare(self, location: Location, states: States, key: str) -> None:
+        """Writes `key` with the stock torch.save, and the object to warm up with."""
+        self.run("boto3", Job("save", location, _WARM, WARM_KEY))
+        self.run("boto3", Job("save", location, states, key))
 
     def close(self) -> None:
-        for nursery in self._nurseries.values():
-            nursery.close()
+        for fork_server in self._fork_servers.values():
+            fork_server.close()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Clients that save a state dict to S3 and load it, with one face. Leaves measuring to `checkpoint_measure`.
+"""Clients that save a state dict to S3 and load it, with one interface. `checkpoint_measure` measures them.
 
-Each is used as its own documentation shows for checkpoints, with its defaults; all write what `torch.save` writes, and
+Each is used with its defaults, as its own documentation shows for checkpoints; all write what `torch.save` writes, and
 load to the CPU with `weights_only=True`.
 """
 
@@ -15,29 +15,29 @@ import torch
 
 from benchmarks.lab import packages
 from benchmarks.lab.boto import boto_client
-from benchmarks.lab.place import Place
+from benchmarks.lab.location import Location
 
 
 class Client(Protocol):
-    """What is measured."""
+    """A client to measure."""
 
     def save(self, state: Any, key: str) -> None:
         """Writes an object that holds the state."""
 
     def load(self, key: str) -> Any:
-        """The state of an object."""
+        """Returns the state of an object."""
 
 
 class Torchobj:
-    """`torchobj.save` and `torchobj.load`, with its defaults: every record's checksum is written, and verified."""
+    """`torchobj.save` and `torchobj.load` with their defaults: checksums of all records are written and verified."""
 
     modules = ("torchobj", "torchobj.checkpoint")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         import torchobj
 
-        self._module, self._bucket = torchobj, place.bucket
-        self._where = {"region": place.region, "endpoint_url": place.endpoint_url}
+        self._module, self._bucket = torchobj, location.bucket
+        self._where = {"region": location.region, "endpoint_url": location.endpoint_url}
 
     def save(self, state: Any, key: str) -> None:
         self._module.save(state, f"s3://{self._bucket}/{key}", **self._where)
@@ -47,17 +47,17 @@ class Torchobj:
 
 
 class S3TorchConnector:
-    """s3torchconnector's `S3Checkpoint`, whose writer and reader are files to torch."""
+    """s3torchconnector's `S3Checkpoint`, whose writer and reader torch uses as files."""
 
     modules = ("s3torchconnector",)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         from s3torchconnector import S3Checkpoint, S3ClientConfig
 
-        config = S3ClientConfig(force_path_style=place.endpoint_url is not None)
-        region = place.region or "us-east-1"
-        self._checkpoint = S3Checkpoint(region, endpoint=place.endpoint_url, s3client_config=config)
-        self._bucket = place.bucket
+        config = S3ClientConfig(force_path_style=location.endpoint_url is not None)
+        region = location.region or "us-east-1"
+        self._checkpoint = S3Checkpoint(region, endpoint=location.endpoint_url, s3client_config=config)
+        self._bucket = location.bucket
 
     def save(self, state: Any, key: str) -> None:
         with self._checkpoint.writer(f"s3://{self._bucket}/{key}") as writer:
@@ -69,16 +69,16 @@ class S3TorchConnector:
 
 
 class S3Fs:
-    """s3fs, as fsspec's files are used with torch."""
+    """s3fs, with fsspec's files passed to torch."""
 
     packages = True
     modules = ("s3fs",)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         import s3fs
 
-        self._files = s3fs.S3FileSystem(endpoint_url=place.endpoint_url)
-        self._bucket = place.bucket
+        self._files = s3fs.S3FileSystem(endpoint_url=location.endpoint_url)
+        self._bucket = location.bucket
 
     def save(self, state: Any, key: str) -> None:
         with self._files.open(f"{self._bucket}/{key}", "wb") as file:
@@ -90,23 +90,23 @@ class S3Fs:
 
 
 class MultiStorageClient:
-    """multi-storage-client's `torch.save` and `torch.load`, which read and write by boto3 unless told otherwise."""
+    """multi-storage-client's `torch.save` and `torch.load`, which use boto3 by default."""
 
     packages = True
     modules = ("multistorageclient", "multistorageclient.contrib.torch", "boto3")
     options: ClassVar[dict[str, Any]] = {}
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         options = {
-            "base_path": place.bucket,
-            "endpoint_url": place.endpoint_url,
-            "region_name": place.region,
+            "base_path": location.bucket,
+            "endpoint_url": location.endpoint_url,
+            "region_name": location.region,
             **self.options,
         }
         profile = {"storage_provider": {"type": "s3", "options": options}}
         from multistorageclient.contrib import torch as adapted
 
-        # It wants a file of YAML, which JSON is; this one ends with the process.
+        # It requires a YAML file, and JSON is YAML; the file is deleted at the end of the process.
         file = os.memfd_create("config")
         os.write(file, json.dumps({"profiles": {"bench": profile}}).encode())
         os.environ["MSC_CONFIG"] = f"/proc/self/fd/{file}"
@@ -120,19 +120,19 @@ class MultiStorageClient:
 
 
 class MultiStorageClientInRust(MultiStorageClient):
-    """The same by its client in Rust: faster to save, and not measured loading."""
+    """Like `MultiStorageClient`, with its Rust client, which saves faster; loading is not measured."""
 
     options: ClassVar[dict[str, Any]] = {"rust_client": {"allow_http": True}}
 
 
 class Boto3:
-    """boto3 with a `BytesIO` between it and torch, which is the stock one: what others wrote is judged by it."""
+    """boto3 with a `BytesIO` between it and the stock torch: the reference for what others wrote."""
 
     modules = ("boto3", "s3transfer", "botocore.config")
 
-    def __init__(self, place: Place) -> None:
-        self._client = boto_client(place)
-        self._bucket = place.bucket
+    def __init__(self, location: Location) -> None:
+        self._client = boto_client(location)
+        self._bucket = location.bucket
 
     def save(self, state: Any, key: str) -> None:
         file = io.BytesIO()
@@ -158,16 +158,16 @@ CLIENTS: dict[str, Any] = {
 
 
 def needs_packages(name: str) -> bool:
-    """Whether a client is one of those that `packages` installs."""
+    """Returns whether `packages` installs this client."""
     return hasattr(CLIENTS[name], "packages")
 
 
-def load(name: str) -> Callable[[Place], Client]:
-    """The class of a client, with everything imported that its first use would import."""
+def load(name: str) -> Callable[[Location], Client]:
+    """Returns a client's class, with every import done that its first use would do."""
     client = CLIENTS[name]
     if needs_packages(name):
         packages.enter()
     for module in client.modules:
         importlib.import_module(module)
-    made: Callable[[Place], Client] = client
+    made: Callable[[Location], Client] = client
     return made

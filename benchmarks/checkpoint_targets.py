@@ -1,4 +1,4 @@
-"""What `checkpoint.py` was built to reach, and whether it did. Judges by medians of ratios; measures nothing."""
+"""The targets of `checkpoint.py`, and whether they are met, by medians of ratios. Measures nothing."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from benchmarks.report import OURS, Spread, Verdict
 
 RIVAL = "s3torchconnector"
 _CPU = 0.4
-# The least MB/s as a multiple of theirs, by what is done where.
+# Minimum MB/s as a multiple of the rival's, per action and location.
 _RATES = {
     ("save", "origin"): 1.5,
     ("save", "versitygw"): 1.0,
@@ -26,10 +26,10 @@ _MEMCPY = 1.2
 
 
 def _case(case: Case) -> Iterator[Verdict]:
-    place = case.label.rsplit(", ", 1)[1]
-    least = _RATES[case.action, place]
+    location = case.label.rsplit(", ", 1)[1]
+    least = _RATES[case.action, location]
     names = [f"{case.label}: MB/s >= {least:g}x {RIVAL}"]
-    if case.action == "save" and place == "origin":
+    if case.action == "save" and location == "origin":
         names.append(f"{case.label}: CPU-s per GB <= {_CPU}x {RIVAL}")
     if not {OURS, RIVAL} <= case.runs.keys():
         yield from (Verdict(name, "not measured", met=False) for name in names)
@@ -51,7 +51,7 @@ def _case(case: Case) -> Iterator[Verdict]:
 
 
 def _calls(calls: Calls) -> Iterator[Verdict]:
-    # One that does not even ask the planner for the tensors is no writer or reader: torch's contract is to ask.
+    # torch's contract requires a writer and a reader to ask the planner for each tensor, so that cost is the base.
     for base in (ASKING, NOTHING):
         us = Spread.of(calls.beside(Call.tensor_us, OURS, base))
         target = f"{calls.label}: <= {_TENSOR_US} us for each on top of {base}"
@@ -83,7 +83,7 @@ def verdicts(
     phases: Sequence[Phases],
     stops: Sequence[Stops],
 ) -> list[Verdict]:
-    """All targets that what was measured says something about."""
+    """Returns the verdicts on all targets that the measurements cover."""
     return [
         *(verdict for case in cases if "small" not in case.label for verdict in _case(case)),
         *(verdict for each in calls for verdict in _calls(each)),

@@ -1,6 +1,6 @@
-"""What torch's distributed checkpoints cost with torchobj's StorageWriter and StorageReader: microseconds for a small
-tensor beside a writer and a reader that move nothing, and bytes for a small part of a checkpoint. Leaves tables to
-`checkpoint_report`. `python -m benchmarks.dcp NAME` is the nursery.
+"""What do torch's distributed checkpoints cost with torchobj's StorageWriter and StorageReader? Microseconds per small
+tensor compared with a writer and a reader without I/O, and bytes for a small part of a checkpoint.
+`checkpoint_report` formats the tables. `python -m benchmarks.dcp NAME` is the fork server.
 """
 
 import copy
@@ -22,11 +22,11 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
 from torch.futures import Future
 
+from benchmarks.fork_server import ForkServer, serve
 from benchmarks.lab import origin
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB
-from benchmarks.lab.place import Place
 from benchmarks.measure import used_cpu_s
-from benchmarks.nursery import Nursery, serve
 from benchmarks.report import OURS, Rounds
 from benchmarks.states import States
 
@@ -39,9 +39,9 @@ _LIMIT_S = 300.0
 
 
 class _NoWriter(StorageWriter):
-    """Writes nothing, and keeps the metadata for the reader.
+    """Writes nothing and keeps the metadata for the reader.
 
-    With `asks` it asks the planner for each tensor, as every writer must: what is left is the planner's own cost.
+    With `asks` it asks the planner for each tensor, as every writer must: the planner's own cost.
     """
 
     metadata: Metadata | None = None
@@ -77,7 +77,7 @@ class _NoWriter(StorageWriter):
 
 
 class _NoReader(StorageReader):
-    """Reads nothing: what is loaded stays as it is. With `asks` it asks the planner where each tensor goes."""
+    """Reads nothing: the state stays unchanged. With `asks` it asks the planner for the destination of each tensor."""
 
     def __init__(self, metadata: Metadata, asks: bool) -> None:
         self._metadata, self._asks = metadata, asks
@@ -124,7 +124,7 @@ class Call:
     cpu_s: float
 
     def tensor_us(self) -> float:
-        """Microseconds for each tensor."""
+        """Microseconds per tensor."""
         return self.wall_s / self.tensors * 1e6
 
     def tensor_cpu_us(self) -> float:
@@ -133,20 +133,20 @@ class Call:
 
 @dataclass
 class Calls(Rounds):
-    """All rounds of saving or loading small tensors: each of the writers in turn, in one process."""
+    """All rounds of saving or loading small tensors, alternating between the writers in one process."""
 
     label: str
     runs: dict[str, list[Call]] = field(default_factory=dict)
 
     def beside(self, figure: Callable[[Call], float], client: str, base: str) -> list[float]:
-        """A figure over that of another, round by round."""
+        """A figure minus that of another client, per round."""
         pairs = zip(self.runs[client], self.runs[base], strict=True)
         return [figure(run) - figure(other) for run, other in pairs]
 
 
 @dataclass(frozen=True)
 class Share:
-    """What loading a few tensors of many read."""
+    """The bytes read to load a few of many tensors."""
 
     tensors: int
     wanted: int
@@ -157,11 +157,11 @@ class Share:
         return self.read_bytes / self.all_bytes
 
 
-def _ours(place: Place, folder: str) -> tuple[Callable[[], StorageWriter], Callable[[], StorageReader]]:
+def _ours(location: Location, folder: str) -> tuple[Callable[[], StorageWriter], Callable[[], StorageReader]]:
     from torchobj.checkpoint import StorageReader as Reader
     from torchobj.checkpoint import StorageWriter as Writer
 
-    url, where = f"s3://{place.bucket}/{folder}", {"region": place.region, "endpoint_url": place.endpoint_url}
+    url, where = f"s3://{location.bucket}/{folder}", {"region": location.region, "endpoint_url": location.endpoint_url}
     return lambda: Writer(url, **where), lambda: Reader(url, **where)
 
 
@@ -172,28 +172,30 @@ def _timed(tensors: int, call: Callable[[], Any]) -> Call:
     return Call(tensors, time.perf_counter() - started_s, used_cpu_s() - started_cpu_s)
 
 
-def _pairs(place: Place, folder: str) -> Iterator[tuple[str, Callable[[], StorageWriter], Callable[[], StorageReader]]]:
+def _pairs(
+    location: Location, folder: str
+) -> Iterator[tuple[str, Callable[[], StorageWriter], Callable[[], StorageReader]]]:
     for name in (NOTHING, ASKING):
         writer = _NoWriter(asks=name == ASKING)
         yield name, lambda by=writer: by, lambda by=writer: _NoReader(copy.deepcopy(by.metadata), by.asks)
     yield STOCK, lambda: dcp.FileSystemWriter(folder), lambda: dcp.FileSystemReader(folder)
-    yield OURS, *_ours(place, "small")
+    yield OURS, *_ours(location, "small")
 
 
 def _check(found: dict[str, torch.Tensor], saved: dict[str, torch.Tensor]) -> None:
-    """Compares bytes: some are those of a NaN, which equals nothing."""
+    """Compares bytes: some are NaNs, which do not equal themselves."""
     for name, tensor in found.items():
         if not torch.equal(tensor.view(torch.int32), saved[name].view(torch.int32)):
             raise AssertionError(f"{name}: what was loaded is not what was saved")
 
 
-def _small(place: Place, tensors: int, rounds: int) -> dict[str, Any]:
-    """Saves and loads small tensors by each pair in turn. What was loaded is compared."""
+def _small(location: Location, tensors: int, rounds: int) -> dict[str, Any]:
+    """Saves and loads small tensors with each pair in turn, and compares what was loaded."""
     saved = States.of_tensors(tensors).build()["model"]
     calls: dict[str, dict[str, list[Any]]] = {"save": {}, "load": {}}
     with tempfile.TemporaryDirectory(prefix="torchobj-dcp-") as folder:
-        pairs = list(_pairs(place, folder))
-        # The first round is warm-up: torch imports, and connections are opened.
+        pairs = list(_pairs(location, folder))
+        # The first round is warm-up: torch imports modules, and connections are opened.
         for number, (name, make_writer, make_reader) in itertools.product(range(rounds + 1), pairs):
             loaded = {key: torch.zeros_like(tensor) for key, tensor in saved.items()}
             writer = make_writer()
@@ -208,46 +210,46 @@ def _small(place: Place, tensors: int, rounds: int) -> dict[str, Any]:
     return calls
 
 
-def _share(place: Place) -> dict[str, Any]:
+def _share(location: Location) -> dict[str, Any]:
     """Saves 200 tensors of 1 MiB and loads two."""
-    writer, reader = _ours(place, "part")
+    writer, reader = _ours(location, "part")
     model = States(_PART_TENSORS, MIB, 0).build()["model"]
     weights = {name: tensor for name, tensor in model.items() if name.endswith("weight")}
     dcp.save(weights, storage_writer=writer(), no_dist=True)
     wanted = {name: torch.zeros_like(weights[name]) for name in (f"layers.{layer}.weight" for layer in _PART_WANTED)}
-    before = origin.counters(place)
+    before = origin.counters(location)
     dcp.load(wanted, storage_reader=reader(), no_dist=True)
-    read = origin.counters(place) - before
+    read = origin.counters(location) - before
     _check(wanted, weights)
     return dataclasses.asdict(Share(_PART_TENSORS, len(wanted), read.sent_bytes, _PART_TENSORS * MIB))
 
 
 def _work(fields: dict[str, Any]) -> dict[str, Any]:
-    place = Place(**fields["place"])
-    place.enter()
-    # The nursery has frozen what it imported. Users do not: their collector looks through torch, too.
+    location = Location(**fields["location"])
+    location.enter()
+    # The fork server froze its imports. Users do not: their garbage collector traverses torch, too.
     gc.unfreeze()
-    # That there is one process only, and that the stock writer writes again what it wrote.
+    # These warn that there is only one process, and that the stock writer overwrites its file.
     warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
     if fields["action"] == "share":
-        return _share(place)
-    return _small(place, fields["tensors"], fields["rounds"])
+        return _share(location)
+    return _small(location, fields["tensors"], fields["rounds"])
 
 
 class Measuring:
-    """Runs jobs, each in a process of its own, at an origin that keeps what is saved."""
+    """Runs jobs, each in its own process, at an origin that keeps what is saved."""
 
-    def __init__(self, place: Place) -> None:
-        self._place, self._nursery = dataclasses.asdict(place), Nursery("benchmarks.dcp", "dcp")
+    def __init__(self, location: Location) -> None:
+        self._location, self._fork_server = dataclasses.asdict(location), ForkServer("benchmarks.dcp", "dcp")
 
     def small(self, tensors: int, rounds: int) -> list[Calls]:
-        """Saves and loads so many small tensors.
+        """Saves and loads `tensors` small tensors.
 
         Raises:
             RuntimeError: Something failed, or what was loaded is not what was saved.
         """
-        job = {"place": self._place, "action": "small", "tensors": tensors, "rounds": rounds}
-        found = self._nursery.run(job, _LIMIT_S)
+        job = {"location": self._location, "action": "small", "tensors": tensors, "rounds": rounds}
+        found = self._fork_server.run(job, _LIMIT_S)
         return [
             Calls(
                 f"dcp.{action}, {tensors} small tensors", {name: [Call(**run) for run in runs] for name, runs in each}
@@ -261,10 +263,10 @@ class Measuring:
         Raises:
             RuntimeError: Something failed, or what was loaded is not what was saved.
         """
-        return Share(**self._nursery.run({"place": self._place, "action": "share"}, _LIMIT_S))
+        return Share(**self._fork_server.run({"location": self._location, "action": "share"}, _LIMIT_S))
 
     def close(self) -> None:
-        self._nursery.close()
+        self._fork_server.close()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Takes one measurement of accelerators as MLPerf Storage emulates them: DLIO's loop, one process for each. Leaves how
-many there are to `mlperf`. `python -m benchmarks.dlio FEED` is a feed's nursery.
+"""Takes one measurement of accelerators as MLPerf Storage emulates them: DLIO's loop, one process per accelerator.
+`mlperf` chooses their number. `python -m benchmarks.dlio FEED` is a feed's fork server.
 """
 
 import dataclasses
@@ -14,41 +14,41 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.feeds import Feed, Plan, load
+from benchmarks.fork_server import serve
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family, check
-from benchmarks.lab.place import Place
-from benchmarks.nursery import serve
 
-# A step in which nobody comes to the barrier is a failure, not a wait.
+# A step that a rank does not reach is a failure after this time.
 _BARRIER_S = 60.0
 
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What one measurement runs."""
+    """The parameters of one measurement."""
 
     plan: Plan
-    """Each has a permutation of its own of all objects, and workers of its own."""
+    """Each has its own permutation of all objects and its own workers."""
     accelerators: int
     batch_s: float
-    """Each sleeps so long with a batch."""
+    """Sleep per batch, in each accelerator."""
     steps: int
-    """Beside the first, which does not count. All within one epoch."""
+    """Counted steps, all within one epoch; the first step is extra and does not count."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What all ranks did, without the first step."""
+    """The result of all ranks, without the first step."""
 
     accelerators: int
     au: float
     """The mean over ranks."""
     samples_per_s: float
-    """Of all ranks together."""
+    """The sum over all ranks."""
 
 
 def _train(feed: Feed, run: Accelerators, rank: int, barrier: Any) -> dict[str, float]:
-    """Read, compute, meet. Running time is counted from the end of the first step."""
-    run.plan.place.enter()
+    """Reads, computes and waits at the barrier. Running time starts at the end of the first step."""
+    run.plan.location.enter()
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     size = run.plan.family.size
     loader = feed.loader(dataclasses.replace(run.plan, seed=run.plan.seed + rank))
@@ -69,13 +69,13 @@ def _train(feed: Feed, run: Accelerators, rank: int, barrier: Any) -> dict[str, 
     return {"running_s": time.perf_counter() - began_s, "compute_s": run.steps * run.batch_s}
 
 
-def _rank(feed: Feed, run: Accelerators, rank: int, barrier: Any, said: Any) -> None:
+def _rank(feed: Feed, run: Accelerators, rank: int, barrier: Any, sender: Any) -> None:
     try:
-        said.send(_train(feed, run, rank, barrier))
+        sender.send(_train(feed, run, rank, barrier))
     except Exception:
-        # The others are to fail too, not to wait.
+        # Makes the other ranks fail instead of wait.
         barrier.abort()
-        said.send({"error": traceback.format_exc()})
+        sender.send({"error": traceback.format_exc()})
 
 
 def measure(feed: Feed, run: Accelerators) -> Found:
@@ -85,32 +85,32 @@ def measure(feed: Feed, run: Accelerators) -> Found:
     barrier = context.Barrier(ranks)
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
-        context.Process(target=_rank, args=(feed, run, rank, barrier, said)) for rank, (_, said) in enumerate(pipes)
+        context.Process(target=_rank, args=(feed, run, rank, barrier, sender)) for rank, (_, sender) in enumerate(pipes)
     ]
     for process in processes:
         process.start()
     limit_s = 2 * _BARRIER_S + run.steps * (run.batch_s + 1.0)
-    answers = [_answer(heard, limit_s) for heard, _ in pipes]
+    answers = [_answer(receiver, limit_s) for receiver, _ in pipes]
     for process in processes:
         process.join(10.0)
         process.kill()
     failed = [answer["error"] for answer in answers if "error" in answer]
     if failed:
-        # The first to fail broke the barrier of the others.
+        # The first rank to fail broke the barrier of the others.
         raise RuntimeError(min(failed, key=lambda text: "BrokenBarrierError" in text))
     au = statistics.mean(answer["compute_s"] / answer["running_s"] for answer in answers)
     samples = sum(run.steps * run.plan.batch / answer["running_s"] for answer in answers)
     return Found(ranks, au, samples)
 
 
-def _answer(heard: Any, limit_s: float) -> Any:
-    return heard.recv() if heard.poll(limit_s) else {"error": f"did not end within {limit_s:.0f} s"}
+def _answer(receiver: Any, limit_s: float) -> Any:
+    return receiver.recv() if receiver.poll(limit_s) else {"error": f"did not end within {limit_s:.0f} s"}
 
 
 def _work(feed: Feed, fields: dict[str, Any]) -> dict[str, Any]:
     plan = fields.pop("plan")
-    place, family = Place(**plan.pop("place")), Family(**plan.pop("family"))
-    return dataclasses.asdict(measure(feed, Accelerators(Plan(place, family, **plan), **fields)))
+    location, family = Location(**plan.pop("location")), Family(**plan.pop("family"))
+    return dataclasses.asdict(measure(feed, Accelerators(Plan(location, family, **plan), **fields)))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Runs cells of the table of `faults`, each in a process of its own with a deadline, several at a time on servers of
-their own. Leaves what a cell does to `fault_operations`.
+"""Runs cells of the table of `faults` concurrently, each in its own process with a deadline and on its own server.
+`fault_operations` has the work of a cell.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 _STDERR_SHOWN_BYTES = 3000
-#: How long before its deadline a process says where it is.
+#: How long before its deadline a process dumps its tracebacks.
 _SAYS_WHERE_S = 2.0
 
 
@@ -27,7 +27,7 @@ class Cell:
     row: str
     column: str
     work: Callable[[Any], dict[str, Any]] = field(compare=False)
-    """Runs in the cell's process, with the server that it got."""
+    """Runs in the cell's process, with the server assigned to it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Outcome:
         return self.verdict not in ("ok", "error")
 
     def word(self) -> str:
-        """What stands in the table."""
+        """Returns the text in the table."""
         words = {"wrong": "WRONG BYTES", "hang": "HANG", "died": "DIED", "untyped": f"UNTYPED {self.name}"}
         word = self.name.removesuffix("Error") if self.verdict == "error" else words.get(self.verdict, "ok")
         return word if self.verdict == "hang" else f"{word} {self.took_s:.1f}"
@@ -60,15 +60,15 @@ class _Child:
         self.deadline_s = time.monotonic() + limit_s
         self.began_s = time.monotonic()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the child
-        self.answers, said = os.pipe()
+        self.answers, write_end = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self.answers)
-            self._serve(said, limit_s)
-        os.close(said)
+            self._serve(write_end, limit_s)
+        os.close(write_end)
 
-    def _serve(self, said: int, limit_s: float) -> NoReturn:
-        # A session of its own: one that hangs is ended with all processes that it started.
+    def _serve(self, write_end: int, limit_s: float) -> NoReturn:
+        # Its own session: if the process hangs, it is killed with all processes that it started.
         os.setsid()
         for stream in (1, 2):
             os.dup2(self._stderr.fileno(), stream)
@@ -77,20 +77,20 @@ class _Child:
             answer = self.cell.work(self.server)
         except BaseException as error:
             answer = {"verdict": "died", "text": f"{type(error).__name__}: {error}"}
-        with os.fdopen(said, "w") as pipe:
+        with os.fdopen(write_end, "w") as pipe:
             print(json.dumps(answer), file=pipe)
         os._exit(0)
 
     def end(self, *, late: bool) -> Outcome:
-        """Ends it, with what it started, and says how it went."""
+        """Kills the process and all that it started; returns the outcome."""
         took_s = time.monotonic() - self.began_s
         answer = b""
         if not late:
             with os.fdopen(self.answers, "rb", closefd=False) as pipe:
-                # To the end of the line only: workers of the cell hold the pipe as well, and may outlive it.
+                # Read up to the end of the line only: workers of the cell hold the pipe too, and may outlive it.
                 answer = pipe.readline()
         os.close(self.answers)
-        # By its own number too: it may not have come to have a session.
+        # Also by its own process ID: it may not have created its session yet.
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError):
                 kill(self._pid, signal.SIGKILL)
@@ -105,7 +105,7 @@ class _Child:
 
 
 def run(cells: Sequence[Cell], servers: Sequence[Any], limit_s: float) -> Iterator[tuple[Cell, Outcome]]:
-    """Runs all cells, one on each server at a time; gives each with its outcome as it ends."""
+    """Runs all cells, one per server at a time; yields each with its outcome when it ends."""
     waiting, free = deque(cells), list(servers)
     with selectors.DefaultSelector() as selector:
         running: list[_Child] = []

@@ -1,4 +1,4 @@
-"""The kinds of faults of `faults`: what the strict server is told to do to a request. Runs nothing."""
+"""The kinds of faults of `faults`, as actions of the strict server. Runs nothing."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Literal
 
 from tests.servers.strict.control import FaultAction, FaultRule
 
-#: Longer than any limit: whoever waits for the end of it is stuck.
+#: Longer than any timeout: a client that waits for it to end hangs.
 _FOR_EVER_S = 600.0
 _ERROR_XML = (
     '<?xml version="1.0" encoding="UTF-8"?><Error><Code>InternalError</Code><Message>by script</Message></Error>'
@@ -20,13 +20,13 @@ class Kind:
     name: str
     action: FaultAction
     stall: Literal["first_byte_timeout_s", "idle_timeout_s"] | None = None
-    """The timeout that ends it, where it is a silence or too slow."""
+    """The timeout that ends it, if the fault is a stall or slow."""
     transient: bool = True
-    """Whether the same request succeeds when it is sent again: not so where the answer is a final one."""
+    """Whether a retry of the same request succeeds, which it does not after a final response."""
 
 
 def kinds(endpoint: str) -> list[Kind]:
-    """Every kind, for a server at `endpoint`."""
+    """Returns every kind, for a server at `endpoint`."""
     wait = {"Retry-After": "1"}
     return [
         Kind("500", {"status": 500}),
@@ -76,9 +76,9 @@ def kinds(endpoint: str) -> list[Kind]:
 
 
 def rules(chosen: Sequence[Kind], share: float, seed: int) -> Iterator[FaultRule]:
-    """A script by which `share` of all requests meet a fault, of each kind equally often."""
+    """Returns rules by which a `share` of all requests has a fault, each kind equally often."""
     each = share / len(chosen)
     for number, kind in enumerate(chosen):
-        # The first rule that chooses a request decides: the later ones see fewer.
+        # The first matching rule decides: later rules see fewer requests.
         probability = min(1.0, each / (1.0 - number * each))
         yield {"probability": probability, "seed": seed * 1000 + number, "action": kind.action}

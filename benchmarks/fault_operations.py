@@ -1,7 +1,7 @@
-"""The operations of `faults`, and whether their bytes are right. Leaves deadlines to `fault_cells`.
+"""The operations of `faults`, and checks of their bytes. `fault_cells` enforces deadlines.
 
-An operation prepares once for each server; `run` is what is timed, in a process of its own, under faults. What was
-written is read back afterwards, when there are none, by plain HTTP.
+An operation prepares once per server; `run` is timed, in its own process, under faults. Afterwards, without faults,
+what was written is read back by plain HTTP.
 """
 
 import concurrent.futures
@@ -33,19 +33,19 @@ _PUTS_AT_ONCE = 16
 
 
 class WrongBytesError(Exception):
-    """What was read, or what a write left, is not what it should be."""
+    """A read returned, or a write left, wrong bytes."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """A server's bucket, how it is used, and the objects in it."""
+class Location:
+    """A server's bucket, its configuration, and the objects in it."""
 
     endpoint: str
     control: str
     config: torchobj.StoreConfig
     objects: int
     folder: str = "clean"
-    """Where a cell writes: no other writes there."""
+    """The folder that only this cell writes to."""
 
     @property
     def url(self) -> str:
@@ -63,19 +63,19 @@ class Place:
 
     def begin_faults(self, rules: Sequence[FaultRule]) -> None:
         control = Control(self.control)
-        control.forget_requests()
+        control.clear_requests()
         control.faults(*rules)
 
     def end_faults(self) -> None:
         Control(self.control).clear_faults()
 
-    def forget_written(self) -> None:
-        """Deletes what the cell left: the server keeps it in memory."""
+    def delete_written(self) -> None:
+        """Deletes what the cell wrote: the server keeps it in memory."""
         store = self.store()
         store.delete([info.key for info in store.list(f"{self.folder}/")])
 
     def body(self, key: str) -> bytes | None:
-        """What the server has under a key; None where there is nothing."""
+        """Returns the object that the server has under a key, or None."""
         where = urlsplit(self.endpoint)
         connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=10.0)
         try:
@@ -88,7 +88,7 @@ class Place:
 
 
 def small_body(name: str) -> bytes:
-    """2 to 34 KiB, other for each name."""
+    """Returns 2 to 34 KiB, different for each name."""
     number = int(name.rpartition("/")[2])
     return b"".join(pieces(number, 2048 + number * 7919 % 32768))
 
@@ -97,17 +97,17 @@ def _large_body() -> bytes:
     return b"".join(pieces(7, _LARGE_BYTES))
 
 
-def prepare(place: Place) -> None:
-    """Makes the bucket, which anybody may read, and the objects that are read."""
-    control = Control(place.control)
+def prepare(location: Location) -> None:
+    """Creates a bucket with public reads, and the objects to read."""
+    control = Control(location.control)
     control.bucket(BUCKET, {"public": True})
-    # So that listings have several pages.
-    control.limits(max_keys=max(1, place.objects // _PAGES))
-    store = place.store()
+    # Makes listings have several pages.
+    control.limits(max_keys=max(1, location.objects // _PAGES))
+    store = location.store()
     with concurrent.futures.ThreadPoolExecutor(_PUTS_AT_ONCE) as pool:
-        list(pool.map(lambda name: store.put(name, small_body(name)), place.names()))
+        list(pool.map(lambda name: store.put(name, small_body(name)), location.names()))
     store.put(f"{_LARGE}0", _large_body())
-    torchobj.save(_state(1), f"{place.url}/saved.pt", config=place.config)
+    torchobj.save(_state(1), f"{location.url}/saved.pt", config=location.config)
 
 
 def _same(found: Any, name: str, expected: bytes) -> None:
@@ -116,7 +116,7 @@ def _same(found: Any, name: str, expected: bytes) -> None:
 
 
 def _state(seed: int) -> dict[str, Any]:
-    """Larger than two parts, and something small beside."""
+    """A state larger than two parts, with a small tensor."""
     generator = torch.Generator().manual_seed(seed)
     return {
         "weight": torch.randint(0, 256, (_LARGE_BYTES,), dtype=torch.uint8, generator=generator),
@@ -139,20 +139,20 @@ class Operation(ABC):
     name: str
 
     @abstractmethod
-    def run(self, place: Place) -> None:
-        """Does it, and compares what it reads."""
+    def run(self, location: Location) -> None:
+        """Runs the operation and compares what it reads."""
 
-    def check(self, place: Place, *, succeeded: bool) -> None:
-        """Compares what `run` left behind, when there are no faults any more."""
-        del place, succeeded
+    def check(self, location: Location, *, succeeded: bool) -> None:
+        """Compares what `run` wrote, after the faults ended."""
+        del location, succeeded
 
 
 class Get(Operation):
     name = "get"
 
-    def run(self, place: Place) -> None:
-        store = place.store()
-        for name in place.names()[:8]:
+    def run(self, location: Location) -> None:
+        store = location.store()
+        for name in location.names()[:8]:
             _same(store.get(name), name, small_body(name))
         _same(store.get(f"{_LARGE}0"), "the large object", _large_body())
 
@@ -160,9 +160,9 @@ class Get(Operation):
 class GetMany(Operation):
     name = "get_many"
 
-    def run(self, place: Place) -> None:
-        names = place.names()
-        for name, found in zip(names, place.store().get_many(names), strict=True):
+    def run(self, location: Location) -> None:
+        names = location.names()
+        for name, found in zip(names, location.store().get_many(names), strict=True):
             _same(found, name, small_body(name))
 
 
@@ -170,53 +170,53 @@ def _name_and_bytes(reader: Any) -> tuple[str, bytes]:
     return reader.key, bytes(reader)
 
 
-def _check_epoch(place: Place, loader: Any) -> None:
+def _check_epoch(location: Location, loader: Any) -> None:
     seen = []
     for batch in loader:
         for name, found in batch:
             _same(found, name, small_body(name))
             seen.append(name)
-    if sorted(seen) != place.names():
-        raise WrongBytesError(f"{len(seen)} samples, {len(set(seen))} different, of {place.objects} objects")
+    if sorted(seen) != location.names():
+        raise WrongBytesError(f"{len(seen)} samples, {len(set(seen))} different, of {location.objects} objects")
 
 
 class LoaderMap(Operation):
     name = "loader map"
 
-    def run(self, place: Place) -> None:
+    def run(self, location: Location) -> None:
         data = torchobj.S3MapDataset.from_prefix(
-            f"{place.url}/{_SMALL}", s3client_config=place.config, transform=_name_and_bytes
+            f"{location.url}/{_SMALL}", s3client_config=location.config, transform=_name_and_bytes
         )
-        _check_epoch(place, torchobj.DataLoader(data, batch_size=16, shuffle=True, num_workers=2, collate_fn=list))
+        _check_epoch(location, torchobj.DataLoader(data, batch_size=16, shuffle=True, num_workers=2, collate_fn=list))
 
 
 class LoaderIterable(Operation):
     name = "loader iter"
 
-    def run(self, place: Place) -> None:
+    def run(self, location: Location) -> None:
         data = torchobj.S3IterableDataset.from_prefix(
-            f"{place.url}/{_SMALL}", s3client_config=place.config, transform=_name_and_bytes, enable_sharding=True
+            f"{location.url}/{_SMALL}", s3client_config=location.config, transform=_name_and_bytes, enable_sharding=True
         )
-        _check_epoch(place, torchobj.DataLoader(data, batch_size=16, num_workers=2, collate_fn=list))
+        _check_epoch(location, torchobj.DataLoader(data, batch_size=16, num_workers=2, collate_fn=list))
 
 
 class List(Operation):
     name = "list"
 
-    def run(self, place: Place) -> None:
-        found = [(info.key, info.size) for info in place.store().list(_SMALL)]
-        if found != [(name, len(small_body(name))) for name in place.names()]:
-            raise WrongBytesError(f"a listing of {len(found)} keys, {len(set(found))} different, of {place.objects}")
+    def run(self, location: Location) -> None:
+        found = [(info.key, info.size) for info in location.store().list(_SMALL)]
+        if found != [(name, len(small_body(name))) for name in location.names()]:
+            raise WrongBytesError(f"a listing of {len(found)} keys, {len(set(found))} different, of {location.objects}")
 
 
 class Save(Operation):
     name = "save"
 
-    def run(self, place: Place) -> None:
-        torchobj.save(_state(2), f"{place.written}/made.pt", config=place.config)
+    def run(self, location: Location) -> None:
+        torchobj.save(_state(2), f"{location.written}/made.pt", config=location.config)
 
-    def check(self, place: Place, *, succeeded: bool) -> None:
-        content = place.body(f"{place.folder}/made.pt")
+    def check(self, location: Location, *, succeeded: bool) -> None:
+        content = location.body(f"{location.folder}/made.pt")
         if content is not None:
             _same_state(torch.load(io.BytesIO(content)), "made.pt", 2)
         elif succeeded:
@@ -226,24 +226,24 @@ class Save(Operation):
 class Load(Operation):
     name = "load"
 
-    def run(self, place: Place) -> None:
-        _same_state(torchobj.load(f"{place.url}/saved.pt", config=place.config), "saved.pt", 1)
+    def run(self, location: Location) -> None:
+        _same_state(torchobj.load(f"{location.url}/saved.pt", config=location.config), "saved.pt", 1)
 
 
 class Manager(Operation):
     name = "manager"
 
-    def _open(self, place: Place) -> CheckpointManager:
-        return CheckpointManager(f"{place.written}/run", keep_last=1, config=place.config)
+    def _open(self, location: Location) -> CheckpointManager:
+        return CheckpointManager(f"{location.written}/run", keep_last=1, config=location.config)
 
-    def run(self, place: Place) -> None:
-        with self._open(place) as manager:
+    def run(self, location: Location) -> None:
+        with self._open(location) as manager:
             manager.save(1, _state(1))
             manager.save(2, _state(2))
             _same_state(manager.restore(), "the latest step", 2)
 
-    def check(self, place: Place, *, succeeded: bool) -> None:
-        with self._open(place) as manager:
+    def check(self, location: Location, *, succeeded: bool) -> None:
+        with self._open(location) as manager:
             for step in manager.steps():
                 _same_state(manager.restore(step), f"step {step}", step)
             if succeeded and manager.steps() != [2]:
@@ -253,18 +253,18 @@ class Manager(Operation):
 class Distributed(Operation):
     name = "DCP"
 
-    def _load(self, place: Place) -> None:
+    def _load(self, location: Location) -> None:
         found = {name: torch.zeros_like(tensor) for name, tensor in _state(0).items()}
-        dcp.load(found, storage_reader=StorageReader(f"{place.written}/dcp", config=place.config))
+        dcp.load(found, storage_reader=StorageReader(f"{location.written}/dcp", config=location.config))
         _same_state(found, "the distributed checkpoint", 3)
 
-    def run(self, place: Place) -> None:
-        dcp.save(_state(3), storage_writer=StorageWriter(f"{place.written}/dcp", config=place.config))
-        self._load(place)
+    def run(self, location: Location) -> None:
+        dcp.save(_state(3), storage_writer=StorageWriter(f"{location.written}/dcp", config=location.config))
+        self._load(location)
 
-    def check(self, place: Place, *, succeeded: bool) -> None:
-        if succeeded or place.body(f"{place.folder}/dcp/.metadata") is not None:
-            self._load(place)
+    def check(self, location: Location, *, succeeded: bool) -> None:
+        if succeeded or location.body(f"{location.folder}/dcp/.metadata") is not None:
+            self._load(location)
 
 
 OPERATIONS: dict[str, Operation] = {
@@ -284,7 +284,7 @@ OPERATIONS: dict[str, Operation] = {
 
 
 def _typed(error: BaseException) -> BaseException | None:
-    """The error of torchobj that `error` is, or carries from another rank.
+    """Returns torchobj's error that `error` is, or carries from another rank.
 
     torch replaces what a reader of metadata raises by an `AssertionError` with its text.
     """
@@ -296,14 +296,14 @@ def _typed(error: BaseException) -> BaseException | None:
     return error if isinstance(error, torchobj.TorchobjError) else None
 
 
-def attempt(operation: Operation, place: Place, rules: Sequence[FaultRule] = ()) -> dict[str, Any]:
-    """Runs an operation under faults and checks what it left, without: the fields of an `Outcome`."""
+def attempt(operation: Operation, location: Location, rules: Sequence[FaultRule] = ()) -> dict[str, Any]:
+    """Runs an operation under faults, checks its result without faults, and returns the fields of an `Outcome`."""
     warnings.simplefilter("ignore")
-    place.begin_faults(rules)
+    location.begin_faults(rules)
     verdict, name, text = "ok", "", ""
     began_s = time.monotonic()
     try:
-        operation.run(place)
+        operation.run(location)
     except WrongBytesError as error:
         verdict, name, text = "wrong", "", str(error)
     except (Exception, CheckpointException) as error:
@@ -311,11 +311,11 @@ def attempt(operation: Operation, place: Place, rules: Sequence[FaultRule] = ())
         verdict, name = ("untyped", type(error).__name__) if typed is None else ("error", type(typed).__name__)
         text = str(typed) if typed else traceback.format_exc()
     took_s = time.monotonic() - began_s
-    place.end_faults()
+    location.end_faults()
     if verdict != "wrong":
         try:
-            operation.check(place, succeeded=verdict == "ok")
+            operation.check(location, succeeded=verdict == "ok")
         except (Exception, CheckpointException) as error:
             verdict, text = "wrong", f"left behind: {type(error).__name__}: {error} (it had ended with {name or 'ok'})"
-    place.forget_written()
+    location.delete_written()
     return {"verdict": verdict, "name": name, "text": text, "took_s": took_s}

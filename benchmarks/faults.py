@@ -1,18 +1,18 @@
-"""Does every operation end with the right bytes or a typed error, whatever the server does, and how much later?
+"""Does every operation end with the right bytes or a typed error under any server fault, and how much later?
 
     python benchmarks/faults.py                            # the table and the mixed runs, some minutes
     python benchmarks/faults.py --only stall --only DCP    # rows and columns whose names have one of these words
     python benchmarks/faults.py --skip table               # the mixed runs alone
-    python benchmarks/faults.py --without "200 B/s"        # neither in the table nor in the mixed runs
+    python benchmarks/faults.py --without "200 B/s"        # leave a kind out of the table and the mixed runs
 
-The server is the strict one of the tests, under faults by script. Each cell is a process of its own with a deadline. In
-the first table a fault meets one request in five, drawn by --seed, in the second every request. A cell shows how the
+The server is the strict server of the tests, with scripted faults. Each cell is its own process with a deadline. In
+the first table a fault affects one request in five, drawn by --seed, in the second every request. A cell shows how the
 operation ended, and after how many seconds: `ok`; the class of torchobj's error, without `Error`; `WRONG BYTES` where
-what it read or what a write left behind is wrong; `HANG` after the deadline; `UNTYPED` for an error that is not one of
-torchobj's; `DIED`. Then many objects are read while 5 % of all requests meet a fault, the kinds drawn uniformly: that
+what it read or wrote is wrong; `HANG` after the deadline; `UNTYPED` for an error that is not one of
+torchobj's; `DIED`. Then many objects are read while 5 % of all requests have a fault, the kinds drawn uniformly: that
 must take at most 3x as long as without faults, plus two of the timeouts that end a stall for each kind of stall.
 
-Ends with 1 where bytes are wrong, a cell hangs or fails in another way than by a typed error, or a bound is exceeded.
+Exits with 1 if bytes are wrong, a cell hangs or fails without a typed error, or a bound is exceeded.
 """
 
 import argparse
@@ -32,23 +32,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import fault_cells, report
 from benchmarks.fault_cells import Cell, Outcome
 from benchmarks.fault_kinds import Kind, kinds, rules
-from benchmarks.fault_operations import OPERATIONS, Place, attempt, prepare
+from benchmarks.fault_operations import OPERATIONS, Location, attempt, prepare
 from tests.servers import launch
 from torchobj import S3Options, StoreConfig
 
 _MIB = 1 << 20
-#: Servers, and so cells at a time: most of a cell's time is spent waiting.
+#: Number of servers, and of concurrent cells: most of a cell's time is spent waiting.
 _SERVERS = 4
 _LIMIT_S, _MIXED_LIMIT_S = 40.0, 300.0
 _SHARE, _MIXED_SHARE = 0.2, 0.05
 _CLEAN = "no fault"
-#: Few objects in a cell of the table: it has hundreds of cells.
+#: Few objects per cell: the table has hundreds of cells.
 _OBJECTS = 96
 _TIMES_CLEAN, _TIMEOUTS = 3.0, 2.0
 _MIXED = ("get_many", "loader map", "loader iter")
 _ROUNDS = 3
 
-#: Short, so that stalls take seconds; and the smallest parts that S3 allows.
+#: Short timeouts, so that stalls take seconds; and the smallest parts that S3 allows.
 _SETTINGS: dict[str, Any] = {
     "part_bytes": 5 * _MIB,
     "whole_below_bytes": 5 * _MIB,
@@ -60,43 +60,43 @@ _SETTINGS: dict[str, Any] = {
 _EVERY_REQUEST = _SETTINGS | {"max_attempts": 3, "retry_timeout_s": 3.0}
 _MIXED_SETTINGS: dict[str, Any] = {"first_byte_timeout_s": 2.0, "idle_timeout_s": 2.0, "retry_timeout_s": 60.0}
 
-Work = Callable[[Place], dict[str, Any]]
+Work = Callable[[Location], dict[str, Any]]
 
 
-def _work(name: str, folder: str, settings: dict[str, Any], script: Callable[[Place], Sequence[Any]]) -> Work:
-    """What a cell does, once it has a server."""
+def _work(name: str, folder: str, settings: dict[str, Any], script: Callable[[Location], Sequence[Any]]) -> Work:
+    """Returns the work of a cell, which runs once it has a server."""
 
-    def work(place: Place) -> dict[str, Any]:
-        config = dataclasses.replace(place.config, **settings)
-        return attempt(OPERATIONS[name], dataclasses.replace(place, config=config, folder=folder), script(place))
+    def work(location: Location) -> dict[str, Any]:
+        config = dataclasses.replace(location.config, **settings)
+        return attempt(OPERATIONS[name], dataclasses.replace(location, config=config, folder=folder), script(location))
 
     return work
 
 
-def _no_faults(_: Place) -> Sequence[Any]:
+def _no_faults(_: Location) -> Sequence[Any]:
     return ()
 
 
 @contextlib.contextmanager
-def _places(count: int, objects: int) -> Iterator[list[Place]]:
-    """Servers with the objects that are read."""
+def _locations(count: int, objects: int) -> Iterator[list[Location]]:
+    """Starts servers with the objects to read."""
     with contextlib.ExitStack() as stack:
-        places = []
+        locations = []
         for _ in range(count):
             server = stack.enter_context(launch.start("strict"))
             assert server.control is not None, "the strict server has one"
             config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, region=server.region))
-            places.append(Place(server.endpoint, server.control, config, objects))
+            locations.append(Location(server.endpoint, server.control, config, objects))
             os.environ |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
         cells = [Cell("", str(number), _prepared) for number in range(count)]
-        for cell, outcome in fault_cells.run(cells, places, _MIXED_LIMIT_S):
+        for cell, outcome in fault_cells.run(cells, locations, _MIXED_LIMIT_S):
             if outcome.verdict != "ok":
                 raise RuntimeError(f"server {cell.column} was not prepared: {outcome}")
-        yield places
+        yield locations
 
 
-def _prepared(place: Place) -> dict[str, Any]:
-    prepare(place)
+def _prepared(location: Location) -> dict[str, Any]:
+    prepare(location)
     return {"verdict": "ok"}
 
 
@@ -114,12 +114,12 @@ class Table:
         which = "every request" if self._share == 1.0 else f"{self._share:.0%} of all requests"
         return f"{which} (seed {self._seed}; {settings}): how it ended, after how many seconds"
 
-    def _script(self, number: int, place: Place) -> Sequence[Any]:
-        # The kinds are made anew: a redirect names the server that a cell got.
-        return list(rules(kinds(place.endpoint)[number : number + 1], self._share, self._seed))
+    def _script(self, number: int, location: Location) -> Sequence[Any]:
+        # Created again for the endpoint of the cell's server, which a redirect names.
+        return list(rules(kinds(location.endpoint)[number : number + 1], self._share, self._seed))
 
-    def run(self, wanted: Callable[[str, str], bool], places: Sequence[Place]) -> None:
-        """Runs all cells that are wanted, and the operations of their columns without faults."""
+    def run(self, wanted: Callable[[str, str], bool], locations: Sequence[Location]) -> None:
+        """Runs the wanted cells, and their operations without faults."""
         faulty = [
             Cell(
                 kind.name,
@@ -136,7 +136,7 @@ class Table:
             for name in OPERATIONS
             if name in columns
         ]
-        for cell, outcome in fault_cells.run(clean + faulty, places, _LIMIT_S):
+        for cell, outcome in fault_cells.run(clean + faulty, locations, _LIMIT_S):
             self.outcomes[cell.row, cell.column] = outcome
             if sys.stderr.isatty():
                 print(f"\r{len(self.outcomes)} of {len(clean + faulty)} cells ", end="", file=sys.stderr)
@@ -188,23 +188,23 @@ class Mixed:
 
 
 def _stalls(chosen: Sequence[Kind]) -> dict[str, float]:
-    """The kinds of stalls, and the timeout that ends each."""
+    """Returns the kinds of stalls with the timeout that ends each."""
     return {kind.name: _MIXED_SETTINGS[kind.stall] for kind in chosen if kind.stall}
 
 
 def _drawn(endpoint: str, without: Sequence[str]) -> list[Kind]:
-    """The kinds of the mixed runs: after each of them the same request may succeed."""
+    """Returns the kinds of the mixed runs: those after which a retry succeeds."""
     return [kind for kind in kinds(endpoint) if kind.transient and kind.name not in without]
 
 
-def _mixed(place: Place, seed: int, without: Sequence[str]) -> Iterator[Mixed]:
-    """Runs each operation without faults and with, in turn."""
-    chosen = _drawn(place.endpoint, without)
+def _mixed(location: Location, seed: int, without: Sequence[str]) -> Iterator[Mixed]:
+    """Runs each operation without and with faults, alternating."""
+    chosen = _drawn(location.endpoint, without)
     stalls = sum(_stalls(chosen).values())
 
     def once(name: str, script: Sequence[Any]) -> Outcome:
         cell = Cell("mixed", name, _work(name, "mixed", _MIXED_SETTINGS, lambda _: script))
-        return next(fault_cells.run([cell], [place], _MIXED_LIMIT_S))[1]
+        return next(fault_cells.run([cell], [location], _MIXED_LIMIT_S))[1]
 
     for name in _MIXED:
         clean = [once(name, ()) for _ in range(_ROUNDS)]
@@ -234,13 +234,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="rows or columns whose name has this word; may be repeated")
     parser.add_argument("--without", action="append", default=[], help="leave out a kind of fault; may be repeated")
     parser.add_argument("--skip", choices=("table", "mixed"), help="leave out a part")
-    parser.add_argument("--seed", type=int, default=1, help="of all drawings (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (default 1)")
     parser.add_argument("--objects", type=int, default=2000, help="objects of the mixed runs (default 2000)")
     return parser.parse_args()
 
 
 def _wanted(words: Sequence[str] | None, without: Sequence[str], row: str, column: str) -> bool:
-    """Rows named by a word, in the columns that are named; all where none is."""
+    """Returns rows matching a word, in the columns that match; all if none is given."""
     if row in without:
         return False
     columns = [word for word in words or () if any(word in name for name in OPERATIONS)]
@@ -260,18 +260,18 @@ def main() -> int:
     began_s, failures = time.monotonic(), []
     content: dict[str, Any] = {}
     if given.skip != "table":
-        with _places(_SERVERS, _OBJECTS) as places:
+        with _locations(_SERVERS, _OBJECTS) as locations:
             for share, settings in ((_SHARE, _SETTINGS), (1.0, _EVERY_REQUEST)):
                 table = Table(share, settings, given.seed)
-                table.run(functools.partial(_wanted, given.only, given.without), places)
+                table.run(functools.partial(_wanted, given.only, given.without), locations)
                 print(table.text(), "", sep="\n", flush=True)
                 failures += table.failures()
                 content[f"{share:g}"] = {
                     " / ".join(key): dataclasses.asdict(one) for key, one in table.outcomes.items()
                 }
     if given.skip != "mixed":
-        with _places(1, given.objects) as places:
-            runs = list(_mixed(places[0], given.seed, given.without))
+        with _locations(1, given.objects) as locations:
+            runs = list(_mixed(locations[0], given.seed, given.without))
         print(mixed_text(runs, given.objects, given.without), "", sep="\n", flush=True)
         failures += [f"mixed {run.row()}\n    {run.outcome.text}" for run in runs if not run.kept]
         content["mixed"] = [dataclasses.asdict(run) for run in runs]

@@ -1,8 +1,8 @@
-"""What feeds a trainer batches of objects: torchobj's loader, and others under torch's own, in one permutation. Leaves
-measuring to `loop`.
+"""Loaders that feed a trainer batches of objects: torchobj's, and others under torch's own, in the same permutation.
+`loop` measures them.
 
-A trainer gets every byte as uint8. Each rival is collated to one flat tensor with its lengths, allocated in shared
-memory where a worker does it: no copy is left out that could be, and none is added.
+A trainer receives every byte as uint8. Each rival collates to one flat tensor with lengths, allocated in shared memory
+if a worker does it: with the fewest copies possible.
 """
 
 import abc
@@ -17,54 +17,54 @@ import numpy as np
 import torch.utils.data
 
 from benchmarks.lab.boto import boto_client
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
-from benchmarks.lab.place import Place
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is fed, and how."""
 
-    place: Place
+    location: Location
     family: Family
     batch: int
     workers: int
     context: str = "fork"
     elastic: bool = False
-    """Ordered by torchobj's sampler, which knows the next epoch; otherwise by torch's `shuffle=True`."""
+    """With torchobj's sampler, which knows the next epoch; otherwise torch's `shuffle=True`."""
     lookahead: int | None = None
     seed: int = 7
     budget_bytes: int | None = None
-    """Of memory for torchobj; None for its default."""
+    """torchobj's memory budget; None for its default."""
 
     def names(self) -> list[str]:
-        """Keys, without the prefix of a place."""
+        """Keys, without the prefix of a location."""
         return self.family.names()
 
     def arguments(self) -> dict[str, Any]:
-        """Those of a DataLoader that are everybody's."""
+        """Returns the DataLoader arguments that all feeds share."""
         context = {"multiprocessing_context": self.context, "persistent_workers": True} if self.workers else {}
         return {"batch_size": self.batch, "num_workers": self.workers, **context}
 
 
 class Feed(Protocol):
-    """What is measured."""
+    """A loader to measure."""
 
     def loader(self, plan: Plan) -> Any:
-        """A DataLoader in the plan's order."""
+        """Returns a DataLoader in the plan's order."""
 
     def names(self, batch: Any) -> list[str]:
-        """The names of a batch's objects."""
+        """Returns the names of a batch's objects."""
 
     def bytes(self, batch: Any) -> int:
-        """How many bytes of objects are in the batch."""
+        """Returns the number of object bytes in the batch."""
 
     def content(self, batch: Any, position: int) -> torch.Tensor:
-        """One object of a batch: uint8."""
+        """Returns one object of a batch as uint8."""
 
 
 class Flat(NamedTuple):
-    """A batch of the rivals. Numbers are lists: a tensor more would be a shared memory file more."""
+    """A batch of a rival. Numbers are lists: another tensor would be another shared-memory file."""
 
     data: torch.Tensor
     ends: list[int]
@@ -72,13 +72,13 @@ class Flat(NamedTuple):
 
 
 def flat(samples: Sequence[tuple[str, Any]]) -> Flat:
-    """Collates names with bytes."""
+    """Collates names and bytes."""
     parts = [np.frombuffer(content, np.uint8) for _, content in samples]
     ends = np.cumsum([len(part) for part in parts]).tolist()
     if torch.utils.data.get_worker_info() is None:
         data = torch.empty(ends[-1], dtype=torch.uint8)
     else:
-        # As torch's default_collate does, so that sending copies nothing.
+        # As torch's default_collate does, so that sending does not copy.
         data = torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage._new_shared(ends[-1]))  # type: ignore[call-overload]
     np.concatenate(parts, out=data.numpy())
     return Flat(data, ends, [name for name, _ in samples])
@@ -89,7 +89,7 @@ class _Rival(abc.ABC):
 
     @abc.abstractmethod
     def dataset(self, plan: Plan) -> Any:
-        """Its samples are names with bytes."""
+        """Returns a dataset whose samples are pairs of name and bytes."""
 
     def loader(self, plan: Plan) -> Any:
         generator = torch.Generator().manual_seed(plan.seed)
@@ -109,7 +109,7 @@ class _Rival(abc.ABC):
 
 
 class Torchobj:
-    """`torchobj.DataLoader` over `S3MapDataset` without a transform: a `RaggedBatch`, whose objects are views."""
+    """`torchobj.DataLoader` over `S3MapDataset` without a transform: a batch is a `RaggedBatch` of views."""
 
     modules = ("torchobj.loader", "torchobj.datasets")
 
@@ -117,10 +117,10 @@ class Torchobj:
         import torchobj
 
         if plan.budget_bytes is not None:
-            torchobj.set_budget(plan.budget_bytes)
-        place = plan.place
-        urls = [f"s3://{place.bucket}/{place.key(name)}" for name in plan.names()]
-        dataset = torchobj.S3MapDataset.from_objects(urls, region=place.region, endpoint=place.endpoint_url)
+            torchobj.set_memory_budget(plan.budget_bytes)
+        location = plan.location
+        urls = [f"s3://{location.bucket}/{location.key(name)}" for name in plan.names()]
+        dataset = torchobj.S3MapDataset.from_objects(urls, region=location.region, endpoint=location.endpoint_url)
         order: dict[str, Any]
         if plan.elastic:
             order = {"sampler": torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0, seed=plan.seed)}
@@ -140,17 +140,17 @@ class Torchobj:
 
 
 class TorchobjFlat(Torchobj):
-    """The same, for a trainer that wants one tensor, as the rivals give: its bytes are copied once, there."""
+    """Like `Torchobj`, for a trainer that needs one tensor as the rivals return: the trainer copies the bytes once."""
 
     def bytes(self, batch: Any) -> int:
         return len(batch.data)
 
 
 class _GetItems(torch.utils.data.Dataset[Any]):
-    """The dozen lines that anyone can write: a batch is gathered at once, on one event loop in each worker."""
+    """The dozen lines that a user would write: one event loop per worker gathers a batch."""
 
-    def __init__(self, place: Place, names: list[str]) -> None:
-        self._place, self._names = place, names
+    def __init__(self, location: Location, names: list[str]) -> None:
+        self._location, self._names = location, names
         self._runner: asyncio.Runner | None = None
         self._store: Any = None
 
@@ -161,9 +161,9 @@ class _GetItems(torch.utils.data.Dataset[Any]):
         if self._runner is None:
             from obstore.store import S3Store
 
-            place, options = self._place, {"allow_http": True}
-            path_style = {"endpoint": place.endpoint_url, "virtual_hosted_style_request": False}
-            self._store = S3Store(place.bucket, region=place.region, client_options=options, **path_style)
+            location, options = self._location, {"allow_http": True}
+            path_style = {"endpoint": location.endpoint_url, "virtual_hosted_style_request": False}
+            self._store = S3Store(location.bucket, region=location.region, client_options=options, **path_style)
             self._runner = asyncio.Runner()
         return self._runner.run(self._gather([self._names[index] for index in indices]))
 
@@ -173,7 +173,7 @@ class _GetItems(torch.utils.data.Dataset[Any]):
     async def _read(self, name: str) -> tuple[str, Any]:
         import obstore
 
-        answer = await obstore.get_async(self._store, self._place.key(name))
+        answer = await obstore.get_async(self._store, self._location.key(name))
         return name, await answer.bytes_async()
 
 
@@ -183,7 +183,7 @@ class GetItems(_Rival):
     modules = ("obstore", "obstore.store")
 
     def dataset(self, plan: Plan) -> Any:
-        return _GetItems(plan.place, plan.names())
+        return _GetItems(plan.location, plan.names())
 
 
 def _read_whole(reader: Any) -> tuple[str, bytes]:
@@ -191,26 +191,26 @@ def _read_whole(reader: Any) -> tuple[str, bytes]:
 
 
 class S3TorchConnector(_Rival):
-    """s3torchconnector's `S3MapDataset`, an object a call."""
+    """s3torchconnector's `S3MapDataset`, one object per call."""
 
     modules = ("s3torchconnector",)
 
     def dataset(self, plan: Plan) -> Any:
         from s3torchconnector import S3ClientConfig, S3MapDataset
 
-        place = plan.place
+        location = plan.location
         return S3MapDataset.from_objects(
-            [f"s3://{place.bucket}/{place.key(name)}" for name in plan.names()],
-            region=place.region or "us-east-1",
-            endpoint=place.endpoint_url,
+            [f"s3://{location.bucket}/{location.key(name)}" for name in plan.names()],
+            region=location.region or "us-east-1",
+            endpoint=location.endpoint_url,
             transform=_read_whole,
-            s3client_config=S3ClientConfig(force_path_style=place.endpoint_url is not None),
+            s3client_config=S3ClientConfig(force_path_style=location.endpoint_url is not None),
         )
 
 
 class _Boto3Items(torch.utils.data.Dataset[Any]):
-    def __init__(self, place: Place, names: list[str]) -> None:
-        self._place, self._names = place, names
+    def __init__(self, location: Location, names: list[str]) -> None:
+        self._location, self._names = location, names
         self._client: Any = None
 
     def __len__(self) -> int:
@@ -218,23 +218,23 @@ class _Boto3Items(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[str, bytes]:
         if self._client is None:
-            self._client = boto_client(self._place)
+            self._client = boto_client(self._location)
         name = self._names[index]
-        answer = self._client.get_object(Bucket=self._place.bucket, Key=self._place.key(name))
+        answer = self._client.get_object(Bucket=self._location.bucket, Key=self._location.key(name))
         return name, answer["Body"].read()
 
 
 class Boto3(_Rival):
-    """boto3's `get_object`, an object a call."""
+    """boto3's `get_object`, one object per call."""
 
     modules = ("boto3", "botocore.config")
 
     def dataset(self, plan: Plan) -> Any:
-        return _Boto3Items(plan.place, plan.names())
+        return _Boto3Items(plan.location, plan.names())
 
 
 class _Named(torch.utils.data.Dataset[Any]):
-    """Puts names beside what a dataset reads by `__getitems__`."""
+    """Adds names to what a dataset reads by `__getitems__`."""
 
     def __init__(self, inner: Any, names: list[str]) -> None:
         self._inner, self._names = inner, names
@@ -248,7 +248,7 @@ class _Named(torch.utils.data.Dataset[Any]):
 
 
 class LitData(_Rival):
-    """litData's `StreamingRawDataset`, told what is there in place of a listing."""
+    """litData's `StreamingRawDataset`, given the list of objects instead of listing them."""
 
     modules = ("litdata.raw",)
 
@@ -256,8 +256,8 @@ class LitData(_Rival):
         from litdata.raw.dataset import StreamingRawDataset
         from litdata.raw.indexer import BaseIndexer, FileMetadata
 
-        place = plan.place
-        folder = f"s3://{place.bucket}/{place.prefix}"
+        location = plan.location
+        folder = f"s3://{location.bucket}/{location.prefix}"
         files = [FileMetadata(folder + name, plan.family.size) for name in plan.names()]
 
         class Known(BaseIndexer):
@@ -269,7 +269,7 @@ class LitData(_Rival):
                 del args, kwargs
                 return files
 
-        options = {"endpoint_url": place.endpoint_url, "region_name": place.region}
+        options = {"endpoint_url": location.endpoint_url, "region_name": location.region}
         inner = StreamingRawDataset(folder, indexer=Known(), storage_options=options)
         return _Named(inner, plan.names())
 
@@ -286,7 +286,7 @@ class _Memory(torch.utils.data.Dataset[Any]):
 
 
 class Memory(_Rival):
-    """The same loop on data in memory, all objects the same zeros: what growth of memory is measured against."""
+    """The same loop on data in memory, where all objects are the same zeros: the baseline for memory growth."""
 
     def dataset(self, plan: Plan) -> Any:
         return _Memory(plan.family, plan.names())
@@ -303,7 +303,7 @@ FEEDS: dict[str, Any] = {
 
 
 def load(name: str) -> Feed:
-    """A feed, with everything imported that its first use would import."""
+    """Returns a feed, with every import done that its first use would do."""
     feed = FEEDS[name]()
     for module in feed.modules:
         importlib.import_module(module)
@@ -312,7 +312,7 @@ def load(name: str) -> Feed:
 
 
 def epochs(loader: Any) -> Iterator[int]:
-    """The numbers of epochs, for ever; the loader's sampler is told each."""
+    """Yields epoch numbers without end, and sets each on the loader's sampler."""
     for epoch in itertools.count():
         if hasattr(loader.sampler, "set_epoch"):
             loader.sampler.set_epoch(epoch)

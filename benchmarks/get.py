@@ -1,13 +1,13 @@
-"""How much CPU and time does a GET cost, of many small objects at once and of one large one, beside other clients?
+"""How much CPU and time does a GET cost, for many small objects and for a large one, compared with other clients?
 
     python benchmarks/get.py                           # everything, about ten minutes
-    python benchmarks/get.py --quick                   # a look, about a minute
+    python benchmarks/get.py --quick                   # a preview, about a minute
     python benchmarks/get.py --only "many 110 KiB"     # the cases whose label has these words
     python benchmarks/get.py --url s3://bucket/prefix/ --prepare      # a real bucket; writes 2.5 GiB to it first
 
 Needs the extra `bench`, and for the lab nginx with its lua module and, for the bare limit, cargo. A case is read by one
-client after the other, round after round; each run is a process of its own. Figures are those of the client's process:
-the server runs beside it on the same machine, as does whatever else does.
+client after the other, round after round; each run is its own process. Figures are those of the client's process; the
+server runs on the same machine, as may other processes.
 """
 
 import argparse
@@ -21,12 +21,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import report, targets
+from benchmarks.fork_server import ForkServer
 from benchmarks.lab import limit, nginx, versitygw
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family, size_text
-from benchmarks.lab.place import Place
 from benchmarks.lab.prepare import upload
 from benchmarks.measure import Job, Measured, run
-from benchmarks.nursery import Nursery
 from benchmarks.report import LIMIT, OURS, Outcome
 from benchmarks.rivals import CLIENTS
 
@@ -34,13 +34,13 @@ SMALL = (Family(4 * KIB, 1024), Family(110 * KIB, 1024))
 PARTS = Family(8 * MIB, 32)
 LARGE = tuple(Family(mib * MIB, 1) for mib in (1, 4, 8, 16, 32, 64, 128, 512, 1024))
 QUICK = ("many 4 KiB plain", "many 110 KiB plain", "many 110 KiB TLS", "one 16 MiB plain", "one 128 MiB")
-# Over one connection of 80 MiB/s a larger object takes a second or more, and says nothing new.
+# At 80 MiB/s per connection a larger object takes a second or more without showing more.
 ONE_CONNECTION_MOST = 64 * MIB
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is read from where, and by whom."""
+    """What is read, from where, and by which client."""
 
     kind: str
     family: Family
@@ -77,60 +77,60 @@ def bucket_cases() -> Iterator[Case]:
 
 
 @contextlib.contextmanager
-def origins(cases: Sequence[Case]) -> Iterator[dict[str, Place]]:
-    """The places of the lab that `cases` need."""
-    faces = {"plain": nginx.PLAIN, "TLS": nginx.TLS, "limited": nginx.LIMITED}
+def origins(cases: Sequence[Case]) -> Iterator[dict[str, Location]]:
+    """Starts the locations of the lab that `cases` need."""
+    endpoints = {"plain": nginx.PLAIN, "TLS": nginx.TLS, "limited": nginx.LIMITED}
     wanted = {case.origin for case in cases}
     with contextlib.ExitStack() as stack:
-        places = {}
-        chosen = {name: face for name, face in faces.items() if name in wanted}
+        locations = {}
+        chosen = {name: endpoint for name, endpoint in endpoints.items() if name in wanted}
         if chosen:
             found = stack.enter_context(nginx.running([*SMALL, PARTS, *LARGE], list(chosen.values())))
-            places |= {name: found[face] for name, face in chosen.items()}
+            locations |= {name: found[endpoint] for name, endpoint in chosen.items()}
         if "versitygw" in wanted:
-            places["versitygw"] = stack.enter_context(versitygw.running(SMALL))
-        yield places
+            locations["versitygw"] = stack.enter_context(versitygw.running(SMALL))
+        yield locations
 
 
 class Bench:
-    """Runs cases, by processes that it keeps for each client."""
+    """Runs cases on a fork server per client."""
 
-    def __init__(self, rounds: int, least_s: float) -> None:
+    def __init__(self, rounds: int, min_s: float) -> None:
         self._rounds = rounds
-        self._least_s = least_s
-        self._nurseries: dict[str, Nursery] = {}
+        self._min_s = min_s
+        self._fork_servers: dict[str, ForkServer] = {}
         self._limit: Path | None = None
 
     def close(self) -> None:
-        for nursery in self._nurseries.values():
-            nursery.close()
+        for fork_server in self._fork_servers.values():
+            fork_server.close()
 
-    def _measure(self, client: str, case: Case, place: Place) -> Measured:
+    def _measure(self, client: str, case: Case, location: Location) -> Measured:
         if client == LIMIT:
             self._limit = self._limit or limit.build()
-            return limit.run(self._limit, place, case.family, self._least_s)
-        if client not in self._nurseries:
-            self._nurseries[client] = Nursery("benchmarks.measure", client)
-        # One object is read in as many calls as fit in a moment, at least once.
-        least_s = self._least_s if case.batch else self._least_s / 4
-        return run(self._nurseries[client], Job(place, case.family, case.batch, least_s))
+            return limit.run(self._limit, location, case.family, self._min_s)
+        if client not in self._fork_servers:
+            self._fork_servers[client] = ForkServer("benchmarks.measure", client)
+        # One object is read repeatedly within a short time, at least once.
+        min_s = self._min_s if case.batch else self._min_s / 4
+        return run(self._fork_servers[client], Job(location, case.family, case.batch, min_s))
 
-    def run(self, case: Case, place: Place, without: Sequence[str]) -> Outcome:
-        """All rounds of a case: A B C A B C."""
+    def run(self, case: Case, location: Location, without: Sequence[str]) -> Outcome:
+        """Runs all rounds of a case: A B C A B C."""
         outcome = Outcome(case.label, case.family.size, case.batch)
         clients = [client for client in case.clients if client not in without]
         for _, client in itertools.product(range(self._rounds), clients):
-            outcome.runs.setdefault(client, []).append(self._measure(client, case, place))
+            outcome.runs.setdefault(client, []).append(self._measure(client, case, location))
         return outcome
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a few cases, three short rounds: not to be quoted")
+    parser.add_argument("--quick", action="store_true", help="a few cases, three short rounds: not for publication")
     parser.add_argument("--rounds", type=int, help="rounds of each case (default 5, with --quick 3)")
     parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
     parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
-    parser.add_argument("--url", help="s3://bucket/prefix/ in place of the lab; credentials from the environment")
+    parser.add_argument("--url", help="s3://bucket/prefix/ instead of the lab; credentials from the environment")
     parser.add_argument("--prepare", action="store_true", help="write the objects to --url first, where missing")
     return parser.parse_args()
 
@@ -148,14 +148,14 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(bench.close)
         if given.url:
-            place = Place.from_url(given.url)
+            location = Location.from_url(given.url)
             if given.prepare:
-                print(f"{upload(place, [*SMALL, PARTS, *LARGE])} objects written to {given.url}\n", flush=True)
-            places = {"bucket": place}
+                print(f"{upload(location, [*SMALL, PARTS, *LARGE])} objects written to {given.url}\n", flush=True)
+            locations = {"bucket": location}
         else:
-            places = stack.enter_context(origins(cases))
+            locations = stack.enter_context(origins(cases))
         for case in cases:
-            outcomes.append(bench.run(case, places[case.origin], given.without))
+            outcomes.append(bench.run(case, locations[case.origin], given.without))
             print(report.table(outcomes[-1]), "", sep="\n", flush=True)
     verdicts = [] if given.url else targets.verdicts(outcomes)
     if verdicts:

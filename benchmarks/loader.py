@@ -1,13 +1,13 @@
-"""How fast is a trainer fed with shuffled small objects, and how long does it wait, beside other loaders?
+"""How fast is a trainer fed with shuffled small objects, and how long does it wait, compared with other loaders?
 
     python benchmarks/loader.py                            # everything, about twelve minutes
     python benchmarks/loader.py --only "tail, 4 workers"   # the cases whose label has these words
-    python benchmarks/loader.py --rounds 1 --objects 1024  # a look: not to be quoted
+    python benchmarks/loader.py --rounds 1 --objects 1024  # a preview: not for publication
 
-Needs the extra `bench` and nginx with its lua module. Each run is a training loop in a process of its own, with its
+Needs the extra `bench` and nginx with its lua module. Each run is a training loop in its own process, with its
 workers; the order is one seeded permutation, the batch 64, there is no transform, and every byte reaches the trainer as
-uint8. Batches are looked at: how many bytes of which objects, and one object of each batch byte for byte. CPU time and
-memory are those of the trainer and its workers; the server runs beside them on the same machine.
+uint8. Batches are verified: the number of bytes, the objects, and one object of each batch byte for byte. CPU time and
+memory are those of the trainer and its workers; the server runs on the same machine.
 """
 
 import argparse
@@ -25,14 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import loader_targets, report
 from benchmarks.feeds import Plan
 from benchmarks.lab import nginx, versitygw
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family
-from benchmarks.lab.place import Place
 from benchmarks.loader_targets import FLAT
 from benchmarks.loop import Job, Loops, Run
 from benchmarks.report import OURS, Rounds
 
 BATCH = 64
-FACES = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY, "tail": nginx.TAIL}
+ENDPOINTS = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY, "tail": nginx.TAIL}
 SLOW = ("s3torchconnector", "boto3", "litData")
 _STEADY_S = 1.0
 
@@ -45,7 +45,7 @@ class Entry:
     feed: str
     job: Job
     once: bool = False
-    """In the first round only: no target is about it."""
+    """Only in the first round: no target depends on it."""
 
 
 @dataclass
@@ -62,22 +62,22 @@ class Loop(Rounds):
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured where."""
+    """What is measured, and where."""
 
     kind: str
-    face: str
+    endpoint: str
     workers: int
 
     @property
     def label(self) -> str:
-        return f"{self.kind}, {self.face}, {self.workers} workers"
+        return f"{self.kind}, {self.endpoint}, {self.workers} workers"
 
 
 CASES = [
-    *(Case("rate", face, workers) for face in FACES for workers in (0, 1, 2, 4)),
+    *(Case("rate", endpoint, workers) for endpoint in ENDPOINTS for workers in (0, 1, 2, 4)),
     Case("rate", "versitygw", 4),
     Case("spawned rate", "20 ms", 2),
-    *(Case("half-speed trainer", face, 4) for face in ("20 ms", "tail")),
+    *(Case("half-speed trainer", endpoint, 4) for endpoint in ("20 ms", "tail")),
     Case("epoch gap at full speed", "20 ms", 4),
     Case("memory", "20 ms", 2),
 ]
@@ -86,8 +86,8 @@ CASES = [
 class Bench:
     """Runs cases."""
 
-    def __init__(self, places: dict[str, Place], objects: int, rounds: int, without: Sequence[str]) -> None:
-        self._places, self._objects, self._rounds, self._without = places, objects, rounds, without
+    def __init__(self, locations: dict[str, Location], objects: int, rounds: int, without: Sequence[str]) -> None:
+        self._locations, self._objects, self._rounds, self._without = locations, objects, rounds, without
         self._loops = Loops()
         self._done: dict[Case, Loop] = {}
 
@@ -95,47 +95,47 @@ class Bench:
         self._loops.close()
 
     def _job(self, case: Case, feed: str, most: int | None = None, **more: Any) -> Job:
-        """How a feed is measured: fast ones in epochs, slow ones for as many objects as a few seconds allow."""
+        """Returns a feed's job: fast feeds run epochs, slow ones as many objects as a few seconds allow."""
         each_worker = max(1, case.workers)
-        delayed = case.face in ("20 ms", "tail")
+        delayed = case.endpoint in ("20 ms", "tail")
         if feed in SLOW:
-            objects, least_s = (256 if delayed else 512) * each_worker, 0.0
+            objects, min_s = (256 if delayed else 512) * each_worker, 0.0
         elif feed == "getitems" and delayed:
-            objects, least_s = 1024 * each_worker, 0.1
+            objects, min_s = 1024 * each_worker, 0.1
         else:
-            objects, least_s = self._objects, _STEADY_S
-        # A worker has at least a batch beside its first.
+            objects, min_s = self._objects, _STEADY_S
+        # A worker has at least one batch after its first.
         family = Family(110 * KIB, max(2 * BATCH * each_worker, min(objects, self._objects, most or self._objects)))
         plan_names = {each.name for each in dataclasses.fields(Plan)}
         plan = {name: value for name, value in more.items() if name in plan_names}
-        rest = {"least_s": least_s} | {name: value for name, value in more.items() if name not in plan_names}
-        return Job(Plan(self._places[case.face], family, BATCH, case.workers, **plan), **rest)
+        rest = {"min_s": min_s} | {name: value for name, value in more.items() if name not in plan_names}
+        return Job(Plan(self._locations[case.endpoint], family, BATCH, case.workers, **plan), **rest)
 
     def _entries(self, case: Case) -> Iterator[Entry]:
         if case.kind == "rate":
-            # What the targets name has all rounds.
+            # Feeds with a target run in all rounds.
             aimed = case.workers in (1, 4)
             yield Entry(OURS, OURS, self._job(case, OURS), once=not aimed)
             if aimed:
                 yield Entry(FLAT, FLAT, self._job(case, FLAT))
             yield Entry("getitems", "getitems", self._job(case, "getitems"), once=not aimed)
             slow = "s3torchconnector"
-            yield Entry(slow, slow, self._job(case, slow), once=not aimed or case.face != "20 ms")
+            yield Entry(slow, slow, self._job(case, slow), once=not aimed or case.endpoint != "20 ms")
             yield Entry("boto3", "boto3", self._job(case, "boto3"), once=True)
-            if case.face == "versitygw":
+            if case.endpoint == "versitygw":
                 yield Entry("litData", "litData", self._job(case, "litData"), once=True)
         elif case.kind == "spawned rate":
             for feed in (OURS, "getitems"):
                 yield Entry(feed, feed, self._job(case, feed, context="spawn"), once=True)
         elif case.kind == "half-speed trainer":
             ours, theirs = (self._half_speed_s(case, feed) for feed in (OURS, "getitems"))
-            long = {"elastic": True, "least_s": 3 * _STEADY_S, "step_s": ours}
+            long = {"elastic": True, "min_s": 3 * _STEADY_S, "step_s": ours}
             yield Entry(OURS, OURS, self._job(case, OURS, **long))
-            without = self._job(case, OURS, most=2048, **long | {"lookahead": 0, "least_s": 0.1})
+            without = self._job(case, OURS, most=2048, **long | {"lookahead": 0, "min_s": 0.1})
             yield Entry(loader_targets.WITHOUT, OURS, without)
             yield Entry("getitems", "getitems", self._job(case, "getitems", most=1024, step_s=theirs))
-            beside = self._job(case, "getitems", most=1024, step_s=ours)
-            yield Entry("getitems, our trainer", "getitems", beside)
+            extra_fields = self._job(case, "getitems", most=1024, step_s=ours)
+            yield Entry("getitems, our trainer", "getitems", extra_fields)
         elif case.kind == "epoch gap at full speed":
             yield Entry(OURS, OURS, self._job(case, OURS, elastic=True))
             yield Entry("getitems", "getitems", self._job(case, "getitems"), once=True)
@@ -144,8 +144,8 @@ class Bench:
                 yield Entry(feed, feed, self._job(case, feed, memory=True), once=True)
 
     def _half_speed_s(self, case: Case, feed: str) -> float:
-        """What a step takes for a trainer at half of the rate that the feed has without one."""
-        rate = Case("rate", case.face, case.workers)
+        """Returns the step time at which a trainer runs at half of the feed's rate without one."""
+        rate = Case("rate", case.endpoint, case.workers)
         if rate in self._done and feed in self._done[rate].runs:
             loop = self._done[rate]
         else:
@@ -166,7 +166,7 @@ class Bench:
         loop.step_s[entry.name] = entry.job.step_s
 
     def run(self, case: Case) -> Loop:
-        """All rounds of a case: A B C A B C. What fails is left out of the rounds that follow."""
+        """Runs all rounds of a case: A B C A B C. A feed that fails is left out of later rounds."""
         loop = Loop(case.label, case.kind)
         entries = [entry for entry in self._entries(case) if entry.feed not in self._without]
         for number, entry in itertools.product(range(self._rounds), entries):
@@ -177,7 +177,7 @@ class Bench:
 
 
 def table(loop: Loop) -> str:
-    """The lines of one case: medians, with the least and the most where there were several rounds."""
+    """Returns the lines of one case: medians, with minimum and maximum if there were several rounds."""
     waits = loop.kind == "half-speed trainer"
     head = ["", "n", "rounds", "samples/s", "CPU-s per 1000", "wait p50 ms", "p99 ms", "first batch s", "epoch gap ms"]
     head += (
@@ -212,13 +212,13 @@ def table(loop: Loop) -> str:
         if loop.grown_mib:
             row.append(f"{loop.grown_mib[name]:+.0f}")
         rows.append(row)
-    lines = [report.aligned(f"{loop.label}: median (least-most)", rows)]
+    lines = [report.aligned(f"{loop.label}: median (min-max)", rows)]
     lines += [f"  {name} is left out: {_last_error(text)}" for name, text in loop.failed.items()]
     return "\n".join(lines)
 
 
 def _last_error(text: str) -> str:
-    """The first line of what a traceback ends with."""
+    """Returns the first line of the last exception in a traceback."""
     lines = text.strip().splitlines()
     ends = [line for line in lines if "Error" in line.split(":")[0] and not line.startswith(" ")]
     scheme = " (BadScheme: it takes no plain HTTP)" if "BadScheme" in text else ""
@@ -227,23 +227,23 @@ def _last_error(text: str) -> str:
 
 def _fields(loop: Loop) -> dict[str, Any]:
     runs = {name: [dataclasses.asdict(run) for run in runs] for name, runs in loop.runs.items()}
-    beside = {"step_s": loop.step_s, "grown_mib": loop.grown_mib, "failed": loop.failed}
-    return {"label": loop.label, "batch": BATCH, **beside, "rounds": runs}
+    extra_fields = {"step_s": loop.step_s, "grown_mib": loop.grown_mib, "failed": loop.failed}
+    return {"label": loop.label, "batch": BATCH, **extra_fields, "rounds": runs}
 
 
 @contextlib.contextmanager
-def origins(cases: Sequence[Case], family: Family) -> Iterator[dict[str, Place]]:
-    """The places that `cases` need."""
-    wanted = {case.face for case in cases}
-    faces = {name: face for name, face in FACES.items() if name in wanted}
+def origins(cases: Sequence[Case], family: Family) -> Iterator[dict[str, Location]]:
+    """Starts the locations that `cases` need."""
+    wanted = {case.endpoint for case in cases}
+    endpoints = {name: endpoint for name, endpoint in ENDPOINTS.items() if name in wanted}
     with contextlib.ExitStack() as stack:
-        places = {}
-        if faces:
-            found = stack.enter_context(nginx.running([family], list(faces.values())))
-            places |= {name: found[face] for name, face in faces.items()}
+        locations = {}
+        if endpoints:
+            found = stack.enter_context(nginx.running([family], list(endpoints.values())))
+            locations |= {name: found[endpoint] for name, endpoint in endpoints.items()}
         if "versitygw" in wanted:
-            places["versitygw"] = stack.enter_context(versitygw.running([family]))
-        yield places
+            locations["versitygw"] = stack.enter_context(versitygw.running([family]))
+        yield locations
 
 
 def arguments() -> argparse.Namespace:
@@ -262,7 +262,7 @@ def main() -> None:
     cases = [case for case in CASES if not given.only or any(words in case.label for words in given.only)]
     loops = []
     with contextlib.ExitStack() as stack:
-        # Rivals at few objects still get two batches a worker.
+        # Rivals with few objects still get two batches per worker.
         family = Family(110 * KIB, max(given.objects, 2 * BATCH * 4))
         bench = Bench(stack.enter_context(origins(cases, family)), given.objects, given.rounds, given.without)
         stack.callback(bench.close)

@@ -1,4 +1,4 @@
-"""What `loader.py` was built to reach, and whether it did. Judges by medians of ratios; measures nothing."""
+"""The targets of `loader.py`, and whether they are met, by medians of ratios. Measures nothing."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ WITHOUT = f"{OURS}, lookahead=0"
 FLAT = f"{OURS}, one tensor"
 _GETITEMS = "getitems"
 
-# Label, rival, the least rate as a multiple of theirs.
+# Label, rival, minimum rate as a multiple of the rival's.
 _RATES = (
     ("rate, 20 ms, 1 workers", _GETITEMS, 3.0),
     ("rate, 20 ms, 4 workers", _GETITEMS, 1.5),
@@ -69,6 +69,6 @@ def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
 
 
 def verdicts(loops: Sequence[Rounds]) -> list[Verdict]:
-    """All targets that the loops say something about."""
+    """Returns the verdicts on all targets that the loops cover."""
     by_label = {loop.label: loop for loop in loops}
     return [verdict for judge in (_rates, _cpu, _waits) for verdict in judge(by_label)]

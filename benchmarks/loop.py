@@ -1,5 +1,5 @@
-"""Takes one measurement of a training loop: waits, CPU time and memory of the trainer and its workers. Leaves what
-feeds it to `feeds`, and what to make of it to the benchmarks. `python -m benchmarks.loop FEED` is a feed's nursery.
+"""Takes one measurement of a training loop: waits, CPU time and memory of the trainer and its workers. `feeds` has the
+loaders; the benchmarks evaluate the result. `python -m benchmarks.loop FEED` is a feed's fork server.
 """
 
 import dataclasses
@@ -17,54 +17,54 @@ from typing import Any
 import psutil
 
 from benchmarks.feeds import Feed, Memory, Plan, epochs, load
+from benchmarks.fork_server import ForkServer, serve
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family, check
-from benchmarks.lab.place import Place
-from benchmarks.nursery import Nursery, serve
 
 _LIMIT_S = 120.0
 _LOOK_S = 0.05
-# linux/posix-timers.h: the clock of all threads of another process, in ns of the scheduler.
+# linux/posix-timers.h: the clock of all threads of another process, in ns of scheduler time.
 _CPUCLOCK_SCHED = 2
 
 
 @dataclass(frozen=True)
 class Job:
-    """A loop over what a plan feeds.
+    """A loop over the batches of a plan.
 
-    With `least_s` the first epoch is warm-up, and epochs are made until that time is over, one at the least. Without
-    it there is one epoch, whose first batch of each worker is warm-up: for who needs a minute for more.
+    With `min_s` the first epoch is warm-up, and whole epochs follow for at least that time, one or more. Without it,
+    there is one epoch, whose first batch of each worker is warm-up: for feeds that would need a minute for more.
     """
 
     plan: Plan
-    least_s: float = 0.0
+    min_s: float = 0.0
     step_s: float = 0.0
-    """The trainer sleeps so long with each batch."""
+    """The trainer's sleep per batch."""
     memory: bool = False
-    """Looks at the memory all the while, which costs time."""
+    """Samples the memory during the run, which costs time."""
     in_memory: bool = False
-    """On data in memory, by torch's loader."""
+    """On data in memory, with torch's loader."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What it took, without the warm-up."""
+    """One measurement, without the warm-up."""
 
     objects: int
     wall_s: float
     cpu_s: float
-    """Of the trainer and its workers, in user and system mode together."""
+    """CPU time of the trainer and its workers, user and system mode together."""
     first_batch_s: float
-    """From before the dataset is made: workers start, and connections are opened."""
+    """From before the dataset is created: includes starting workers and opening connections."""
     wait_s: list[float]
-    """Before each batch."""
+    """Wait before each batch."""
     gap_s: list[float]
-    """Before the first batch of each epoch, from the end of the last step of the epoch before."""
+    """Wait before the first batch of each epoch, from the end of the last step of the previous epoch."""
     batch: int
     peak_bytes: int | None
     """PSS of the trainer and its workers."""
 
     def rate(self) -> float:
-        """Objects a second."""
+        """Objects per second."""
         return self.objects / self.wall_s
 
     def cpu_s_per_1000(self) -> float:
@@ -75,11 +75,11 @@ class Run:
         return sum(self.wait_s) / self.wall_s
 
     def gap_batches(self) -> float:
-        """The median gap between epochs, in times from batch to batch."""
+        """Median gap between epochs, as a multiple of the time between batches."""
         return statistics.median(self.gap_s) / (self.wall_s / self.objects * self.batch)
 
     def wait_ms(self, share: float) -> float:
-        """A percentile of the waits."""
+        """Returns a percentile of the waits."""
         return sorted(self.wait_s)[min(len(self.wait_s) - 1, int(len(self.wait_s) * share))] * 1000
 
 
@@ -89,7 +89,7 @@ def _tree() -> list[int]:
 
 
 def tree_cpu_s() -> float:
-    """CPU time of this process and those below it that live."""
+    """CPU time of this process and its living descendants."""
     return sum(time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED) for pid in _tree())
 
 
@@ -101,16 +101,16 @@ def _tree_pss_bytes() -> int:
     return total
 
 
-class _Looker:
-    """Looks at the memory of the process tree again and again."""
+class _MemorySampler:
+    """Samples the memory of the process tree repeatedly."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
         self._thread.start()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._end.wait(_LOOK_S):
             self.peak_bytes = max(self.peak_bytes, _tree_pss_bytes())
 
@@ -119,8 +119,8 @@ class _Looker:
         self._thread.join()
 
 
-class _Checked:
-    """Looks at batches: how many bytes of which objects, and one object of each batch whole, byte for byte."""
+class _BatchChecker:
+    """Verifies batches: the number of bytes, the objects, and one object of each batch byte for byte."""
 
     def __init__(self, feed: Feed, job: Job) -> None:
         self._feed, self._size, self._contents = feed, job.plan.family.size, not job.in_memory
@@ -128,7 +128,7 @@ class _Checked:
         self._batches = 0
 
     def take(self, batch: Any) -> int:
-        """How many objects are in the batch."""
+        """Returns the number of objects in the batch."""
         names = self._feed.names(batch)
         if (got := self._feed.bytes(batch)) != len(names) * self._size:
             raise AssertionError(f"{got} bytes in a batch of {len(names)} objects of {self._size}")
@@ -149,13 +149,13 @@ class _Checked:
 
 
 def measure(feed: Feed, job: Job) -> Run:
-    """Trains as `job` says, in this process."""
-    job.plan.place.enter()
-    # More workers than cores are what is measured.
+    """Runs `job` in this process."""
+    job.plan.location.enter()
+    # More workers than cores are intended.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     feed = Memory() if job.in_memory else feed
-    checked = _Checked(feed, job)
-    looker = _Looker() if job.memory else None
+    checked = _BatchChecker(feed, job)
+    looker = _MemorySampler() if job.memory else None
     first_batch_s = 0.0
     wait_s: list[float] = []
     gap_s: list[float] = []
@@ -177,9 +177,9 @@ def measure(feed: Feed, job: Job) -> Run:
             if job.step_s:
                 time.sleep(job.step_s)
             asked_s = time.perf_counter()
-            if not job.least_s and number + 1 == max(1, job.plan.workers):
+            if not job.min_s and number + 1 == max(1, job.plan.workers):
                 started_s, started_cpu_s = asked_s, tree_cpu_s()
-        if not job.least_s or (epoch and asked_s - started_s >= job.least_s):
+        if not job.min_s or (epoch and asked_s - started_s >= job.min_s):
             break
     cpu_s = tree_cpu_s() - started_cpu_s
     if looker is not None:
@@ -191,32 +191,32 @@ def measure(feed: Feed, job: Job) -> Run:
 
 def _work(feed: Feed, fields: dict[str, Any]) -> dict[str, Any]:
     plan = fields.pop("plan")
-    place, family = Place(**plan.pop("place")), Family(**plan.pop("family"))
-    found = dataclasses.asdict(measure(feed, Job(Plan(place, family, **plan), **fields)))
-    # The process ends without finalizers; those of the workers' queues run now.
+    location, family = Location(**plan.pop("location")), Family(**plan.pop("family"))
+    found = dataclasses.asdict(measure(feed, Job(Plan(location, family, **plan), **fields)))
+    # The process ends without finalizers; run those of the workers' queues now.
     gc.collect()
     return found
 
 
 class Loops:
-    """Runs jobs, by nurseries that it keeps for each feed."""
+    """Runs jobs on a fork server per feed."""
 
     def __init__(self) -> None:
-        self._nurseries: dict[str, Nursery] = {}
+        self._fork_servers: dict[str, ForkServer] = {}
 
     def run(self, feed: str, job: Job) -> Run:
-        """Runs a job in a process of its own.
+        """Runs a job in its own process.
 
         Raises:
             RuntimeError: The feed failed, or did not end.
         """
-        if feed not in self._nurseries:
-            self._nurseries[feed] = Nursery("benchmarks.loop", feed)
-        return Run(**self._nurseries[feed].run(dataclasses.asdict(job), _LIMIT_S))
+        if feed not in self._fork_servers:
+            self._fork_servers[feed] = ForkServer("benchmarks.loop", feed)
+        return Run(**self._fork_servers[feed].run(dataclasses.asdict(job), _LIMIT_S))
 
     def close(self) -> None:
-        for nursery in self._nurseries.values():
-            nursery.close()
+        for fork_server in self._fork_servers.values():
+            fork_server.close()
 
 
 if __name__ == "__main__":

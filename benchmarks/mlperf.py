@@ -1,14 +1,14 @@
-"""How many accelerators of MLPerf Storage's RetinaNet does a loader feed, with every byte delivered?
+"""How many accelerators of MLPerf Storage's RetinaNet can a loader feed, with every byte delivered?
 
     python benchmarks/mlperf.py                         # about seven minutes
     python benchmarks/mlperf.py --batch-ms 20           # a faster accelerator than theirs
-    python benchmarks/mlperf.py --rounds 1 --steps 20   # a look: not to be quoted
+    python benchmarks/mlperf.py --rounds 1 --steps 20   # a preview: not for publication
 
 RetinaNet-B200 of MLPerf Storage v3: objects of 322,957 bytes, batches of 24, 47.55 ms a batch, and an accelerator
-utilisation (AU) of 0.85 at the least. The loop is DLIO's: an accelerator is a process that sleeps for each batch and
-meets the others at a barrier in each step; the first step does not count; AU is compute time over running time. Unlike
-DLIO, which hands a made-up tensor to the trainer, every byte reaches the trainer's process, and one object of each
-batch is compared. The server answers after a lognormal 20 ms, and one time in a hundred after 0.1 to 0.6 s.
+utilisation (AU) of at least 0.85. The loop is DLIO's: an accelerator is a process that sleeps for each batch and
+waits for the others at a barrier in each step; the first step does not count; AU is compute time over running time.
+Unlike DLIO, which hands a made-up tensor to the trainer, every byte reaches the trainer's process, and one object of
+each batch is compared. The server answers after a lognormal 20 ms, and one time in a hundred after 0.1 to 0.6 s.
 
 Accelerators are added until AU falls below the bar. Each has its own dataset, loader and workers, as many for both
 loaders. Ours has a budget of memory of 128 MiB, of which it reads twelve batches ahead, where four workers of the rival
@@ -26,43 +26,43 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks import report
 from benchmarks.dlio import Accelerators, Found
 from benchmarks.feeds import Plan
+from benchmarks.fork_server import ForkServer
 from benchmarks.lab import nginx
 from benchmarks.lab.objects import Family
-from benchmarks.nursery import Nursery
 from benchmarks.report import OURS, Spread, Verdict
 
 OBJECT_BYTES = 322_957
 BATCH = 24
 THEIR_BATCH_MS = 47.55
-LEAST_AU = 0.85
+MIN_AU = 0.85
 RIVAL = "getitems"
-LEAST_RATIO = 2.0
+MIN_RATIO = 2.0
 _BUDGET_BYTES = 128 << 20
 _MOST = 32
 _LIMIT_S = 400.0
 
 
 class Search:
-    """Finds how many accelerators a feed keeps busy."""
+    """Finds the number of accelerators that a feed keeps busy."""
 
     def __init__(self, run: Accelerators) -> None:
         self._run = run
-        self._nurseries = {feed: Nursery("benchmarks.dlio", feed) for feed in (OURS, RIVAL)}
-        self.found: dict[str, list[list[Found]]] = {feed: [] for feed in self._nurseries}
+        self._fork_servers = {feed: ForkServer("benchmarks.dlio", feed) for feed in (OURS, RIVAL)}
+        self.found: dict[str, list[list[Found]]] = {feed: [] for feed in self._fork_servers}
 
     def close(self) -> None:
-        for nursery in self._nurseries.values():
-            nursery.close()
+        for fork_server in self._fork_servers.values():
+            fork_server.close()
 
     def _enough(self, feed: str, accelerators: int) -> bool:
         job = dataclasses.asdict(dataclasses.replace(self._run, accelerators=accelerators))
-        found = Found(**self._nurseries[feed].run(job, _LIMIT_S))
+        found = Found(**self._fork_servers[feed].run(job, _LIMIT_S))
         self.found[feed][-1].append(found)
         print(f"  {feed:10} {accelerators:3}  AU {found.au:.3f}  {found.samples_per_s:,.0f} samples/s", flush=True)
-        return found.au >= LEAST_AU
+        return found.au >= MIN_AU
 
     def most(self, feed: str) -> int:
-        """The largest number with AU at the bar, 0 where one is too many: by doubling, then halving what is between."""
+        """Returns the largest number whose AU reaches the bar, 0 if one is too many: doubles, then bisects."""
         self.found[feed].append([])
         fed, too_many = 0, 1
         while too_many <= _MOST and self._enough(feed, too_many):
@@ -94,12 +94,12 @@ def main() -> None:
     demand = BATCH / given.batch_ms * 1000
     what = "theirs" if given.batch_ms == THEIR_BATCH_MS else f"not their {THEIR_BATCH_MS} ms"
     print(f"{given.batch_ms:g} ms a batch ({what}): an accelerator takes {demand:.0f} samples/s", flush=True)
-    # The epoch is longer than a run: theirs has thousands of steps, and its end would weigh too much in so few.
+    # The epoch is longer than a run: MLPerf's has thousands of steps, and its end would weigh too much in so few.
     family = Family(OBJECT_BYTES, BATCH * (given.steps + 20))
     fed: dict[str, list[int]] = {OURS: [], RIVAL: []}
     with contextlib.ExitStack() as stack:
-        places = stack.enter_context(nginx.running([family], [nginx.TAIL]))
-        plan = Plan(places[nginx.TAIL], family, BATCH, given.workers, budget_bytes=_BUDGET_BYTES)
+        locations = stack.enter_context(nginx.running([family], [nginx.TAIL]))
+        plan = Plan(locations[nginx.TAIL], family, BATCH, given.workers, budget_bytes=_BUDGET_BYTES)
         search = Search(Accelerators(plan, 1, given.batch_ms / 1000, given.steps))
         stack.callback(search.close)
         for number in range(given.rounds):
@@ -109,11 +109,11 @@ def main() -> None:
     rows = [["", "accelerators at AU >= 0.85", "samples/s there"]]
     for feed, counts in fed.items():
         rates = [
-            max((found.samples_per_s for found in tried if found.au >= LEAST_AU), default=0.0)
+            max((found.samples_per_s for found in tried if found.au >= MIN_AU), default=0.0)
             for tried in search.found[feed]
         ]
         rows.append([feed, Spread.of(counts).text(0), Spread.of(rates).text(0)])
-    title = f"{given.workers} workers each, median (least-most) of {given.rounds} rounds, {given.steps} steps"
+    title = f"{given.workers} workers each, median (min-max) of {given.rounds} rounds, {given.steps} steps"
     print("", report.aligned(title, rows), "", sep="\n")
     verdict = judged(fed)
     print("against the target", f"  {verdict.text()}", "", sep="\n")
@@ -133,11 +133,11 @@ def main() -> None:
 
 
 def judged(fed: dict[str, list[int]]) -> Verdict:
-    """Whether ours feeds so many more. A rival that feeds none is taken to feed one: no ratio is made of it."""
+    """Returns the verdict. A rival that feeds no accelerator counts as one: a ratio needs a denominator."""
     ratio = Spread.of([ours / max(1, theirs) for ours, theirs in zip(fed[OURS], fed[RIVAL], strict=True)])
-    none = " (it feeds none; taken as one)" if 0 in fed[RIVAL] else ""
-    target = f"accelerators >= {LEAST_RATIO:g}x {RIVAL}"
-    return Verdict(target, f"{ratio.text(2)}x{none}", ratio.median >= LEAST_RATIO)
+    none = " (it feeds none; counted as one)" if 0 in fed[RIVAL] else ""
+    target = f"accelerators >= {MIN_RATIO:g}x {RIVAL}"
+    return Verdict(target, f"{ratio.text(2)}x{none}", ratio.median >= MIN_RATIO)
 
 
 if __name__ == "__main__":

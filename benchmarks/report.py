@@ -1,4 +1,4 @@
-"""Turns measurements into a table, ratios and a file of JSON with the machine that they are of. Measures nothing."""
+"""Turns measurements into a table, ratios and a JSON file that describes the machine. Measures nothing."""
 
 import importlib.metadata
 import json
@@ -46,7 +46,7 @@ class Spread:
         return cls(statistics.median(figures), min(figures), max(figures))
 
     def text(self, digits: int) -> str:
-        """`12.3 (11.9-14.0)`, thousands apart."""
+        """Returns `12.3 (11.9-14.0)`, with thousands separators."""
         figures = (self.median, self.least, self.most)
         median, least, most = (f"{figure:,.{digits}f}".replace(",", " ") for figure in figures)
         return f"{median} ({least}-{most})"
@@ -54,13 +54,13 @@ class Spread:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and what was measured."""
+    """A target and the measured value."""
 
     target: str
     measured: str
     met: bool
     beyond: bool = False
-    """Nobody asked for it: a rival in a better shape than its documentation shows."""
+    """Beyond the targets: a rival configured better than its documentation shows."""
 
     def text(self) -> str:
         word = "met" if self.met else "NOT MET"
@@ -71,7 +71,7 @@ class Verdict:
 
 
 class Rounds:
-    """All rounds of one case, by client: round `i` of each ran beside round `i` of the others."""
+    """All rounds of one case, by client: round `i` of each client ran next to round `i` of the others."""
 
     label: str
     runs: dict[str, list[Any]]
@@ -80,28 +80,28 @@ class Rounds:
         return Spread.of([figure(run) for run in self.runs[client]])
 
     def ratio(self, figure: Callable[[Any], float], other: str, client: str = OURS) -> Spread:
-        """Our figure divided by that of `other`, round by round: what a machine's mood does to both cancels out."""
-        # A slow rival may have had fewer rounds.
+        """Returns our figure divided by that of `other`, per round, so that the machine's state cancels out."""
+        # A slow rival may have fewer rounds.
         pairs = zip(self.runs[client], self.runs[other], strict=False)
         return Spread.of([figure(ours) / figure(theirs) for ours, theirs in pairs])
 
 
 @dataclass
 class Outcome(Rounds):
-    """All rounds of reading objects, many in a call or one."""
+    """All rounds of reading objects, many per call or one."""
 
     label: str
     size: int
     batch: int
-    """Objects in a call; 0 where a call reads one."""
+    """Objects per call; 0 if a call reads one object."""
     runs: dict[str, list[Measured]] = field(default_factory=dict)
 
     def rate(self, run: Measured) -> float:
-        """Objects a second; for one object MB/s of the median call."""
+        """Objects per second; for one object MB/s of the median call."""
         return run.objects_per_s if self.batch else self.size / statistics.median(run.call_s) / 1e6
 
     def cpu_us(self, run: Measured) -> float:
-        """CPU microseconds for an object; for one object those of the median call."""
+        """CPU microseconds per object; for one object those of the median call."""
         return run.cpu_us if self.batch else statistics.median(run.call_cpu_s) * 1e6
 
     def grown_mib(self, client: str) -> float | None:
@@ -109,20 +109,20 @@ class Outcome(Rounds):
         return statistics.median(grown) if grown else None
 
     def best_rival(self) -> str:
-        """The client, beside ours and the limit, with the highest rate."""
+        """The client, other than ours and the limit, with the highest rate."""
         rivals = [name for name in self.runs if name not in (OURS, LIMIT)]
         return max(rivals, key=lambda name: self.spread(self.rate, name).median)
 
 
 def aligned(title: str, rows: Sequence[Sequence[str]]) -> str:
-    """Rows of equal length under a title, in columns."""
+    """Formats rows of equal length in columns under a title."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
 def table(outcome: Outcome) -> str:
-    """The lines of one case."""
+    """Returns the lines of one case."""
     unit = "objects/s" if outcome.batch else "MB/s"
     rounds = max(len(runs) for runs in outcome.runs.values())
     head = ["", unit, "CPU µs an object", "RSS +MiB", "our CPU is", "our rate is"]
@@ -139,10 +139,10 @@ def table(outcome: Outcome) -> str:
         if client != OURS and OURS in outcome.runs:
             row += [f"{outcome.ratio(figure, client).text(2)}x" for figure in (outcome.cpu_us, outcome.rate)]
         rows.append(row + [""] * (len(head) - len(row)))
-    return aligned(f"{outcome.label}: median (least-most) of {rounds} rounds", rows)
+    return aligned(f"{outcome.label}: median (min-max) of {rounds} rounds", rows)
 
 
-def _said(*command: str) -> str | None:
+def _output_of(*command: str) -> str | None:
     try:
         return subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
@@ -165,14 +165,14 @@ def _version(package: str) -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures are of."""
+    """Describes the machine and the versions."""
     import torchobj
 
     return {
         "command": shlex.join([Path(sys.executable).name, *sys.argv]),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "commit": _said("git", "rev-parse", "HEAD"),
-        "changed_since": bool(_said("git", "status", "--porcelain", "--", "torchobj", "rust", "benchmarks")),
+        "commit": _output_of("git", "rev-parse", "HEAD"),
+        "changed_since": bool(_output_of("git", "status", "--porcelain", "--", "torchobj", "rust", "benchmarks")),
         "kernel": platform.release(),
         "cpu": _cpu_model(),
         "cpus": os.cpu_count(),
@@ -193,7 +193,7 @@ def write(name: str, question: str, about: dict[str, Any], content: dict[str, An
 
 
 def fields(outcome: Outcome) -> dict[str, Any]:
-    """A case as it is written to the file."""
+    """Returns a case as it is written to the file."""
     clients = {
         client: {
             "rate": asdict(outcome.spread(outcome.rate, client)),

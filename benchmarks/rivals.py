@@ -1,7 +1,7 @@
-"""Clients of S3 with one face: read many small objects at once, read one large object. Leaves measuring to `measure`.
+"""S3 clients with one interface: read many small objects at once, read one large object. `measure` measures them.
 
-Each is used as its own documentation advises for speed, with what was found faster on loopback by trying; where that is
-not what the documentation shows, it is a client of its own. Every byte of every object ends in the memory of the
+Each is configured for speed as its own documentation advises, or faster if trials on loopback found a better way; a
+configuration that the documentation does not show is a client of its own. Every byte of every object ends in the
 caller: a list of buffers for many objects, one contiguous buffer for one.
 """
 
@@ -15,36 +15,36 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks.lab.boto import boto_client
-from benchmarks.lab.place import Place
+from benchmarks.lab.location import Location
 
-# Parts of a large object that is read in parallel by hand, as AWS advises.
+# Part size of a large object that is read in parallel ranges, as AWS advises.
 _PART_BYTES = 8 << 20
 
-# Requests at a time over a network, for everybody. On loopback each client has what is fastest there, said below.
+# Concurrent requests over a network, for all clients. On loopback each client has the number that is fastest there.
 _FAR_REQUESTS = 64
 
 
 class Client(Protocol):
-    """What is measured."""
+    """A client to measure."""
 
     def many(self, keys: Sequence[str]) -> Sequence[Any]:
-        """The bytes of each object, in order."""
+        """Returns the bytes of each object, in order."""
 
     def one(self, key: str, size: int) -> Any:
-        """The bytes of one object. `size` is for who must know it to read in parallel."""
+        """Returns the bytes of one object. Clients that need the size for a parallel read use `size`."""
 
 
 class Torchobj:
-    """torchobj with its own configuration: `Store.get_many` and `Store.get`, which is not told the size."""
+    """torchobj with its default configuration: `Store.get_many`, and `Store.get` without the size."""
 
     modules = ("torchobj",)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         import torchobj
 
-        s3 = torchobj.S3Options(endpoint_url=place.endpoint_url, region=place.region)
-        config = torchobj.StoreConfig(s3=s3, ca_bundle=place.ca_file)
-        self._store = torchobj.Store(f"s3://{place.bucket}", config=config)
+        s3 = torchobj.S3Options(endpoint_url=location.endpoint_url, region=location.region)
+        config = torchobj.StoreConfig(s3=s3, ca_bundle=location.ca_file)
+        self._store = torchobj.Store(f"s3://{location.bucket}", config=config)
 
     def many(self, keys: Sequence[str]) -> Sequence[Any]:
         return self._store.get_many(keys)
@@ -54,29 +54,29 @@ class Torchobj:
         return self._store.get(key)
 
 
-def _obstore(place: Place) -> Any:
+def _obstore(location: Location) -> Any:
     from obstore.store import S3Store
 
     options = {"allow_http": True}
-    if place.endpoint_url is None:
-        return S3Store(place.bucket, region=place.region, client_options=options)
-    path_style = {"endpoint": place.endpoint_url, "virtual_hosted_style_request": False}
-    return S3Store(place.bucket, region=place.region, client_options=options, **path_style)
+    if location.endpoint_url is None:
+        return S3Store(location.bucket, region=location.region, client_options=options)
+    path_style = {"endpoint": location.endpoint_url, "virtual_hosted_style_request": False}
+    return S3Store(location.bucket, region=location.region, client_options=options, **path_style)
 
 
 class Obstore:
     """obstore as documented: `get_async` and `bytes_async`, gathered; one object by `get`.
 
-    As many at a time as torchobj has. 32 and 64 at a time, lanes in place of a semaphore, and all 256 at once were
-    tried: the last is the slowest, the others do not differ by more than the noise.
+    With torchobj's concurrency. 32 and 64, a pool of tasks instead of a semaphore, and all 256 at once were tried: all
+    256 at once is the slowest, the others do not differ by more than the noise.
     """
 
     modules = ("obstore", "obstore.store")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         import obstore
 
-        self._module, self._store = obstore, _obstore(place)
+        self._module, self._store = obstore, _obstore(location)
         self._runner = asyncio.Runner()
 
     async def _gather(self, keys: Sequence[str]) -> Sequence[Any]:
@@ -98,7 +98,7 @@ class Obstore:
 
 
 class ObstoreByHand:
-    """obstore at its best, found by trying: its blocking calls in threads, and ranges of 8 MiB copied into one array.
+    """obstore at its fastest in trials: its blocking calls in threads, and ranges of 8 MiB copied into one array.
 
     A blocking call polls its request in the calling thread; an async one pays for several wake-ups between threads.
     4 to 64 threads were tried: from 8 to 24 they do not differ by more than the noise, 64 are slower. (`get_ranges`
@@ -107,11 +107,11 @@ class ObstoreByHand:
 
     modules = ("obstore", "obstore.store")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         import obstore
 
-        self._module, self._store = obstore, _obstore(place)
-        self._threads = ThreadPoolExecutor(12 if place.near else _FAR_REQUESTS)
+        self._module, self._store = obstore, _obstore(location)
+        self._threads = ThreadPoolExecutor(12 if location.near else _FAR_REQUESTS)
 
     def many(self, keys: Sequence[str]) -> Sequence[Any]:
         return list(self._threads.map(lambda key: self._module.get(self._store, key).bytes(), keys))
@@ -141,14 +141,14 @@ class S3TorchConnector:
 
     modules = ("s3torchconnector",)
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: Location) -> None:
         from s3torchconnector import S3ClientConfig
         from s3torchconnector._s3client import S3Client
 
-        config = S3ClientConfig(force_path_style=place.endpoint_url is not None)
-        self._client = S3Client(place.region or "us-east-1", endpoint=place.endpoint_url, s3client_config=config)
-        self._bucket = place.bucket
-        self._threads = ThreadPoolExecutor(16 if place.near else _FAR_REQUESTS)
+        config = S3ClientConfig(force_path_style=location.endpoint_url is not None)
+        self._client = S3Client(location.region or "us-east-1", endpoint=location.endpoint_url, s3client_config=config)
+        self._bucket = location.bucket
+        self._threads = ThreadPoolExecutor(16 if location.near else _FAR_REQUESTS)
 
     def _read(self, key: str) -> bytes:
         content: bytes = self._client.get_object(self._bucket, key).read()
@@ -165,16 +165,16 @@ class S3TorchConnector:
 class Boto3:
     """boto3: `get_object` in threads, and `download_fileobj` into a `BytesIO` with its defaults.
 
-    The GIL is what limits it: from 1 to 32 threads it becomes no faster on loopback.
+    The GIL limits it: on loopback it is no faster with 32 threads than with 1.
     """
 
     modules = ("boto3", "s3transfer", "botocore.config")
 
-    def __init__(self, place: Place) -> None:
-        threads = 10 if place.near else _FAR_REQUESTS
-        self._bucket = place.bucket
+    def __init__(self, location: Location) -> None:
+        threads = 10 if location.near else _FAR_REQUESTS
+        self._bucket = location.bucket
         self._threads = ThreadPoolExecutor(threads)
-        self._client = boto_client(place, max_pool_connections=threads)
+        self._client = boto_client(location, max_pool_connections=threads)
 
     def _read(self, key: str) -> bytes:
         content: bytes = self._client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
@@ -199,10 +199,10 @@ CLIENTS: dict[str, Any] = {
 }
 
 
-def load(name: str) -> Callable[[Place], Client]:
-    """The class of a client, with everything imported that its first use would import."""
+def load(name: str) -> Callable[[Location], Client]:
+    """Returns a client's class, with every import done that its first use would do."""
     client = CLIENTS[name]
     for module in client.modules:
         importlib.import_module(module)
-    made: Callable[[Place], Client] = client
+    made: Callable[[Location], Client] = client
     return made

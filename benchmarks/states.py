@@ -1,6 +1,6 @@
-"""State dicts to save: what they are made of, and whether one that was loaded is the one that was saved.
+"""State dicts to save, and the comparison of a loaded one with the saved one.
 
-A tensor's bytes are those of the object of its number (`objects.pieces`), so that none has to be kept to compare with.
+A tensor's bytes are those of the object with its number (`objects.pieces`), so that no copy is kept for comparison.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _STEP = 1234
 
 @dataclass(frozen=True)
 class States:
-    """A state dict of float32: `layers` weights, each with a bias, and small things beside."""
+    """A state dict of float32: `layers` weights, each with a bias, and a few small values."""
 
     layers: int
     weight_bytes: int = _LAYER_BYTES
@@ -25,17 +25,17 @@ class States:
 
     @classmethod
     def of_mib(cls, mib: int) -> "States":
-        """Of weights of 32 MiB."""
+        """Weights of 32 MiB each."""
         return cls(mib * MIB // _LAYER_BYTES)
 
     @classmethod
     def of_tensors(cls, count: int) -> "States":
-        """Of small tensors alone: 1 KiB and 64 B in turn."""
+        """Small tensors only: alternately 1 KiB and 64 B."""
         return cls(count // 2, KIB, 64)
 
     @property
     def payload_bytes(self) -> int:
-        """What all tensors are together."""
+        """The total size of all tensors."""
         return self.layers * (self.weight_bytes + self.bias_bytes)
 
     def _sizes(self) -> dict[str, int]:
@@ -46,16 +46,16 @@ class States:
         return sizes
 
     def build(self) -> dict[str, Any]:
-        """A new one."""
+        """Builds a new state dict."""
         model = {name: _tensor(number, size) for number, (name, size) in enumerate(self._sizes().items())}
         return {"model": model, "step": _STEP, "settings": {"rate": 0.25, "betas": (0.9, 0.95)}}
 
     def check(self, found: Any) -> None:
-        """Raises AssertionError unless `found` equals a new one, byte for byte."""
+        """Raises AssertionError unless `found` equals a new state dict, byte for byte."""
         expected = self._sizes()
         rest = {name: value for name, value in found.items() if name != "model"}
         if rest != {"step": _STEP, "settings": {"rate": 0.25, "betas": (0.9, 0.95)}}:
-            raise AssertionError(f"beside the tensors: {rest}")
+            raise AssertionError(f"other values: {rest}")
         if list(found["model"]) != list(expected):
             raise AssertionError("other names, or in another order")
         for number, (name, size) in enumerate(expected.items()):

@@ -1,16 +1,16 @@
-"""What `get.py` was built to reach, and whether it did. Judges by medians of ratios; measures nothing."""
+"""The targets of `get.py`, and whether they are met, by medians of ratios. Measures nothing."""
 
 from collections.abc import Iterator, Sequence
 
 from benchmarks.lab.objects import KIB, MIB, size_text
 from benchmarks.report import LIMIT, OURS, Outcome, Spread, Verdict
 
-# A GET may need so much memory beside the object.
-_BESIDE_MIB = 64
+# Memory that a GET may need in addition to the object.
+_EXTRA_MIB = 64
 _FASTER_FROM = 128 * MIB
 
 
-# Client, size, the most CPU that we may take as a multiple of theirs.
+# Client, size, the maximum of our CPU time as a multiple of theirs.
 _CPU = {
     "many 4 KiB plain": {"obstore": 0.25, "s3torchconnector": 0.15, LIMIT: 2.5},
     "many 110 KiB plain": {"obstore": 0.3, "s3torchconnector": 0.2, LIMIT: 1.6},
@@ -51,12 +51,12 @@ def _one(outcome: Outcome) -> Iterator[Verdict]:
         yield Verdict(f"{outcome.label}: MB/s >= the best rival", measured, ratio.median >= 1.0)
     grown = outcome.grown_mib(OURS)
     if grown is not None:
-        beside = grown - outcome.size / MIB
-        target = f"{outcome.label}: RSS grows by <= {size_text(outcome.size)} + {_BESIDE_MIB} MiB"
-        yield Verdict(target, f"{beside:+.1f} MiB beside the object", beside <= _BESIDE_MIB)
+        extra = grown - outcome.size / MIB
+        target = f"{outcome.label}: RSS grows by <= {size_text(outcome.size)} + {_EXTRA_MIB} MiB"
+        yield Verdict(target, f"{extra:+.1f} MiB besides the object", extra <= _EXTRA_MIB)
 
 
 def verdicts(outcomes: Sequence[Outcome]) -> list[Verdict]:
-    """All targets that the outcomes say something about."""
+    """Returns the verdicts on all targets that the outcomes cover."""
     ours = [outcome for outcome in outcomes if OURS in outcome.runs]
     return [verdict for outcome in ours for verdict in (_many if outcome.batch else _one)(outcome)]

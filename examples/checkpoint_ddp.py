@@ -1,13 +1,13 @@
-"""Trains on handwritten digits with several processes, each of which writes its part of every checkpoint to S3.
+"""Trains on handwritten digits with several ranks, each of which writes its shard of every checkpoint to S3.
 
     torchrun --nproc-per-node 2 examples/checkpoint_ddp.py --data s3://bucket/digits/ --checkpoints s3://bucket/run/
 
-The weights and the state of the optimizer are sharded over the ranks (FSDP2, by gloo, on the CPU). Killed at any moment
-and started again, with as many ranks or with others, it goes on from its newest committed checkpoint. A batch is 60
-digits whatever the number of ranks, so that this number changes nothing but the last digits of the floats.
+The weights and the state of the optimizer are sharded over the ranks (FSDP2 with gloo, on the CPU). If the job is
+killed and started again, with the same or another number of ranks, it resumes from its newest committed checkpoint. A
+batch has 60 digits for any number of ranks, so that this number affects only the rounding of floats.
 
-Without torchrun it tells a story, on an S3 of its own: one of two ranks is killed with SIGKILL in the middle of a save;
-three ranks go on from the checkpoint before it, and end where a run ends that nobody killed.
+Without torchrun it demonstrates recovery on an embedded S3 server: one of two ranks is killed with SIGKILL during a
+save; three ranks resume from the previous checkpoint, and end with the result of an uninterrupted run.
 
     python examples/checkpoint_ddp.py
 """
@@ -39,61 +39,65 @@ from train_digits import decode, folder, measure_accuracy, seed_bucket
 import torchobj
 from torchobj.checkpoint import CheckpointManager
 
-BATCH = 60  # of all ranks together: 2 and 3 ranks have equal shares
+BATCH = 60  # of all ranks together; divisible by 2 and by 3
 EPOCHS = 3
 EXPECTED_ACCURACY = 0.9
 WIDTH = 1000
 
-# Of the story alone.
-KILLED_IN = 3  # the epoch whose checkpoint is being written when the rank is killed
-UPLOAD_MBIT_S = 16.0  # of each rank that is killed: a save then takes seconds, as those of large models do
-RUN_LIMIT_S = 180.0
-DATA, UNBROKEN, KILLED = "s3://digits/", "s3://digits-checkpoints/unbroken/", "s3://digits-checkpoints/killed/"
+# For the demonstration.
+KILLED_IN = 3  # the rank is killed while the checkpoint of this epoch is written
+UPLOAD_MBIT_S = 16.0  # limit of each rank in the run that is killed, so that a save takes seconds, as for large models
+RUN_TIMEOUT_S = 180.0
+DATA, UNINTERRUPTED, KILLED = (
+    "s3://digits/",
+    "s3://digits-checkpoints/uninterrupted/",
+    "s3://digits-checkpoints/killed/",
+)
 
 
 # ---------------------------------------------------------------------------------------------------- a rank
 
 
 def make_model() -> nn.Sequential:
-    """A network with enough weights that a checkpoint of it takes a while: 1.1 million."""
+    """Creates a network of 1.1 million weights, so that saving a checkpoint takes some time."""
     torch.manual_seed(0)
     inner = [nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10)]
     return nn.Sequential(nn.Flatten(), *inner)
 
 
 class Training:
-    """Model and optimizer as one part of a checkpoint: under names that do not depend on how they are sharded."""
+    """Model and optimizer as one item of a checkpoint, with names that do not depend on the sharding."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
     def state_dict(self) -> dict[str, Any]:
-        """The tensors, each rank's own shards of them."""
+        """The tensors, as the shards of this rank."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Puts a state into model and optimizer."""
+        """Loads a state into model and optimizer."""
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 
 def manager(url: str, upload_mbit_s: float | None = None) -> CheckpointManager:
-    """The checkpoints of a run, of which the newest three are kept."""
-    # In parts, and the smallest that S3 takes, so that the upload of as little as this is seen while it goes on.
+    """Manages the checkpoints of a run, and keeps the newest three."""
+    # The smallest parts that S3 allows, so that this small checkpoint is a multipart upload that can be observed.
     config = torchobj.StoreConfig(upload_mbit_s=upload_mbit_s, whole_below_bytes=1 << 20, part_bytes=5 << 20)
     return CheckpointManager(url, keep_last=3, sharded=True, config=config)
 
 
 def run_rank(arguments: argparse.Namespace) -> None:
-    """Trains as one of the ranks that torchrun started, from the newest checkpoint to the last epoch."""
+    """Trains as one of the ranks of torchrun, from the newest checkpoint to the last epoch."""
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(1)
     if rank == 0:
         seed_bucket(arguments.data)
     dist.barrier()
-    # One write: print's own newline would be another, and the ranks share the output.
+    # A single write, because print writes the newline separately, and the ranks share the output.
     sys.stdout.write(f"rank {rank} of {ranks}: process {os.getpid()}\n")
     sys.stdout.flush()
 
@@ -102,22 +106,23 @@ def run_rank(arguments: argparse.Namespace) -> None:
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
-    training = Training(fully_shard(model, mesh=mesh))
+    fully_shard(model, mesh=mesh)
+    training = Training(model)
 
     with manager(arguments.checkpoints, arguments.upload_mbit_s) as checkpoints:
         state = {"training": training, "epoch": 0}
         if checkpoints.latest() is not None:
             checkpoints.restore(into=state)
-            tell(rank, f"{ranks} ranks resumed from step {state['epoch']}")
+            print_once(rank, f"{ranks} ranks resumed from step {state['epoch']}")
         train(state, checkpoints, arguments)
     dist.destroy_process_group()
 
 
 def train(state: dict[str, Any], checkpoints: CheckpointManager, arguments: argparse.Namespace) -> None:
-    """Trains the epochs that are left, with a checkpoint after each."""
+    """Trains the remaining epochs, and saves a checkpoint after each."""
     rank, ranks, training = dist.get_rank(), dist.get_world_size(), state["training"]
-    # Every other digit will do: this is about checkpoints.
-    dataset = torchobj.S3MapDataset(f"{arguments.data}train/", glob="**/*[02468].png", transform=decode)
+    # Half of the digits is enough to demonstrate checkpoints.
+    dataset = torchobj.ObjectMapDataset(f"{arguments.data}train/", glob="**/*[02468].png", transform=decode)
     # Its order does not depend on the number of ranks.
     sampler = torchobj.ElasticDistributedSampler(dataset, num_replicas=ranks, rank=rank, seed=1)
     loader = torchobj.DataLoader(dataset, batch_size=BATCH // ranks, sampler=sampler, drop_last=True)
@@ -133,27 +138,27 @@ def train(state: dict[str, Any], checkpoints: CheckpointManager, arguments: argp
         mean = torch.stack(losses).mean()
         dist.all_reduce(mean)
         state["epoch"] = epoch
-        tell(rank, f"epoch {epoch}/{arguments.epochs}: loss {mean / ranks:.4f}, saving")
+        print_once(rank, f"epoch {epoch}/{arguments.epochs}: loss {mean / ranks:.4f}, saving")
         checkpoints.save(epoch, state)
-        tell(rank, f"epoch {epoch}/{arguments.epochs}: committed")
+        print_once(rank, f"epoch {epoch}/{arguments.epochs}: committed")
 
 
-def tell(rank: int, text: str) -> None:
-    """Prints a line, once for all ranks."""
+def print_once(rank: int, text: str) -> None:
+    """Prints a line on rank 0."""
     if rank == 0:
         print(text, flush=True)
 
 
-# --------------------------------------------------------------------------------------------------- the story
+# --------------------------------------------------------------------------------------------------- the demonstration
 
 
 def say(text: str = "") -> None:
-    """Prints a line now, also into a pipe."""
+    """Prints a line without buffering."""
     print(text, flush=True)
 
 
 class Run:
-    """This script under torchrun, running."""
+    """A running torchrun of this script."""
 
     def __init__(self, ranks: int, checkpoints: str, *settings: str) -> None:
         arguments = [f"--data={DATA}", f"--checkpoints={checkpoints}", *settings]
@@ -173,7 +178,7 @@ class Run:
         self.output: list[str] = []
 
     def lines(self) -> Iterator[str]:
-        """What the ranks say, while they say it, to the end. What torchrun and torch add is kept in `output` only."""
+        """Yields the lines that the ranks print, until they exit. All output, also of torch, is kept in `output`."""
         for line in map(str.rstrip, self.stdout):
             self.output.append(line)
             if match := re.fullmatch(r"rank (\d+) of \d+: process (\d+)", line):
@@ -185,15 +190,15 @@ class Run:
 
 @contextlib.contextmanager
 def running(ranks: int, checkpoints: str, *settings: str) -> Iterator[Run]:
-    """Starts the ranks; by the end of the block they have ended."""
+    """Starts the ranks, and ends them at the end of the block."""
     run = Run(ranks, checkpoints, *settings)
-    limit = threading.Timer(RUN_LIMIT_S, run.process.terminate)
+    limit = threading.Timer(RUN_TIMEOUT_S, run.process.terminate)
     limit.start()
     try:
         yield run
     finally:
         limit.cancel()
-        # torchrun ends its ranks when it is asked to end.
+        # torchrun terminates its ranks.
         run.process.terminate()
         collections.deque(run.lines(), maxlen=0)
         run.process.wait()
@@ -201,117 +206,123 @@ def running(ranks: int, checkpoints: str, *settings: str) -> Iterator[Run]:
 
 
 def run_to_end(ranks: int, checkpoints: str) -> list[str]:
-    """Runs to the last epoch and returns what the ranks said."""
+    """Runs to the last epoch, and returns the lines that the ranks printed."""
     with running(ranks, checkpoints) as run:
         lines = list(run.lines())
         status = run.process.wait()
     if status != 0:
-        sys.exit("\n".join([*run.output, f"The run ended with status {status}."]))
+        sys.exit("\n".join([*run.output, f"The run exited with status {status}."]))
     return lines
 
 
 def run_and_kill(ranks: int, checkpoints: str) -> None:
-    """Runs into the save of epoch `KILLED_IN`, and kills the last rank when parts of that checkpoint are uploaded."""
+    """Kills the last rank while it uploads the checkpoint of epoch `KILLED_IN`."""
     store, prefix = torchobj.Store("s3://digits-checkpoints"), checkpoints.removeprefix("s3://digits-checkpoints/")
     with running(ranks, checkpoints, f"--upload-mbit-s={UPLOAD_MBIT_S}") as run:
         for line in run.lines():
             if re.match(rf"epoch {KILLED_IN}/.*saving", line):
                 break
-        # Files of the last rank are named after it.
+        # Names of files contain the rank.
         while not any(f"/__{ranks - 1}_" in upload.key for upload in store.unfinished_uploads(prefix)):
             if run.process.poll() is not None:
-                sys.exit("\n".join([*run.output, "The run ended before its upload was seen."]))
+                sys.exit("\n".join([*run.output, "The run exited before its upload was observed."]))
             time.sleep(0.05)
         os.kill(run.pids[ranks - 1], signal.SIGKILL)
-        say(f"    rank {ranks - 1} was killed with SIGKILL, while its part of step {KILLED_IN} was uploaded")
+        say(f"    rank {ranks - 1} was killed with SIGKILL while it uploaded its shard of step {KILLED_IN}")
         status = run.process.wait()
-    say(f"    torchrun ended the others: exit status {status}")
+    say(f"    torchrun terminated the other ranks: exit status {status}")
 
 
 def restored(checkpoints: str) -> tuple[Training, int]:
-    """The newest checkpoint, put together in this process from what all ranks wrote; and its step."""
+    """Loads the newest checkpoint, with the shards of all ranks, into this process; returns it with its step."""
     training = Training(make_model())
     with manager(checkpoints) as committed:
         state = committed.restore(into={"training": training, "epoch": 0})
     return training, state["epoch"]
 
 
-def differences(unbroken: list[str], resumed: list[str]) -> list[str]:
-    """What is not as it should be."""
+def differences(uninterrupted: list[str], resumed: list[str]) -> list[str]:
+    """Compares the two runs, prints the results, and returns what is wrong."""
     wrong = []
     if f"3 ranks resumed from step {KILLED_IN - 1}" not in resumed:
         wrong.append(f"the three ranks did not resume from step {KILLED_IN - 1}")
 
-    losses = [float(re.findall(r"loss (\d+\.\d+)", "\n".join(lines))[-1]) for lines in (unbroken, resumed)]
-    say(f"  loss of the last epoch   {losses[0]:.4f} unbroken, {losses[1]:.4f} resumed")
+    losses = [float(re.findall(r"loss (\d+\.\d+)", "\n".join(lines))[-1]) for lines in (uninterrupted, resumed)]
+    say(f"  loss of the last epoch   {losses[0]:.4f} uninterrupted, {losses[1]:.4f} resumed")
     if abs(losses[0] - losses[1]) > 0.01:
         wrong.append("the losses differ")
 
-    (one, step), (other, other_step) = restored(UNBROKEN), restored(KILLED)
+    (one, step), (other, other_step) = restored(UNINTERRUPTED), restored(KILLED)
     if not step == other_step == EPOCHS:
         wrong.append(f"the newest steps are {step} and {other_step}, not {EPOCHS}")
     data = argparse.Namespace(data=DATA, workers=0)
     accuracies = [measure_accuracy(training.model, data) for training in (one, other)]
-    say(f"  test accuracy            {accuracies[0]:.4f} unbroken, {accuracies[1]:.4f} resumed")
+    say(f"  test accuracy            {accuracies[0]:.4f} uninterrupted, {accuracies[1]:.4f} resumed")
     if min(accuracies) < EXPECTED_ACCURACY:
         wrong.append(f"an accuracy is below {EXPECTED_ACCURACY}")
 
     pairs = zip(one.model.parameters(), other.model.parameters(), strict=True)
     largest = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
-    say(f"  weights                  differ by {largest:.1e} at the most: three ranks add floats in another order")
+    say(f"  weights                  maximum difference {largest:.1e}, because three ranks add floats in another order")
     if largest > 0.01:
         wrong.append(f"a weight differs by {largest}")
     return wrong
 
 
-def tell_story() -> int:
-    """Tells the story and returns the exit status."""
-    import embedded_s3  # noqa: PLC0415  not on a machine that trains
+def demonstrate() -> int:
+    """Runs the demonstration and returns the exit status."""
+    import embedded_s3  # noqa: PLC0415  not needed under torchrun
 
     started = time.monotonic()
-    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # This process alone reads what the ranks wrote.
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")  # This process reads the shards of all ranks.
     with embedded_s3.start_alone():
-        say("2. An unbroken run of two ranks, which uploads the data first:")
-        unbroken = run_to_end(2, UNBROKEN)
+        say("2. An uninterrupted run of two ranks. It uploads the data first.")
+        uninterrupted = run_to_end(2, UNINTERRUPTED)
 
-        say(f"\n3. Another run of two ranks; one is to be killed while the checkpoint of epoch {KILLED_IN} is written:")
+        say(f"\n3. Another run of two ranks. One is killed while the checkpoint of epoch {KILLED_IN} is written.")
         run_and_kill(2, KILLED)
 
         with manager(KILLED) as checkpoints:
-            say(f"\n4. Committed are the steps {checkpoints.steps()}. Of the step that was not committed there are:")
+            say(f"\n4. Committed steps: {checkpoints.steps()}. Objects of the step that was not committed:")
             for left in checkpoints.leftovers():
                 say(f"    {left.key}, {'an unfinished upload' if left.upload else f'{left.size} bytes'}")
 
-        say("\n5. Three ranks go on:")
+        say("\n5. Three ranks resume.")
         resumed = run_to_end(3, KILLED)
 
-        say("\n6. The unbroken run and the one that was killed and resumed, each read by this one process:")
-        wrong = differences(unbroken, resumed)
+        say("\n6. Comparison of the uninterrupted run with the run that was killed and resumed:")
+        wrong = differences(uninterrupted, resumed)
 
         with manager(KILLED) as checkpoints:
-            say(f"\n7. Swept away on request: {len(checkpoints.sweep(older_than_s=0))} leftovers of the killed save.")
+            say(f"\n7. sweep() deleted {len(checkpoints.sweep(older_than_s=0))} leftovers of the killed save.")
 
     say()
     for each in wrong:
         say(f"WRONG: {each}")
     if wrong:
         return 1
-    say(f"No checkpoint was lost, and none was half. All of it took {time.monotonic() - started:.0f} s.")
+    say(f"All committed checkpoints are complete. The demonstration took {time.monotonic() - started:.0f} s.")
     return 0
 
 
 def main() -> int:
-    """Runs as a rank of torchrun, or tells the story, and returns the exit status."""
+    """Runs as a rank of torchrun, or runs the demonstration, and returns the exit status."""
     parser = argparse.ArgumentParser(description="Trains with sharded checkpoints in S3, under torchrun.")
-    parser.add_argument("--data", type=folder, help="where the digits are, or are put: s3://bucket/prefix/")
+    parser.add_argument(
+        "--data",
+        type=folder,
+        help="location of the digits, which are uploaded if they are missing: s3://bucket/prefix/",
+    )
     parser.add_argument("--checkpoints", type=folder, help="s3://bucket/prefix/")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
-    parser.add_argument("--upload-mbit-s", type=float, help="at the most, for each rank; no limit when left out")
+    parser.add_argument(
+        "--upload-mbit-s", type=float, help="bandwidth limit of uploads of each rank; default: no limit"
+    )
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
-        return tell_story()
+        return demonstrate()
     if not (arguments.data and arguments.checkpoints):
-        parser.error("give --data and --checkpoints")
+        parser.error("pass --data and --checkpoints")
     run_rank(arguments)
     return 0
 

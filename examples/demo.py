@@ -1,7 +1,7 @@
-"""The story of `make demo`: a training run is killed with SIGKILL, resumes from S3, and ends with the same weights.
+"""The program of `make demo`: a training run is killed with SIGKILL, resumes from S3, and ends with identical weights.
 
-The trainer is `train_digits.py` beside this file, in a process of its own, as anybody would run it. Ends with status 0
-when all is as it should be; otherwise it says what differs, and ends with 1.
+It runs `train_digits.py` in a separate process. Exits with status 0 if the results are as expected; otherwise it prints
+the differences and exits with 1.
 """
 
 import re
@@ -22,24 +22,24 @@ import torchobj
 from torchobj.checkpoint import CheckpointManager
 
 EPOCHS = 6
-KILLED_AFTER = 3  # the checkpoint that the killed run leaves; the kill comes in the middle of the next epoch
-TRAINER_LIMIT_S = 120.0
-UNBROKEN, KILLED = "s3://digits-checkpoints/unbroken/", "s3://digits-checkpoints/killed/"
+KILLED_AFTER = 3  # last checkpoint of the killed run, which is killed in the middle of the next epoch
+TRAINER_TIMEOUT_S = 120.0
+UNINTERRUPTED, KILLED = "s3://digits-checkpoints/uninterrupted/", "s3://digits-checkpoints/killed/"
 
 
 def say(text: str = "") -> None:
-    """Prints a line now, also into a pipe."""
+    """Prints a line without buffering."""
     print(text, flush=True)
 
 
 class Trainer:
-    """`train_digits.py`, running."""
+    """A running `train_digits.py`."""
 
     def __init__(self, s3: embedded_s3.EmbeddedS3, checkpoints: str) -> None:
         script = Path(__file__).with_name("train_digits.py")
         arguments = [f"--checkpoints={checkpoints}", f"--epochs={EPOCHS}"]
         say(f"    $ python examples/{script.name} {' '.join(arguments)}")
-        # In the process group of the embedded S3 it ends, with its workers, when this process ends, whatever happens.
+        # The process group of the embedded S3 is killed when this process exits, including the workers of the trainer.
         self.process = subprocess.Popen(
             [sys.executable, *(f"-W{option}" for option in sys.warnoptions), str(script), *arguments],
             stdin=subprocess.DEVNULL,
@@ -50,7 +50,7 @@ class Trainer:
         )
 
     def lines(self) -> Iterator[str]:
-        """What it prints, while it prints it, to its end."""
+        """Yields the lines that the trainer prints, until it exits."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             say(f"    {line.rstrip()}")
@@ -59,9 +59,9 @@ class Trainer:
 
 @contextmanager
 def trainer(s3: embedded_s3.EmbeddedS3, checkpoints: str) -> Iterator[Trainer]:
-    """Starts a trainer; by the end of the block it has ended, or is killed."""
+    """Starts a trainer, and kills it at the end of the block if it is still running."""
     running = Trainer(s3, checkpoints)
-    limit = threading.Timer(TRAINER_LIMIT_S, running.process.kill)
+    limit = threading.Timer(TRAINER_TIMEOUT_S, running.process.kill)
     limit.start()
     try:
         yield running
@@ -74,100 +74,102 @@ def trainer(s3: embedded_s3.EmbeddedS3, checkpoints: str) -> Iterator[Trainer]:
 
 
 def run_to_end(s3: embedded_s3.EmbeddedS3, checkpoints: str) -> list[str]:
-    """Runs the trainer to its end and returns what it printed."""
+    """Runs the trainer until it exits, and returns the lines that it printed."""
     with trainer(s3, checkpoints) as running:
         lines = list(running.lines())
         status = running.process.wait()
     if status == -signal.SIGKILL:
-        sys.exit(f"The trainer was killed; {TRAINER_LIMIT_S:.0f} s is what it may take.")
+        sys.exit(f"The trainer was killed because it ran for more than {TRAINER_TIMEOUT_S:.0f} s.")
     if status != 0:
-        sys.exit(f"The trainer ended with status {status}.")
+        sys.exit(f"The trainer exited with status {status}.")
     return lines
 
 
 def run_and_kill(s3: embedded_s3.EmbeddedS3, checkpoints: str) -> None:
-    """Runs the trainer to the middle of the epoch after `KILLED_AFTER`, by its own word, and kills it there."""
+    """Kills the trainer when it prints that it is in the middle of the epoch after `KILLED_AFTER`."""
     with trainer(s3, checkpoints) as running:
         for line in running.lines():
             if line.startswith(f"epoch {KILLED_AFTER + 1}/{EPOCHS}: batch"):
                 running.process.kill()
                 say(f"    killed with SIGKILL: exit status {running.process.wait()}")
                 return
-    sys.exit("The trainer ended before it could be killed.")
+    sys.exit("The trainer exited before it could be killed.")
 
 
-def found(pattern: str, lines: Sequence[str]) -> str:
-    """The part of the one line that matches."""
+def matched(pattern: str, lines: Sequence[str]) -> str:
+    """The group of `pattern` in the first line that matches."""
     for line in lines:
         if match := re.fullmatch(pattern, line):
             return match[1]
-    sys.exit(f"The trainer printed no line like {pattern!r}.")
+    sys.exit(f"The trainer printed no line that matches {pattern!r}.")
 
 
 def load(url: str) -> dict[str, torch.Tensor]:
-    """The weights of the newest checkpoint."""
+    """Loads the weights of the newest checkpoint."""
     weights: dict[str, torch.Tensor] = CheckpointManager(url).restore()["model"]
     return weights
 
 
-def differences(unbroken: list[str], resumed: list[str]) -> list[str]:
-    """What is not as it should be."""
+def differences(uninterrupted: list[str], resumed: list[str]) -> list[str]:
+    """Compares the two runs, prints the results, and returns what is wrong."""
     wrong = []
 
-    resumed_from = found(r"resumed from (.*)", resumed)
+    resumed_from = matched(r"resumed from (.*)", resumed)
     expected = f"epoch {KILLED_AFTER} in {KILLED.rstrip('/')}"
     say(f"  resumed from        {resumed_from}")
     if resumed_from != expected:
         wrong.append(f"the trainer resumed from {resumed_from}, not from {expected}")
 
-    accuracies = [found(r"test accuracy (.*)", lines) for lines in (unbroken, resumed)]
-    say(f"  test accuracy       {accuracies[0]} unbroken, {accuracies[1]} resumed")
+    accuracies = [matched(r"test accuracy (.*)", lines) for lines in (uninterrupted, resumed)]
+    say(f"  test accuracy       {accuracies[0]} uninterrupted, {accuracies[1]} resumed")
     if accuracies[0] != accuracies[1]:
         wrong.append("the accuracies differ")
     if min(map(float, accuracies)) < EXPECTED_ACCURACY:
         wrong.append(f"an accuracy is below {EXPECTED_ACCURACY}")
 
-    weights = [load(url) for url in (UNBROKEN, KILLED)]
+    weights = [load(url) for url in (UNINTERRUPTED, KILLED)]
     if weights[0].keys() != weights[1].keys():
-        wrong.append("the checkpoints hold different tensors")
+        wrong.append("the checkpoints contain different tensors")
     else:
         unequal = [name for name in weights[0] if not torch.equal(weights[0][name], weights[1][name])]
         say(f"  equal tensors       {len(weights[0]) - len(unequal)} of {len(weights[0])}")
         wrong += [f"the tensor {name} differs" for name in unequal]
 
     digests = [weights_digest(each) for each in weights]
-    say(f"  SHA-256 of weights  {digests[0][:16]}… unbroken, {digests[1][:16]}… resumed")
-    if len({*digests, *(found(r"weights (.*)", lines) for lines in (unbroken, resumed))}) > 1:
-        wrong.append("the digests of the weights differ, among the two checkpoints and what the trainers printed")
+    say(f"  SHA-256 of weights  {digests[0][:16]}… uninterrupted, {digests[1][:16]}… resumed")
+    if len({*digests, *(matched(r"weights (.*)", lines) for lines in (uninterrupted, resumed))}) > 1:
+        wrong.append(
+            "the digests of the weights differ between the checkpoints, or from those that the trainers printed"
+        )
     return wrong
 
 
 def main() -> int:
-    """Tells the story and returns the exit status."""
+    """Runs the demo and returns the exit status."""
     started = time.monotonic()
     with embedded_s3.start_alone() as s3:
-        say("2. An unbroken run, which uploads the data first:")
-        unbroken = run_to_end(s3, UNBROKEN)
+        say("2. An uninterrupted run. It uploads the data first.")
+        uninterrupted = run_to_end(s3, UNINTERRUPTED)
 
-        say(f"\n3. A second run, with other checkpoints, to be killed in the middle of epoch {KILLED_AFTER + 1}:")
+        say(f"\n3. A second run with its own checkpoints. It is killed in the middle of epoch {KILLED_AFTER + 1}.")
         run_and_kill(s3, KILLED)
 
-        say("\n4. What the killed run left in the bucket; a checkpoint exists when its commit does:")
+        say("\n4. The objects of the killed run. A checkpoint exists once its commit is written.")
         for info in torchobj.Store("s3://digits-checkpoints").list("killed/"):
             say(f"    {info.key}  {info.size} bytes")
 
-        say("\n5. The same command again:")
+        say("\n5. The same command again. It resumes.")
         resumed = run_to_end(s3, KILLED)
 
-        say("\n6. The unbroken run and the one that was killed and resumed:")
-        wrong = differences(unbroken, resumed)
+        say("\n6. Comparison of the uninterrupted run with the run that was killed and resumed:")
+        wrong = differences(uninterrupted, resumed)
 
     say()
     for each in wrong:
         say(f"WRONG: {each}")
     if wrong:
         return 1
-    say(f"The weights are equal bit for bit. All of it took {time.monotonic() - started:.0f} s.")
+    say(f"The weights are identical, bit for bit. The demo took {time.monotonic() - started:.0f} s.")
     return 0
 
 

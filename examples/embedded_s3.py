@@ -1,10 +1,10 @@
-"""A small S3 to try things out with: moto's server, in a process of its own, with all objects in memory.
+"""A small S3 server for experiments: moto's server in a separate process, with all objects in memory.
 
-In a terminal, until Ctrl-C; prints what another terminal needs to reach it:
+In a terminal it runs until Ctrl-C, and prints the environment variables to set in another terminal:
 
     python examples/embedded_s3.py
 
-In a program, until the end of the block; sets nothing in the environment by itself:
+In a program it runs until the end of the block, and does not change the environment:
 
     with embedded_s3.start() as s3:
         subprocess.run([...], env=os.environ | s3.environment)
@@ -28,20 +28,20 @@ from werkzeug.datastructures import Headers
 from werkzeug.serving import make_server
 
 BUCKETS = ("digits", "digits-checkpoints")
-START_LIMIT_S = 60.0
+START_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
 class EmbeddedS3:
-    """An S3 that was started."""
+    """A running server."""
 
     endpoint_url: str
     process_group: int
-    """Whatever is in this process group is killed together with the server, in whatever way its owner ends."""
+    """All processes of this group are killed together with the server, also if its owner is killed."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """What makes torchobj, boto3 and the AWS CLI use it. It takes any pair of keys."""
+        """Environment variables with which torchobj, boto3 and the AWS CLI use the server. It accepts any keys."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_ACCESS_KEY_ID": "embedded",
@@ -52,8 +52,8 @@ class EmbeddedS3:
 
 @contextmanager
 def start(buckets: Sequence[str] = BUCKETS) -> Iterator[EmbeddedS3]:
-    """Starts an S3 with empty buckets, and ends it with the block, or with this process if that is killed."""
-    # The pipe to its stdin is what tells the server how long to live: the kernel closes it, however this process ends.
+    """Starts a server with empty buckets. It stops at the end of the block, or when this process is killed."""
+    # The server stops when its stdin is closed. The kernel closes the pipe when this process exits for any reason.
     server = subprocess.Popen(
         [sys.executable, __file__, "--until-stdin-ends", *(f"--bucket={name}" for name in buckets)],
         stdin=subprocess.PIPE,
@@ -64,7 +64,7 @@ def start(buckets: Sequence[str] = BUCKETS) -> Iterator[EmbeddedS3]:
     with server:
         assert server.stdin is not None
         assert server.stdout is not None
-        limit = threading.Timer(START_LIMIT_S, server.kill)
+        limit = threading.Timer(START_TIMEOUT_S, server.kill)
         limit.start()
         try:
             endpoint_url = server.stdout.readline().strip()
@@ -80,24 +80,24 @@ def start(buckets: Sequence[str] = BUCKETS) -> Iterator[EmbeddedS3]:
 
 @contextmanager
 def start_alone() -> Iterator[EmbeddedS3]:
-    """As `start`; this process, and those that it starts, reach no other store, and this one without a proxy."""
+    """As `start`. This process and its children use this server only, and without a proxy."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = "127.0.0.1"
     with start() as s3:
         os.environ.update(s3.environment)
-        print(f"1. An embedded S3 runs at {s3.endpoint_url}, in a process of its own.\n", flush=True)
+        print(f"1. An embedded S3 server runs at {s3.endpoint_url}.\n", flush=True)
         yield s3
 
 
 class KeepAliveHandler(MotoRequestHandler):
-    """Keeps connections open, as S3 does. Werkzeug's own handler closes each after one request."""
+    """Keeps connections open, as S3 does. Werkzeug's handler closes them after each request."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def run_wsgi(self) -> None:
-        """Answers one request. Its body is read to the end, so that the next request begins where it ends."""
+        """Handles one request. The body is read to its end, because the next request follows on the connection."""
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(100)
             self.end_headers()
@@ -125,39 +125,39 @@ class KeepAliveHandler(MotoRequestHandler):
             self.wfile.write(body)
 
     def log(self, type: str, message: str, *args: object) -> None:  # noqa: A002  Werkzeug's name
-        """Says nothing about single requests."""
+        """Does not log single requests."""
 
 
-def make_bucket(endpoint_url: str, name: str) -> None:
-    """Makes a bucket. The server asks for no signature."""
+def create_bucket(endpoint_url: str, name: str) -> None:
+    """Creates a bucket. The server does not require a signature."""
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     without_proxy.open(urllib.request.Request(f"{endpoint_url}/{name}", method="PUT"), timeout=30).close()
 
 
 def main() -> None:
-    """Serves until Ctrl-C, or until stdin ends."""
-    parser = argparse.ArgumentParser(description="A small S3 in memory, to try things out.")
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free")
-    parser.add_argument("--bucket", action="append", dest="buckets", help="to be made; may be repeated")
+    """Serves until Ctrl-C, or until stdin is closed."""
+    parser = argparse.ArgumentParser(description="A small in-memory S3 server for experiments.")
+    parser.add_argument("--port", type=int, default=0, help="0: any free port")
+    parser.add_argument("--bucket", action="append", dest="buckets", help="bucket to create; may be repeated")
     parser.add_argument("--until-stdin-ends", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     buckets = arguments.buckets or list(BUCKETS)
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    # S3 alone: moto's own way of finding out for which of its services a request is takes longer than to answer it.
+    # S3 only: finding the service of a request takes moto longer than handling the request.
     application = create_backend_app("s3")
     server = make_server("127.0.0.1", arguments.port, application, threaded=True, request_handler=KeepAliveHandler)
     threading.Thread(target=server.serve_forever, name="serving", daemon=True).start()
     endpoint_url = f"http://127.0.0.1:{server.server_port}"
     for name in buckets:
-        make_bucket(endpoint_url, name)
+        create_bucket(endpoint_url, name)
 
     if arguments.until_stdin_ends:
         print(endpoint_url, flush=True)
         sys.stdin.read()
-        os.killpg(0, signal.SIGKILL)  # the trainers that joined the group, their workers, and this process
+        os.killpg(0, signal.SIGKILL)  # the trainers in the group, their workers, and this process
 
-    print(f"An S3 in memory, with the buckets {', '.join(buckets)}, until Ctrl-C. To use it from another terminal:\n")
+    print(f"An in-memory S3 server with the buckets {', '.join(buckets)} runs until Ctrl-C. In another terminal:\n")
     for name, value in EmbeddedS3(endpoint_url, os.getpgrp()).environment.items():
         print(f"export {name}={value}", flush=True)
     try:

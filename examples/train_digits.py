@@ -1,10 +1,10 @@
-"""Trains a small network on handwritten digits in S3, and keeps a checkpoint of each epoch in S3.
+"""Trains a small network on handwritten digits in S3, and saves a checkpoint of each epoch to S3.
 
     python examples/train_digits.py --data s3://bucket/digits/ --checkpoints s3://bucket/digits-checkpoints/
 
-The digits are scikit-learn's, 1797 pictures of 8 x 8 pixels; they are uploaded first where they are missing. Killed at
-any moment and started again, it goes on from its newest checkpoint, and its weights at the end are, bit for bit, those
-of a run that nobody killed.
+The digits are the 1797 pictures of 8 x 8 pixels of scikit-learn, which are uploaded first if they are missing. If the
+script is killed and started again, it resumes from its newest checkpoint. Its final weights are then identical to
+those of an uninterrupted run.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -28,26 +29,21 @@ from torchobj.checkpoint import CheckpointManager, RngState
 from torchobj.exceptions import TorchobjError
 
 DIGITS = 1797
-EXPECTED_ACCURACY = 0.97  # at the default settings; other seeds reach 0.98 and more
+EXPECTED_ACCURACY = 0.97  # with the default settings; other seeds reach 0.98 or more
 
 
 # ---------------------------------------------------------------------------------------------------- the bucket
 
 
-def store_and_prefix(url: str) -> tuple[torchobj.Store, str]:
-    """The bucket of a URL, and the prefix within it."""
-    bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    return torchobj.Store(f"s3://{bucket}"), prefix
-
-
 def seed_bucket(url: str) -> None:
     """Uploads the digits that are missing, as `train/<label>/<number>.png` and `test/<label>/<number>.png`."""
-    store, prefix = store_and_prefix(url)
+    parsed = torchobj.parse_url(url)
+    store, prefix = torchobj.Store(parsed.base), parsed.key
     present = {info.key for part in ("train", "test") for info in store.list(f"{prefix}{part}/")}
     if len(present) >= DIGITS:
         return
 
-    from sklearn.datasets import load_digits  # noqa: PLC0415  two seconds, needed once
+    from sklearn.datasets import load_digits  # noqa: PLC0415  takes two seconds to import, and is needed once
 
     pictures, labels = load_digits(return_X_y=True)
     missing = {}
@@ -67,14 +63,14 @@ def seed_bucket(url: str) -> None:
 
 
 def png(pixels: np.ndarray) -> bytes:
-    """A picture of the values 0 to 16 as a PNG file."""
+    """Encodes a picture with values from 0 to 16 as PNG."""
     file = io.BytesIO()
     PIL.Image.fromarray((pixels * (255 / 16)).astype(np.uint8)).save(file, "PNG")
     return file.getvalue()
 
 
 def decode(reader: torchobj.ObjectReader) -> tuple[torch.Tensor, int]:
-    """Makes a sample of an object: the picture, and the label from its key. Runs in the workers of the DataLoader."""
+    """Decodes an object to a picture and the label in its key. Called in the workers of the DataLoader."""
     pixels = np.asarray(PIL.Image.open(reader), dtype=np.float32) / 255
     label = int(reader.key.split("/")[-2])
     return torch.from_numpy(pixels).unsqueeze(0), label
@@ -84,33 +80,35 @@ def decode(reader: torchobj.ObjectReader) -> tuple[torch.Tensor, int]:
 
 
 class Training:
-    """All that a checkpoint must hold for the training to go on as if nothing had happened."""
+    """The state of the training that a checkpoint contains."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, settings: dict[str, int], url: str) -> None:
         self.model = model
-        # Keeps the states of these objects, and the plain values, of each epoch: whole, or not at all.
+        # Saves the states of these objects and the plain values. A checkpoint exists only if it is complete.
         self.checkpoints = CheckpointManager(url, keep_last=None)
-        self.state = {"model": model, "optimizer": optimizer, "rng": RngState(), "settings": settings, "epoch": 0}
+        self.state: dict[str, Any] = {"model": model, "optimizer": optimizer, "rng": RngState(), "settings": settings}
+        self.state["epoch"] = 0
 
     @property
     def epoch(self) -> int:
-        """How many epochs are done."""
-        return self.state["epoch"]
+        """Number of completed epochs."""
+        done: int = self.state["epoch"]
+        return done
 
     def save(self, epoch: int) -> None:
-        """Writes the checkpoint of an epoch that is done."""
+        """Writes the checkpoint of a completed epoch."""
         self.state["epoch"] = epoch
         self.checkpoints.save(epoch, self.state)
 
     def resume(self) -> None:
-        """Goes on from the newest checkpoint, if there is one."""
+        """Restores the newest checkpoint, if one exists."""
         newest = self.checkpoints.latest()
         if newest is None:
             return
-        settings = dict(self.state["settings"])  # what a resumed run must share with the first
+        settings = dict(self.state["settings"])  # must be the same in a resumed run
         self.checkpoints.restore(newest, into=self.state)
         if self.state["settings"] != settings:
-            sys.exit(f"{self.checkpoints.url} has {self.state['settings']}, not {settings}: give other --checkpoints")
+            sys.exit(f"{self.checkpoints.url} has other settings, {self.state['settings']}: pass other --checkpoints")
         print(f"resumed from epoch {newest} in {self.checkpoints.url}", flush=True)
 
 
@@ -118,7 +116,7 @@ class Training:
 
 
 def make_model() -> nn.Module:
-    """A small convolutional network for pictures of 8 x 8."""
+    """Creates a small convolutional network for pictures of 8 x 8 pixels."""
     return nn.Sequential(
         nn.Conv2d(1, 32, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -132,10 +130,10 @@ def make_model() -> nn.Module:
 
 
 def train(training: Training, arguments: argparse.Namespace) -> None:
-    """Trains from where `training` is to the last epoch, with a checkpoint after each."""
-    dataset = torchobj.S3MapDataset(f"{arguments.data}train/", transform=decode)
-    # The order of an epoch depends on the seed and the epoch alone, so it has a generator to itself: the one that the
-    # loader seeds its workers with is drawn from when they start, which a resumed run does at another epoch.
+    """Trains the remaining epochs, and saves a checkpoint after each."""
+    dataset = torchobj.ObjectMapDataset(f"{arguments.data}train/", transform=decode)
+    # The order of an epoch must depend only on the seed and the epoch. It therefore has its own generator: the loader
+    # draws from its generator when it starts workers, which a resumed run does in another epoch.
     order = torch.Generator()
     loader = torchobj.DataLoader(
         dataset,
@@ -173,8 +171,8 @@ def train(training: Training, arguments: argparse.Namespace) -> None:
 
 
 def measure_accuracy(model: nn.Module, arguments: argparse.Namespace) -> float:
-    """The share of the test digits that the model gets right."""
-    dataset = torchobj.S3MapDataset(f"{arguments.data}test/", transform=decode)
+    """The share of the test digits that the model classifies correctly."""
+    dataset = torchobj.ObjectMapDataset(f"{arguments.data}test/", transform=decode)
     model.eval()
     correct = 0
     with torch.inference_mode():
@@ -184,7 +182,7 @@ def measure_accuracy(model: nn.Module, arguments: argparse.Namespace) -> float:
 
 
 def weights_digest(weights: dict[str, torch.Tensor]) -> str:
-    """SHA-256 of the names and bytes of all weights: equal only where each bit is."""
+    """SHA-256 of the names and bytes of all weights."""
     digest = hashlib.sha256()
     for name, tensor in weights.items():
         digest.update(name.encode() + tensor.numpy().tobytes())
@@ -195,29 +193,36 @@ def weights_digest(weights: dict[str, torch.Tensor]) -> str:
 
 
 def folder(url: str) -> str:
-    """A URL that ends with a slash: a prefix without one would also select its longer namesakes."""
+    """Appends a slash to a URL, because the prefix `s3://bucket/a` would also select `s3://bucket/ab`."""
     if not re.match("s3://[^/]", url):
-        raise argparse.ArgumentTypeError(f"{url!r} is not s3://bucket/prefix/")
+        raise argparse.ArgumentTypeError(f"{url!r}: must be s3://bucket/prefix/")
     return url.rstrip("/") + "/"
 
 
 def main() -> int:
-    """Trains, tests, and returns the exit status."""
+    """Trains and tests the network, and returns the exit status."""
     parser = argparse.ArgumentParser(description="Trains on handwritten digits in S3, with checkpoints in S3.")
-    parser.add_argument("--data", type=folder, default="s3://digits/", help="where the digits are, or are put")
+    parser.add_argument(
+        "--data",
+        type=folder,
+        default="s3://digits/",
+        help="location of the digits, which are uploaded if they are missing",
+    )
     parser.add_argument("--checkpoints", type=folder, default="s3://digits-checkpoints/")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--workers", type=int, default=2, help="of the DataLoader; the weights do not depend on it")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="number of DataLoader workers; does not affect the weights"
+    )
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     default_urls = {parser.get_default("data"), parser.get_default("checkpoints")}
     has_endpoint = "AWS_ENDPOINT_URL" in os.environ or "AWS_ENDPOINT_URL_S3" in os.environ
     if default_urls & {arguments.data, arguments.checkpoints} and not has_endpoint:
-        # On AWS the buckets of these names are somebody else's.
-        parser.error("give --data and --checkpoints, or start an S3 to try it with: python examples/embedded_s3.py")
+        # On AWS the buckets with these names belong to another account.
+        parser.error("pass --data and --checkpoints, or start a local server: python examples/embedded_s3.py")
 
-    # The same bits each time: sums of floats depend on the order in which threads add them up.
+    # For reproducible bits: sums of floats depend on the order in which threads add them.
     torch.manual_seed(arguments.seed)
     torch.use_deterministic_algorithms(True)
     torch.set_num_threads(1)
@@ -244,7 +249,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except KeyboardInterrupt:
-        print("interrupted: the same command goes on from the last checkpoint", file=sys.stderr)
+        print("interrupted: the same command resumes from the last checkpoint", file=sys.stderr)
         sys.exit(130)
     except TorchobjError as error:
         sys.exit(f"{type(error).__name__}: {error}")

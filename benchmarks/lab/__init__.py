@@ -1,5 +1,5 @@
-"""What is measured against, on loopback: `nginx` is the cheapest origin to read from, with latency, a tail or a limit
-where wanted, `origin` the cheapest to write to, `versitygw` a real server, `limit` the bare loop in Rust. `packages`
-are those of rivals that need a place of their own. `objects` says what the objects contain, so that every client can
-be checked; `place` where a bucket is and how it is reached.
+"""The servers of the benchmarks, on loopback: `nginx` is the cheapest origin to read from, with optional latency, tail
+or a rate limit; `origin` the cheapest to write to; `versitygw` a real server; `limit` a bare loop in Rust. `packages`
+has rivals that need their own environment. `objects` defines the content of objects, so that every client can be
+verified; `location` describes how to reach a bucket.
 """

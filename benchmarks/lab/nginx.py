@@ -1,8 +1,8 @@
-"""Runs Debian's nginx as the cheapest S3 there is: objects are files, no signature is looked at. Leaves what the
-objects contain to `objects`.
+"""Runs Debian's nginx as the cheapest S3 server: objects are files, and signatures are not verified. `objects` defines
+their content.
 
-One process serves all faces of the lab, each on a port of its own: plain, TLS, with a latency, with a tail, and with a
-limit for each connection. A latency is `ngx.sleep` of the lua module, which costs almost no CPU and holds no worker.
+One process serves all endpoints of the lab, each on its own port: plain, TLS, with a latency, with a tail, and with a
+rate limit per connection. A latency is `ngx.sleep` of the lua module, which costs almost no CPU and blocks no worker.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family, pieces
-from benchmarks.lab.place import Place
 from tests.servers.certificates import make_certificates
 from tests.servers.install import cache_directory
 
@@ -28,32 +28,32 @@ BUCKET = "bench"
 _MODULES = ("ndk_http_module.so", "ngx_http_lua_module.so")
 _MODULE_FOLDERS = ("/usr/lib/nginx/modules", "/usr/lib64/nginx/modules", "/usr/local/lib/nginx/modules")
 _START_LIMIT_S = 10.0
-# nginx cannot be given port 0, so a port that was free a moment ago may be taken.
+# nginx cannot choose a free port and report it, so another process may take the port that was free a moment ago.
 _PORT_ATTEMPTS = 5
-# Nine in ten requests within 0.6 and 1.6 times the median.
+# Nine in ten requests take 0.6 to 1.6 times the median.
 _TAIL_SIGMA = 0.3
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Face:
-    """How one port serves."""
+class Endpoint:
+    """The settings of one port."""
 
     tls: bool = False
     latency_ms: int = 0
-    """Before each answer."""
+    """Before each response."""
     tail: bool = False
-    """The latency is the median of a lognormal one, and one request in a hundred waits 0.1 to 0.6 s instead."""
+    """The latency is the median of a lognormal distribution; one request in a hundred waits 0.1 to 0.6 s instead."""
     rate: str | None = None
-    """nginx's `limit_rate` of each connection: `80m` is 80 MiB/s."""
+    """nginx's `limit_rate` per connection: `80m` is 80 MiB/s."""
 
 
-PLAIN = Face()
-TLS = Face(tls=True)
-LATENCY = Face(latency_ms=20)
-TAIL = Face(latency_ms=20, tail=True)
-LIMITED = Face(latency_ms=20, rate="80m")
+PLAIN = Endpoint()
+TLS = Endpoint(tls=True)
+LATENCY = Endpoint(latency_ms=20)
+TAIL = Endpoint(latency_ms=20, tail=True)
+LIMITED = Endpoint(latency_ms=20, rate="80m")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _find() -> _Installed | None:
 
 
 def _install() -> _Installed:
-    """nginx with lua; from Debian's packages where it is missing and we may install them."""
+    """Returns nginx with lua; installs Debian's packages if it is missing and permissions allow."""
     found = _find()
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
@@ -85,7 +85,7 @@ def _install() -> _Installed:
 
 
 def objects_folder(families: Sequence[Family]) -> Path:
-    """The folder of buckets, with every object of `families` in it. Kept from run to run."""
+    """Returns the folder of buckets with every object of `families`. It is kept between runs."""
     root = cache_directory() / "lab" / "objects-1"
     for family in families:
         for index, name in enumerate(family.names()):
@@ -108,47 +108,47 @@ def _free_port() -> int:
         return port
 
 
-def _sleep_lua(face: Face) -> str:
-    if not face.latency_ms and not face.tail:
+def _sleep_lua(endpoint: Endpoint) -> str:
+    if not endpoint.latency_ms and not endpoint.tail:
         return ""
-    if not face.tail:
-        return f"access_by_lua_block {{ ngx.sleep({face.latency_ms / 1000}) }}"
-    # Box and Muller's normal deviate.
+    if not endpoint.tail:
+        return f"access_by_lua_block {{ ngx.sleep({endpoint.latency_ms / 1000}) }}"
+    # A normal deviate by Box and Muller.
     return f"""access_by_lua_block {{
             if math.random() < 0.01 then
                 ngx.sleep(0.1 + 0.5 * math.random())
             else
                 local normal = math.sqrt(-2 * math.log(1 - math.random())) * math.cos(2 * math.pi * math.random())
-                ngx.sleep({face.latency_ms / 1000} * math.exp({_TAIL_SIGMA} * normal))
+                ngx.sleep({endpoint.latency_ms / 1000} * math.exp({_TAIL_SIGMA} * normal))
             end
         }}"""
 
 
-def _server(face: Face, port: int, directory: Path) -> str:
+def _server(endpoint: Endpoint, port: int, directory: Path) -> str:
     tls = ""
-    if face.tls:
-        # As S3 does: TLS 1.2 and 1.3; records of 16 KiB are nginx's default.
+    if endpoint.tls:
+        # As S3 does: TLS 1.2 and 1.3; nginx's default are records of 16 KiB.
         tls = f"""
         ssl_certificate {directory}/server.pem;
         ssl_certificate_key {directory}/server-key.pem;
         ssl_protocols TLSv1.2 TLSv1.3;"""
     rate = ""
-    if face.rate is not None:
-        # nginx sends a chunk and then waits as long as that should have taken. Its own chunk of 2 MiB would send a
+    if endpoint.rate is not None:
+        # nginx sends a chunk and then waits as long as the limit requires. Its default chunk of 2 MiB would send a
         # quarter of a part at once.
         rate = f"""
-        limit_rate {face.rate};
+        limit_rate {endpoint.rate};
         sendfile_max_chunk 256k;"""
     return f"""
     server {{
-        listen 127.0.0.1:{port}{" ssl" if face.tls else ""} reuseport backlog=4096;{tls}{rate}
-        location / {{ {_sleep_lua(face)} }}
+        listen 127.0.0.1:{port}{" ssl" if endpoint.tls else ""} reuseport backlog=4096;{tls}{rate}
+        location / {{ {_sleep_lua(endpoint)} }}
     }}"""
 
 
-def _config(installed: _Installed, folder: Path, faces: dict[Face, int], directory: Path) -> str:
+def _config(installed: _Installed, folder: Path, endpoints: dict[Endpoint, int], directory: Path) -> str:
     load = "\n".join(f"load_module {module};" for module in installed.modules)
-    servers = "".join(_server(face, port, directory) for face, port in faces.items())
+    servers = "".join(_server(endpoint, port, directory) for endpoint, port in endpoints.items())
     temporary = "\n".join(
         f"    {name}_temp_path {directory}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -180,7 +180,7 @@ http {{
 
 
 def _die_with_parent() -> None:
-    """SIGTERM, which nginx's master hands on to its workers: SIGKILL would leave them behind."""
+    """Sends SIGTERM, which nginx's master forwards to its workers: SIGKILL would leave them running."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -200,15 +200,15 @@ def _started(process: subprocess.Popen[bytes], ports: Sequence[int]) -> bool:
 
 
 @contextlib.contextmanager
-def running(families: Sequence[Family], faces: Sequence[Face]) -> Iterator[dict[Face, Place]]:
-    """nginx with the objects of `families`: the place of each face, until the block ends."""
+def running(families: Sequence[Family], endpoints: Sequence[Endpoint]) -> Iterator[dict[Endpoint, Location]]:
+    """Runs nginx with the objects of `families`; yields the location of each endpoint."""
     installed = _install()
     folder = objects_folder(families)
     with tempfile.TemporaryDirectory(prefix="torchobj-nginx-") as name:
         directory = Path(name)
         certificates = make_certificates(directory, "bench.localhost")
         for _ in range(_PORT_ATTEMPTS):
-            ports = {face: _free_port() for face in faces}
+            ports = {endpoint: _free_port() for endpoint in endpoints}
             (directory / "nginx.conf").write_text(_config(installed, folder, ports, directory))
             command = [installed.binary, "-p", name, "-c", "nginx.conf", "-e", f"{name}/error.log"]
             process = subprocess.Popen(
@@ -219,7 +219,7 @@ def running(families: Sequence[Family], faces: Sequence[Face]) -> Iterator[dict[
             try:
                 if _started(process, list(ports.values())):
                     ca_file = str(certificates.ca_file)
-                    yield {face: _place(face, port, ca_file) for face, port in ports.items()}
+                    yield {endpoint: _location(endpoint, port, ca_file) for endpoint, port in ports.items()}
                     return
             finally:
                 process.terminate()
@@ -227,13 +227,13 @@ def running(families: Sequence[Family], faces: Sequence[Face]) -> Iterator[dict[
         raise SystemExit(f"nginx did not start:\n{(directory / 'error.log').read_text()[-4000:]}")
 
 
-def _place(face: Face, port: int, ca_file: str) -> Place:
-    scheme = "https" if face.tls else "http"
-    return Place(
+def _location(endpoint: Endpoint, port: int, ca_file: str) -> Location:
+    scheme = "https" if endpoint.tls else "http"
+    return Location(
         bucket=BUCKET,
         endpoint_url=f"{scheme}://127.0.0.1:{port}",
         region="us-east-1",
         access_key="bench",
         secret_key="bench",
-        ca_file=ca_file if face.tls else None,
+        ca_file=ca_file if endpoint.tls else None,
     )

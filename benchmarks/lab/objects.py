@@ -1,4 +1,4 @@
-"""What the benchmark's objects are called and contain, so that any client's bytes can be checked. Stores nothing."""
+"""Names and content of the benchmarks' objects, so that every client's bytes can be verified. Stores nothing."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import numpy as np
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-# Three bytes less than a MiB: a part that landed at another part's place differs from what belongs there.
+# Three bytes less than a MiB: a part received at the position of another differs from the content expected there.
 _PERIOD_BYTES = MIB - 3
 
 
@@ -23,16 +23,16 @@ class Family:
 
     @property
     def name(self) -> str:
-        """What the keys begin with."""
+        """The prefix of the keys."""
         return f"{size_text(self.size).replace(' ', '')}/"
 
     def names(self) -> list[str]:
-        """Keys, without the prefix of a place."""
+        """Keys, without the prefix of a location."""
         return [f"{self.name}{index}" for index in range(self.count)]
 
 
 def size_text(size: int) -> str:
-    """`110 KiB`."""
+    """Returns `110 KiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size % unit == 0:
             return f"{size // unit} {name}"
@@ -45,7 +45,7 @@ def _pattern() -> bytes:
 
 
 def pieces(index: int, size: int) -> Iterator[memoryview]:
-    """The content of object `index`, a MiB or less at a time: one random pattern, begun elsewhere for each object."""
+    """Yields the content of object `index`, at most a MiB at a time: a random pattern, shifted per object."""
     pattern = memoryview(_pattern())
     at = 0
     while at < size:
@@ -58,10 +58,10 @@ def pieces(index: int, size: int) -> Iterator[memoryview]:
 def check(name: str, size: int, content: Any) -> None:
     """Raises AssertionError unless `content`, any buffer, is that of the object `name`, byte for byte."""
     index = int(name.rsplit("/", 1)[1])
-    # numpy compares some ten times faster than memoryview does.
+    # numpy compares about ten times faster than memoryview.
     found = np.frombuffer(content, np.uint8)
     if len(found) != size:
-        raise AssertionError(f"{name}: {len(found)} bytes in place of {size}")
+        raise AssertionError(f"{name}: {len(found)} bytes instead of {size}")
     at = 0
     for piece in pieces(index, size):
         if not np.array_equal(found[at : at + len(piece)], np.frombuffer(piece, np.uint8)):

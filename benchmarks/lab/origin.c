@@ -1,11 +1,11 @@
 /*
- * The cheapest S3 that takes uploads. What is written to the bucket "discard" is received without being copied, and
- * forgotten but for its size; what is written to any other bucket is kept in memory, and sent from there by sendfile.
- * Looks at no signature and no checksum, and gives every object the same ETag. Leaves objects to origin_objects.c.
+ * The cheapest S3 server that accepts uploads. It receives objects of the bucket "discard" without a copy, and keeps
+ * only their sizes; it keeps objects of any other bucket in memory, and sends them by sendfile.
+ * Verifies no signature and no checksum, and gives every object the same ETag. origin_objects.c stores objects.
  *
  *     origin LATENCY_MS       prints its port, and serves until its stdin ends
  *
- * A thread for each connection: clients have few, and keep them. GET /-/counters tells requests, and bytes of bodies
+ * One thread per connection: clients have few, and keep them. GET /-/counters returns requests, and bytes of bodies
  * that were received and sent. Linux only.
  */
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@ enum { HEAD_BYTES = 32 << 10, NAME_BYTES = 2048, COPIED_BYTES = 1 << 20 };
 static atomic_long requests, received_bytes, sent_bytes;
 static long latency_us;
 
-/* What is being answered. `held_from` to `held_to` of `head` are bytes that were received and not used. */
+/* The request being served. `held_from` to `held_to` of `head` are bytes that were received and not used. */
 struct request {
     int socket;
     char head[HEAD_BYTES + 1];
@@ -54,7 +54,7 @@ static int send_all(int socket, const char *data, long length, int flags) {
     return 0;
 }
 
-/* An answer with `body`, or one whose `length` bytes are sent by the caller, or not at all. */
+/* A response with `body`, or one whose `length` bytes the caller sends or omits. */
 static int answer(struct request *r, const char *status, const char *headers, const char *body, long length) {
     char head[1024];
     long size = body ? (long)strlen(body) : length;
@@ -71,7 +71,7 @@ static int refuse(struct request *r, const char *status, const char *code) {
     return answer(r, status, "", strcmp(r->method, "HEAD") ? body : NULL, 0);
 }
 
-/* Takes `length` bytes of a body: to `file` from `at` on, or nowhere, where they are not even copied. */
+/* Receives `length` bytes of a body into `file` at `at`, or discards them without a copy. */
 static int take(struct request *r, long length, int file, long at) {
     static __thread char *buffer;
     atomic_fetch_add(&received_bytes, length);
@@ -104,7 +104,7 @@ static int take_line(struct request *r, char *text, int most) {
     }
 }
 
-/* Takes chunks and trailers, of HTTP or of aws-chunked: they look alike. Returns the size of what they hold. */
+/* Receives chunks and trailers, of HTTP or aws-chunked, which look alike. Returns the size of their content. */
 static long take_chunks(struct request *r, int file) {
     char text[512];
     for (long size = 0; !take_line(r, text, sizeof text);) {
@@ -120,7 +120,7 @@ static long take_chunks(struct request *r, int file) {
     return -1;
 }
 
-/* The body of a request; NULL where the connection broke. */
+/* The body of a request; NULL if the connection broke. */
 static struct blob *take_body(struct request *r, int keep) {
     if (r->expects && send_all(r->socket, "HTTP/1.1 100 Continue\r\n\r\n", 25, 0)) return NULL;
     int file = keep ? memfd_create("object", MFD_CLOEXEC) : -1;
@@ -132,7 +132,7 @@ static struct blob *take_body(struct request *r, int keep) {
     return NULL;
 }
 
-/* A value of a query, decoded, in `value` of NAME_BYTES; NULL where it is not there. */
+/* A value of a query, decoded, in `value` of NAME_BYTES; NULL if it is not there. */
 static char *parameter(const char *query, const char *name, char *value) {
     long length = strlen(name);
     for (const char *at = query; at && *at; at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL) {
@@ -250,7 +250,7 @@ static const char *header(const char *head, const char *name) {
     return "";
 }
 
-/* Reads a head; -1 where the connection ended, or this is no HTTP. */
+/* Reads a head; -1 if the connection ended or this is not HTTP. */
 static int next_request(struct request *r) {
     char *end, target[NAME_BYTES + 2] = "=";
     memmove(r->head, r->head + r->held_from, r->held_to - r->held_from);

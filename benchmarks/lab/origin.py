@@ -1,5 +1,5 @@
-"""Runs `origin.c`, an S3 that costs almost nothing: it forgets what is written to one bucket, and keeps what is written
-to another in memory. Built by the C compiler where its sources changed. Linux only.
+"""Runs `origin.c`, an S3 server that costs almost nothing: it discards what one bucket receives, and keeps in memory
+what another receives. The C compiler builds it if its sources changed. Linux only.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from benchmarks.lab.place import Place
+from benchmarks.lab.location import Location
 from tests.servers.install import cache_directory
 from tests.servers.lifetime import die_with_parent
 
@@ -26,11 +26,11 @@ _DISCARD, _MEMORY = "discard", "memory"
 
 @dataclass(frozen=True)
 class Counters:
-    """What an origin did since it was started."""
+    """What an origin has done since its start."""
 
     requests: int
     received_bytes: int
-    """Of bodies, as they were sent: with the frames of aws-chunked ones, where those are discarded."""
+    """Bytes of bodies as they were sent: including aws-chunked framing in the bucket that discards."""
     sent_bytes: int
     cpu_s: float
 
@@ -48,23 +48,23 @@ class Origin:
 
     def __init__(self, process: psutil.Popen, port: int) -> None:
         self._process, self._port = process, port
-        self.discard = self._place(_DISCARD)
-        """Where what is written is forgotten, but for its size."""
-        self.memory = self._place(_MEMORY)
-        """Where what is written is kept in memory."""
+        self.discard = self._location(_DISCARD)
+        """The bucket that keeps only the sizes of what is written."""
+        self.memory = self._location(_MEMORY)
+        """The bucket that keeps what is written in memory."""
 
-    def _place(self, bucket: str) -> Place:
+    def _location(self, bucket: str) -> Location:
         endpoint_url = f"http://127.0.0.1:{self._port}"
-        return Place(bucket, "", endpoint_url, "us-east-1", access_key="bench", secret_key="bench")
+        return Location(bucket, "", endpoint_url, "us-east-1", access_key="bench", secret_key="bench")
 
     def counters(self) -> Counters:
         used = self._process.cpu_times()
         return counters(self.memory, used.user + used.system)
 
 
-def counters(place: Place, cpu_s: float = 0.0) -> Counters:
-    """What the origin of a place did, asked by anybody who can reach it."""
-    connection = http.client.HTTPConnection(urlsplit(place.endpoint_url or "").netloc)
+def counters(location: Location, cpu_s: float = 0.0) -> Counters:
+    """Reads the counters of a location's origin; any process may call this."""
+    connection = http.client.HTTPConnection(urlsplit(location.endpoint_url or "").netloc)
     try:
         connection.request("GET", "/-/counters")
         requests, received_bytes, sent_bytes = map(int, connection.getresponse().read().split())
@@ -74,7 +74,7 @@ def counters(place: Place, cpu_s: float = 0.0) -> Counters:
 
 
 def _built() -> Path:
-    """The program, compiled once for each state of its sources."""
+    """Returns the program, compiled once per version of its sources."""
     name = hashlib.sha256(b"".join(source.read_bytes() for source in _SOURCES)).hexdigest()[:12]
     program = cache_directory() / "bin" / f"origin-{name}"
     if program.exists():
@@ -92,7 +92,7 @@ def _built() -> Path:
 
 @contextlib.contextmanager
 def running(latency_ms: int = 0) -> Iterator[Origin]:
-    """An origin that waits for `latency_ms` before each answer, until the block ends."""
+    """Runs an origin that waits for `latency_ms` before each response."""
     command = [str(_built()), str(latency_ms)]
     pipe = subprocess.PIPE
     process = psutil.Popen(command, stdin=pipe, stdout=pipe, preexec_fn=die_with_parent)

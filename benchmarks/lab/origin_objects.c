@@ -8,7 +8,7 @@
 #include <sys/sendfile.h>
 #include <unistd.h>
 
-enum { SLOTS = 1 << 14, MOST_PARTS = 10000 };
+enum { SLOTS = 1 << 14, MAX_PARTS = 10000 };
 
 struct object {
     struct object *next;
@@ -20,10 +20,10 @@ struct upload {
     struct upload *next;
     long id;
     char *name;
-    struct blob *parts[MOST_PARTS];
+    struct blob *parts[MAX_PARTS];
 };
 
-/* Everything below, and the users of every blob. */
+/* Guards everything below, and the reference counts of blobs. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *table[SLOTS];
 static struct upload *uploads;
@@ -93,7 +93,7 @@ static int by_name(const void *a, const void *b) {
 }
 
 void objects_list(const char *bucket, const char *prefix, void (*each)(FILE *, const char *, long), FILE *out) {
-    size_t bucket_length = strlen(bucket), prefix_length = strlen(prefix), count = 0, room = 0;
+    size_t bucket_length = strlen(bucket), prefix_length = strlen(prefix), count = 0, capacity = 0;
     struct object **found = NULL;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < SLOTS; i++)
@@ -101,7 +101,7 @@ void objects_list(const char *bucket, const char *prefix, void (*each)(FILE *, c
             const char *key = at->name + bucket_length;
             if (strncmp(at->name, bucket, bucket_length) || *key++ != '/' || strncmp(key, prefix, prefix_length))
                 continue;
-            if (count == room) found = realloc(found, (room = room ? 2 * room : 64) * sizeof *found);
+            if (count == capacity) found = realloc(found, (capacity = capacity ? 2 * capacity : 64) * sizeof *found);
             found[count++] = at;
         }
     if (count) qsort(found, count, sizeof *found, by_name);
@@ -130,7 +130,7 @@ static struct upload **find_upload(long id) {
 int upload_part(long id, long part, struct blob *blob) {
     pthread_mutex_lock(&lock);
     struct upload *upload = *find_upload(id);
-    int good = upload && part >= 1 && part <= MOST_PARTS;
+    int good = upload && part >= 1 && part <= MAX_PARTS;
     if (good) {
         release(upload->parts[part - 1]);
         upload->parts[part - 1] = blob;
@@ -141,7 +141,7 @@ int upload_part(long id, long part, struct blob *blob) {
     return good;
 }
 
-/* Adds a part to the end of a whole; a part whose bytes were kept makes a whole whose bytes are. */
+/* Adds a part to the end of a whole; a part whose bytes were kept makes a whole whose bytes are kept. */
 static void append(struct blob *whole, const struct blob *part) {
     if (part->file >= 0) {
         if (whole->file < 0) whole->file = memfd_create("object", MFD_CLOEXEC);
@@ -152,7 +152,7 @@ static void append(struct blob *whole, const struct blob *part) {
     whole->size += part->size;
 }
 
-/* Ends an upload; its object appears where `whole` is given. */
+/* Ends an upload; its object appears if `whole` is given. */
 static int end(long id, struct blob *whole) {
     pthread_mutex_lock(&lock);
     struct upload **found = find_upload(id), *upload = *found;
@@ -162,7 +162,7 @@ static int end(long id, struct blob *whole) {
         blob_release(whole);
         return 0;
     }
-    for (int i = 0; i < MOST_PARTS; i++) {
+    for (int i = 0; i < MAX_PARTS; i++) {
         if (whole && upload->parts[i]) append(whole, upload->parts[i]);
         blob_release(upload->parts[i]);
     }

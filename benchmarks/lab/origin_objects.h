@@ -1,10 +1,10 @@
-/* Objects in memory and uploads in progress. Knows no HTTP. All functions may be called by any thread. */
+/* Objects in memory and uploads in progress. No HTTP. All functions may be called by any thread. */
 #ifndef ORIGIN_OBJECTS_H
 #define ORIGIN_OBJECTS_H
 
 #include <stdio.h>
 
-/* What was written: `file` is a memfd, or -1 where only the size was kept. Released by the last of its users. */
+/* What was written: `file` is a memfd, or -1 if only the size was kept. Released by the last of its users. */
 struct blob {
     long size;
     int file;
@@ -15,7 +15,7 @@ struct blob {
 struct blob *blob_new(long size, int file);
 void blob_release(struct blob *blob);
 
-/* Names are "bucket/key". `objects_get` lends a blob that the caller releases, or NULL; `objects_put` takes it over. */
+/* Names are "bucket/key". `objects_get` returns a blob to release, or NULL; `objects_put` takes ownership. */
 struct blob *objects_get(const char *name);
 void objects_put(const char *name, struct blob *blob);
 void objects_delete(const char *name);
@@ -23,7 +23,7 @@ void objects_delete(const char *name);
    order of keys. */
 void objects_list(const char *bucket, const char *prefix, void (*each)(FILE *, const char *key, long size), FILE *out);
 
-/* An upload's parts may come in any order; 0 where there is no such upload. */
+/* An upload's parts may come in any order; 0 if there is no such upload. */
 long upload_begin(const char *name);
 int upload_part(long id, long part, struct blob *blob);
 int upload_complete(long id);

@@ -1,5 +1,5 @@
-"""Packages of rivals that cannot be beside others in one environment: s3fs pins a botocore that boto3 has left behind.
-They lie in a folder of the cache, which a rival's process puts before all others. Installed by pip where missing.
+"""Rivals' packages that conflict with others in one environment: s3fs pins a botocore older than the one boto3 needs.
+They are in a folder of the cache, which comes first in the import path of a rival's process. pip installs them.
 """
 
 import importlib.metadata
@@ -20,10 +20,10 @@ def _folder() -> Path:
 
 
 def install() -> Path:
-    """The folder, with the packages in it.
+    """Returns the folder with the packages in it.
 
     Raises:
-        subprocess.CalledProcessError: pip could not install them, and said why.
+        subprocess.CalledProcessError: pip could not install them, and printed the reason.
     """
     folder = _folder()
     if not folder.exists():
@@ -38,12 +38,12 @@ def install() -> Path:
 
 
 def enter() -> None:
-    """Makes this process import the packages, and what they need, from the folder."""
+    """Makes this process import the packages and their dependencies from the folder."""
     sys.path.insert(0, str(_folder()))
 
 
 def versions() -> dict[str, str]:
-    """Of the packages, and of what s3fs is built on."""
+    """Returns the versions of the packages and of the dependencies of s3fs."""
     names = {"s3fs", "aiobotocore", "multi-storage-client"}
     found = importlib.metadata.distributions(path=[str(_folder())])
     return {entry.name: entry.version for entry in found if entry.name in names}

@@ -1,7 +1,7 @@
-"""Runs jobs in fresh processes that pay for no imports. Leaves what a job is to the benchmarks.
+"""Runs jobs in fresh processes without import costs. The benchmarks define the jobs.
 
-A nursery is a process that has imported what one client needs and made none. It forks a child for each job: torch alone
-takes three seconds to import. Jobs and results are lines of JSON on its stdin and stdout.
+A fork server is a process that has imported what one client needs and created no client. It forks a child for each job,
+since torch alone takes three seconds to import. Jobs and results are lines of JSON on its stdin and stdout.
 """
 
 import gc
@@ -17,24 +17,24 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
-# OpenSSL sometimes does not survive boto3: its threads share an SSLContext that urllib3 changes for each connection.
+# OpenSSL sometimes crashes under boto3: its threads share an SSLContext that urllib3 changes for each connection.
 _LIVES = 5
 
 
 def serve(work: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Forks a child for each line of stdin, which works on that job, and answers with what the child says."""
+    """Forks a child for each job on stdin, and writes the child's result to stdout."""
     gc.collect()
-    # Nothing of what was imported is looked at by collections in the children.
+    # Garbage collections in the children do not traverse the imports.
     gc.freeze()
     for line in sys.stdin:
-        result, said = os.pipe()
+        result, write_end = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(result)
-            # What a client prints is no answer.
+            # Output of a client must not mix with results.
             os.dup2(2, 1)
-            _end_with(_answer(work, line), said)
-        os.close(said)
+            _end_with(_answer(work, line), write_end)
+        os.close(write_end)
         with os.fdopen(result) as pipe:
             answer = pipe.read()
         _, status = os.waitpid(child, 0)
@@ -48,15 +48,15 @@ def _answer(work: Callable[[dict[str, Any]], dict[str, Any]], line: str) -> dict
         return {"error": traceback.format_exc()}
 
 
-def _end_with(result: dict[str, Any], said: int) -> NoReturn:
-    """Writes the result and ends the child, whatever threads a client left."""
-    with os.fdopen(said, "w") as pipe:
+def _end_with(result: dict[str, Any], write_end: int) -> NoReturn:
+    """Writes the result and exits the child, even if a client left threads."""
+    with os.fdopen(write_end, "w") as pipe:
         pipe.write(json.dumps(result))
     os._exit(0)
 
 
-class Nursery:
-    """A process, `python -m MODULE NAME`, that serves jobs of the client NAME."""
+class ForkServer:
+    """A process, `python -m MODULE NAME`, that runs jobs of the client NAME."""
 
     def __init__(self, module: str, name: str) -> None:
         self._command = [sys.executable, "-m", module, name]
@@ -65,14 +65,14 @@ class Nursery:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         pipe = subprocess.PIPE
-        # A session of its own: a job that hangs is ended with all processes that it started.
+        # Its own session: a job that hangs is killed with all processes that it started.
         return subprocess.Popen(self._command, cwd=_REPOSITORY, stdin=pipe, stdout=pipe, start_new_session=True)
 
     def run(self, job: dict[str, Any], limit_s: float = 600.0) -> dict[str, Any]:
-        """Runs a job in a child. One that dies is told, and run again.
+        """Runs a job in a child; repeats it with a message if the child dies.
 
         Raises:
-            RuntimeError: The client failed, with its traceback; or died again and again; or did not end in `limit_s`.
+            RuntimeError: The client failed, with its traceback; or died repeatedly; or did not end in `limit_s`.
         """
         for _ in range(_LIVES):
             answer = self._ask(job, limit_s)
@@ -93,14 +93,14 @@ class Nursery:
         stdin.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            # A line is written at once, so that it is whole when its first byte is there.
+            # A line is written at once, so that it is complete when its first byte is readable.
             late = not selector.select(limit_s)
         if late:
             self._kill()
             self._process = self._start()
             return {"error": f"did not end within {limit_s:g} s"}
         line = stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "the nursery ended"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the fork server ended"}
         return answer
 
     def _kill(self) -> None:
@@ -114,5 +114,5 @@ class Nursery:
         self._process.wait()
 
     def close(self) -> None:
-        """Ends the process."""
+        """Stops the process."""
         self._close_pipes()

@@ -1,10 +1,10 @@
-"""Where a bucket is, and what a client's environment must say to reach it. Starts nothing."""
+"""Where a bucket is, and the environment that clients need to reach it. Starts nothing."""
 
 import os
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-# S3 buckets that are no part of this machine's environment need no proxy, no profile and no certificates of others.
+# Buckets outside this machine's environment need no proxy, no profile and no private certificates.
 _UNSET = (
     "AWS_PROFILE",
     "AWS_CA_BUNDLE",
@@ -16,8 +16,8 @@ _UNSET = (
 
 
 @dataclass(frozen=True)
-class Place:
-    """A bucket, a prefix in it, and how it is reached. What is None comes from the environment."""
+class Location:
+    """A bucket, a prefix in it, and how to reach it. Fields that are None come from the environment."""
 
     bucket: str
     prefix: str = ""
@@ -28,8 +28,8 @@ class Place:
     ca_file: str | None = None
 
     @classmethod
-    def from_url(cls, url: str) -> "Place":
-        """`s3://bucket/prefix/`, reached as the environment says."""
+    def from_url(cls, url: str) -> "Location":
+        """`s3://bucket/prefix/`, reached with the settings of the environment."""
         parts = urlsplit(url)
         if parts.scheme != "s3" or not parts.netloc:
             raise SystemExit(f"--url {url}: must be s3://bucket/prefix/")
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def near(self) -> bool:
-        """Whether it is on this machine, where waiting costs nothing and few requests at a time are the fastest."""
+        """Whether the server is on this machine, where latency is zero and few concurrent requests are fastest."""
         return (urlsplit(self.endpoint_url or "").hostname or "") in ("127.0.0.1", "localhost")
 
     @property
@@ -49,11 +49,11 @@ class Place:
         return self.endpoint_url is None or self.endpoint_url.startswith("https://")
 
     def key(self, name: str) -> str:
-        """The whole key of an object of the benchmark."""
+        """Returns the full key of an object of the benchmark."""
         return self.prefix + name
 
     def enter(self) -> None:
-        """Makes this process's environment that of the place, for clients that read credentials there."""
+        """Sets this process's environment for clients that read credentials from it."""
         if self.access_key is None or self.secret_key is None:
             return
         for name in _UNSET:
@@ -64,5 +64,5 @@ class Place:
         os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
         os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
         if self.ca_file is not None:
-            # What OpenSSL and rustls-native-certs take for the system's.
+            # OpenSSL and rustls-native-certs read the system certificates from here.
             os.environ["SSL_CERT_FILE"] = self.ca_file
