@@ -1,5 +1,6 @@
 """Metadata and items that claim what is not so: each is a CheckpointError that names the object, and takes no memory."""
 
+import contextlib
 import io
 import pickle
 import tracemalloc
@@ -25,6 +26,25 @@ MOST_BYTES = 100 << 20
 HUGE = (4 << 30, 1 << 40, (1 << 63) - 5000, 1 << 63, 1 << 70, 10**5000)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def traced():
+    """Traces once for all tests: Python 3.11 can crash when tracing stops while another thread enters the interpreter
+    (python/cpython#128679), and threads of earlier tests may renew credentials.
+    """
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@contextlib.contextmanager
+def in_bounds():
+    """The block takes less memory than `MOST_BYTES`."""
+    tracemalloc.reset_peak()
+    before = tracemalloc.get_traced_memory()[0]
+    yield
+    assert tracemalloc.get_traced_memory()[1] - before < MOST_BYTES
+
+
 @pytest.fixture
 def saved():
     """A checkpoint of 2.8 KB: its store, its metadata and the key of its file."""
@@ -41,13 +61,8 @@ def error_of_load(store, data, *, names=("weight", "value.a"), verify=True):
     store.put("run/.metadata", data if isinstance(data, bytes) else pickle.dumps(data))
     state = {"weight": torch.zeros(30), "value": {"a": None}}
     state = {name: value for name, value in state.items() if any(key.startswith(name) for key in names)}
-    tracemalloc.start()
-    try:
-        with pytest.raises(CheckpointException) as caught:
-            dcp.load(state, storage_reader=StorageReader(URL, verify=verify))
-        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
-    finally:
-        tracemalloc.stop()
+    with in_bounds(), pytest.raises(CheckpointException) as caught:
+        dcp.load(state, storage_reader=StorageReader(URL, verify=verify))
     [(error, _)] = caught.value.failures.values()
     return error
 
@@ -169,13 +184,8 @@ def nested(times, by):
     ids=lambda data: repr(data[:6] + data[-24:]),
 )
 def test_metadata_that_is_a_trap_is_refused_in_bounds(data):
-    tracemalloc.start()
-    try:
-        with pytest.raises(exceptions.CheckpointError, match="^u: "):
-            load_metadata(data, "u")
-        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
-    finally:
-        tracemalloc.stop()
+    with in_bounds(), pytest.raises(exceptions.CheckpointError, match="^u: "):
+        load_metadata(data, "u")
 
 
 def put_item(store, metadata, key, name, content):
