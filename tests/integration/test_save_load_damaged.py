@@ -2,6 +2,7 @@
 
 import io
 import logging
+import pickle
 import zipfile
 
 import pytest
@@ -211,16 +212,34 @@ def test_an_object_that_must_not_exist_is_not_replaced(bucket):
     assert load(bucket) == {"first": 1}
 
 
+def put_with_pickle(bucket, pickled):
+    """Puts a file of `torch.save` whose pickle is replaced by this one."""
+    stock, archive = put_stock(bucket, "stock.pt", [torch.zeros(1)]), io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(stock)) as old, zipfile.ZipFile(archive, "w") as new:
+        for entry in old.infolist():
+            new.writestr(entry.filename, pickled if entry.filename.endswith("data.pkl") else old.read(entry))
+    bucket.boto.put_object(Bucket=bucket.name, Key="ckpt.pt", Body=archive.getvalue())
+
+
 @pytest.mark.parametrize("opening", [b"(", b"]("])
 @pytest.mark.parametrize("weights_only", [True, False])
 def test_deep_nesting_is_refused_before_it_is_unpickled(bucket, opening, weights_only):
     # Outlining 20,000 nested tuples took 2 GB.
     depth, closing = 20_000, {b"(": b"t", b"](": b"e"}[opening]
-    pickled = b"\x80\x02" + opening * depth + b"K\x01" + closing * depth + b"."
-    stock, archive = put_stock(bucket, "stock.pt", [1]), io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(stock)) as old, zipfile.ZipFile(archive, "w") as new:
-        for entry in old.infolist():
-            new.writestr(entry.filename, pickled if entry.filename.endswith("data.pkl") else old.read(entry))
-    bucket.boto.put_object(Bucket=bucket.name, Key="ckpt.pt", Body=archive.getvalue())
+    put_with_pickle(bucket, b"\x80\x02" + opening * depth + b"K\x01" + closing * depth + b".")
     with pytest.raises(exceptions.CheckpointError, match="more than 1000 nested"):
         load(bucket, weights_only=weights_only)
+
+
+@pytest.mark.parametrize("count", [-1, -(1 << 62), 1 << 61, 1 << 63, 10**99, 1.5, "1", None])
+@pytest.mark.parametrize("into", [None, [torch.zeros(1)]], ids=["new", "into"])
+def test_a_storage_of_an_impossible_size_is_refused(bucket, count, into):
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            return ("storage", torch.FloatStorage, "0", "cpu", count) if value is Pickler else None
+
+    pickled = io.BytesIO()
+    Pickler(pickled, 2).dump([Pickler])
+    put_with_pickle(bucket, pickled.getvalue())
+    with pytest.raises(exceptions.CheckpointError, match="a storage has .* elements"):
+        load(bucket, into=into)

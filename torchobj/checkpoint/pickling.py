@@ -8,6 +8,7 @@ import collections
 import inspect
 import io
 import pickle
+import reprlib
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -35,6 +36,9 @@ __all__ = [
 
 #: Maximum nesting. Python's own pickler fails at less.
 _DEEPEST = 1000
+
+#: Maximum size of a storage: torch counts bytes with 63 bits.
+_MAX_BYTES = (1 << 63) - 1
 
 #: Where storages are placed: as `map_location` of `torch.load`.
 MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
@@ -140,6 +144,8 @@ class _OutlineUnpickler(pickle.Unpickler):
         name = kind.path.rpartition(".")[2]
         # Untyped storages consist of bytes.
         dtype = torch.uint8 if name == "UntypedStorage" else _torch.StorageType(name).dtype
+        if type(count) is not int or not 0 <= count <= _MAX_BYTES // dtype.itemsize:
+            raise pickle.UnpicklingError(f"a storage has {reprlib.repr(count)} elements")
         storage = StorageOutline(key, dtype, location, count)
         first = self.storages.setdefault(key, storage)
         self.consistent = self.consistent and first.nbytes == storage.nbytes
