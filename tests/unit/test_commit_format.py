@@ -129,6 +129,17 @@ def test_a_key_that_is_not_canonical_or_not_below_the_attempts_folder_is_refused
         Commit.from_json(json.dumps(GOOD | {"objects": [{"key": key, "size": 1}]}).encode(), 1)
 
 
+def test_a_key_that_no_store_can_hold_is_refused():
+    for length in (1024, 1025):
+        objects = [{"key": FOLDER + "k" * (length - len(FOLDER)), "size": 1}]
+        data = json.dumps(GOOD | {"objects": objects}).encode()
+        if length == 1024:
+            assert Commit.from_json(data, 1).objects[0].key == objects[0]["key"]
+            continue
+        with pytest.raises(ValueError, match="longer than 1024 bytes"):
+            Commit.from_json(data, 1)
+
+
 def test_a_commit_object_round_trips():
     commit = Commit.from_json(json.dumps(GOOD).encode(), 1)
     odd = {"loss": math.inf, "least": -math.inf, "none": math.nan, "": 2.0}

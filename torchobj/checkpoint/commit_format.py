@@ -33,6 +33,8 @@ _NONCE = re.compile("[0-9a-f]{32}")
 _DATA_KEY = re.compile(rf"steps/([0-9]{{{DIGITS}}})-({_NONCE.pattern})/(.+)", re.DOTALL)
 #: Infinite metrics, which JSON cannot represent as numbers.
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
+#: Maximum length of a key, of S3 and of Google Cloud Storage: a longer one could never be deleted.
+_MAX_KEY_BYTES = 1024
 #: Sizes have 63 bits.
 _MAX_SIZE = (1 << 63) - 1
 
@@ -197,6 +199,8 @@ def _stored_object(item: Any, attempt: Attempt) -> StoredObject:
     # An object of another attempt, or of another tool, would be deleted with this step.
     if Attempt.of_key(key) != attempt:
         raise ValueError(f"it names {reprlib.repr(key)}, which is not below {attempt.folder}")
+    if len(key.encode()) > _MAX_KEY_BYTES:
+        raise ValueError(f"it names {reprlib.repr(key)}, which is longer than {_MAX_KEY_BYTES} bytes")
     if etag is not None and not isinstance(etag, str):
         raise _wrong("etag", etag)
     crc32 = item.get("crc32")
