@@ -95,3 +95,23 @@ def test_a_load_frees_its_tensors_without_the_collector():
     assert target["value"] == {"step": 1}
     del target
     assert weight() is None
+
+
+def test_a_load_that_fails_frees_its_tensors_without_the_collector():
+    store = torchobj.Store("memory://collector")
+    dcp.save({"weight": torch.ones(300_000)}, storage_writer=StorageWriter(f"{URL}/short"))
+    [key] = [info.key for info in store.list("checkpoint/short/") if info.key.endswith(".distcp")]
+    store.put(key, bytes(store.get(key))[:1000])
+    target = {"weight": torch.zeros(300_000)}
+    weight = weakref.ref(target["weight"])
+    # Without dcp.load, which keeps the error in a variable of a frame of its traceback.
+    reader, planner = StorageReader(f"{URL}/short"), dcp.DefaultLoadPlanner()
+    metadata = reader.read_metadata()
+    planner.set_up_planner(target, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    plan = planner.create_local_plan()
+    gc.disable()
+    with pytest.raises(CheckpointError, match="bytes that a file does not have"):
+        reader.read_data(plan, planner)
+    del target, planner
+    assert weight() is None

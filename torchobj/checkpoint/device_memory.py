@@ -84,8 +84,8 @@ def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checks
         memory = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for _ in windows[:2]]
 
         def start(number: int) -> Any:
-            blocks = [memory[number % 2][piece.at : piece.at + piece.length] for piece in windows[number]]
-            offsets = [destinations[piece.number][0] + piece.begin for piece in windows[number]]
+            blocks = [memory[number % 2][chunk.at : chunk.at + chunk.length] for chunk in windows[number]]
+            offsets = [destinations[chunk.number][0] + chunk.begin for chunk in windows[number]]
             return blocks, reader.submit(read, list(zip(offsets, map(memory_of, blocks), strict=True)))
 
         pending: Any = start(0) if windows else None
@@ -94,17 +94,17 @@ def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checks
             done.result()
             if number + 1 < len(windows):
                 pending = start(number + 1)
-            for piece, block in zip(window, blocks, strict=True):
+            for chunk, block in zip(window, blocks, strict=True):
                 if checksum:
-                    sums[piece.number] = crc32(memory_of(block), sums[piece.number])
-                target = destinations[piece.number][1]
-                target[piece.begin : piece.begin + piece.length].copy_(block, non_blocking=pinned)
+                    sums[chunk.number] = crc32(memory_of(block), sums[chunk.number])
+                target = destinations[chunk.number][1]
+                target[chunk.begin : chunk.begin + chunk.length].copy_(block, non_blocking=pinned)
             if pinned:
                 torch.cuda.synchronize()
     return sums
 
 
-class _Piece(NamedTuple):
+class _Chunk(NamedTuple):
     """Bytes of one destination within a window."""
 
     number: int
@@ -116,15 +116,15 @@ class _Piece(NamedTuple):
     length: int
 
 
-def _windows(lengths: Sequence[int]) -> Iterator[list[_Piece]]:
+def _windows(lengths: Sequence[int]) -> Iterator[list[_Chunk]]:
     """Divides destinations, in order, into windows of at most half of `BLOCKS_BYTES`."""
-    window: list[_Piece] = []
+    window: list[_Chunk] = []
     used, limit = 0, BLOCKS_BYTES // 2
     for number, total in enumerate(lengths):
         begin = 0
         while begin < total:
             length = min(limit - used, total - begin)
-            window.append(_Piece(number, begin, used, length))
+            window.append(_Chunk(number, begin, used, length))
             begin, used = begin + length, used + length
             if used == limit:
                 yield window

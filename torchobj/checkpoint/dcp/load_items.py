@@ -48,6 +48,13 @@ class ShortFileError(CheckpointError, RangeError):
     """The metadata names bytes beyond the end of a file: one of the two is damaged."""
 
 
+def _short_file(url: str, error: RangeError) -> ShortFileError:
+    # A variable of the caller would be a reference cycle with its traceback, which keeps the targets.
+    short = ShortFileError(f"{url}: the metadata names bytes that a file does not have: {error}")
+    vars(short).update(vars(error))
+    return short
+
+
 class _TensorItem:
     """A slice of a saved chunk, and its destination."""
 
@@ -210,11 +217,7 @@ class _Load:
         try:
             wave = self._plan.read()
         except RangeError as error:
-            short = ShortFileError(
-                f"{self._checkpoint.url}: the metadata names bytes that a file does not have: {error}"
-            )
-            vars(short).update(vars(error))
-            raise short from error
+            raise _short_file(self._checkpoint.url, error) from error
         if wave is None:
             return False
         for number in wave.damaged:
