@@ -176,12 +176,6 @@ def test_the_signature_shows_the_fields():
         torchobj.StoreConfig(torchobj.S3Options())
 
 
-def test_max_in_flight_is_fixed_as_a_number_and_capped_as_auto():
-    fixed, auto = torchobj.StoreConfig(max_in_flight=300), torchobj.StoreConfig(max_in_flight_cap=20)
-    assert (fixed.max_in_flight_number, fixed.adaptive_cap) == (300, None)
-    assert (auto.max_in_flight_number, auto.adaptive_cap) == (20, 20)
-
-
 def test_a_configuration_is_frozen_and_pickles():
     s3 = torchobj.S3Options(region="eu-west-1")
     config = torchobj.StoreConfig(s3=s3, file=torchobj.FileOptions(sync=False), max_in_flight=7)

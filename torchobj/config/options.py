@@ -29,6 +29,38 @@ def _is_region(region: str | None) -> bool:
 class S3Options(ExplicitFields):
     """Options of S3 and of S3-compatible stores: `StoreConfig(s3=S3Options(...))`. Other URLs are not affected.
 
+    Args:
+        region: Region of the bucket. None: `AWS_REGION`, the profile, or detected from the bucket.
+        endpoint_url: URL of the store. None: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile, or AWS.
+        profile: Profile of the shared configuration files. None: `AWS_PROFILE`, or `default`. Keys in the environment
+            (`AWS_ACCESS_KEY_ID`) take precedence over those of a profile.
+        credential_provider: A callable that returns credentials, in place of the environment and the profile: a dict of
+            `access_key_id`, `secret_access_key`, `token` (optional) and `expires_at`, a datetime with a time zone, or
+            None. The form is that of obstore: objects of `obstore.auth` work, and a coroutine is awaited, in an event
+            loop of its own.
+
+            It is called on a separate thread, at the first request and before each expiry, in every process that sends
+            requests. Requests wait for it only without valid credentials. If it raises, takes more than 20 s, or
+            returns invalid or expired credentials, requests that need them raise a `CredentialsError` with the type and
+            message of the exception, and the next request calls it again. Its return value does not appear in pickles,
+            logs, messages or reprs. For DataLoader workers that are started with spawn, the callable itself is pickled.
+            Equal callables share credentials and connections; an unhashable callable equals only itself.
+        anonymous: Whether requests are sent without a signature, for public buckets.
+        addressing_style: Position of the bucket: in the `path`, or in the host name (`virtual`). `auto`: in the host
+            name on AWS, in the path for a custom endpoint.
+        requester_pays: Whether the reader pays for requests and traffic, which buckets can require.
+        encryption: Encryption of written objects: SSE-S3, SSE-KMS, or dual-layer KMS. None: the default of the bucket.
+        kms_key_id: Key of SSE-KMS. None: the default key of the account.
+        customer_key_file: File that contains the 32-byte key of SSE-C, raw or in Base64. Each process reads the file;
+            the key is not pickled or logged. The field is not part of the repr, in case a key is passed instead of a
+            path.
+        storage_class: Storage class of written objects, such as `STANDARD_IA`.
+        checksum: Checksum that is sent with uploads. `auto`: CRC64NVME for AWS, CRC32C for a custom endpoint, and CRC32
+            for checkpoints, which contain it anyway. `none` for stores that reject the headers.
+        key_rules: `path` for servers that store objects as files and treat `a//b` as `a/b`: such keys are then refused.
+        force_sdk: Whether all requests go through the AWS SDK instead of torchobj's own connections; slower, for
+            comparison.
+
     Raises:
         ConfigError: A value is not allowed; the message names the field and the allowed values.
 
@@ -41,50 +73,23 @@ class S3Options(ExplicitFields):
     """
 
     region: str | None = None
-    """Region of the bucket. None: `AWS_REGION`, the profile, or detected from the bucket."""
     endpoint_url: str | None = None
-    """URL of the store. None: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the profile, or AWS."""
     profile: str | None = None
-    """Profile of the shared configuration files. None: `AWS_PROFILE`, or `default`. Keys in the environment
-    (`AWS_ACCESS_KEY_ID`) take precedence over those of a profile."""
     credential_provider: S3CredentialProvider | None = dataclasses.field(default=None, repr=False, hash=False)
-    """A callable that returns credentials, in place of the environment and the profile: a dict of `access_key_id`,
-    `secret_access_key`, `token` (optional) and `expires_at`, a datetime with a time zone, or None. The form is that of
-    obstore: objects of `obstore.auth` work, and a coroutine is awaited, in an event loop of its own.
-
-    It is called on a separate thread, at the first request and before each expiry, in every process that sends
-    requests. Requests wait for it only without valid credentials. If it raises, takes more than 20 s, or returns
-    invalid or expired credentials, requests that need them raise a `CredentialsError` with the type and message of the
-    exception, and the next request calls it again. Its return value does not appear in pickles, logs, messages or
-    reprs. For DataLoader workers that are started with spawn, the callable itself is pickled. Equal callables share
-    credentials and connections; an unhashable callable equals only itself."""
     anonymous: bool = False
-    """Whether requests are sent without a signature, for public buckets."""
     addressing_style: AddressingStyle = "auto"
-    """Position of the bucket: in the `path`, or in the host name (`virtual`). `auto`: in the host name on AWS, in the
-    path for a custom endpoint."""
     requester_pays: bool = False
-    """Whether the reader pays for requests and traffic, which buckets can require."""
     encryption: Encryption | None = None
-    """Encryption of written objects: SSE-S3, SSE-KMS, or dual-layer KMS. None: the default of the bucket."""
     kms_key_id: str | None = None
-    """Key of SSE-KMS. None: the default key of the account."""
     customer_key_file: str | Path | None = dataclasses.field(default=None, repr=False)
-    """File that contains the 32-byte key of SSE-C, raw or in Base64. Each process reads the file; the key is not
-    pickled or logged. The field is not part of the repr, in case a key is passed instead of a path."""
     storage_class: str | None = None
-    """Storage class of written objects, such as `STANDARD_IA`."""
     checksum: ChecksumAlgorithm = "auto"
-    """Checksum that is sent with uploads. `auto`: CRC64NVME for AWS, CRC32C for a custom endpoint, and CRC32 for
-    checkpoints, which contain it anyway. `none` for stores that reject the headers."""
     key_rules: KeyRules = "any"
-    """`path` for servers that store objects as files and treat `a//b` as `a/b`: such keys are then refused."""
     force_sdk: bool = False
-    """Whether all requests go through the AWS SDK instead of torchobj's own connections; slower, for comparison."""
 
     @property
-    def credential_source(self) -> CredentialSource | None:
-        """Calls `credential_provider`; used by the core."""
+    def _credential_source(self) -> CredentialSource | None:
+        """Calls `credential_provider`; read by the core."""
         return None if self.credential_provider is None else source_of(self.credential_provider)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,6 +159,11 @@ class S3Options(ExplicitFields):
 class FileOptions(ExplicitFields):
     """Options of `file://` URLs: `StoreConfig(file=FileOptions(...))`. Other URLs are not affected.
 
+    Args:
+        sync: Whether a write flushes the file and its folder to the disk (fsync) before it returns, so that the object
+            survives a power failure. False is faster, for files that can be written again: after a power failure an
+            object may be missing or incomplete.
+
     Raises:
         ConfigError: A value is not allowed; the message names the field and the allowed values.
 
@@ -163,9 +173,6 @@ class FileOptions(ExplicitFields):
     """
 
     sync: bool = True
-    """Whether a write flushes the file and its folder to the disk (fsync) before it returns, so that the object
-    survives a power failure. False is faster, for files that can be written again: after a power failure an object may
-    be missing or incomplete."""
 
     def __post_init__(self) -> None:
         check_kinds(self, "True or False", (bool,), "sync")

@@ -16,6 +16,16 @@ class S3ClientConfig:
 
     `torchobj.StoreConfig` has the same settings and more; both are accepted everywhere.
 
+    Args:
+        throughput_target_gbps: Target throughput. Other values than the default set the number of concurrent requests,
+            one per 0.4 Gbit/s.
+        part_size: Size of the ranges of a large read and of the parts of an upload, in bytes. 5 MiB..5 GiB.
+        unsigned: Whether requests are sent without a signature.
+        force_path_style: Whether the bucket is part of the path of request URLs.
+        max_attempts: Maximum number of attempts of a request, including the first.
+        profile: Profile of the shared configuration files.
+        requester_pays: Whether the reader pays for requests and traffic.
+
     Raises:
         ConfigError: A value is not allowed; the message names the field and the allowed values.
 
@@ -25,19 +35,12 @@ class S3ClientConfig:
     """
 
     throughput_target_gbps: float = 10.0
-    """Target throughput. Other values than the default set the number of concurrent requests, one per 0.4 Gbit/s."""
     part_size: int = 8 * MIB
-    """Size of the ranges of a large read and of the parts of an upload, in bytes. 5 MiB..5 GiB."""
     unsigned: bool = False
-    """Whether requests are sent without a signature."""
     force_path_style: bool = False
-    """Whether the bucket is part of the path of request URLs."""
     max_attempts: int = 10
-    """Maximum number of attempts of a request, including the first."""
     profile: str | None = None
-    """Profile of the shared configuration files."""
     requester_pays: bool = False
-    """Whether the reader pays for requests and traffic."""
 
     def __post_init__(self) -> None:
         check_kinds(self, "a string, or None", (str, NoneType), "profile")

@@ -45,6 +45,42 @@ class StoreConfig(ExplicitFields):
     The options of a provider apply to its URLs only, so that one configuration serves URLs of all schemes. Fields that
     are not given are taken from the configuration file (`torchobj.load_config`), or have their defaults.
 
+    Args:
+        s3: Options of `s3://` URLs.
+        file: Options of `file://` URLs.
+        verify_tls: Whether to verify the certificate of the server.
+        ca_bundle: PEM file of trusted certificates. None: `AWS_CA_BUNDLE`, or those of the system.
+        part_bytes: Size of the ranges of a large read, and of the first parts of an upload. AWS recommends 8 or 16 MiB.
+            5 MiB..5 GiB.
+        whole_below_bytes: Objects below this size are read and written in one request, if their size is known.
+        write_buffer_bytes: Memory of one writer for parts that are being filled or sent; at least two parts.
+        upload_mbit_s: Bandwidth limit of all uploads of an account, in 10^6 bits per second, so that a checkpoint does
+            not slow down a loader. The limit applies to whole parts. None: no limit.
+        max_in_flight: Maximum number of concurrent requests to one provider, of all stores with this configuration in a
+            process. `auto`: starts with 64, increases while that raises the throughput, and decreases while the store
+            throttles. The ranks of a host share it: with `LOCAL_WORLD_SIZE=8`, as torchrun sets it, each starts with 8.
+            A number is fixed, per process. 1..4096.
+        max_in_flight_cap: Upper limit of `max_in_flight="auto"`, for all ranks of a host together. 1..4096.
+        hedge: Whether reads whose response is late are hedged with a second request on another connection: at most one
+            in twenty, and none for 10 s after the store throttled.
+        max_attempts: Maximum number of attempts of a request, including the first. Received bytes reset the count.
+            While the store throttles (503, 429) or sends `Retry-After`, attempts are not counted, and only
+            `retry_timeout_s` ends them. 1: no retries. 1..1000.
+        retry_timeout_s: No attempt starts later than this after the first, including attempts of throttled requests.
+            For the commit of a multipart upload, `commit_timeout_s` replaces it.
+        connect_timeout_s: Limit of a TCP connect, and of a TLS handshake.
+        first_byte_timeout_s: Limit from a request to the head of its response.
+        idle_timeout_s: Limit without progress of a transfer. There is no limit on the total time.
+        commit_timeout_s: Limit of the commit of a multipart upload, including retries. S3 may send white space for
+            minutes while it assembles the parts; if a store sends nothing for longer than `first_byte_timeout_s` and
+            `idle_timeout_s`, the commit is retried. After an attempt without a response, the store is checked for the
+            object until this time has elapsed. If the object is still missing then, the error states that the outcome
+            is unknown, and the upload is not aborted, because the store may still be committing it. 0.01..86400 s.
+        min_bytes_per_s: Minimum rate of the body of a read, on average over `idle_timeout_s`; a slower read continues
+            on another connection. On a network that is too slow for `max_in_flight` requests at this rate, lower one of
+            them. 0: no minimum. 0..1 GiB.
+        keep_alive_s: Time for which an idle connection is kept. S3 closes idle connections after 5 to 20 s.
+
     Raises:
         ConfigError: A value is not allowed, or the field belongs to `S3Options`; the message names the field.
 
@@ -60,58 +96,24 @@ class StoreConfig(ExplicitFields):
     """
 
     s3: S3Options = dataclasses.field(default_factory=S3Options)
-    """Options of `s3://` URLs."""
     file: FileOptions = dataclasses.field(default_factory=FileOptions)
-    """Options of `file://` URLs."""
     verify_tls: bool = True
-    """Whether to verify the certificate of the server."""
     ca_bundle: str | Path | None = None
-    """PEM file of trusted certificates. None: `AWS_CA_BUNDLE`, or those of the system."""
     part_bytes: int = 8 * MIB
-    """Size of the ranges of a large read, and of the first parts of an upload. AWS recommends 8 or 16 MiB.
-    5 MiB..5 GiB."""
     whole_below_bytes: int = 16 * MIB
-    """Objects below this size are read and written in one request, if their size is known."""
     write_buffer_bytes: int = 64 * MIB
-    """Memory of one writer for parts that are being filled or sent; at least two parts."""
     upload_mbit_s: float | None = None
-    """Bandwidth limit of all uploads of an account, in 10^6 bits per second, so that a checkpoint does not slow down a
-    loader. The limit applies to whole parts. None: no limit."""
     max_in_flight: int | Literal["auto"] = "auto"
-    """Maximum number of concurrent requests to one provider, of all stores with this configuration in a process.
-    `auto`: starts with 64, increases while that raises the throughput, and decreases while the store throttles. The
-    ranks of a host share it: with `LOCAL_WORLD_SIZE=8`, as torchrun sets it, each starts with 8. A number is fixed, per
-    process. 1..4096."""
     max_in_flight_cap: int = 256
-    """Upper limit of `max_in_flight="auto"`, for all ranks of a host together. 1..4096."""
     hedge: bool = True
-    """Whether reads whose response is late are hedged with a second request on another connection: at most one in
-    twenty, and none for 10 s after the store throttled."""
     max_attempts: int = 10
-    """Maximum number of attempts of a request, including the first. Received bytes reset the count. While the store
-    throttles (503, 429) or sends `Retry-After`, attempts are not counted, and only `retry_timeout_s` ends them. 1: no
-    retries. 1..1000."""
     retry_timeout_s: float = 180.0
-    """No attempt starts later than this after the first, including attempts of throttled requests. For the commit of a
-    multipart upload, `commit_timeout_s` replaces it."""
     connect_timeout_s: float = 5.0
-    """Limit of a TCP connect, and of a TLS handshake."""
     first_byte_timeout_s: float = 30.0
-    """Limit from a request to the head of its response."""
     idle_timeout_s: float = 20.0
-    """Limit without progress of a transfer. There is no limit on the total time."""
     commit_timeout_s: float = 900.0
-    """Limit of the commit of a multipart upload, including retries. S3 may send white space for minutes while it
-    assembles the parts; if a store sends nothing for longer than `first_byte_timeout_s` and `idle_timeout_s`, the
-    commit is retried. After an attempt without a response, the store is checked for the object until this time has
-    elapsed. If the object is still missing then, the error states that the outcome is unknown, and the upload is not
-    aborted, because the store may still be committing it. 0.01..86400 s."""
     min_bytes_per_s: int = 16 * KIB
-    """Minimum rate of the body of a read, on average over `idle_timeout_s`; a slower read continues on another
-    connection. On a network that is too slow for `max_in_flight` requests at this rate, lower one of them. 0: no
-    minimum. 0..1 GiB."""
     keep_alive_s: float = 8.0
-    """Time for which an idle connection is kept. S3 closes idle connections after 5 to 20 s."""
 
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.
@@ -139,16 +141,6 @@ class StoreConfig(ExplicitFields):
         )
         for name in (*timeouts, "keep_alive_s"):
             check_number(name, getattr(self, name), 0.01, 86_400, " s", whole=False)
-
-    @property
-    def max_in_flight_number(self) -> int:
-        """`max_in_flight`, or its start value for "auto"."""
-        return min(64, self.max_in_flight_cap) if self.max_in_flight == "auto" else self.max_in_flight
-
-    @property
-    def adaptive_cap(self) -> int | None:
-        """Upper limit of the adaptive number of requests; None if the number is fixed."""
-        return self.max_in_flight_cap if self.max_in_flight == "auto" else None
 
     @property
     def is_complete(self) -> bool:

@@ -21,6 +21,7 @@ struct S3Options {
     region: Option<String>,
     endpoint_url: Option<String>,
     profile: Option<String>,
+    #[pyo3(attribute("_credential_source"))]
     credential_source: Option<Provider>,
     anonymous: bool,
     addressing_style: String,
@@ -40,6 +41,13 @@ struct FileOptions {
     sync: bool,
 }
 
+/// A number of requests, or "auto".
+#[derive(FromPyObject)]
+enum MaxInFlight {
+    Fixed(usize),
+    Auto(#[expect(dead_code, reason = "the dataclass has checked the word")] String),
+}
+
 /// A `torchobj.StoreConfig`.
 #[derive(FromPyObject)]
 pub(crate) struct StoreConfig {
@@ -51,8 +59,8 @@ pub(crate) struct StoreConfig {
     whole_below_bytes: u64,
     write_buffer_bytes: u64,
     upload_mbit_s: Option<f64>,
-    max_in_flight_number: usize,
-    adaptive_cap: Option<usize>,
+    max_in_flight: MaxInFlight,
+    max_in_flight_cap: usize,
     hedge: bool,
     max_attempts: u32,
     retry_timeout_s: f64,
@@ -81,11 +89,18 @@ impl StoreConfig {
 
     /// Retries, timeouts and concurrency.
     pub(crate) fn policy(&self) -> Policy {
+        let (max_in_flight, max_in_flight_cap) = match self.max_in_flight {
+            MaxInFlight::Fixed(number) => (number, None),
+            MaxInFlight::Auto(_) => {
+                let start = Policy::default().max_in_flight;
+                (start.min(self.max_in_flight_cap), Some(self.max_in_flight_cap))
+            }
+        };
         let policy = Policy {
             part_bytes: self.part_bytes,
             whole_below_bytes: self.whole_below_bytes,
-            max_in_flight: self.max_in_flight_number,
-            max_in_flight_cap: self.adaptive_cap,
+            max_in_flight,
+            max_in_flight_cap,
             hedge: self.hedge,
             write_buffer_bytes: self.write_buffer_bytes,
             upload_bytes_per_s: self.upload_mbit_s.map(|rate| (rate * BYTES_PER_MBIT) as u64),
@@ -147,8 +162,8 @@ pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     defaults.set_item("whole_below_bytes", policy.whole_below_bytes)?;
     defaults.set_item("write_buffer_bytes", policy.write_buffer_bytes)?;
     defaults.set_item("upload_mbit_s", policy.upload_bytes_per_s)?;
-    defaults.set_item("max_in_flight_number", policy.max_in_flight)?;
-    defaults.set_item("adaptive_cap", policy.max_in_flight_cap)?;
+    defaults.set_item("max_in_flight", policy.max_in_flight_cap.map(|_| "auto"))?;
+    defaults.set_item("max_in_flight_cap", policy.max_in_flight_cap)?;
     defaults.set_item("hedge", policy.hedge)?;
     defaults.set_item("max_attempts", policy.max_attempts)?;
     defaults.set_item("retry_timeout_s", policy.retry_timeout.as_secs_f64())?;
