@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, one_config, store_config
+from torchobj.config.checks import check
 from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.errors import add_sample_note
 from torchobj.datasets.listing import Listing
@@ -177,6 +178,9 @@ class ListingDataset(Generic[Sample_co]):
     def _set_up(
         self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
     ) -> None:
+        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        is_reader = reader_constructor is None or isinstance(reader_constructor, ReaderConstructor)
+        check("reader_constructor", reader_constructor, "from S3ReaderConstructor, or None", ok=is_reader)
         self._listing, self._transform = listing, transform or identity
         self._reader_constructor = reader_constructor or ReaderConstructor("sequential")
         self._failed = SharedCounter()

@@ -11,6 +11,7 @@ from typing import Any
 from torchobj import _torchobj
 from torchobj._torchobj import Manifest, ObjectReader
 from torchobj.config import StoreConfig, by_bucket, resolved
+from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, prefetch_source, worker_process
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError
@@ -53,11 +54,15 @@ class Listing:
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
     ) -> None:
-        if limit is not None and limit < 1:
-            raise ConfigError(f"limit={limit!r}: must be 1 or more")
+        if limit is not None:
+            check("limit", limit, "1 or more", ok=hasattr(limit, "__index__") and limit is not True and limit > 0)
+        check("glob", glob, "a pattern, such as '*.jpg'", ok=glob is None or isinstance(glob, str))
+        chosen = [suffixes] if isinstance(suffixes, str) else suffixes or []
+        is_list = isinstance(chosen, Sequence) and all(isinstance(suffix, str) for suffix in chosen)
+        check("suffixes", suffixes, "a string or a list of strings", ok=is_list)
         self._url = parse(url) if url is not None else None
         self.config = config if url is None else resolved(url, config)
-        self._filter = (glob, [suffixes] if isinstance(suffixes, str) else list(suffixes or []), limit)
+        self._filter = (glob, list(chosen), limit)
         # An iterable is consumed here, as s3torchconnector does.
         self._objects = [objects] if isinstance(objects, str) else None if objects is None else list(objects)
         #: By the base of their URLs, the configurations of named objects.

@@ -10,6 +10,7 @@ import numpy as np
 import torch.distributed
 import torch.utils.data
 
+from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError
 from torchobj.loader.permutation import Permutation
 
@@ -130,8 +131,10 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         drop_last: bool = False,  # noqa: FBT001, FBT002  torch's signature
     ) -> None:
         # torch's __init__ is not called: it reads the length, which lists, and needs torch.distributed.
-        if num_replicas is not None and num_replicas < 1:
-            raise ConfigError(f"num_replicas={num_replicas!r}: must be 1 or more")
+        for name, value in {"num_replicas": num_replicas, "rank": rank, "seed": seed}.items():
+            is_number = hasattr(value, "__index__") and not isinstance(value, bool)
+            check(name, value, "an int", ok=is_number or (value is None and name != "seed"))
+        check("num_replicas", num_replicas, "1 or more", ok=num_replicas is None or num_replicas > 0)
         if rank is not None and not 0 <= rank < (rank + 1 if num_replicas is None else num_replicas):
             raise ConfigError(f"rank={rank!r}: must be 0..{num_replicas or 'num_replicas'}, end excluded")
         self.dataset: Any = dataset

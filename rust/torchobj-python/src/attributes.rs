@@ -2,26 +2,47 @@
 
 use std::collections::BTreeMap;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 use torchobj_core::types;
 
-/// Attributes of an object, as a dict. `metadata` is required; a missing header is not set.
-#[derive(FromPyObject, IntoPyObject)]
-#[pyo3(from_item_all)]
+/// Attributes of an object, as a dict. A missing entry is not set.
+#[derive(IntoPyObject)]
 pub(crate) struct Attributes {
-    #[pyo3(default)]
     content_type: Option<String>,
-    #[pyo3(default)]
     content_encoding: Option<String>,
-    #[pyo3(default)]
     content_disposition: Option<String>,
-    #[pyo3(default)]
     content_language: Option<String>,
-    #[pyo3(default)]
     cache_control: Option<String>,
-    #[pyo3(default)]
     storage_class: Option<String>,
     metadata: BTreeMap<String, String>,
+}
+
+impl<'py> FromPyObject<'_, 'py> for Attributes {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let dict = object.cast::<PyDict>()?;
+        let wrong = |name: &str, expected: &str| PyTypeError::new_err(format!("{name}: must be {expected}"));
+        let text = |name| -> PyResult<Option<String>> {
+            let value = dict.get_item(name)?.filter(|value| !value.is_none());
+            value.map(|value| value.extract().map_err(|_| wrong(name, "a str"))).transpose()
+        };
+        let metadata = dict.get_item("metadata")?.map(|value| {
+            let strings = value.extract();
+            strings.map_err(|_| wrong("metadata", "a dict whose keys and values are str"))
+        });
+        Ok(Self {
+            content_type: text("content_type")?,
+            content_encoding: text("content_encoding")?,
+            content_disposition: text("content_disposition")?,
+            content_language: text("content_language")?,
+            cache_control: text("cache_control")?,
+            storage_class: text("storage_class")?,
+            metadata: metadata.transpose()?.unwrap_or_default(),
+        })
+    }
 }
 
 impl From<types::Attributes> for Attributes {

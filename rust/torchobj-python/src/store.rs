@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use torchobj_core::client::Client;
@@ -244,10 +245,21 @@ impl NativeStore {
 }
 
 /// An object to read: a key, or a reference with an optional range.
-#[derive(FromPyObject)]
 pub(crate) enum Target<'py> {
     Key(String),
     Ref(Bound<'py, ObjectRef>),
+}
+
+impl<'py> FromPyObject<'_, 'py> for Target<'py> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(object) = object.cast::<ObjectRef>() {
+            return Ok(Self::Ref(object.to_owned()));
+        }
+        let error = || PyTypeError::new_err(format!("must be a key, a URL or an ObjectRef, not {}", object.get_type()));
+        object.extract().map(Self::Key).map_err(|_| error())
+    }
 }
 
 impl Target<'_> {
