@@ -35,8 +35,8 @@ def main(mode, folder):
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=transform)
     loader = torchobj.DataLoader(data, batch_size=4, num_workers=min(1, int(workers)))
     samples = [value for _ in range(epochs) for batch in loader for value in batch.tolist()]
-    overdrawn = _torchobj.prefetch_stats()["overdrawn"]
-    print(json.dumps({"samples": samples, "log": LOG, "overdrawn": overdrawn}))
+    over_budget = _torchobj.prefetch_stats()["over_budget"]
+    print(json.dumps({"samples": samples, "log": LOG, "over_budget": over_budget}))
 
 
 if __name__ == "__main__":

@@ -366,7 +366,7 @@ def test_few_large_objects_are_requested_concurrently(tmp_path):
         "for workers in (0, 2):\n"
         "    loader = torchobj.DataLoader(data, batch_size=4, num_workers=workers)\n"
         "    assert sum(int(batch.sum()) for batch in loader) == 40 * (4 << 20)\n"
-        "assert _torchobj.prefetch_stats()['overdrawn'] == 0, _torchobj.prefetch_stats()\n"
+        "assert _torchobj.prefetch_stats()['over_budget'] == 0, _torchobj.prefetch_stats()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, f"file://{tmp_path}/"], capture_output=True, text=True, timeout=100

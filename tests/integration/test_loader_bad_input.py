@@ -167,7 +167,7 @@ def test_a_budget_smaller_than_an_object_is_exceeded_with_one_warning(tmp_path, 
     found = run_script(f"large-{workers}", tmp_path, 1 << 20)
     assert found["samples"] == list(range(12)) * 2
     assert len([line for line in found["log"] if "larger than the budget of 1048576 bytes" in line]) == 1
-    assert found["overdrawn"] > 0
+    assert found["over_budget"] > 0
 
 
 @pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.matrix)])

@@ -40,9 +40,9 @@ CALM = LoaderStats(
     used_bytes=0,
     granted_bytes=0,
     ahead_bytes=0,
-    overdrawn=0,
-    starved_share=0.0,
-    limited_share=0.0,
+    over_budget=0,
+    memory_limited_share=0.0,
+    request_limited_share=0.0,
 )
 WAITS = dataclasses.replace(CALM, waited_s=1.0, waited_share=0.5)
 READS = dataclasses.replace(WAITS, hits=600, late=40, reading_share=0.4)
@@ -92,20 +92,20 @@ CASES = {
         ["MB/s", "Decoding"],
     ),
     "a slow network, with max_in_flight='auto'": (
-        dataclasses.replace(READS, limited_share=0.9),
+        dataclasses.replace(READS, request_limited_share=0.9),
         {},
         ["The network or the store is the limit", "same region"],
         ["max_in_flight"],
     ),
     "a slow network, with few requests": (
-        dataclasses.replace(READS, limited_share=0.9, in_flight_limit=8),
+        dataclasses.replace(READS, request_limited_share=0.9, in_flight_limit=8),
         {"max_in_flight": 8},
         ["max_in_flight=8 in StoreConfig was reached: a higher number"],
         ["same region"],
     ),
     "a store that throttles": (dataclasses.replace(READS, throttled=40), {}, ["The store is the limit"], ["Decoding"]),
     "a small budget": (
-        dataclasses.replace(READS, starved_share=0.8),
+        dataclasses.replace(READS, memory_limited_share=0.8),
         {},
         ["The memory budget of 64 MiB is the limit", "torchobj.set_memory_budget"],
         ["max_in_flight"],
@@ -133,19 +133,23 @@ def test_only_the_limiting_stage_is_named(case):
             "640 of 640 objects were not announced",
             "other samples than its sampler yields",
         ),
-        (dataclasses.replace(READS, starved_share=0.8), "budget of 64 MiB is the limit", "torchobj.set_memory_budget"),
         (
-            dataclasses.replace(READS, starved_share=0.8, used_bytes=60 << 20, granted_bytes=60 << 20),
+            dataclasses.replace(READS, memory_limited_share=0.8),
+            "budget of 64 MiB is the limit",
+            "torchobj.set_memory_budget",
+        ),
+        (
+            dataclasses.replace(READS, memory_limited_share=0.8, used_bytes=60 << 20, granted_bytes=60 << 20),
             "workers hold most of it",
             "smaller prefetch_factor",
         ),
         (
-            dataclasses.replace(READS, starved_share=0.8, used_bytes=60 << 20, ahead_bytes=1 << 20),
+            dataclasses.replace(READS, memory_limited_share=0.8, used_bytes=60 << 20, ahead_bytes=1 << 20),
             "this process keeps 59 MiB of batches",
             "release or copy them",
         ),
         (
-            dataclasses.replace(READS, limited_share=0.9),
+            dataclasses.replace(READS, request_limited_share=0.9),
             "the median time to first byte is 20.0 ms, its 99th percentile 300.0 ms",
             "max_in_flight=64 in StoreConfig was reached",
         ),
@@ -166,7 +170,7 @@ def test_the_reason_why_nothing_is_read_ahead_is_named():
 
 
 def test_failures_are_listed():
-    trouble = {"failed_samples": 6, "failed": 2, "overdrawn": 3, "retries": 4, "hedges": 5, "hedges_won": 1}
+    trouble = {"failed_samples": 6, "failed": 2, "over_budget": 3, "retries": 4, "hedges": 5, "hedges_won": 1}
     said = report(dataclasses.replace(CALM, connect_failures=7, **trouble))
     assert "6 samples failed" in said
     assert "2 reads failed after all retries" in said

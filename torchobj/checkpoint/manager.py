@@ -303,9 +303,9 @@ class CheckpointManager:
 
     def _found(self, step: int | Literal["latest"]) -> Commit:
         if not isinstance(step, str) and not hasattr(step, "__index__"):
-            raise ConfigError(f"step is a {type(step).__name__}: must be a number or 'latest'; pass a state as into=")
+            raise ConfigError(f"step is a {type(step).__name__}: must be an int or 'latest'; pass a state as into=")
         if isinstance(step, str) and step != "latest":
-            raise ConfigError(f"step={step!r}: must be a number or 'latest'")
+            raise ConfigError(f"step={step!r}: must be an int or 'latest'")
         number = self.latest() if step == "latest" else checked_step(step)
         if number is None:
             raise CheckpointError(f"{self.url}: no step is committed")

@@ -88,7 +88,11 @@ def _by_reading(stats: LoaderStats, max_in_flight: int | None) -> str:
             f"{stats.misses} of {taken} objects were not announced and were read on demand: the loop requests other "
             "samples than its sampler yields."
         )
-    return _budget(stats) if stats.starved_share >= max(stats.limited_share, 0.1) else _network(stats, max_in_flight)
+    return (
+        _budget(stats)
+        if stats.memory_limited_share >= max(stats.request_limited_share, 0.1)
+        else _network(stats, max_in_flight)
+    )
 
 
 def _budget(stats: LoaderStats) -> str:
@@ -101,8 +105,8 @@ def _budget(stats: LoaderStats) -> str:
     else:
         change = "raise it to read further ahead:"
     return (
-        f"The memory budget of {_size(stats.budget_bytes)} is the limit: after {stats.starved_share:.0%} of the reads "
-        f"there was no memory for the next; {change} torchobj.set_memory_budget(budget_bytes) or "
+        f"The memory budget of {_size(stats.budget_bytes)} is the limit: after {stats.memory_limited_share:.0%} of the "
+        f"reads there was no memory for the next; {change} torchobj.set_memory_budget(budget_bytes) or "
         "TORCHOBJ_BUDGET_BYTES."
     )
 
@@ -114,7 +118,7 @@ def _network(stats: LoaderStats, max_in_flight: int | None) -> str:
     )
     change = (
         f"max_in_flight={max_in_flight} in StoreConfig was reached: a higher number, or 'auto', may help"
-        if stats.limited_share > 0.5 and max_in_flight is not None
+        if stats.request_limited_share > 0.5 and max_in_flight is not None
         else "a bucket in the same region, or more bandwidth to it, helps"
     )
     return f"The network or the store is the limit: {times}; {change}."
@@ -126,8 +130,8 @@ def _failures(stats: LoaderStats) -> list[str]:
         parts.append(f"{stats.failed_samples} samples failed, and were replaced or skipped.")
     if stats.failed:
         parts.append(f"{stats.failed} reads failed after all retries.")
-    if stats.overdrawn:
-        parts.append(f"The budget was exceeded {stats.overdrawn} times for a batch that the loop waited for.")
+    if stats.over_budget:
+        parts.append(f"The budget was exceeded {stats.over_budget} times for a batch that the loop waited for.")
     if stats.retries:
         parts.append(f"{stats.retries} requests failed and were retried.")
     if stats.connect_failures:

@@ -48,10 +48,10 @@ class LoaderStats:
         used_bytes: Memory in use now.
         granted_bytes: Part of `used_bytes` that workers hold, or that is being transferred to the loop.
         ahead_bytes: Part of `used_bytes` that was read ahead or is being read.
-        overdrawn: Number of times the budget was exceeded for an object that was demanded.
+        over_budget: Number of times the budget was exceeded for an object that was demanded.
         connect_failures: Connections that failed.
-        starved_share: Share of reads after which no further read started for lack of memory.
-        limited_share: Share of reads after which no further read started because `in_flight_limit` was reached.
+        memory_limited_share: Share of reads after which no further read started for lack of memory.
+        request_limited_share: Share of reads after which no further read started because `in_flight_limit` was reached.
     """
 
     batches: int
@@ -86,15 +86,15 @@ class LoaderStats:
     used_bytes: int
     granted_bytes: int
     ahead_bytes: int
-    overdrawn: int
-    starved_share: float
-    limited_share: float
+    over_budget: int
+    memory_limited_share: float
+    request_limited_share: float
 
 
 #: Counters, reported as the difference since the loader's first batch.
 _COUNTERS = (
     "hits", "late", "queued", "misses", "failed", "evicted", "retries", "throttled", "hedges", "hedges_won",
-    "connect_failures", "overdrawn",
+    "connect_failures", "over_budget",
 )  # fmt: skip
 
 #: Current values.
@@ -148,7 +148,10 @@ class Meter:
         now = _torchobj.prefetch_stats()
         before = {} if self._before is None else self._before
         counts = {name: now.get(name, 0) - before.get(name, 0) for name in _COUNTERS}
-        ends = {name: now.get(name, 0) - before.get(name, 0) for name in ("objects", "starved", "limited", "waited_s")}
+        ends = {
+            name: now.get(name, 0) - before.get(name, 0)
+            for name in ("objects", "memory_limited", "request_limited", "waited_s")
+        }
         states: dict[str, Any] = {name: now.get(name, None if name.endswith("_s") else 0) for name in _GAUGES}
         elapsed_s, objects = max(self._elapsed_s, 1e-9), max(ends["objects"], 1)
         return LoaderStats(
@@ -165,6 +168,6 @@ class Meter:
             failed_samples=failed_samples,
             **counts,
             **states,
-            starved_share=min(1.0, ends["starved"] / objects),
-            limited_share=min(1.0, ends["limited"] / objects),
+            memory_limited_share=min(1.0, ends["memory_limited"] / objects),
+            request_limited_share=min(1.0, ends["request_limited"] / objects),
         )

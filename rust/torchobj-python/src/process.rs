@@ -102,6 +102,6 @@ impl Clients {
 #[pyfunction]
 pub(crate) fn finish(py: Python<'_>, limit_s: f64) {
     py.detach(|| cleaned_up(Duration::from_secs_f64(limit_s)));
-    buffer::release_lent(py);
+    buffer::release_exports(py);
     log::deliver(py);
 }

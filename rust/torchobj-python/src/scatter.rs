@@ -33,7 +33,7 @@ type ScatterResult = (Option<String>, u64, Vec<u32>);
 pub(crate) fn scatter(py: Python<'_>, jobs: Vec<Job<'_>>, checksum: bool) -> PyResult<Vec<ScatterResult>> {
     let clients = clients(py, jobs.iter().map(|(store, ..)| store))?;
     let buffers: Vec<_> = jobs.iter().flat_map(|(.., ranges)| ranges).map(|(_, buffer)| buffer.clone()).collect();
-    let mut memory = buffer::lend_all(&buffers)?.into_iter();
+    let mut memory = buffer::borrow_all(&buffers)?.into_iter();
     let jobs = clients.into_iter().zip(jobs).map(|(client, (_, key, version, ranges))| {
         let ranges = ranges.into_iter().zip(&mut memory).map(|((offset, _), memory)| ScatterRange::new(offset, memory));
         ScatterRead { client, key, version: version.map(Version::new), ranges: ranges.collect() }

@@ -127,7 +127,7 @@ impl NativeSlicePlan {
     ) -> PyResult<usize> {
         let slice = Slice::new(shape, offsets, lengths, width);
         let slice = slice.ok_or_else(|| PyValueError::new_err("not a slice of an array"))?;
-        let memory = memory.as_ref().map(buffer::lend).transpose()?;
+        let memory = memory.as_ref().map(buffer::borrow).transpose()?;
         let mut plan = self.plan()?;
         let frame = frame(&mut plan, before, crc32);
         Ok(plan.add_slice(name, offset, frame, &slice, memory))

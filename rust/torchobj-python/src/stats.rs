@@ -20,8 +20,8 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("bytes", stats.bytes)?;
     dict.set_item("failed", stats.failed)?;
     dict.set_item("evicted", stats.evicted)?;
-    dict.set_item("starved", stats.starved)?;
-    dict.set_item("limited", stats.limited)?;
+    dict.set_item("memory_limited", stats.memory_limited)?;
+    dict.set_item("request_limited", stats.request_limited)?;
     dict.set_item("waited_s", stats.waited.as_secs_f64())?;
     dict.set_item("announced", stats.announced)?;
     dict.set_item("in_flight", stats.in_flight)?;
@@ -30,7 +30,7 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("used_bytes", stats.memory.used)?;
     dict.set_item("granted_bytes", stats.memory.granted)?;
     dict.set_item("ahead_bytes", stats.ahead)?;
-    dict.set_item("overdrawn", stats.memory.overdrawn)?;
+    dict.set_item("over_budget", stats.memory.over_budget)?;
     dict.set_item("transferred", stats.memory.transferred)?;
     dict.set_item("copied", stats.memory.copied)?;
     let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());

@@ -295,7 +295,7 @@ pub(crate) fn get_many<'py>(
 ) -> PyResult<Bound<'py, PyList>> {
     let read_into = into.is_some();
     let mut memory = match into {
-        Some(buffers) => buffer::lend_all(&buffers)?.into_iter().map(Destination::Memory).collect(),
+        Some(buffers) => buffer::borrow_all(&buffers)?.into_iter().map(Destination::Memory).collect(),
         None => Vec::new(),
     };
     memory.resize_with(jobs.len(), Destination::default);

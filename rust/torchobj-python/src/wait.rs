@@ -32,7 +32,7 @@ pub(crate) fn wait<T: Send + 'static>(py: Python<'_>, work: impl Future<Output =
         log::deliver(py);
         match received {
             Ok(done) => {
-                buffer::release_lent(py);
+                buffer::release_exports(py);
                 return Ok(done);
             }
             Err(RecvTimeoutError::Disconnected) => return Err(PyRuntimeError::new_err("the work panicked: a bug")),
@@ -41,7 +41,7 @@ pub(crate) fn wait<T: Send + 'static>(py: Python<'_>, work: impl Future<Output =
         if let Err(interrupt) = py.check_signals() {
             task.abort();
             drop(receive(py, receiver, CANCEL_TIMEOUT));
-            buffer::release_lent(py);
+            buffer::release_exports(py);
             return Err(interrupt);
         }
     }

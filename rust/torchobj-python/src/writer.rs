@@ -90,7 +90,7 @@ impl NativeWriter {
             }
         }
         drop(shared);
-        buffer::release_lent(py);
+        buffer::release_exports(py);
         Ok(at)
     }
 

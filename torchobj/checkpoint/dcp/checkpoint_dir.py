@@ -16,7 +16,7 @@ from torchobj.exceptions import ConfigError, ObjectNotFoundError, UnsupportedErr
 from torchobj.store import ObjectInfo, Store
 from torchobj.urls import SCHEMES, parse_url
 
-__all__ = ["MANIFEST", "METADATA", "CheckpointDir", "Located", "is_item_file", "ranked"]
+__all__ = ["MANIFEST", "METADATA", "CheckpointDir", "CheckpointStorage", "is_item_file", "ranked"]
 
 #: The object that commits a checkpoint, as torch names it.
 METADATA = ".metadata"
@@ -159,7 +159,7 @@ class CheckpointDir:
         return [dataclasses.replace(info, key=info.key.removeprefix(folder)) for info in listed]
 
 
-class Located:
+class CheckpointStorage:
     """Base of the storage reader and the storage writer, before torch's base: their folder and configuration.
 
     Args:

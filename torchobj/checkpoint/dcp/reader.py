@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
-from torchobj.checkpoint.dcp.checkpoint_dir import METADATA, Located, ranked
+from torchobj.checkpoint.dcp.checkpoint_dir import METADATA, CheckpointStorage, ranked
 from torchobj.checkpoint.dcp.load_items import ItemIndex, load_items
 from torchobj.checkpoint.dcp.metadata import load_metadata
 from torchobj.config import S3ClientConfig, StoreConfig
@@ -18,7 +18,7 @@ from torchobj.exceptions import CheckpointError
 __all__ = ["StorageReader"]
 
 
-class StorageReader(Located, TorchStorageReader):
+class StorageReader(CheckpointStorage, TorchStorageReader):
     """Loads distributed checkpoints from a store that torch 2.6 or later, s3torchconnector or torchobj wrote.
 
     Reads ranges of all files in parallel, directly into the memory of the tensors. Of a tensor with another sharding

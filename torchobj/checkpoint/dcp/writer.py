@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from torchobj.checkpoint.dcp.attempt import RECORDS, discard, records_of_files
-from torchobj.checkpoint.dcp.checkpoint_dir import MANIFEST, METADATA, Located, ranked
+from torchobj.checkpoint.dcp.checkpoint_dir import MANIFEST, METADATA, CheckpointStorage, ranked
 from torchobj.checkpoint.dcp.contents import files_of
 from torchobj.checkpoint.dcp.manifest import Manifest, WrittenFile
 from torchobj.checkpoint.dcp.metadata import dump_metadata
@@ -35,7 +35,7 @@ logger = logging.getLogger("torchobj")
 _DCP_VERSION = "1.0.0"
 
 
-class StorageWriter(Located, TorchStorageWriter):
+class StorageWriter(CheckpointStorage, TorchStorageWriter):
     """Saves distributed checkpoints to a store.
 
     One PUT of `.metadata`, after everything else, commits the checkpoint. Each save writes files with new names, so a

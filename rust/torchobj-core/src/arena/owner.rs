@@ -32,7 +32,7 @@ pub struct Arena {
 pub(super) struct State {
     pub(super) space: Space,
     pub(super) grants: Grants,
-    overdrawn: u64,
+    over_budget: u64,
 }
 
 /// Memory use of an arena, in bytes.
@@ -45,7 +45,7 @@ pub struct Usage {
     /// Bytes of segments that were granted to workers and not returned; those on their way to the trainer included.
     pub granted: u64,
     /// Number of segments that were allocated beyond the budget.
-    pub overdrawn: u64,
+    pub over_budget: u64,
     /// Number of segments that the trainer adopted without a copy.
     pub transferred: u64,
     /// Number of segments that the trainer copied, because their worker still mapped them.
@@ -86,7 +86,7 @@ impl Arena {
         header.owner().store(std::process::id(), Relaxed);
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
-        let state = State { space: Space::new(space, budget), grants: Grants::default(), overdrawn: 0 };
+        let state = State { space: Space::new(space, budget), grants: Grants::default(), over_budget: 0 };
         Ok(Arc::new(Self { map: Arc::new(map), eventfd, owner: std::process::id(), budget, state: Mutex::new(state) }))
     }
 
@@ -124,12 +124,12 @@ impl Arena {
     pub fn usage(&self) -> Usage {
         let _inside = fork::enter();
         let state = self.state();
-        let State { space, grants, overdrawn } = &*state;
+        let State { space, grants, over_budget } = &*state;
         Usage {
             budget: space.budget(),
             used: space.used(),
             granted: grants.capacity(),
-            overdrawn: *overdrawn,
+            over_budget: *over_budget,
             transferred: grants.transferred,
             copied: grants.copied,
         }
@@ -164,7 +164,7 @@ impl Arena {
             None => self.allocate_merged(&mut state, len)?,
         };
         if state.space.used() > state.space.budget() {
-            state.overdrawn += 1;
+            state.over_budget += 1;
         }
         self.release_pages(&mut state);
         Ok(Segment::new(self.clone(), extent, len))

@@ -66,7 +66,7 @@ impl Segment {
         // SAFETY: only this segment uses the extent until it is freed, and the `Arc` passed to `taken` keeps it (a
         // segment is granted only after it was moved out of its `Arc`); `memory` returns it once, as was just checked;
         // the mapping lives as long as the arena; pages of a `memfd` read as zeroes before the first write.
-        unsafe { Memory::lent(start, len, Box::new(self.clone())) }
+        unsafe { Memory::borrowed(start, len, Box::new(self.clone())) }
     }
 }
 

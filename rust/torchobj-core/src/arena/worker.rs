@@ -364,10 +364,10 @@ impl Claim {
         let start = self.worker.map.at(offset, len);
         let len = usize::try_from(len).expect("it is mapped");
         // SAFETY: the owner granted the segment to this process alone, and frees it only after the claim, which is
-        // passed to `lent`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
+        // passed to `borrowed`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
         // worker; the owner wrote these bytes before it answered. After an offer (`offer`) the owner may read the
         // segment too, and neither process writes to it.
-        let memory = unsafe { Memory::lent(start, len, Box::new(self.clone())) };
+        let memory = unsafe { Memory::borrowed(start, len, Box::new(self.clone())) };
         let (pending, dest) = PendingBuffer::new(memory);
         drop(dest);
         pending.finish(len).expect("its only writer was just dropped")

@@ -24,12 +24,12 @@ enum Owner {
     Heap,
     /// A block of the pool; `capacity` is that of its size class.
     Pooled { capacity: usize },
-    /// Lent by a caller; dropping `_keep` returns it.
-    Lent { _keep: Box<dyn Any + Send + Sync> },
+    /// Borrowed from a caller; dropping `_keep` returns it.
+    Borrowed { _keep: Box<dyn Any + Send + Sync> },
 }
 
 // SAFETY: a `Memory` is the only owner of its region (the constructors below take ownership of all of it), so moving it
-// to another thread moves the region; the owner of a lent region is `Send + Sync` itself.
+// to another thread moves the region; the owner of a borrowed region is `Send + Sync` itself.
 unsafe impl Send for Memory {}
 // SAFETY: through `&Memory` the region can only be read, and only by `Buffer`, which exists only without writers.
 unsafe impl Sync for Memory {}
@@ -57,8 +57,8 @@ impl Memory {
     /// # Safety
     /// `start..start + len` is initialised, writable, and neither moved nor freed until `keep` is dropped. Until then
     /// no other Rust reference writes to it.
-    pub unsafe fn lent(start: NonNull<u8>, len: usize, keep: Box<dyn Any + Send + Sync>) -> Self {
-        Self { start, len, owner: Owner::Lent { _keep: keep } }
+    pub unsafe fn borrowed(start: NonNull<u8>, len: usize, keep: Box<dyn Any + Send + Sync>) -> Self {
+        Self { start, len, owner: Owner::Borrowed { _keep: keep } }
     }
 
     /// Length in bytes.
@@ -106,7 +106,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.owner {
-            Owner::Empty | Owner::Lent { .. } => {}
+            Owner::Empty | Owner::Borrowed { .. } => {}
             Owner::Heap => {
                 let slice = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
                 // SAFETY: `allocate` made exactly this slice by `Box::into_raw`, and only this drop takes it back.
@@ -123,13 +123,13 @@ impl fmt::Debug for Memory {
             Owner::Empty => "empty",
             Owner::Heap => "heap",
             Owner::Pooled { .. } => "pooled",
-            Owner::Lent { .. } => "lent",
+            Owner::Borrowed { .. } => "borrowed",
         };
         write!(f, "Memory({} bytes, {owner})", self.len)
     }
 }
 
-/// A lent region of a test.
+/// A borrowed region of a test.
 #[cfg(test)]
 struct Back {
     slice: NonNull<[u8]>,
@@ -159,6 +159,6 @@ impl Memory {
     pub(crate) fn sent_back(len: usize, back: std::sync::mpsc::Sender<Vec<u8>>) -> Self {
         let slice = NonNull::from(Box::leak(vec![0_u8; len + 1].into_boxed_slice()));
         // SAFETY: one byte precedes it, and `Back` keeps all of them until it is dropped.
-        unsafe { Self::lent(slice.cast::<u8>().add(1), len, Box::new(Back { slice, back })) }
+        unsafe { Self::borrowed(slice.cast::<u8>().add(1), len, Box::new(Back { slice, back })) }
     }
 }

@@ -16,8 +16,8 @@ pub(super) struct Counters {
     bytes: AtomicU64,
     failed: AtomicU64,
     evicted: AtomicU64,
-    starved: AtomicU64,
-    limited: AtomicU64,
+    memory_limited: AtomicU64,
+    request_limited: AtomicU64,
     waited_us: Arc<AtomicU64>,
 }
 
@@ -55,9 +55,9 @@ pub struct Stats {
     /// Results that were dropped for lack of memory, to be read again.
     pub evicted: u64,
     /// Number of completed reads after which no other read started for lack of memory, although objects were announced.
-    pub starved: u64,
+    pub memory_limited: u64,
     /// Number of completed reads after which no other read started because the limit of concurrent reads was reached.
-    pub limited: u64,
+    pub request_limited: u64,
     /// Time that workers and callers waited for objects, from the request to its last answer, summed over all requests.
     pub waited: Duration,
     /// Entries that are announced or demanded, and not taken.
@@ -101,8 +101,8 @@ impl Counters {
     pub(super) fn halted(&self, halt: Halt) {
         match halt {
             Halt::Idle => {}
-            Halt::OutOfMemory => drop(self.starved.fetch_add(1, Ordering::Relaxed)),
-            Halt::Limited => drop(self.limited.fetch_add(1, Ordering::Relaxed)),
+            Halt::OutOfMemory => drop(self.memory_limited.fetch_add(1, Ordering::Relaxed)),
+            Halt::Limited => drop(self.request_limited.fetch_add(1, Ordering::Relaxed)),
         }
     }
 
@@ -123,8 +123,8 @@ impl Counters {
             bytes: self.bytes.load(Ordering::Relaxed),
             failed: self.failed.load(Ordering::Relaxed),
             evicted: self.evicted.load(Ordering::Relaxed),
-            starved: self.starved.load(Ordering::Relaxed),
-            limited: self.limited.load(Ordering::Relaxed),
+            memory_limited: self.memory_limited.load(Ordering::Relaxed),
+            request_limited: self.request_limited.load(Ordering::Relaxed),
             waited: Duration::from_micros(self.waited_us.load(Ordering::Relaxed)),
             ..now
         }

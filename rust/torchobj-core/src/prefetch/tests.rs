@@ -86,7 +86,7 @@ fn objects_are_read_without_announcement() {
     let stats = prefetcher.stats();
     assert_eq!(stats.misses, 20);
     // 6 MB in a budget of 1 MiB: demanded reads exceed the budget, and are counted.
-    assert!(stats.memory.overdrawn > 0);
+    assert!(stats.memory.over_budget > 0);
     drop(taken);
     assert_eq!(prefetcher.stats().memory.used, 0);
 }
@@ -103,7 +103,7 @@ fn announced_reads_stay_within_the_budget_and_continue_when_memory_is_freed() {
         assert_eq!(fetched.unwrap().buffer.as_slice()[0], u8::try_from(index).unwrap());
     }
     let stats = prefetcher.stats();
-    assert_eq!((stats.memory.overdrawn, stats.misses, stats.objects), (0, 0, 64));
+    assert_eq!((stats.memory.over_budget, stats.misses, stats.objects), (0, 0, 64));
 }
 
 #[test]

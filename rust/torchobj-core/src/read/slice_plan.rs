@@ -94,7 +94,7 @@ pub struct SlicePlan {
     /// Bytes of the last frame: most arrays of a checkpoint have those of the array before them.
     last_frame: Bytes,
     /// First and end address of the memory of all reads: no two of them share any.
-    lent: BTreeMap<usize, usize>,
+    reserved: BTreeMap<usize, usize>,
 }
 
 struct Object {
@@ -136,8 +136,8 @@ impl SlicePlan {
     /// `tile_bytes`: maximum size of a tile.
     pub fn new(client: Arc<Client>, prefix: String, verify: bool, wave_bytes: u64, tile_bytes: u64) -> Self {
         let (objects, numbers, reads) = (Vec::new(), HashMap::new(), VecDeque::new());
-        let (lent, last_frame) = (BTreeMap::new(), Bytes::new());
-        Self { client, prefix, verify, wave_bytes, tile_bytes, objects, numbers, reads, added: 0, last_frame, lent }
+        let (reserved, last_frame) = (BTreeMap::new(), Bytes::new());
+        Self { client, prefix, verify, wave_bytes, tile_bytes, objects, numbers, reads, added: 0, last_frame, reserved }
     }
 
     /// The frame of an array that `before` precedes. Holds a copy of the bytes, which consecutive equal frames share.
@@ -160,7 +160,7 @@ impl SlicePlan {
         let runs = slice.runs(MIN_RUN_BYTES);
         let memory = memory.filter(|memory| memory.len() as u64 == slice.bytes());
         let steps = match (memory, runs) {
-            (Some(memory), Some(runs)) if self.lend(&memory) => [Step::Direct(open(memory), runs)].into(),
+            (Some(memory), Some(runs)) if self.reserve(&memory) => [Step::Direct(open(memory), runs)].into(),
             _ => slice.tiles(self.tile_bytes).into_iter().map(|(rows, tile)| tile_step(slice, &rows, tile)).collect(),
         };
         self.add(name, offset, frame, slice.array_bytes(), slice.is_whole(), steps)
@@ -207,11 +207,11 @@ impl SlicePlan {
     }
 
     /// Returns whether no other read has any of this memory, and reserves it then.
-    fn lend(&mut self, memory: &Memory) -> bool {
+    fn reserve(&mut self, memory: &Memory) -> bool {
         let Range { start, end } = memory.addresses();
-        let is_free = self.lent.range(..end).next_back().is_none_or(|(_, other_end)| *other_end <= start);
+        let is_free = self.reserved.range(..end).next_back().is_none_or(|(_, other_end)| *other_end <= start);
         if is_free {
-            self.lent.insert(start, end);
+            self.reserved.insert(start, end);
         }
         is_free
     }

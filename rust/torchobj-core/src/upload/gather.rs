@@ -37,9 +37,9 @@ pub struct Gather {
     client: Arc<Client>,
     key: String,
     options: PutOptions,
-    /// Maximum memory held for parts in flight, besides the caller's own. With `lent` the caller's memory counts as well.
+    /// Maximum memory held for parts in flight, besides the caller's own. With `borrowed` the caller's memory counts as well.
     max_bytes: u64,
-    lent: bool,
+    borrowed: bool,
     records: Vec<Crc32>,
     part: Part,
     /// Full parts that are not sent yet, because the object may still fit into one request.
@@ -96,16 +96,16 @@ impl Part {
 impl Gather {
     /// A writer to `key`. Nothing is sent while the bytes fit into one request.
     ///
-    /// The memory of the pieces must not change until the object is closed. With `lent_bytes` the memory is lent by its
-    /// owner, and at most `lent_bytes` of it are in flight at once.
+    /// The memory of the pieces must not change until the object is closed. With `borrowed_bytes` the memory is borrowed from its
+    /// owner, and at most `borrowed_bytes` of it are in flight at once.
     ///
     /// # Errors
     /// `InvalidKey`, or `Unsupported` if the store does not support the condition.
-    pub fn new(client: Arc<Client>, key: &str, options: PutOptions, lent_bytes: Option<u64>) -> Result<Self> {
+    pub fn new(client: Arc<Client>, key: &str, options: PutOptions, borrowed_bytes: Option<u64>) -> Result<Self> {
         client.store().check_key(Operation::Put, key)?;
         client.check_condition(Operation::Put, key, &options.condition)?;
         let max_bytes =
-            lent_bytes.unwrap_or(client.policy().write_buffer_bytes).max(2 * client.part_sizes().first_bytes);
+            borrowed_bytes.unwrap_or(client.policy().write_buffer_bytes).max(2 * client.part_sizes().first_bytes);
         let checksums = client.store().capabilities().checksums;
         let checksum = Some(ChecksumAlgorithm::Crc32).filter(|crc32| checksums.contains(crc32));
         Ok(Self {
@@ -113,7 +113,7 @@ impl Gather {
             key: key.to_owned(),
             options: PutOptions { checksum, ..options },
             max_bytes,
-            lent: lent_bytes.is_some(),
+            borrowed: borrowed_bytes.is_some(),
             records: Vec::new(),
             part: Part::default(),
             full: Vec::new(),
@@ -212,7 +212,7 @@ impl Gather {
     async fn send_full(&mut self, session: &mut Session) -> Result<()> {
         let mut offset = self.offset - self.full.iter().map(|part| part.len).sum::<u64>();
         for part in mem::take(&mut self.full) {
-            let (len, held_bytes) = (part.len, if self.lent { part.len } else { part.packed_bytes });
+            let (len, held_bytes) = (part.len, if self.borrowed { part.len } else { part.packed_bytes });
             session.wait_for_capacity(held_bytes, self.max_bytes).await?;
             self.number += 1;
             session.send(self.number, offset, Part::payload(vec![part]), held_bytes)?;

@@ -1,7 +1,7 @@
 //! Memory shared with Python: buffers, and in `reader` files over them. The only module of this crate with `unsafe`.
 //!
 //! `Buffer` exports our memory through the buffer protocol: a view keeps the object alive, and the object the memory.
-//! `lend` exports memory of Python to reads: the export is kept until the last writer is dropped. That may be a cancelled
+//! `borrow` exports memory of Python to reads: the export is kept until the last writer is dropped. That may be a cancelled
 //! task on a thread without the GIL, so its export is queued, and the next thread with the GIL releases it.
 #![expect(unsafe_code, reason = "the buffer protocol uses pointers; each use states the invariant that it keeps")]
 
@@ -196,11 +196,11 @@ impl Buffer {
 }
 
 /// An export of a Python object that Rust reads or writes. Dropping it queues its release.
-struct Lent(Option<PyUntypedBuffer>);
+struct Export(Option<PyUntypedBuffer>);
 
 static TO_RELEASE: Mutex<Vec<PyUntypedBuffer>> = Mutex::new(Vec::new());
 
-impl Drop for Lent {
+impl Drop for Export {
     fn drop(&mut self) {
         if let Some(buffer) = self.0.take() {
             let _inside = fork::enter();
@@ -210,7 +210,7 @@ impl Drop for Lent {
 }
 
 /// Releases the queued exports.
-pub(crate) fn release_lent(py: Python<'_>) {
+pub(crate) fn release_exports(py: Python<'_>) {
     let buffers = {
         let _inside = fork::enter();
         std::mem::take(&mut *TO_RELEASE.lock().expect("no holder of this lock panics"))
@@ -245,7 +245,7 @@ pub(crate) fn share(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
         start: NonNull<u8>,
         length: usize,
         /// Keeps the bytes at their address.
-        _export: Lent,
+        _export: Export,
     }
     // SAFETY: the pointer is to bytes that the export keeps alive; they are only read.
     unsafe impl Send for Shared {}
@@ -259,12 +259,12 @@ pub(crate) fn share(data: &Bound<'_, PyAny>) -> PyResult<Bytes> {
     }
     let buffer = contiguous(data)?;
     let (start, length) = (start_of(&buffer), buffer.len_bytes());
-    Ok(Bytes::from_owner(Shared { start, length, _export: Lent(Some(buffer)) }))
+    Ok(Bytes::from_owner(Shared { start, length, _export: Export(Some(buffer)) }))
 }
 
 /// Memory of Python objects to read into. Regions must not overlap, because each has its own writer.
-pub(crate) fn lend_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
-    let memory = objects.iter().map(lend).collect::<PyResult<Vec<_>>>()?;
+pub(crate) fn borrow_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
+    let memory = objects.iter().map(borrow).collect::<PyResult<Vec<_>>>()?;
     let mut regions: Vec<Range<usize>> =
         memory.iter().map(Memory::addresses).filter(|region| !region.is_empty()).collect();
     regions.sort_unstable_by_key(|region| region.start);
@@ -275,22 +275,22 @@ pub(crate) fn lend_all(objects: &[Bound<'_, PyAny>]) -> PyResult<Vec<Memory>> {
 }
 
 /// Memory for `readinto` of a file. Raises `TypeError` for a read-only buffer, as files of `io` do.
-fn lend_to_file(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
-    lend(object).map_err(|error| match error.is_instance_of::<PyValueError>(object.py()) {
+fn borrow_for_file(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+    borrow(object).map_err(|error| match error.is_instance_of::<PyValueError>(object.py()) {
         true => PyTypeError::new_err(format!("readinto() takes a writable buffer, not {}", object.get_type())),
         false => error,
     })
 }
 
 /// Memory of a Python object to read into.
-pub(crate) fn lend(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
+pub(crate) fn borrow(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let buffer = contiguous(object)?;
     if buffer.readonly() {
         buffer.release(object.py());
         return Err(PyValueError::new_err("cannot read into a read-only buffer"));
     }
     let (start, length) = (start_of(&buffer), buffer.len_bytes());
-    // SAFETY: the export is writable and keeps these bytes at their address until `Lent` is dropped; Rust writes them
+    // SAFETY: the export is writable and keeps these bytes at their address until `Export` is dropped; Rust writes them
     // through this pointer only.
-    Ok(unsafe { Memory::lent(start, length, Box::new(Lent(Some(buffer)))) })
+    Ok(unsafe { Memory::borrowed(start, length, Box::new(Export(Some(buffer)))) })
 }

@@ -11,7 +11,7 @@ use torchobj_core::manifest::Object;
 use torchobj_core::read::{ReadAheadConfig, ReadResult};
 
 use super::read_ahead::ReadAheadSource;
-use super::{Buffer, lend_to_file};
+use super::{Buffer, borrow_for_file};
 use crate::error::OrRaise;
 use crate::store::NativeStore;
 use crate::wait::wait;
@@ -179,9 +179,9 @@ impl ObjectReader {
     ///     TypeError: `buffer` is read-only.
     #[pyo3(signature = (buffer, /))]
     fn readinto(&mut self, py: Python<'_>, buffer: &Bound<'_, PyAny>) -> PyResult<usize> {
-        let (pending, count) = self.read_memory(py, lend_to_file(buffer)?)?;
+        let (pending, count) = self.read_memory(py, borrow_for_file(buffer)?)?;
         drop(pending);
-        super::release_lent(py);
+        super::release_exports(py);
         Ok(count)
     }
 

@@ -18,15 +18,18 @@ fn reads_followed_by_no_other_for_lack_of_memory_are_counted_once() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 200_000);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..64));
-    eventually("the budget is used up", || prefetcher.stats().in_flight == 0 && prefetcher.stats().starved > 0);
+    eventually("the budget is used up", || prefetcher.stats().in_flight == 0 && prefetcher.stats().memory_limited > 0);
     let before = prefetcher.stats();
-    assert!(before.starved <= before.objects, "{before:?}");
+    assert!(before.memory_limited <= before.objects, "{before:?}");
     for _ in 0..100 {
         prefetcher.announce(iterator, &[]);
         prefetcher.cancel(prefetcher.new_iterator());
     }
     let after = prefetcher.stats();
-    assert_eq!((after.starved, after.limited, after.objects), (before.starved, 0, before.objects));
+    assert_eq!(
+        (after.memory_limited, after.request_limited, after.objects),
+        (before.memory_limited, 0, before.objects)
+    );
 }
 
 #[test]
@@ -37,7 +40,7 @@ fn reads_followed_by_no_other_because_of_the_limit_are_counted_once() {
     prefetcher.announce(iterator, &objects(source, 0..200));
     eventually("all objects are read", || prefetcher.stats().objects == 200 && prefetcher.stats().in_flight == 0);
     let stats = prefetcher.stats();
-    assert!((1..=200).contains(&stats.limited) && stats.starved == 0, "{stats:?}");
+    assert!((1..=200).contains(&stats.request_limited) && stats.memory_limited == 0, "{stats:?}");
 }
 
 #[test]

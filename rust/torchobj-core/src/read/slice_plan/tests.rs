@@ -138,10 +138,10 @@ async fn long_runs_go_to_memory_and_memory_of_another_read_is_not_used() {
     let start = whole.addresses().start;
     bench.add_slice(&mut plan, 0, &slice(&[10, 8192], &[0, 0], &[10, 8192]), Some(whole));
     bench.add_slice(&mut plan, 0, &slice(&[10, 8192], &[2, 100], &[3, 4096]), Some(part));
-    assert_eq!(plan.lent.get(&start), Some(&(start + 10 * 8192)));
+    assert_eq!(plan.reserved.get(&start), Some(&(start + 10 * 8192)));
     let (other, _back) = memory(100);
     let shared = other.addresses().start;
-    plan.lent.insert(shared - 1, shared + 1);
+    plan.reserved.insert(shared - 1, shared + 1);
     bench.add_slice(&mut plan, 1, &slice(&[100], &[0], &[100]), Some(other));
     let wave = plan.read().await.unwrap().unwrap();
     assert_eq!(wave.ended, [(0, Outcome::Complete), (1, Outcome::Complete), (2, Outcome::Complete)]);
