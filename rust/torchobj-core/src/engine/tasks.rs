@@ -1,12 +1,27 @@
 //! The running tasks of one source.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use crate::fork;
+
+tokio::task_local! {
+    /// Of the running task.
+    static RUNNING: Arc<Guard>;
+}
+
+/// Kept by each task of a source, and by the tasks that these start, until they have ended.
+#[derive(Debug)]
+struct Guard {
+    _own: mpsc::Sender<Infallible>,
+    /// Of the task that started the source.
+    _outer: Option<Arc<Self>>,
+}
 
 /// The tasks that run the requests of a source. Dropping it aborts them.
 #[derive(Debug)]
@@ -16,14 +31,24 @@ pub(crate) struct Tasks {
     /// Set by a thread that found the maximum number of tasks running.
     pub(super) refused: AtomicBool,
     /// `None` after an abort: no further task starts.
-    set: Mutex<Option<JoinSet<()>>>,
+    started: Mutex<Option<Started>>,
+}
+
+#[derive(Debug)]
+struct Started {
+    set: JoinSet<()>,
+    guard: Arc<Guard>,
+    /// Closed when all guards were dropped.
+    ended: mpsc::Receiver<Infallible>,
 }
 
 impl Tasks {
     /// Tasks on the runtime of `handle`.
     pub(crate) fn new(handle: Handle) -> Self {
-        let set = Mutex::new(Some(JoinSet::new()));
-        Self { handle, running: AtomicUsize::new(0), refused: AtomicBool::new(false), set }
+        let (own, ended) = mpsc::channel(1);
+        let guard = Arc::new(Guard { _own: own, _outer: RUNNING.try_with(Arc::clone).ok() });
+        let started = Mutex::new(Some(Started { set: JoinSet::new(), guard, ended }));
+        Self { handle, running: AtomicUsize::new(0), refused: AtomicBool::new(false), started }
     }
 
     /// Number of running tasks.
@@ -31,30 +56,33 @@ impl Tasks {
         self.running.load(Ordering::Acquire)
     }
 
-    fn set(&self) -> MutexGuard<'_, Option<JoinSet<()>>> {
-        self.set.lock().expect("no holder of this lock panics")
+    fn started(&self) -> MutexGuard<'_, Option<Started>> {
+        self.started.lock().expect("no holder of this lock panics")
     }
 
     pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _inside = fork::enter();
-        let mut set = self.set();
-        if let Some(set) = &mut *set {
+        let mut started = self.started();
+        if let Some(Started { set, guard, .. }) = &mut *started {
             // Remove tasks that have ended: the set stays as large as the maximum number that ran concurrently.
             while set.try_join_next().is_some() {}
-            set.spawn_on(task, &self.handle);
+            set.spawn_on(RUNNING.scope(guard.clone(), task), &self.handle);
         }
     }
 
     /// Aborts all tasks. No further task starts.
     pub(crate) fn abort(&self) {
-        drop(self.set().take());
+        drop(self.started().take());
     }
 
-    /// Aborts all tasks and waits until they have ended. No further task starts.
+    /// Aborts all tasks and waits until they, and the tasks that they started, have ended: none of them writes to the
+    /// memory of its request afterwards. No further task starts.
     pub(crate) async fn shutdown(&self) {
-        let set = self.set().take();
-        if let Some(mut set) = set {
+        let started = self.started().take();
+        if let Some(Started { mut set, guard, mut ended }) = started {
             set.shutdown().await;
+            drop(guard);
+            while ended.recv().await.is_some() {}
         }
     }
 }

@@ -188,3 +188,53 @@ async fn no_request_is_lost_on_many_threads() {
         }
     }
 }
+
+/// Fails while one of the parts of the other writes, without a point at which it could be aborted.
+enum Nested {
+    Parts(Arc<AtomicUsize>),
+    Failure(Arc<AtomicUsize>),
+}
+
+struct Writing(Arc<AtomicUsize>);
+
+impl Request for Writing {
+    type Output = ();
+
+    async fn run(self) -> Result<()> {
+        for _ in 0..100 {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(20));
+            self.0.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+        }
+        Ok(())
+    }
+}
+
+impl Request for Nested {
+    type Output = ();
+
+    async fn run(self) -> Result<()> {
+        match self {
+            Self::Parts(writes) => try_run_all(vec![Writing(writes)], || 1).await.map(drop),
+            Self::Failure(writes) => {
+                while writes.load(Ordering::SeqCst) == 0 {
+                    tokio::task::yield_now().await;
+                }
+                Err(Error::new(ErrorKind::NotFound, Operation::Get, "x", "fails"))
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_writes_after_the_error_of_another_request_was_returned() {
+    for _ in 0..5 {
+        let writes = Arc::new(AtomicUsize::new(0));
+        let requests = vec![Nested::Parts(writes.clone()), Nested::Failure(writes.clone())];
+        assert_eq!(try_run_all(requests, || 2).await.unwrap_err().kind(), ErrorKind::NotFound);
+        let before = writes.load(Ordering::SeqCst);
+        sleep(Duration::from_millis(60)).await;
+        assert_eq!(writes.load(Ordering::SeqCst), before);
+    }
+}
