@@ -1,5 +1,6 @@
 """Files that are damaged, refused, missing or not checkpoints raise clear errors, and never load as something else."""
 
+import collections
 import io
 import logging
 import pickle
@@ -212,12 +213,12 @@ def test_an_object_that_must_not_exist_is_not_replaced(bucket):
     assert load(bucket) == {"first": 1}
 
 
-def put_with_pickle(bucket, pickled):
+def put_with_pickle(bucket, data):
     """Puts a file of `torch.save` whose pickle is replaced by this one."""
     stock, archive = put_stock(bucket, "stock.pt", [torch.zeros(1)]), io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(stock)) as old, zipfile.ZipFile(archive, "w") as new:
         for entry in old.infolist():
-            new.writestr(entry.filename, pickled if entry.filename.endswith("data.pkl") else old.read(entry))
+            new.writestr(entry.filename, data if entry.filename.endswith("data.pkl") else old.read(entry))
     bucket.boto.put_object(Bucket=bucket.name, Key="ckpt.pt", Body=archive.getvalue())
 
 
@@ -231,15 +232,55 @@ def test_deep_nesting_is_refused_before_it_is_unpickled(bucket, opening, weights
         load(bucket, weights_only=weights_only)
 
 
+class Storage:
+    """Pickled as the storage 0 of a file, with this number of float32."""
+
+    def __init__(self, count):
+        self.count = count
+
+
+class Tensor:
+    """Pickled as a tensor with these arguments."""
+
+    def __init__(self, count, *arguments):
+        self.arguments = (Storage(count), *arguments, False, collections.OrderedDict())
+
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor_v2, self.arguments
+
+
+def pickled(value):
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value):
+            return ("storage", torch.FloatStorage, "0", "cpu", value.count) if isinstance(value, Storage) else None
+
+    data = io.BytesIO()
+    Pickler(data, 2).dump(value)
+    return data.getvalue()
+
+
+@pytest.mark.parametrize(
+    "arguments", [(0, (40,), (1,)), (1, (1,), (1,)), (0, (2,), (1,)), (0, (1 << 30,), (1,))], ids=str
+)
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_tensor_larger_than_its_storage_is_refused(bucket, arguments, verify):
+    # torch enlarges the storage: the tensor had other memory of the process, or other records of the file.
+    put_with_pickle(bucket, pickled([Tensor(1, *arguments)]))
+    for into in (None, [torch.zeros(arguments[1])] if arguments[1] < (100,) else None):
+        with pytest.raises(exceptions.CheckpointError, match="larger than its storage"):
+            load(bucket, into=into, verify=verify)
+
+
+def test_a_memo_larger_than_the_pickle_is_refused(bucket):
+    # LONG_BINPUT: 1 GiB for the memo of the unpickler.
+    put_with_pickle(bucket, b"\x80\x02]r\x00\x00\x00\x04.")
+    with pytest.raises(exceptions.CheckpointError, match="nested"):
+        load(bucket)
+
+
 @pytest.mark.parametrize("count", [-1, -(1 << 62), 1 << 61, 1 << 63, 10**99, 1.5, "1", None])
 @pytest.mark.parametrize("into", [None, [torch.zeros(1)]], ids=["new", "into"])
 def test_a_storage_of_an_impossible_size_is_refused(bucket, count, into):
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, value):
-            return ("storage", torch.FloatStorage, "0", "cpu", count) if value is Pickler else None
-
-    pickled = io.BytesIO()
-    Pickler(pickled, 2).dump([Pickler])
-    put_with_pickle(bucket, pickled.getvalue())
+    put_with_pickle(bucket, pickled([Storage(count)]))
     with pytest.raises(exceptions.CheckpointError, match="a storage has .* elements"):
         load(bucket, into=into)

@@ -220,7 +220,10 @@ class _Plan:
 
     def _range(self, key: str, start: int, target: torch.Tensor) -> RecordRange:
         label = f"{self._outline.names.get(key)} (data/{key})"
-        return RecordRange(self._records.by_name[f"data/{key}"], start, target, label)
+        record = self._records.by_name[f"data/{key}"]
+        if start + len(target) > record.size:
+            raise CheckpointError(f"{label}: it is larger than its record")
+        return RecordRange(record, start, target, label)
 
     def _fill(self, pairs: Sequence[entries.Pair], origins: _Origins) -> None:
         """Copies the tensors that were read, and reads the others into the tensors to fill."""

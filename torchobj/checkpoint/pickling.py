@@ -71,6 +71,23 @@ class StorageOutline(NamedTuple):
         return self.elements * self.dtype.itemsize
 
 
+def _check_extent(path: str, storage: StorageOutline, *arguments: Any) -> None:
+    """Raises if a tensor is larger than its storage: torch would enlarge the storage, with uninitialised memory."""
+    if len(arguments) < 3:
+        return
+    offset, size, stride = arguments[:3]
+    numbers = [offset, *size, *stride]
+    if any(type(number) is not int or number < 0 for number in numbers) or len(size) != len(stride):
+        raise pickle.UnpicklingError(f"a tensor has the offset, size and stride {reprlib.repr(arguments[:3])}")
+    itemsize = storage.dtype.itemsize
+    if path == "torch._utils._rebuild_tensor_v3":
+        # Its storage is untyped, and the dtype is an argument.
+        itemsize = getattr(torch, arguments[5].path.rpartition(".")[2]).itemsize
+    last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+    if 0 not in size and (last + 1) * itemsize > storage.nbytes:
+        raise pickle.UnpicklingError(f"a tensor of size {reprlib.repr(size)} is larger than its storage")
+
+
 class Stub:
     """The result of a global of the pickle: an instance of, or a call to, the object that `path` names."""
 
@@ -80,6 +97,8 @@ class Stub:
 
     def __new__(cls, *args: Any, **_named: Any) -> Self:
         """Keeps the arguments."""
+        if args and isinstance(args[0], StorageOutline):
+            _check_extent(cls.path, *args)
         stub = super().__new__(cls)
         stub.args = args
         stub.rest = []
@@ -160,7 +179,7 @@ def check_nesting(pickle: bytes, name: str) -> None:
     """
     depth = _torchobj.pickle_nesting(pickle)
     if depth > _DEEPEST:
-        raise CheckpointError(f"{name}: is a pickle of more than {_DEEPEST} nested objects: refused")
+        raise CheckpointError(f"{name}: has more than {_DEEPEST} nested objects, or an unbounded memo: refused")
 
 
 def outline_of(data: Any) -> Outline:

@@ -1,11 +1,13 @@
 //! Measures the nesting depth of a pickle before it is unpickled. Creates no objects and imports no classes.
 //!
 //! Python hashes tuples by recursion in C, without a limit. A megabyte of nested tuples as the key of a dict overflows the
-//! stack, and 40 nested pairs that share one tuple take hours. Both happen in the unpickler itself.
+//! stack, and 40 nested pairs that share one tuple take hours. A memo index of a few bytes allocates gigabytes. All of
+//! this happens in the unpickler itself.
 
 use std::collections::HashMap;
 
-/// The result for a pickle whose tuples would take too long to hash, or that this module cannot parse.
+/// The result for a pickle whose tuples would take too long to hash, whose memo would be larger than the pickle, or that
+/// this module cannot parse.
 pub const UNBOUNDED: u32 = u32::MAX;
 
 /// Maximum number of objects that hashing a tuple may visit, counted once per visit.
@@ -26,6 +28,8 @@ struct Machine {
     /// Heights of the stack at the marks.
     marks: Vec<usize>,
     memo: HashMap<u64, Object>,
+    /// Number of opcodes so far.
+    opcodes: u64,
     deepest: u32,
     most_visited: u64,
 }
@@ -47,6 +51,7 @@ impl Machine {
         let mut rest = pickle;
         while let Some((&opcode, after)) = rest.split_first() {
             rest = after;
+            self.opcodes += 1;
             let Some(argument) = argument(opcode, &mut rest) else { return Some(()) };
             match opcode {
                 b'.' => return Some(()),
@@ -75,7 +80,12 @@ impl Machine {
                 }
                 b'p' | b'q' | b'r' => {
                     let last = self.stack.last().copied().unwrap_or_default();
-                    self.memo.insert(number(opcode, argument)?, last);
+                    let index = number(opcode, argument)?;
+                    // The unpickler's memo is an array: it allocates 16 bytes for each index up to this one.
+                    if index > self.opcodes {
+                        return None;
+                    }
+                    self.memo.insert(index, last);
                 }
                 0x94 => {
                     let last = self.stack.last().copied().unwrap_or_default();
@@ -177,6 +187,14 @@ fn little_endian(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_memo_index_beyond_the_number_of_opcodes_is_unbounded() {
+        assert_eq!(nesting(b"\x80\x02Nq\x00q\x01q\x04."), 0);
+        assert_eq!(nesting(b"\x80\x02Nq\x04."), UNBOUNDED);
+        assert_eq!(nesting(b"\x80\x02Nr\x00\x00\x00\x04."), UNBOUNDED);
+        assert_eq!(nesting(b"Np99999999\n."), UNBOUNDED);
+    }
 
     #[test]
     fn nested_containers_are_measured() {
