@@ -21,7 +21,7 @@ impl ObjectUrl {
     /// Parses a URL.
     ///
     /// # Errors
-    /// `Config` if the URL has no scheme, or no bucket although its scheme has buckets.
+    /// `Config` if the URL has no scheme, no bucket although its scheme has buckets, or a user or password.
     pub fn parse(url: &str) -> Result<Self> {
         let refuse = |message: &str| Error::new(ErrorKind::Config, Operation::Connect, url, message);
         let (scheme, rest) = url
@@ -32,6 +32,11 @@ impl ObjectUrl {
             ("file", "") => {}
             ("file", _) => return Err(refuse("a file URL has three slashes: file:///folder")),
             (_, "") => return Err(refuse("the URL names no bucket: expected scheme://bucket/key")),
+            // The part before the @ may be a password, which must not be shown.
+            _ if bucket.contains('@') => {
+                let message = "the URL must not contain a user or a password";
+                return Err(Error::new(ErrorKind::Config, Operation::Connect, format!("{scheme}://"), message));
+            }
             _ => {}
         }
         Ok(Self { scheme: scheme.to_owned(), bucket: bucket.to_owned(), key: key.to_owned() })
@@ -64,6 +69,13 @@ mod tests {
         for url in ["bucket/key", "/tmp/x", "s3:///key", "s3://", "file://host/x"] {
             assert_eq!(ObjectUrl::parse(url).unwrap_err().kind(), ErrorKind::Config, "{url}");
         }
+    }
+
+    #[test]
+    fn a_password_is_refused_and_not_shown() {
+        let error = ObjectUrl::parse("s3://user:secret@bucket/key").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(!error.to_string().contains("secret"), "{error}");
     }
 
     #[test]
