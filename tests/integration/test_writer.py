@@ -318,3 +318,14 @@ def test_a_commit_whose_response_was_lost_succeeds(bucket, control, size):
     with torchobj.open(f"{bucket.url}/k", "wb", config=config) as file:
         file.write(bytes(size))
     assert len(bucket.body("k")) == size
+
+
+def test_a_commit_succeeds_when_the_files_of_its_upload_are_swept_meanwhile(tmp_path):
+    (tmp_path / "object").write_bytes(b"old")
+    config = torchobj.StoreConfig(write_buffer_bytes=16 << 20)
+    with torchobj.open(f"file://{tmp_path}/object", "wb", config=config) as file:
+        file.write(bytes(64 << 20))
+        [key_file] = tmp_path.glob(".torchobj-*.key")
+        key_file.unlink()
+    assert [path.name for path in tmp_path.iterdir()] == ["object"]
+    assert (tmp_path / "object").stat().st_size == 64 << 20

@@ -114,7 +114,12 @@ impl FileStore {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
             let version = temporary.publish(&file, &target, &condition, config)?;
-            fs::remove_file(key_file_path(&path))?;
+            // The object exists: a concurrent abort may have deleted the key file.
+            if let Err(error) = fs::remove_file(key_file_path(&path))
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                log::warn!("{}: cannot be deleted: {error}", key_file_path(&path).display());
+            }
             Ok(version)
         };
         self.or_no_upload(

@@ -52,7 +52,13 @@ impl Bucket {
         let request = self.sdk(operation).await?.delete_objects().bucket(&self.name);
         let request = request.delete(delete.expect("it has objects")).set_request_payer(self.request_payer());
         let output = self.sdk_output(operation, None, request.send()).await?;
-        let failed = output.errors.unwrap_or_default().into_iter().filter_map(|failed| {
+        let errors = output.errors.unwrap_or_default();
+        // A retry must not delete another key.
+        if let Some(other) = errors.iter().filter_map(|failed| failed.key.as_ref()).find(|key| !keys.contains(key)) {
+            let message = "the response names a key that was not requested";
+            return Err(self.error(ErrorKind::Protocol, operation, Some(other), message));
+        }
+        let failed = errors.into_iter().filter_map(|failed| {
             let key = failed.key?;
             let kind = kind_of(operation, 200, failed.code.as_deref());
             let kind = if failed.code.as_deref() == Some("AccessDenied") { ErrorKind::AccessDenied } else { kind };

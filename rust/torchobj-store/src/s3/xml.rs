@@ -39,6 +39,9 @@ enum XmlEvent<'a> {
     End(&'a [String]),
 }
 
+/// Maximum depth of elements; that of S3 is 4. The time to parse a document grows with its depth.
+const MAX_DEPTH: usize = 16;
+
 fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), XmlError> {
     let mut reader = Reader::from_reader(document);
     let mut path: Vec<String> = Vec::new();
@@ -46,6 +49,9 @@ fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), 
     let mut is_leaf = false;
     loop {
         match reader.read_event()? {
+            Event::Start(_) if path.len() == MAX_DEPTH => {
+                return Err(XmlError(format!("more than {MAX_DEPTH} nested elements")));
+            }
             Event::Start(tag) => {
                 path.push(tag.local_name().as_ref().to_owned());
                 text.clear();
@@ -217,6 +223,13 @@ mod tests {
                 assert_eq!((entry.size, &entry.version), (None, &None), "{page}");
             }
         }
+    }
+
+    #[test]
+    fn deep_nesting_is_malformed() {
+        let (open, close) = ("<a>".repeat(17), "</a>".repeat(17));
+        assert!(list_page(format!("{open}{close}").as_bytes()).unwrap_err().0.contains("more than 16"));
+        assert!(list_page(format!("<ListBucketResult>{}</ListBucketResult>", &open[..45]).as_bytes()).is_err());
     }
 
     #[test]
