@@ -26,6 +26,7 @@ from torchobj.exceptions import (
     UnsupportedError,
 )
 from torchobj.fsspec_files import TextFile, TransactionFile
+from torchobj.fsspec_instances import CachedByConfig
 from torchobj.store import ObjectInfo, Store
 
 __all__ = ["ObjectFileSystem", "register"]
@@ -40,10 +41,10 @@ _MAX_REMEMBERED = 10_000
 _default: StoreConfig | None = None
 
 
-class _Cached(type(package.AbstractFileSystem)):  # type: ignore[misc]
+class _Cached(CachedByConfig):
     """Passes the default configuration as an argument, so that fsspec caches and pickles instances with it."""
 
-    def __call__(cls, *arguments: Any, **named: Any) -> Any:
+    def __call__(cls, *arguments: Any, **named: Any) -> Any:  # noqa: N805  of a metaclass
         if not arguments and named.get("config") is None and _default is not None:
             named["config"] = _default
         return super().__call__(*arguments, **named)
@@ -73,6 +74,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
     """
 
     protocol = "s3"
+    _extra_tokenize_attributes = ("config_number",)
 
     def __init__(
         self,

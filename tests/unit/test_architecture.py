@@ -81,7 +81,7 @@ LAYERS = [
     ["loader.lookahead_mixin"],
     ["loader._attach", "loader.loader"],
     ["loader.transformers_callback"],
-    ["fsspec_files"],
+    ["fsspec_files", "fsspec_instances"],
     ["fsspec"],
     ["lightning"],
     ["checkpoint.commit_format", "checkpoint.handle", "checkpoint.rng"],

@@ -262,6 +262,39 @@ def test_instances_are_pickled_with_their_configuration():
     assert again == files
 
 
+def no_credentials():
+    raise AssertionError
+
+
+def other_credentials():
+    raise AssertionError
+
+
+def test_configurations_that_differ_have_different_instances(tmp_path):
+    def of(**options):
+        return torchobj.StoreConfig(s3=torchobj.S3Options(**options))
+
+    different = [
+        of(),
+        of(credential_provider=no_credentials),
+        of(credential_provider=other_credentials),
+        of(customer_key_file=tmp_path / "a"),
+        of(customer_key_file=tmp_path / "b"),
+        # Explicit, so that it overrides the configuration file.
+        of(requester_pays=False),
+        torchobj.StoreConfig(hedge=True),
+    ]
+    instances = [ObjectFileSystem(config=config) for config in different]
+    assert len({id(files) for files in instances}) == len({files._fs_token for files in instances}) == len(different)
+    for config, files in zip(different, instances, strict=True):
+        assert files._config is config
+        assert ObjectFileSystem(config=config) is files
+        assert ObjectFileSystem(config)._config is config
+        assert pickle.loads(pickle.dumps(files)) is files
+    assert ObjectFileSystem(config=of(credential_provider=no_credentials)) is instances[1]
+    assert str(tmp_path) not in str(instances[3].storage_options)
+
+
 def test_a_registered_scheme_uses_the_given_configuration(monkeypatch):
     monkeypatch.setitem(_registry, "s3", fsspec.AbstractFileSystem)
     monkeypatch.setattr(torchobj.fsspec, "_default", None)
