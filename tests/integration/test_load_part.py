@@ -32,6 +32,8 @@ def test_keys_select_entries_and_those_below_them(bucket, control):
     assert same({"optimizer": {"state": MODEL["optimizer"]["state"]}}, load(bucket, keys=["optimizer.state.0"]))
     assert same({"optimizer": MODEL["optimizer"], "epoch": 3}, load(bucket, keys=["epoch", "optimizer"]))
     assert load(bucket, keys=[]) == {}
+    for keys in ((key for key in ["epoch"]), {"epoch"}, {"epoch": None}.keys(), ("epoch",)):
+        assert load(bucket, keys=keys) == {"epoch": 3}
 
 
 def test_an_unknown_key_raises_with_similar_names(bucket):
@@ -40,8 +42,9 @@ def test_an_unknown_key_raises_with_similar_names(bucket):
         exceptions.ConfigError, match=r"'model\.layer2\.weight'; similar names: .*model\.layer1\.weight"
     ):
         load(bucket, keys=["epoch", "model.layer2.weight"])
-    with pytest.raises(exceptions.ConfigError, match="must be a list of names"):
-        load(bucket, keys="epoch")
+    for keys in ("epoch", b"epoch", 5, [5], (key for key in [5])):
+        with pytest.raises(exceptions.ConfigError, match="must be a list of names"):
+            load(bucket, keys=keys)
     save(bucket, [1, 2])
     with pytest.raises(exceptions.ConfigError, match="not a mapping"):
         load(bucket, keys=["0"])

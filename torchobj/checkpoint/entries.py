@@ -5,7 +5,7 @@ The name of an entry is the path of keys that leads to it, joined by dots.
 
 import difflib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -53,11 +53,12 @@ def checked_keys(keys: Any) -> list[str]:
     """Returns `keys` as a list.
 
     Raises:
-        ConfigError: A key is not a string.
+        ConfigError: `keys` is a string or not iterable, or a key is not a string.
     """
-    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+    names: list[Any] = list(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else [None]
+    if not all(isinstance(name, str) for name in names):
         raise ConfigError(f"keys={keys!r}: must be a list of names such as ['model.layer1']")
-    return list(keys)
+    return names
 
 
 def select(tree: Any, keys: Sequence[str], url: str) -> list[Path]:
