@@ -5,6 +5,7 @@ import torch
 
 from tests.saved_objects import QUIET, blank, flip, load, payload_of, random_tensor, raw, same, save
 from torchobj import exceptions
+from torchobj.checkpoint import entries
 
 pytestmark = [QUIET, pytest.mark.usefixtures("planned")]
 
@@ -34,6 +35,30 @@ def test_keys_select_entries_and_those_below_them(bucket, control):
     assert load(bucket, keys=[]) == {}
     for keys in ((key for key in ["epoch"]), {"epoch"}, {"epoch": None}.keys(), ("epoch",)):
         assert load(bucket, keys=keys) == {"epoch": 3}
+
+
+def test_many_keys_are_selected_in_linear_time():
+    class Counted(str):
+        __slots__ = ()
+        comparisons = 0
+
+        def __eq__(self, other):
+            Counted.comparisons += 1
+            return str.__eq__(self, other)
+
+        def startswith(self, *given):
+            Counted.comparisons += 1
+            return str.startswith(self, *given)
+
+        __hash__ = str.__hash__
+
+    tree = {f"layer{number}.weight": {"value": number, 1: number} for number in range(2000)}
+    keys = [Counted(name) for name in tree] + ["layer1.weight.1"]
+    assert entries.select(tree, keys, "u") == [(name,) for name in tree]
+    assert Counted.comparisons < 10 * len(tree)
+    assert entries.select(tree, ["layer1", "layer10.weight.value"], "u") == [
+        ("layer1.weight",), ("layer10.weight", "value")
+    ]  # fmt: skip
 
 
 def test_an_unknown_key_raises_with_similar_names(bucket):

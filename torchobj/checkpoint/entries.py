@@ -72,17 +72,21 @@ def select(tree: Any, keys: Sequence[str], url: str) -> list[Path]:
     """
     if not isinstance(tree, dict):
         raise ConfigError(f"{url}: keys={list(keys)!r}: the saved object is not a mapping")
-    entries = [(name_of(path), path) for path in _paths(tree, (), ())]
-    missing = set(keys)
+    wanted, missing = set(keys), set(keys)
+    lengths = {len(key) for key in keys}
     found: list[Path] = []
-    for name, path in entries:
-        matching = [key for key in keys if name == key or name.startswith(key + ".")]
-        missing.difference_update(matching)
-        if matching and not any(path[: len(outer)] == outer for outer in found):
+    names: list[str] = []
+    for path in _paths(tree, (), ()):
+        name = name_of(path)
+        names.append(name)
+        matching = wanted & {name[:length] for length in lengths if name[length : length + 1] in ("", ".")}
+        missing -= matching
+        # Entries within another one directly follow it.
+        if matching and not (found and path[: len(found[-1])] == found[-1]):
             found.append(path)
     if missing:
         key = min(missing)
-        near = difflib.get_close_matches(key, [name for name, _ in entries], n=3, cutoff=0.4)
+        near = difflib.get_close_matches(key, names, n=3, cutoff=0.4)
         hint = f"; similar names: {', '.join(near)}" if near else ""
         raise ConfigError(f"{url}: keys: there is no entry {key!r}{hint}")
     return found
