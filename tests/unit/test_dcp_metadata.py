@@ -120,6 +120,7 @@ def test_a_manifest_is_read_as_it_was_written():
         b'{"format": 1, "files": [{}]}',
         Manifest("", ()).dump(),
         Manifest(5, ()).dump(),
+        Manifest("\ud800", ()).dump(),
         Manifest("id", (), ([],)).dump(),
         Manifest("id", (WrittenFile(5, 5, None, 5),)).dump(),
     ],

@@ -68,6 +68,17 @@ class Manifest:
         words = (manifest.save_id, *(file.name for file in files), *manifest.replaced)
         if not manifest.save_id or not all(isinstance(word, str) for word in words):
             raise CheckpointError(f"{url}: is no manifest of a checkpoint: an id or a name is not a string")
+        if not _is_utf8(manifest.save_id):
+            raise CheckpointError(f"{url}: is no manifest of a checkpoint: the id has no UTF-8 encoding")
         if newer:
             raise CheckpointError(f"{url}: was written by torchobj {manifest.torchobj_version}, which is newer")
         return manifest
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text can be encoded. JSON can contain a lone surrogate, which cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
