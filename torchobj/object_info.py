@@ -30,7 +30,7 @@ class ObjectInfo:
     version: str | None = None
     """The version of the object: on S3 the ETag, with its quotes."""
     last_modified: datetime | None = None
-    """Time of the last write, in UTC."""
+    """Time of the last write, in UTC; None if the store returns none, or a year above 9999."""
     storage_class: str | None = None
     """Storage class as named by the store; None if it is not returned."""
     content_type: str | None = None
@@ -81,8 +81,11 @@ class UnfinishedUpload(NamedTuple):
 
 
 def time_of(modified_ms: int | None) -> datetime | None:
-    """Converts milliseconds since 1970 to a datetime in UTC."""
-    return None if modified_ms is None else datetime.fromtimestamp(modified_ms / 1000, tz=UTC)
+    """Converts milliseconds since 1970 to a datetime in UTC. None if a datetime cannot represent them."""
+    try:
+        return None if modified_ms is None else datetime.fromtimestamp(modified_ms / 1000, tz=UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 class Listing:

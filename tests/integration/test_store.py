@@ -1,7 +1,9 @@
 """The store on real servers, with boto3 as the reference."""
 
 import dataclasses
+import os
 import pickle
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +15,7 @@ import torch
 import torchobj
 from tests.settings import s3_config
 from torchobj import exceptions
+from torchobj.object_info import time_of
 
 UNUSUAL_KEYS = ["a b", "a+b", "100%", "a?b#c", "ä/ö 日本", "🎉", "'\"<>&", "%41", "deep/er/key", "x" * 200]
 RAW = ["a//b", "/lead", "trail/", "..", ".", "a/../b", "./a", "k" * 1024]
@@ -192,6 +195,21 @@ def test_a_listing_has_pages_and_common_prefixes(bucket, control):
     assert list(store.list("nothing/")) == []
     info = next(iter(store.list("many/")))
     assert (info.size, info.storage_class) == (1, "STANDARD")
+
+
+def test_a_time_that_no_datetime_represents_is_none():
+    for milliseconds in (10**16, -(10**17), (1 << 63) - 1):
+        assert time_of(milliseconds) is None
+    # ext4 does not store such a time; tmpfs does.
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        store = torchobj.Store(f"file://{folder}")
+        store.put("a", b"")
+        store.put("far", b"")
+        os.utime(f"{folder}/far", (1e13, 1e13))
+        near, far = store.list()
+        assert (near.key, near.last_modified is None, far.key) == ("a", False, "far")
+        if os.stat(f"{folder}/far").st_mtime == 1e13:
+            assert far.last_modified is store.head("far").last_modified is None
 
 
 def test_conditional_writes_are_enforced(bucket):
