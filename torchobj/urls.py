@@ -8,6 +8,9 @@ from torchobj.exceptions import ConfigError
 
 SCHEMES = ("s3", "file", "memory")
 
+#: Control characters of ASCII and Latin-1.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 
 class Url(NamedTuple):
     """A parsed URL `scheme://bucket/key`.
@@ -46,7 +49,7 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         schemes: Schemes that are accepted.
 
     Raises:
-        ConfigError: Not a URL, another scheme, or no bucket; the message names the expected form.
+        ConfigError: Not a URL, another scheme, or no valid bucket; the message names the expected form.
 
     Example:
         >>> parse_url("s3://bucket/some key//é")
@@ -70,6 +73,8 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
             f"url={shown_url(url)!r}: must have no user and password; "
             "store credentials where the AWS SDKs look for them"
         )
+    if _CONTROL.search(bucket):
+        raise ConfigError(f"url={url!r}: the bucket name must contain no control characters such as a newline")
     if scheme == "file" and bucket:
         raise ConfigError(f"url={url!r}: a file URL has three slashes, as file:///folder/file")
     if scheme != "file" and not bucket:
