@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import torchobj
 from tests.saved_objects import QUIET, blank, flip, load, payload_of, random_tensor, raw, same, save
 from torchobj import exceptions
 from torchobj.checkpoint import entries
@@ -185,3 +186,11 @@ def test_a_flipped_byte_is_detected_with_into_too(bucket):
     flip(bucket, "ckpt.pt", payload_of(bucket, "ckpt.pt", MODEL["model"]["layer10.weight"]) + 77)
     with pytest.raises(exceptions.IntegrityError, match=r"model\.layer10\.weight"):
         load(bucket, "flipped.pt", into=blank(MODEL))
+
+
+def test_a_tensor_that_was_saved_on_meta_cannot_fill_another():
+    torchobj.save({"a": torch.ones(2), "b": torch.empty(3, device="meta")}, "memory://load-part/meta.pt")
+    into = {"a": torch.zeros(2), "b": torch.zeros(3)}
+    with pytest.raises(exceptions.ConfigError, match="b: was saved on the meta device, without values"):
+        torchobj.load("memory://load-part/meta.pt", into=into)
+    assert torch.equal(into["a"], torch.zeros(2))

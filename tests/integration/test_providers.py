@@ -79,3 +79,12 @@ def test_s3_options_are_ignored_for_other_schemes_and_s3_arguments_are_refused(b
         store = torchobj.Store(url, config=torchobj.StoreConfig(s3=s3))
         store.put("k", b"x")
         assert store.get("k") == b"x"
+
+
+def test_a_named_pipe_is_no_object(tmp_path):
+    # Opening it waited for a writer, on one thread more for each attempt.
+    os.mkfifo(tmp_path / "pipe")
+    store = torchobj.Store(f"file://{tmp_path}")
+    for operation in (lambda: store.get("pipe"), lambda: store.copy("pipe", "copy")):
+        with pytest.raises(torchobj.exceptions.ObjectNotFoundError):
+            operation()

@@ -76,7 +76,8 @@ def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checks
     Returns:
         The CRC-32 of each destination; 0 without `checksum`.
     """
-    pinned = any(target.device.type == "cuda" for _, target in destinations)
+    cuda_devices = {target.device for _, target in destinations if target.device.type == "cuda"}
+    pinned = bool(cuda_devices)
     sums = [0] * len(destinations)
     windows = list(_windows([len(target) for _, target in destinations]))
     with ThreadPoolExecutor(1, thread_name_prefix="torchobj-device") as reader:
@@ -99,8 +100,9 @@ def fill(destinations: Sequence[tuple[int, torch.Tensor]], read: Read, *, checks
                     sums[chunk.number] = crc32(memory_of(block), sums[chunk.number])
                 target = destinations[chunk.number][1]
                 target[chunk.begin : chunk.begin + chunk.length].copy_(block, non_blocking=pinned)
-            if pinned:
-                torch.cuda.synchronize()
+            # The blocks of this window are filled again by the next read but one.
+            for device in cuda_devices:
+                torch.cuda.synchronize(device)
     return sums
 
 

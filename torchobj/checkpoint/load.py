@@ -27,7 +27,7 @@ from torchobj.checkpoint.pickling import (
 )
 from torchobj.checkpoint.records import NotPlannableError, RecordRange, Records
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.exceptions import CheckpointError, TorchobjError
+from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
 __all__ = ["is_switched_on", "load"]
 
@@ -227,6 +227,9 @@ class _Plan:
 
     def _fill(self, pairs: Sequence[entries.Pair], origins: _Origins) -> None:
         """Copies the tensors that were read, and reads the others into the tensors to fill."""
+        for pair in pairs:
+            if pair.source.device.type == "meta" and pair.source.untyped_storage()._cdata not in origins:
+                raise ConfigError(f"{pair.path}: was saved on the meta device, without values")
         direct: dict[tuple[int, int], tuple[str, int, torch.Tensor]] = {}
         copied: dict[str, list[entries.Pair]] = {}
         last_end = 0

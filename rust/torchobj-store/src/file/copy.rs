@@ -1,6 +1,5 @@
 //! Copies files.
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 
@@ -10,6 +9,7 @@ use torchobj_core::types::{Condition, Version};
 use torchobj_core::url::ObjectUrl;
 
 use super::FileStore;
+use super::get::open_regular;
 use super::put::{TemporaryFile, path_conflict};
 
 impl FileStore {
@@ -22,7 +22,7 @@ impl FileStore {
         }
         let (from, target, config) = (Path::new("/").join(&source.key), self.path(key), self.config);
         let copy = move || {
-            let mut from = File::open(from)?;
+            let mut from = open_regular(&from)?;
             let (temporary, mut file) = TemporaryFile::create(&target, &Self::new_id())?;
             io::copy(&mut from, &mut file)?;
             temporary.publish(&file, &target, &Condition::Always, config)

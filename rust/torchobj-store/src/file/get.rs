@@ -1,13 +1,14 @@
 //! Reads files and their metadata.
 
-use std::fs::{File, Metadata};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use rustix::fs::OFlags;
 use tokio::runtime::{Handle, RuntimeFlavor};
 use torchobj_core::buffer::Dest;
 use torchobj_core::error::{ErrorKind, Operation, Result};
@@ -103,15 +104,22 @@ fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     }
 }
 
+/// Opens a regular file for reading; anything else is `NotFound`. `O_NONBLOCK`: opening a FIFO would wait for a writer.
+pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+}
+
 impl FileStore {
     pub(super) async fn open_file(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
         let (operation, key) = (Operation::Get, request.key);
         self.check_key(operation, key)?;
         let path = self.path(key);
         let open = move || {
-            let file = File::open(path)?;
+            let file = open_regular(&path)?;
             let metadata = file.metadata()?;
-            if metadata.is_file() { Ok((file, metadata)) } else { Err(io::ErrorKind::NotFound.into()) }
+            Ok((file, metadata))
         };
         let (file, metadata) = self.blocking(operation, key, open).await?;
         let (size, version) = (metadata.len(), version(&metadata));
