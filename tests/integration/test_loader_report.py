@@ -162,7 +162,7 @@ def test_the_time_to_start_workers_is_reported_separately(folder):
     # A spawned worker imports torch.
     assert 0.1 * lasted < stats.startup_s <= stats.elapsed_s <= lasted
     assert stats.waited_s + stats.startup_s <= stats.elapsed_s
-    assert "Starting and stopping workers took another" in loader.report()
+    assert "Starting and stopping workers took" in loader.report()
 
 
 class Wrapping(torch.utils.data.IterableDataset):

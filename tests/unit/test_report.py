@@ -63,13 +63,13 @@ CASES = {
     "workers that start slowly": (
         STARTS,
         {},
-        ["Starting and stopping workers took another 29.6 s", "persistent_workers=True", "Apart from that"],
+        ["Starting and stopping workers took 29.6 s of that", "persistent_workers=True", "Apart from that"],
         ["Decoding", "cheaper transform", "nothing needs to change"],
     ),
     "workers that start slowly and decode slowly": (
         dataclasses.replace(STARTS, waited_s=8.0, waited_share=0.2),
         {},
-        ["took another 29.6 s", "Decoding is the limit", "2 workers do not decode fast enough"],
+        ["took 29.6 s of that", "Decoding is the limit", "2 workers do not decode fast enough"],
         ["not the bottleneck"],
     ),
     "decoding in workers": (WAITS, {}, ["Decoding is the limit", "use more workers"], ["process of the loop"]),

@@ -138,7 +138,7 @@ class ObjectWriter(_BinaryFile):
 
     @property
     def version(self) -> str:
-        """The store's version of the object, an ETag or a generation; empty until the writer is closed."""
+        """The store's version of the object, on S3 the ETag; empty until the writer is closed."""
         return self._version
 
     @property

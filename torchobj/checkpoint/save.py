@@ -29,7 +29,7 @@ class SavedObject(NamedTuple):
     size: int
     """Size in bytes."""
     version: str
-    """The store's version of the object: an ETag or a generation."""
+    """The store's version of the object: on S3 the ETag."""
 
 
 def save(

@@ -53,7 +53,7 @@ def note_batch(dataset: Any) -> None:
     if _disabled or _warned[0]:
         return
     worker = torch.utils.data.get_worker_info()
-    if worker is not None and not (worker.id == 0 and _objects_are_disabled(worker.dataset, dataset)):
+    if worker is not None and not (worker.id == 0 and _objects_are_known(worker.dataset, dataset)):
         return
     _batches += 1
     if _batches == _MIN_BATCHES:
@@ -64,6 +64,6 @@ def note_batch(dataset: Any) -> None:
         )
 
 
-def _objects_are_disabled(outer: Any, dataset: Any) -> bool:
+def _objects_are_known(outer: Any, dataset: Any) -> bool:
     """Whether the objects of the samples are known; they are not for wrappers outside of torch and torchobj."""
     return outer is dataset or type(outer).__module__.startswith("torch.") or hasattr(outer, "objects_at")

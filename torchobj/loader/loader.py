@@ -264,7 +264,9 @@ class DataLoader(LookaheadMixin[Batch_co]):
         return progress.initial if progress.mark is None else state_of(progress.mark, sampler.sampler)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Makes the next iterator continue after the position of `state_dict`, with any number of workers.
+        """Makes the next iterator continue after the position of `state_dict`.
+
+        The number of workers may change, except for iterable datasets.
 
         The samples of this and of the following epochs are those of a run that was not interrupted, provided that the
         random numbers are the same: save and restore torch's default generator too. With an

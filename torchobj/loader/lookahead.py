@@ -45,7 +45,7 @@ class Lookahead:
 
     Args:
         sampler: The sampler to draw from.
-        hints: Maps indices to objects. Without it nothing is announced or drawn ahead.
+        find_objects: Maps indices to objects. Without it nothing is announced or drawn ahead.
         max_items: Maximum number of items drawn ahead; None for as many as fit the memory budget.
     """
 

@@ -62,7 +62,7 @@ class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
             return super()._get_iterator()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Created again on demand; hints may not be picklable.
+        # Created again on demand; `find_objects` may not be picklable.
         return {name: value for name, value in self.__dict__.items() if name != "_ahead"}
 
 

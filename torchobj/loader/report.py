@@ -40,7 +40,7 @@ def _startup(stats: LoaderStats) -> list[str]:
     if not _startup_is_long(stats):
         return []
     text = (
-        f"Starting and stopping workers took another {stats.startup_s:.1f} s: persistent_workers=True starts them once "
+        f"Starting and stopping workers took {stats.startup_s:.1f} s of that: persistent_workers=True starts them once "
         "for all epochs, and multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'."
     )
     return [text]
