@@ -82,7 +82,7 @@ class LoaderIterator(Iterator[Any]):
         samples_in: Returns the number of samples of a batch, for datasets without a sampler.
         started: Time at which workers began to be started for this pass; None if none were started.
         iterable: Receives the states that arrive with the batches of an iterable dataset.
-        batches_to_replay: Number of batches that are read and dropped before the first one, for a dataset without a state.
+        batches_to_replay: Number of batches that are read and dropped first, for a dataset without a state.
     """
 
     def __init__(
