@@ -69,6 +69,8 @@ def test_a_failing_sample_raises_and_the_next_one_follows(folder, workers):
         ({"uneven": "drop", "enable_sharding": False}, "needs enable_sharding=True"),
         ({"seed": -1}, "seed=-1"),
         ({"seed": "x"}, "seed='x'"),
+        ({"shuffle": "no"}, "shuffle='no': must be True or False"),
+        ({"enable_sharding": "no"}, "enable_sharding='no': must be True or False"),
     ],
 )
 def test_contradictory_settings_are_refused(folder, settings, said):
@@ -76,6 +78,36 @@ def test_contradictory_settings_are_refused(folder, settings, said):
         dataset(folder, **settings)
 
 
-def test_an_epoch_below_zero_is_refused(folder):
-    with pytest.raises(exceptions.ConfigError, match="epoch=-1"):
-        dataset(folder).set_epoch(-1)
+@pytest.mark.parametrize("epoch", [-1, "a", 1.5, None])
+def test_an_invalid_epoch_is_refused(folder, epoch):
+    with pytest.raises(exceptions.ConfigError, match=f"epoch={epoch!r}: must be an int, 0 or more"):
+        dataset(folder).set_epoch(epoch)
+
+
+@pytest.mark.parametrize("create", ["from_prefix", "from_objects"])
+def test_enable_sharding_is_a_bool_in_the_other_constructors_too(create):
+    with pytest.raises(exceptions.ConfigError, match="enable_sharding='no': must be True or False"):
+        getattr(torchobj.ObjectIterableDataset, create)("memory://shards/a", enable_sharding="no")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": None}, "seed of the state=None: must be an int, 0 or more"),
+        ({"epoch": "1"}, "epoch of the state='1'"),
+        ({"done": -1}, "done of the state=-1"),
+        ({"shape": 5}, "shape of the state=5: must be a dict"),
+    ],
+)
+def test_what_is_not_a_state_is_refused(folder, change, message):
+    samples = dataset(folder, shuffle=True, seed=3)
+    before = samples.state_dict()
+    with pytest.raises(exceptions.ConfigError, match=message):
+        samples.load_state_dict(before | change)
+    for state in ({}, [], None, {name: value for name, value in before.items() if name not in change}):
+        with pytest.raises(exceptions.ConfigError, match="state"):
+            samples.load_state_dict(state)
+    assert samples.state_dict() == before
+    samples.load_state_dict(before | {"done": 1, "shape": {}})
+    with pytest.raises(exceptions.ConfigError, match="cannot be resumed"):
+        iter(samples)

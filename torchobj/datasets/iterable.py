@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
@@ -10,6 +11,7 @@ from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config.checks import check, check_kinds
 from torchobj.datasets import worker_process
 from torchobj.datasets.base import ListingDataset, Sample_co, Transform, UrlByIndex
 from torchobj.datasets.errors import OnIterableError, check_iterable_on_error, log_failed_sample
@@ -35,6 +37,17 @@ class _Progress:
     done: int
     #: Parameters that must be the same on resume, because `done` counts the objects of this shard.
     shape: dict[str, Any]
+
+
+#: The numbers of a state.
+_COUNTS = ("seed", "epoch", "done")
+
+
+def _checked_count(name: str, value: Any) -> int:
+    """Returns the int of a number, which may be one of NumPy."""
+    number = operator.index(value) if hasattr(value, "__index__") else -1
+    check(name, value, "an int, 0 or more", ok=number >= 0)
+    return number
 
 
 class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.IterableDataset[Sample_co]):
@@ -142,6 +155,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             config=config,
         )
         dataset._enable_sharding = enable_sharding
+        dataset._check_sharding()
         return dataset
 
     @classmethod
@@ -168,6 +182,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             config=config,
         )
         dataset._enable_sharding = enable_sharding
+        dataset._check_sharding()
         return dataset
 
     def _set_up(
@@ -188,6 +203,8 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
     def _check(self) -> None:
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError(f"seed={self.seed!r}: must be an int, 0 or more")
+        check_kinds(self, "True or False", (bool,), "shuffle")
+        self._check_sharding()
         if self.uneven not in (None, "drop", "pad"):
             raise ConfigError(f"uneven={self.uneven!r}: must be 'drop', 'pad' or None")
         if self.uneven and not self._enable_sharding:
@@ -196,17 +213,19 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             )
         check_iterable_on_error(self.on_error, even=self.uneven is not None)
 
+    def _check_sharding(self) -> None:
+        sharded = self._enable_sharding
+        check("enable_sharding", sharded, "True or False", ok=isinstance(sharded, bool))
+
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. With `shuffle` each epoch has its own order.
 
         It also applies to persistent workers. Without a call, the next iteration repeats the epoch.
 
         Raises:
-            ConfigError: `epoch` is negative.
+            ConfigError: `epoch` is negative or not an int.
         """
-        if epoch < 0:
-            raise ConfigError(f"epoch={epoch!r}: must be 0 or more")
-        self._epoch.set(epoch)
+        self._epoch.set(_checked_count("epoch", epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iterator that was started last in this process, for `load_state_dict`.
@@ -226,9 +245,16 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         Also sets seed and epoch. If `set_epoch` then sets another epoch, that epoch starts from its beginning.
 
         Raises:
-            ConfigError: When iteration starts, if the state is of other objects, ranks or workers.
+            ConfigError: `state` is not from `state_dict`. When iteration starts: it is of other objects, ranks or
+                workers.
         """
-        self._resumed = _Progress(state["seed"], state["epoch"], state["done"], dict(state["shape"]))
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"state={type(state)}: must be a dict from state_dict")
+        seed, epoch, done = (_checked_count(f"{name} of the state", state.get(name)) for name in _COUNTS)
+        shape = state.get("shape")
+        if not isinstance(shape, Mapping):
+            raise ConfigError(f"shape of the state={shape!r}: must be a dict")
+        self._resumed = _Progress(seed, epoch, done, {**shape})
         self.seed = self._resumed.seed
         self._epoch.set(self._resumed.epoch)
 
@@ -288,7 +314,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         resumed, self._resumed = self._resumed, None
         done = 0 if resumed is None or resumed.epoch != epoch else resumed.done
         if resumed is not None and done:
-            unknown = {"objects": None} if None in (objects, resumed.shape["objects"]) else {}
+            unknown = {"objects": None} if None in (objects, resumed.shape.get("objects")) else {}
             if resumed.shape | unknown != shape | unknown:
                 raise ConfigError(
                     f"state of {resumed.shape}: cannot be resumed with {shape}: samples would be lost or repeated"
