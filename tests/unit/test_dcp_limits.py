@@ -11,7 +11,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from torchobj import Store, exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
@@ -138,6 +144,34 @@ def test_a_size_that_cannot_be_is_refused(saved, size, part):
     store.put("run/.metadata", pickle.dumps(metadata))
     with pytest.raises(exceptions.CheckpointError, match="run/.metadata"):
         StorageReader(URL).read_metadata()
+
+
+@pytest.mark.parametrize("size", [(30,), (), (-1, 0), (1 << 70,), 5, None], ids=str)
+def test_a_tensor_without_chunks_is_refused(saved, size):
+    store, metadata, _ = saved
+    metadata.state_dict_metadata["weight"].size = torch.Size(size) if isinstance(size, tuple) else size
+    metadata.state_dict_metadata["weight"].chunks = []
+    store.put("run/.metadata", pickle.dumps(metadata))
+    with pytest.raises(exceptions.CheckpointError, match="run/.metadata: .* weight: has no chunks"):
+        StorageReader(URL).read_metadata()
+
+
+@pytest.mark.parametrize(
+    ("size", "chunks"),
+    [
+        ((10,), [((0,), (10,)), ((0,), (10,))]),
+        ((10,), [((0,), (0,)), ((0,), (4,)), ((4,), (6,)), ((10,), (0,))]),
+        # What one rank of two saves by itself, with no_dist=True.
+        ((10,), [((5,), (5,))]),
+        ((0,), []),
+        ((3, 0), [((0, 0), (3, 0))]),
+        ((), [((), ())]),
+    ],
+)
+def test_chunks_as_torch_writes_them_are_accepted(size, chunks):
+    described = [ChunkStorageMetadata(*map(torch.Size, chunk)) for chunk in chunks]
+    tensor = TensorStorageMetadata(TensorProperties(), torch.Size(size), described)
+    limits.check_described(Metadata({"weight": tensor}))
 
 
 @pytest.mark.parametrize("what", [5, None, "x", [], {}, torch.Size([3]), MetadataIndex("a")], ids=repr)

@@ -45,6 +45,9 @@ def check_described(metadata: Metadata) -> None:
             raise ValueError(f"{str(name)[:200]}: is neither a tensor nor a value")
         if type(what.properties) is not TensorProperties or type(what.properties.dtype) is not torch.dtype:
             raise ValueError(f"{name}: has no dtype")
+        # The chunks may be a part of the tensor, in what a rank saved by itself. No chunk at all would load silently.
+        if not what.chunks and (type(what.size) is not torch.Size or 0 not in what.size or min(what.size) < 0):
+            raise ValueError(f"{name}: has no chunks")
         for chunk in what.chunks:
             key = (id(chunk), id(what.size))
             if key not in checked:
