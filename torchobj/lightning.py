@@ -8,6 +8,7 @@ is registered, with the configuration of the most recent plugin.
 import importlib
 import importlib.util
 import logging
+import math
 import os
 import re
 import sys
@@ -19,7 +20,7 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.fsspec import register
-from torchobj.store import Store
+from torchobj.store import ObjectInfo, Store
 from torchobj.urls import SCHEMES, Url, parse_url
 
 __all__ = ["ObjectCheckpointIO", "S3LightningCheckpoint"]
@@ -169,16 +170,18 @@ class ObjectCheckpointIO(_Base):
         is_local = self._is_local(url)
         # Keeps the slash of the root.
         parsed = self._parsed(f"file://{os.path.abspath(url)}" if is_local else url.rstrip("/"))  # noqa: PTH100  no links
-        found = [
-            (info.last_modified, [int(number) for number in re.findall(r"\d+", info.key)], info.key)
-            for info in Store(parsed.base, config=self._config).list(f"{parsed.key}/" if parsed.key else "")
-            if info.key.endswith(".ckpt")
-        ]
-        # Listings have a resolution of seconds: within one, the numbers of epoch and step decide.
+        listed = Store(parsed.base, config=self._config).list(f"{parsed.key}/" if parsed.key else "")
+        found = [info for info in listed if info.key.endswith(".ckpt")]
         if not found:
             return None
+
+        def order(info: ObjectInfo) -> tuple[float, list[int], str]:
+            # Listings have a resolution of seconds: within one, the numbers of epoch and step decide.
+            time_s = -math.inf if info.last_modified is None else info.last_modified.timestamp()
+            return time_s, [int(number) for number in re.findall(r"\d+", info.key)], info.key
+
         base = "" if is_local else parsed.base
-        return f"{base}/{max(found)[-1]}"
+        return f"{base}/{max(found, key=order).key}"
 
     def _is_local(self, path: Any) -> bool:
         """Returns whether a path is local, without a scheme.
