@@ -22,7 +22,7 @@ impl FileStore {
         }
         let (from, target, config) = (Path::new("/").join(&source.key), self.path(key), self.config);
         let copy = move || {
-            let mut from = open_regular(&from)?;
+            let (mut from, _) = open_regular(&from)?;
             let (temporary, mut file) = TemporaryFile::create(&target, &Self::new_id())?;
             io::copy(&mut from, &mut file)?;
             temporary.publish(&file, &target, &Condition::Always, config)

@@ -105,10 +105,11 @@ fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
 }
 
 /// Opens a regular file for reading; anything else is `NotFound`. `O_NONBLOCK`: opening a FIFO would wait for a writer.
-pub(super) fn open_regular(path: &Path) -> io::Result<File> {
+pub(super) fn open_regular(path: &Path) -> io::Result<(File, Metadata)> {
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::NotFound.into()) }
+    let metadata = file.metadata()?;
+    if metadata.is_file() { Ok((file, metadata)) } else { Err(io::ErrorKind::NotFound.into()) }
 }
 
 impl FileStore {
@@ -116,12 +117,7 @@ impl FileStore {
         let (operation, key) = (Operation::Get, request.key);
         self.check_key(operation, key)?;
         let path = self.path(key);
-        let open = move || {
-            let file = open_regular(&path)?;
-            let metadata = file.metadata()?;
-            Ok((file, metadata))
-        };
-        let (file, metadata) = self.blocking(operation, key, open).await?;
+        let (file, metadata) = self.blocking(operation, key, move || open_regular(&path)).await?;
         let (size, version) = (metadata.len(), version(&metadata));
         if request.version.is_some_and(|expected| *expected != version) {
             return Err(self.error(ErrorKind::Changed, operation, key, "the file changed"));
