@@ -127,7 +127,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         chosen = store_config(config, region, endpoint_url, url=url)
         listing = Listing(chosen, self._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
         self._set_up(listing, transform, None)
-        self._enable_sharding = enable_sharding
+        self._with_sharding(enable_sharding)
         self.shuffle, self.seed, self.uneven, self.on_error = shuffle, seed, uneven, on_error
         self._check()
 
@@ -154,9 +154,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             s3client_config=s3client_config,
             config=config,
         )
-        dataset._enable_sharding = enable_sharding
-        dataset._check_sharding()
-        return dataset
+        return dataset._with_sharding(enable_sharding)
 
     @classmethod
     @override
@@ -181,9 +179,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             s3client_config=s3client_config,
             config=config,
         )
-        dataset._enable_sharding = enable_sharding
-        dataset._check_sharding()
-        return dataset
+        return dataset._with_sharding(enable_sharding)
 
     def _set_up(
         self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
@@ -204,7 +200,6 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         if not isinstance(self.seed, int) or self.seed < 0:
             raise ConfigError(f"seed={self.seed!r}: must be an int, 0 or more")
         check_kinds(self, "True or False", (bool,), "shuffle")
-        self._check_sharding()
         if self.uneven not in (None, "drop", "pad"):
             raise ConfigError(f"uneven={self.uneven!r}: must be 'drop', 'pad' or None")
         if self.uneven and not self._enable_sharding:
@@ -213,9 +208,10 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             )
         check_iterable_on_error(self.on_error, even=self.uneven is not None)
 
-    def _check_sharding(self) -> None:
-        sharded = self._enable_sharding
-        check("enable_sharding", sharded, "True or False", ok=isinstance(sharded, bool))
+    def _with_sharding(self, enable_sharding: bool) -> Self:  # noqa: FBT001
+        check("enable_sharding", enable_sharding, "True or False", ok=isinstance(enable_sharding, bool))
+        self._enable_sharding = enable_sharding
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next iteration. With `shuffle` each epoch has its own order.
