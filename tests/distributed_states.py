@@ -7,6 +7,16 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from torchobj.checkpoint import StorageReader, StorageWriter
 
+#: Ignores torch's warnings about a single process, a replaced checkpoint, and these kinds of tensors.
+QUIET = pytest.mark.filterwarnings(
+    "ignore:torch.distributed is disabled",
+    "ignore:.*quantize",
+    "ignore:ComplexHalf",
+    "ignore:Detected an existing checkpoint",
+    "ignore:.*TypedStorage is deprecated",
+    "ignore:Validating sparse",
+)
+
 
 def blank(state):
     if isinstance(state, torch.Tensor):

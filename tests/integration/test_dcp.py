@@ -13,6 +13,7 @@ import torch.distributed.checkpoint as dcp
 import torchobj
 import torchobj.dcp
 from tests.distributed_states import (
+    QUIET,
     assert_equal,
     blank,
     download,
@@ -30,14 +31,7 @@ from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import load_items
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:.*quantize"),
-    pytest.mark.filterwarnings("ignore:ComplexHalf"),
-    pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
-    pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Validating sparse"),
-]
+pytestmark = QUIET
 
 
 SIZES = {"small": (7, 5), "large": (300, 70), "scalar": (), "empty": (0, 3)}

@@ -9,6 +9,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from tests.distributed_states import (
+    QUIET,
     assert_equal,
     error_of,
     files_of,
@@ -24,14 +25,7 @@ from tests.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import StorageWriter
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:.*quantize"),
-    pytest.mark.filterwarnings("ignore:ComplexHalf"),
-    pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
-    pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Validating sparse"),
-]
+pytestmark = QUIET
 
 
 PART = {"operation": "UploadPart"}

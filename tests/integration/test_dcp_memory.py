@@ -11,19 +11,12 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
-from tests.distributed_states import assert_equal, blank, download, files_of, loaded, reader_of, save
+from tests.distributed_states import QUIET, assert_equal, blank, download, files_of, loaded, reader_of, save
 from tests.ranks import run_ranks
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import load_items, save_items
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:.*quantize"),
-    pytest.mark.filterwarnings("ignore:ComplexHalf"),
-    pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
-    pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Validating sparse"),
-]
+pytestmark = QUIET
 
 
 def test_a_large_tensor_that_is_not_contiguous_is_copied_in_pieces(bucket, monkeypatch):

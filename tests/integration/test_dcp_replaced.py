@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 import torchobj
 import torchobj.dcp
 from tests.distributed_states import (
+    QUIET,
     assert_equal,
     blank,
     error_of,
@@ -33,14 +34,7 @@ from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import checkpoint_dir as places
 from torchobj.checkpoint.dcp import load_items
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:.*quantize"),
-    pytest.mark.filterwarnings("ignore:ComplexHalf"),
-    pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
-    pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
-    pytest.mark.filterwarnings("ignore:Validating sparse"),
-]
+pytestmark = QUIET
 
 
 def test_a_checkpoint_is_replaced_whole_and_leaves_nothing(bucket):
