@@ -30,7 +30,7 @@ class IterablePass:
     Args:
         loader: The loader.
         states: Start of each process: one state per worker, or one for the process of the loop.
-        last_worker: The worker of the last batch that was returned; -1 if there is none.
+        last_worker: Number of the worker that returned the last batch; -1 before the first batch.
     """
 
     def __init__(
