@@ -242,6 +242,7 @@ impl ObjectStore for MemoryStore {
             nonce: String::new(),
             begun_ms: Some(now_ms()),
             checksum: options.checksum,
+            sequential: false,
         };
         let pending =
             Pending { upload: upload.clone(), attributes: options.attributes.clone(), parts: BTreeMap::new() };

@@ -42,6 +42,12 @@ impl ObjectRef {
         if let Some(end) = end.filter(|end| *end < start) {
             return refuse(&url, format!("range {start}..{end}: must have start <= end"));
         }
+        let url = match url.strip_prefix("gcs://") {
+            Some(rest) => format!("gs://{rest}"),
+            None => url,
+        };
+        // The caller named this version, so it is read even if it is not the current one.
+        let version = version.map(|version| Version::selected(version.as_str()));
         Ok(Self { key_at: url.len() - key, url, start, end, size, version })
     }
 

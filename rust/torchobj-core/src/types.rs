@@ -1,6 +1,7 @@
 //! Arguments and results of the calls of a store. Plain data, no I/O.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -9,24 +10,52 @@ use bytes::Bytes;
 use crate::crc32::Crc32;
 
 /// The version of an object: an ETag, a generation, or an inode with its mtime. Opaque outside of the store that made it.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Version(Arc<str>);
+#[derive(Clone)]
+pub struct Version {
+    text: Arc<str>,
+    selected: bool,
+}
 
 impl Version {
-    /// Wraps the store's text of a version, unchanged.
+    /// Wraps the store's text of a version, unchanged. A read fails if the object has another version.
     pub fn new(text: impl Into<Arc<str>>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), selected: false }
+    }
+
+    /// A version that the caller selected: a store that keeps replaced versions reads it even if it is not the current one.
+    pub fn selected(text: impl Into<Arc<str>>) -> Self {
+        Self { text: text.into(), selected: true }
+    }
+
+    /// Whether the caller selected this version.
+    pub fn is_selected(&self) -> bool {
+        self.selected
     }
 
     /// The store's text of the version.
     pub fn as_str(&self) -> &str {
-        &self.0
+        &self.text
+    }
+}
+
+/// Versions are equal if their texts are.
+impl PartialEq for Version {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Version {}
+
+impl Hash for Version {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
     }
 }
 
 impl fmt::Debug for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 
@@ -227,6 +256,15 @@ pub struct Upload {
     pub begun_ms: Option<i64>,
     /// The checksum that each part has.
     pub checksum: Option<ChecksumAlgorithm>,
+    /// Whether the store accepts a part only after the preceding one.
+    pub sequential: bool,
+}
+
+impl Upload {
+    /// An upload of another client, which can be aborted.
+    pub fn of_other_client(key: String, id: String, begun_ms: Option<i64>) -> Self {
+        Self { key, id, nonce: String::new(), begun_ms, checksum: None, sequential: false }
+    }
 }
 
 /// The response of the store to a part, required for the commit.
@@ -260,6 +298,12 @@ pub enum ChecksumAlgorithm {
 pub enum KeyRules {
     /// Any UTF-8 of 1 to 1024 bytes.
     Raw,
+    /// Those of Google Cloud Storage: UTF-8 of 1 to 1024 bytes without CR and LF, except `.`, `..` and names that begin with
+    /// `.well-known/acme-challenge/` or with this prefix, which is reserved for parts of uploads.
+    Gcs {
+        /// Prefix of the names of parts.
+        reserved: &'static str,
+    },
     /// Paths: no empty, `.` or `..` component, none longer than 255 bytes, no `/` at either end, no NUL.
     Path,
 }
@@ -273,8 +317,21 @@ impl KeyRules {
         if key.len() > 1024 {
             return Some("the key is longer than 1024 bytes");
         }
-        if self == Self::Raw {
-            return None;
+        match self {
+            Self::Raw => return None,
+            // Google Cloud Storage, "About Cloud Storage objects", "Object names".
+            Self::Gcs { .. } if key.contains(['\r', '\n']) => {
+                return Some("the key contains a carriage return or line feed");
+            }
+            Self::Gcs { .. } if matches!(key, "." | "..") => return Some("the keys `.` and `..` are not allowed"),
+            Self::Gcs { .. } if key.starts_with(".well-known/acme-challenge/") => {
+                return Some("keys must not begin with `.well-known/acme-challenge/`");
+            }
+            Self::Gcs { reserved } if key.starts_with(reserved) => {
+                return Some("keys with this prefix are reserved for parts of uploads");
+            }
+            Self::Gcs { .. } => return None,
+            Self::Path => {}
         }
         if key.contains('\0') {
             return Some("keys of this store are paths: NUL is not allowed");

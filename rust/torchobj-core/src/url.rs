@@ -6,10 +6,10 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 
 /// A scheme, a bucket, and a key that may be empty: `s3://bucket/some key`, `file:///folder/file`.
 ///
-/// A `file` URL has no bucket; its key is the path without the leading slash.
+/// A `file` URL has no bucket; its key is the path without the leading slash. `gcs` is an alias of `gs`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectUrl {
-    /// `s3`, `file` or `memory`.
+    /// `s3`, `gs`, `file` or `memory`.
     pub scheme: String,
     /// The bucket; empty for `file`.
     pub bucket: String,
@@ -39,6 +39,7 @@ impl ObjectUrl {
             }
             _ => {}
         }
+        let scheme = if scheme == "gcs" { "gs" } else { scheme };
         Ok(Self { scheme: scheme.to_owned(), bucket: bucket.to_owned(), key: key.to_owned() })
     }
 }

@@ -205,8 +205,7 @@ impl ObjectStore for Dictionary {
         self.check(Operation::BeginUpload, key, options)?;
         let mut state = self.state();
         let id = state.version().as_str().to_owned();
-        let upload =
-            Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: None, checksum: None };
+        let upload = Upload::of_other_client(key.to_owned(), id.clone(), None);
         state.uploads.insert(id, (upload.clone(), BTreeMap::new()));
         Ok(upload)
     }

@@ -6,9 +6,11 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use torchobj_core::transfer::Policy;
-use torchobj_store::config::{Addressing, Checksum, Encryption, FileConfig, HttpConfig, ProviderConfigs, S3Config};
+use torchobj_store::config::{
+    Addressing, Checksum, Encryption, FileConfig, GcsConfig, HttpConfig, ParallelUpload, ProviderConfigs, S3Config,
+};
 use torchobj_store::env::local_ranks;
-use torchobj_store::s3::Account;
+use torchobj_store::{gcs, s3};
 
 use crate::credentials::Provider;
 
@@ -35,16 +37,31 @@ struct S3Options {
     force_sdk: bool,
 }
 
+/// A `torchobj.GCSOptions`.
+#[derive(FromPyObject)]
+struct GcsOptions {
+    endpoint_url: Option<String>,
+    user_project: Option<String>,
+    universe_domain: Option<String>,
+    #[pyo3(attribute("_credential_source"))]
+    credential_source: Option<Provider>,
+    anonymous: bool,
+    storage_class: Option<String>,
+    kms_key_name: Option<String>,
+    parallel_upload: AutoOr<bool>,
+    force_sdk: bool,
+}
+
 /// A `torchobj.FileOptions`.
 #[derive(FromPyObject)]
 struct FileOptions {
     sync: bool,
 }
 
-/// A number of requests, or "auto".
+/// A value, or "auto".
 #[derive(FromPyObject)]
-enum MaxInFlight {
-    Fixed(usize),
+enum AutoOr<T> {
+    Fixed(T),
     Auto(#[expect(dead_code, reason = "the dataclass has checked the word")] String),
 }
 
@@ -52,6 +69,7 @@ enum MaxInFlight {
 #[derive(FromPyObject)]
 pub(crate) struct StoreConfig {
     s3: S3Options,
+    gcs: GcsOptions,
     file: FileOptions,
     verify_tls: bool,
     ca_bundle: Option<PathBuf>,
@@ -59,7 +77,7 @@ pub(crate) struct StoreConfig {
     whole_below_bytes: u64,
     write_buffer_bytes: u64,
     upload_mbit_s: Option<f64>,
-    max_in_flight: MaxInFlight,
+    max_in_flight: AutoOr<usize>,
     max_in_flight_cap: usize,
     hedge: bool,
     max_attempts: u32,
@@ -75,7 +93,11 @@ pub(crate) struct StoreConfig {
 impl StoreConfig {
     /// The configuration of each provider, with the fingerprint of the current environment.
     pub(crate) fn providers(&self) -> ProviderConfigs {
-        ProviderConfigs { s3: self.s3.config(self.http()), file: FileConfig { sync: self.file.sync } }
+        ProviderConfigs {
+            s3: self.s3.config(self.http()),
+            gcs: self.gcs.config(self.http()),
+            file: FileConfig { sync: self.file.sync },
+        }
     }
 
     fn http(&self) -> HttpConfig {
@@ -90,8 +112,8 @@ impl StoreConfig {
     /// Retries, timeouts and concurrency.
     pub(crate) fn policy(&self) -> Policy {
         let (max_in_flight, max_in_flight_cap) = match self.max_in_flight {
-            MaxInFlight::Fixed(number) => (number, None),
-            MaxInFlight::Auto(_) => {
+            AutoOr::Fixed(number) => (number, None),
+            AutoOr::Auto(_) => {
                 let start = Policy::default().max_in_flight;
                 (start.min(self.max_in_flight_cap), Some(self.max_in_flight_cap))
             }
@@ -146,7 +168,29 @@ impl S3Options {
             },
             keys_are_paths: self.key_rules == "path",
             force_sdk: self.force_sdk,
-            environment: Account::fingerprint(),
+            environment: s3::Account::fingerprint(),
+            http,
+        }
+    }
+}
+
+impl GcsOptions {
+    fn config(&self, http: HttpConfig) -> GcsConfig {
+        GcsConfig {
+            endpoint_url: self.endpoint_url.clone(),
+            user_project: self.user_project.clone(),
+            universe_domain: self.universe_domain.clone(),
+            credential_provider: self.credential_source.clone().map(|provider| provider.0),
+            anonymous: self.anonymous,
+            storage_class: self.storage_class.clone(),
+            kms_key_name: self.kms_key_name.clone(),
+            parallel_upload: match self.parallel_upload {
+                AutoOr::Auto(_) => ParallelUpload::Auto,
+                AutoOr::Fixed(true) => ParallelUpload::On,
+                AutoOr::Fixed(false) => ParallelUpload::Off,
+            },
+            force_sdk: self.force_sdk,
+            environment: gcs::Account::fingerprint(),
             http,
         }
     }

@@ -67,7 +67,7 @@ impl CredentialAnswer {
     }
 }
 
-/// The provider of an `S3Options`.
+/// The provider of an `S3Options` or a `GCSOptions`.
 #[derive(Clone)]
 pub(crate) struct Provider(pub(crate) CredentialProvider);
 

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::hash::Hash;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,9 +16,10 @@ use torchobj_core::memory::MemoryStore;
 use torchobj_core::runtime::{cleaned_up, start};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::Policy;
-use torchobj_store::config::{ProviderConfig, ProviderConfigs, S3Config};
+use torchobj_store::config::{GcsConfig, ProviderConfig, ProviderConfigs, S3Config};
 use torchobj_store::file::FileStore;
-use torchobj_store::s3::{Account, S3Store};
+use torchobj_store::gcs::{self, GcsStore};
+use torchobj_store::s3::{self, S3Store};
 
 use crate::{buffer, log};
 
@@ -40,7 +42,7 @@ impl StoreKey {
             Some(provider) => Ok(Self { provider, policy, bucket }),
             None => {
                 let url = format!("{scheme}://{bucket}");
-                let message = format!("no store for scheme {scheme:?}: must be s3, file or memory");
+                let message = format!("no store for scheme {scheme:?}: must be s3, gs, file or memory");
                 Err(Error::new(ErrorKind::Config, Operation::Connect, url, message))
             }
         }
@@ -49,7 +51,8 @@ impl StoreKey {
 
 #[derive(Default)]
 struct Clients {
-    accounts: HashMap<S3Config, Arc<Account>>,
+    s3_accounts: HashMap<S3Config, Arc<s3::Account>>,
+    gcs_accounts: HashMap<GcsConfig, Arc<gcs::Account>>,
     /// The client of a configuration whose concurrency limit and retry quota all others share.
     first: HashMap<(ProviderConfig, Policy), Arc<Client>>,
     clients: HashMap<StoreKey, Arc<Client>>,
@@ -83,11 +86,12 @@ impl Clients {
         let bucket = &key.bucket;
         match &key.provider {
             ProviderConfig::S3(config) => {
-                let account = match self.accounts.entry(S3Config::clone(config)) {
-                    Entry::Occupied(account) => account.get().clone(),
-                    Entry::Vacant(account) => account.insert(Arc::new(Account::new(S3Config::clone(config))?)).clone(),
-                };
+                let account = cached(&mut self.s3_accounts, config, s3::Account::new)?;
                 Ok(Arc::new(S3Store::new(account, bucket)))
+            }
+            ProviderConfig::Gcs(config) => {
+                let account = cached(&mut self.gcs_accounts, config, gcs::Account::new)?;
+                Ok(Arc::new(GcsStore::new(account, bucket)))
             }
             ProviderConfig::File(config) => Ok(Arc::new(FileStore::with_config(Path::new("/").join(bucket), *config))),
             ProviderConfig::Memory => {
@@ -96,6 +100,20 @@ impl Clients {
             }
         }
     }
+}
+
+/// Returns the account of a configuration; makes it if there is none.
+fn cached<C: Clone + Eq + Hash, A>(
+    accounts: &mut HashMap<C, Arc<A>>,
+    config: &C,
+    make: impl FnOnce(C) -> Result<A>,
+) -> Result<Arc<A>> {
+    if let Some(account) = accounts.get(config) {
+        return Ok(account.clone());
+    }
+    let account = Arc::new(make(config.clone())?);
+    accounts.insert(config.clone(), account.clone());
+    Ok(account)
 }
 
 /// Waits until the uploads of dropped writers are aborted, for at most `limit_s` seconds. Called at exit.

@@ -29,7 +29,7 @@ use crate::wait::wait;
 /// Methods raise subclasses of `StoreError` and release the GIL.
 ///
 /// Args:
-///     scheme: `s3`, `file` or `memory`.
+///     scheme: `s3`, `gs`, `file` or `memory`.
 ///     bucket: Name of the bucket, or path of the folder.
 ///     config: Configuration of the store.
 ///
@@ -81,7 +81,7 @@ impl NativeStore {
     ) -> PyResult<Buffer> {
         let client = self.client(py)?;
         let range = start.map(|start| byte_range(start, end));
-        let read = Read { range, version: version.map(Version::new), ..Read::whole(key) };
+        let read = Read { range, version: version.map(Version::selected), ..Read::whole(key) };
         let fetched = wait(py, async move { client.get(read).await })?.or_raise(py)?;
         Ok(fetched.buffer.into())
     }
@@ -232,7 +232,7 @@ impl NativeStore {
     /// Aborts an unfinished upload and deletes its parts. Succeeds if it does not exist.
     fn abort_upload(&self, py: Python<'_>, key: String, upload_id: String) -> PyResult<()> {
         let client = self.client(py)?;
-        let upload = Upload { key, id: upload_id, nonce: String::new(), begun_ms: None, checksum: None };
+        let upload = Upload::of_other_client(key, upload_id, None);
         wait(py, async move { client.abort(&upload).await })?.or_raise(py)
     }
 

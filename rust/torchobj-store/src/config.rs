@@ -123,6 +123,45 @@ pub struct S3Config {
     pub http: HttpConfig,
 }
 
+/// When an object is uploaded to Google Cloud Storage in parts, which are objects until they are composed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ParallelUpload {
+    /// If the bucket is known to bill parts as usual and to allow that they are deleted.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never: parts are sent one after the other, as a resumable upload.
+    Off,
+}
+
+/// Configuration of Google Cloud Storage.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct GcsConfig {
+    /// Endpoint; `None`: `STORAGE_EMULATOR_HOST`, otherwise that of the universe.
+    pub endpoint_url: Option<String>,
+    /// Project that is billed for requests.
+    pub user_project: Option<String>,
+    /// Domain of the cloud; `None`: `googleapis.com`.
+    pub universe_domain: Option<String>,
+    /// Source of tokens, instead of Application Default Credentials.
+    pub credential_provider: Option<CredentialProvider>,
+    /// Whether requests are sent without a token.
+    pub anonymous: bool,
+    /// Storage class of written objects.
+    pub storage_class: Option<String>,
+    /// Resource name of the key that encrypts written objects.
+    pub kms_key_name: Option<String>,
+    /// When an object is uploaded in parts.
+    pub parallel_upload: ParallelUpload,
+    /// Whether objects are read and written through the crate google-cloud-storage.
+    pub force_sdk: bool,
+    /// [`Account::fingerprint`](crate::gcs::Account::fingerprint) when the configuration was made.
+    pub environment: u64,
+    /// Settings of connections.
+    pub http: HttpConfig,
+}
+
 /// Configuration of folders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileConfig {
@@ -141,6 +180,8 @@ impl Default for FileConfig {
 pub enum ProviderConfig {
     /// `s3://`
     S3(Box<S3Config>),
+    /// `gs://`
+    Gcs(Box<GcsConfig>),
     /// `file://`
     File(FileConfig),
     /// `memory://`
@@ -152,6 +193,8 @@ pub enum ProviderConfig {
 pub struct ProviderConfigs {
     /// For `s3://`.
     pub s3: S3Config,
+    /// For `gs://`.
+    pub gcs: GcsConfig,
     /// For `file://`.
     pub file: FileConfig,
 }
@@ -161,6 +204,7 @@ impl ProviderConfigs {
     pub fn for_scheme(&self, scheme: &str) -> Option<ProviderConfig> {
         match scheme {
             "s3" => Some(ProviderConfig::S3(Box::new(self.s3.clone()))),
+            "gs" => Some(ProviderConfig::Gcs(Box::new(self.gcs.clone()))),
             "file" => Some(ProviderConfig::File(self.file)),
             "memory" => Some(ProviderConfig::Memory),
             _ => None,
@@ -177,12 +221,15 @@ mod tests {
         let before = ProviderConfigs::default();
         let s3 = S3Config { region: Some("eu-west-1".to_owned()), ..S3Config::default() };
         let other_s3 = ProviderConfigs { s3, ..before.clone() };
+        let gcs = GcsConfig { force_sdk: true, ..GcsConfig::default() };
+        let other_gcs = ProviderConfigs { gcs, ..before.clone() };
         let other_file = ProviderConfigs { file: FileConfig { sync: false }, ..before.clone() };
         let changed = |after: &ProviderConfigs| {
-            ["s3", "file", "memory"].map(|scheme| before.for_scheme(scheme) != after.for_scheme(scheme))
+            ["s3", "gs", "file", "memory"].map(|scheme| before.for_scheme(scheme) != after.for_scheme(scheme))
         };
-        assert_eq!(changed(&other_s3), [true, false, false]);
-        assert_eq!(changed(&other_file), [false, true, false]);
+        assert_eq!(changed(&other_s3), [true, false, false, false]);
+        assert_eq!(changed(&other_gcs), [false, true, false, false]);
+        assert_eq!(changed(&other_file), [false, false, true, false]);
         assert_eq!(before.for_scheme("ftp"), None);
     }
 }

@@ -2,7 +2,8 @@
 //! failure; retries are up to the caller. Does not depend on Python.
 //!
 //! [`config`] configures stores, and [`env`] reads environment variables. [`credentials`] loads and refreshes credentials.
-//! `http` implements HTTP/1.1 over TCP and TLS. [`s3`] is the store for S3 and compatible servers, [`file`] for folders.
+//! `http` implements HTTP/1.1 over TCP and TLS. [`s3`] is the store for S3 and compatible servers, [`gcs`]
+//! for Google Cloud Storage, [`file`] for folders.
 
 pub mod config;
 pub mod credentials;
@@ -10,5 +11,6 @@ pub mod env;
 #[cfg(test)]
 mod fake;
 pub mod file;
+pub mod gcs;
 mod http;
 pub mod s3;

@@ -144,8 +144,7 @@ async fn a_key_file_that_names_a_path_outside_of_its_folder_is_ignored() {
         std::fs::write(root.join("a/.torchobj-5.key"), key).unwrap();
         let store = FileStore::new(&root);
         assert!(store.uploads("").await.unwrap().is_empty(), "{key}");
-        let upload =
-            |id: &str| Upload { key: key.into(), id: id.into(), nonce: "".into(), begun_ms: None, checksum: None };
+        let upload = |id: &str| Upload::of_other_client(key.into(), id.into(), None);
         let _ = store.abort(&upload("5")).await;
         let _ = store.abort(&Upload { key: "a/x".into(), ..upload("/../../.torchobj-5") }).await;
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 4, "{key}");

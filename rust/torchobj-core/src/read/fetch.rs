@@ -98,7 +98,10 @@ impl Client {
             first => first?,
         };
         let size = first.result.size();
-        let version = first.result.version().cloned().or(version);
+        let version = match version {
+            Some(selected) if selected.is_selected() => Some(selected),
+            version => first.result.version().cloned().or(version),
+        };
         let answered = first.result.range();
         let want = if suffix { answered.start..size } else { want.start..want.end.min(size) };
         let expected = Expected { size: Some(size), version: version.clone() };

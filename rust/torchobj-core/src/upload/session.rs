@@ -58,7 +58,9 @@ impl Session {
         };
         // Uploads use at most half of the permits.
         let permits = client.permits().clone();
-        let sending = Arc::new(Batch::new(move || (permits.read_ahead_limit() / 2).max(2), true));
+        let sequential = upload.sequential;
+        let limit = move || if sequential { 1 } else { (permits.read_ahead_limit() / 2).max(2) };
+        let sending = Arc::new(Batch::new(limit, true));
         Ok(Self { client, upload, sending, held_bytes: 0, receipts: Vec::new(), ended: false })
     }
 

@@ -51,8 +51,7 @@ impl FileStore {
         self.check_key(operation, key)?;
         self.refuse_attributes(operation, key, options)?;
         let (target, id) = (self.path(key), Self::new_id());
-        let upload =
-            Upload { key: key.to_owned(), id: id.clone(), nonce: String::new(), begun_ms: None, checksum: None };
+        let upload = Upload::of_other_client(key.to_owned(), id.clone(), None);
         let key_text = key.to_owned();
         let create = move || {
             let (temporary, _) = TemporaryFile::create(&target, &id)?;
@@ -161,7 +160,7 @@ impl FileStore {
                 }
                 let begun_ms = fs::metadata(path).ok().map(|metadata| modified_ms(&metadata));
                 if key.starts_with(&prefix_text) {
-                    uploads.push(Upload { key, id: id.to_owned(), nonce: String::new(), begun_ms, checksum: None });
+                    uploads.push(Upload::of_other_client(key, id.to_owned(), begun_ms));
                 }
             };
             match each_temporary(&root, &mut found) {

@@ -9,8 +9,9 @@
 //! Below that, `dial` connects to a server (`dns`, `proxy`, `socket`, `tls`, `trust`), a `pool` keeps idle connections, and
 //! a [`Connection`] exchanges one request at a time. It parses the head with httparse and receives the body directly into
 //! its destination. hyper receives bodies that are chunked or have no length (`streamed`). `range`, `date` and `encode`
-//! write and parse parts of headers and URLs; `failure` classifies errors.
+//! write and parse parts of headers and URLs, `attributes` those of objects; `failure` classifies errors.
 
+mod attributes;
 mod connection;
 pub(crate) mod date;
 mod dial;
@@ -34,6 +35,7 @@ mod tls;
 mod transport;
 mod trust;
 
+pub(crate) use attributes::{AttributeHeaders, metadata_problem};
 pub(crate) use connection::Connection;
 pub(crate) use dial::Dialer;
 pub(crate) use dialect::{Dialect, error_of};

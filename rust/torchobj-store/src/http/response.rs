@@ -50,7 +50,7 @@ impl Response {
     }
 
     /// Receives the body of an error; empty if the response has none or it cannot be received.
-    pub(super) async fn error_body(&mut self) -> Vec<u8> {
+    pub(crate) async fn error_body(&mut self) -> Vec<u8> {
         if self.method == "HEAD" || self.lease.get_ref().framing() == Framing::Empty {
             return Vec::new();
         }

@@ -4,11 +4,11 @@ use std::borrow::Cow;
 
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::store::GetResult;
-use torchobj_core::types::{Attributes, GetRequest, ObjectHead, Payload, Version};
+use torchobj_core::types::{GetRequest, ObjectHead, Payload, Version};
 
 use super::Bucket;
 use super::checksum;
-use crate::http::{DetailsParser, HttpGetResult, Lease, date, range};
+use crate::http::{AttributeHeaders, DetailsParser, HttpGetResult, date, range};
 
 /// Name of the metadata entry with the nonce of an upload. Attributes do not contain it.
 pub(super) const NONCE: &str = "torchobj-upload";
@@ -16,8 +16,13 @@ pub(super) const NONCE: &str = "torchobj-upload";
 /// Prefix of metadata headers.
 pub(super) const METADATA: &str = "x-amz-meta-";
 
-const DETAILS: DetailsParser =
-    DetailsParser { attributes, checksum: |lease| checksum::of_object(|name| lease.header(name)) };
+const ATTRIBUTES: AttributeHeaders =
+    AttributeHeaders { metadata: METADATA, storage_class: "x-amz-storage-class", hidden: NONCE };
+
+const DETAILS: DetailsParser = DetailsParser {
+    attributes: |lease| ATTRIBUTES.parse(lease),
+    checksum: |lease| checksum::of_object(|name| lease.header(name)),
+};
 
 impl Bucket {
     /// GetObject of an object or a range.
@@ -73,30 +78,9 @@ impl Bucket {
             size,
             version: response.header("etag").map(Version::new),
             modified_ms: response.header("last-modified").and_then(date::http_ms),
-            attributes: attributes(&response.lease),
+            attributes: ATTRIBUTES.parse(&response.lease),
         };
         Ok((head, response.header(&[METADATA, NONCE].concat()).map(str::to_owned)))
-    }
-}
-
-fn attributes(lease: &Lease) -> Attributes {
-    let text = |name| lease.header(name).map(str::to_owned);
-    let mut metadata: Vec<_> = lease
-        .get_ref()
-        .headers()
-        .map(|(name, value)| (name.to_ascii_lowercase(), value))
-        .filter_map(|(name, value)| Some((name.strip_prefix(METADATA)?.to_owned(), value.to_owned())))
-        .filter(|(name, _)| name != NONCE)
-        .collect();
-    metadata.sort();
-    Attributes {
-        content_type: text("content-type"),
-        content_encoding: text("content-encoding"),
-        content_disposition: text("content-disposition"),
-        content_language: text("content-language"),
-        cache_control: text("cache-control"),
-        storage_class: text("x-amz-storage-class"),
-        metadata,
     }
 }
 
@@ -106,6 +90,7 @@ mod tests {
 
     use torchobj_core::buffer::{Memory, PendingBuffer};
     use torchobj_core::store::{ObjectChecksum, ObjectStore};
+    use torchobj_core::types::Attributes;
 
     use super::*;
     use crate::config::S3Config;

@@ -64,7 +64,7 @@ impl Bucket {
         let id = output
             .upload_id
             .ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no upload id"))?;
-        Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, checksum: options.checksum })
+        Ok(Upload { key: key.to_owned(), id, nonce, begun_ms: None, checksum: options.checksum, sequential: false })
     }
 
     /// UploadPart.
@@ -165,7 +165,7 @@ impl Bucket {
                 let key = decode(key);
                 // Some stores ignore the prefix.
                 if key.starts_with(prefix) {
-                    uploads.push(Upload { key, id, nonce: String::new(), begun_ms, checksum: None });
+                    uploads.push(Upload::of_other_client(key, id, begun_ms));
                 }
             }
             let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker).map_err(wrong)?;

@@ -9,7 +9,7 @@ use super::Bucket;
 use super::checksum::Algorithm;
 use super::get::METADATA;
 use crate::config::{Checksum, Encryption};
-use crate::http::{Headers, invalid_header_value, is_header_value, is_token};
+use crate::http::{Headers, invalid_header_value, is_header_value, metadata_problem};
 
 impl Bucket {
     /// The checksum algorithm of request bodies. `known`: the caller has computed this one already.
@@ -87,16 +87,11 @@ impl Bucket {
         key: &str,
         attributes: &'a Attributes,
     ) -> Result<Vec<(String, &'a str)>> {
-        let mut headers = Vec::with_capacity(attributes.metadata.len());
-        for (name, value) in &attributes.metadata {
-            let printable = value.bytes().all(|byte| matches!(byte, b' '..=b'~')) && value.trim() == value;
-            if !is_token(name) || !printable {
-                let message = format!("metadata {name:?}={value:?}: names must be tokens, values printable ASCII");
-                return Err(self.error(ErrorKind::Config, operation, Some(key), &message));
-            }
-            headers.push((format!("{METADATA}{}", name.to_ascii_lowercase()), value.as_str()));
+        if let Some(problem) = metadata_problem(attributes) {
+            return Err(self.error(ErrorKind::Config, operation, Some(key), &problem));
         }
-        Ok(headers)
+        let header = |name: &str| format!("{METADATA}{}", name.to_ascii_lowercase());
+        Ok(attributes.metadata.iter().map(|(name, value)| (header(name), value.as_str())).collect())
     }
 
     /// The headers of SSE-C, for requests that read or write bytes.

@@ -222,7 +222,7 @@ mod tests {
         let customer = CustomerKey { key: SECRETS[1].into(), md5: "m".into() };
         let config = S3Config { endpoint_url: Some(endpoint_url.into()), force_sdk, ..S3Config::default() };
         let store = S3Store::new(Arc::new(Account::with_identity(config, Some(customer), identity)), "b");
-        let upload = Upload { key: "k".into(), id: "u".into(), nonce: String::new(), begun_ms: None, checksum: None };
+        let upload = Upload::of_other_client("k".into(), "u".into(), None);
         let part = PartReceipt { number: 1, size: 1, version: Version::new("\"e\""), checksum: None };
         let (payload, options) = (Payload::from(bytes::Bytes::from_static(b"x")), PutOptions::default());
         let source = ObjectUrl::parse("s3://b/from").unwrap();

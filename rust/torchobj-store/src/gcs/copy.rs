@@ -1,0 +1,51 @@
+//! Server-side copies.
+
+use serde::Deserialize;
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::types::{Payload, Version};
+use torchobj_core::url::ObjectUrl;
+
+use super::request::{Bucket, path_in};
+use super::resource::Resource;
+
+/// The response to one step of a copy.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Rewritten {
+    done: bool,
+    rewrite_token: Option<String>,
+    resource: Option<Resource>,
+}
+
+impl Bucket {
+    /// Copies an object with its attributes. A large object, or one of another location or storage class, takes several
+    /// requests, each of which continues where the previous one stopped.
+    pub(super) async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
+        let operation = Operation::Copy;
+        if source.scheme != "gs" {
+            let message = format!("cannot copy from {source}: another provider");
+            return Err(self.error(ErrorKind::Unsupported, operation, Some(key), &message));
+        }
+        let mut path = path_in(&source.bucket, "/o/", &source.key);
+        path.extend_from_slice(b"/rewriteTo/");
+        path.extend_from_slice(&self.path("/o/", key)[b"storage/v1/".len()..]);
+        let kms_key = self.account.config.kms_key_name.as_deref().map(|name| ("destinationKmsKeyName", name));
+        let (payload, mut token) = (Payload::default(), None::<String>);
+        loop {
+            let rewrite_token = token.as_deref().map(|token| ("rewriteToken", token));
+            let query: Vec<_> = kms_key.into_iter().chain(rewrite_token).collect();
+            let request = self.request(operation, "POST", Some(key), path.clone(), &query, Vec::new(), &payload);
+            let step: Rewritten = self.json(&request).await?;
+            match step {
+                Rewritten { done: true, resource: Some(resource), .. } => {
+                    return self.version_of(operation, key, &resource);
+                }
+                Rewritten { done: false, rewrite_token: Some(next), .. } => token = Some(next),
+                _ => {
+                    let message = "the response has neither an object nor a token";
+                    return Err(self.error(ErrorKind::Protocol, operation, Some(key), message));
+                }
+            }
+        }
+    }
+}

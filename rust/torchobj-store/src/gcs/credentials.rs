@@ -1,0 +1,124 @@
+//! Loads access tokens: Application Default Credentials by google-cloud-auth, or a credential provider of the user.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use google_cloud_auth::credentials::{
+    Builder, CacheableResource, Credentials as SdkCredentials, CredentialsProvider, EntityTag,
+};
+use google_cloud_auth::errors::CredentialsError;
+use http::{Extensions, HeaderMap, HeaderValue};
+use tokio::sync::Mutex;
+use torchobj_core::transfer::within;
+
+use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, required};
+
+/// The permission to read and write objects ("Cloud Storage authentication", "Scopes").
+const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
+
+/// google-cloud-auth caches a token, refreshes it 240 s before it expires, and does not tell when. Its cache is read again
+/// after this time at the latest.
+const READ_CACHE_AFTER: Duration = Duration::from_secs(60);
+
+/// Time limit of a load: less than `first_byte_timeout`, so that a request that waits for it fails with its error.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Headers that authenticate requests.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Token {
+    /// `Authorization`.
+    pub(super) authorization: String,
+    /// `x-goog-user-project`, if the credentials have a quota project.
+    pub(super) quota_project: Option<String>,
+}
+
+/// Application Default Credentials.
+pub(super) struct Adc {
+    universe_domain: Option<String>,
+    source: Mutex<Option<SdkCredentials>>,
+}
+
+impl Adc {
+    pub(super) fn new(universe_domain: Option<String>) -> Self {
+        Self { universe_domain, source: Mutex::default() }
+    }
+
+    fn build(&self) -> Result<SdkCredentials, LoadError> {
+        let mut builder = Builder::default().with_scopes([SCOPE]);
+        if let Some(domain) = &self.universe_domain {
+            builder = builder.with_universe_domain(domain);
+        }
+        builder.build().map_err(|error| Arc::new(error) as LoadError)
+    }
+}
+
+#[async_trait]
+impl Loader<Token> for Adc {
+    async fn load(&self, bypass_cache: bool) -> Result<Fresh<Token>, LoadError> {
+        let mut source = self.source.lock().await;
+        if bypass_cache {
+            *source = None;
+        }
+        let credentials = match &*source {
+            Some(credentials) => credentials.clone(),
+            None => self.build()?,
+        };
+        // After a permanent error its refresh task has ended, so a new source is built for the next load.
+        *source = None;
+        let headers = match within(LOAD_TIMEOUT, credentials.headers(Extensions::new())).await {
+            Some(Ok(CacheableResource::New { data, .. })) => data,
+            Some(Ok(CacheableResource::NotModified)) => return Err(failed("google-cloud-auth returned no token")),
+            Some(Err(error)) => return Err(Arc::new(error)),
+            None => return Err(failed("no token within 20 s")),
+        };
+        *source = Some(credentials);
+        let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).map(str::to_owned);
+        let authorization = text("authorization").ok_or_else(|| failed("the credentials have no access token"))?;
+        let identity = Token { authorization, quota_project: text("x-goog-user-project") };
+        Ok(Fresh { identity, expires: Some(SystemTime::now() + READ_CACHE_AFTER) })
+    }
+}
+
+fn failed(message: &str) -> LoadError {
+    Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(message))
+}
+
+#[async_trait]
+impl Loader<Token> for CredentialProvider {
+    async fn load(&self, _bypass_cache: bool) -> Result<Fresh<Token>, LoadError> {
+        let token = async {
+            let provided = self.call().await?;
+            let authorization = format!("Bearer {}", required("token", provided.token)?);
+            Ok(Fresh { identity: Token { authorization, quota_project: None }, expires: provided.expires_at })
+        };
+        token.await.map_err(|message: String| failed(&message))
+    }
+}
+
+/// The current token, for the SDK.
+#[derive(Debug)]
+pub(super) struct TokensForSdk(pub(super) Arc<Credentials<Token>>);
+
+impl CredentialsProvider for TokensForSdk {
+    async fn headers(&self, _: Extensions) -> Result<CacheableResource<HeaderMap>, CredentialsError> {
+        let loaded = self.0.current().await;
+        let loaded = loaded.map_err(|error| CredentialsError::from_msg(false, error.to_string()))?;
+        let mut headers = HeaderMap::new();
+        let mut push = |name: &'static str, value: &str| {
+            let value =
+                HeaderValue::from_str(value).map_err(|_| CredentialsError::from_msg(false, "not a valid token"))?;
+            headers.insert(name, value);
+            Ok(())
+        };
+        push("authorization", &loaded.identity.authorization)?;
+        if let Some(project) = &loaded.identity.quota_project {
+            push("x-goog-user-project", project)?;
+        }
+        Ok(CacheableResource::New { entity_tag: EntityTag::new(), data: headers })
+    }
+
+    async fn universe_domain(&self) -> Option<String> {
+        None
+    }
+}

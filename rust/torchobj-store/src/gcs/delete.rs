@@ -1,0 +1,38 @@
+//! Deletes objects: one request each, concurrently, because the JSON API has no bulk delete.
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::types::{Payload, Version};
+
+use super::request::Bucket;
+
+/// Number of concurrent deletes of one call, which holds one permit.
+const CONCURRENT: usize = 16;
+
+impl Bucket {
+    /// Deletes objects. Returns those that could not be deleted.
+    pub(super) async fn delete_each(&self, keys: &[String]) -> Vec<(String, Error)> {
+        let delete = |key: String| async move {
+            let error = self.delete_one(&key, None).await.err()?;
+            Some((key, error))
+        };
+        stream::iter(keys.to_vec().into_iter().map(delete))
+            .buffer_unordered(CONCURRENT)
+            .filter_map(std::future::ready)
+            .collect()
+            .await
+    }
+
+    /// Deletes an object, if it has this version. Succeeds if it does not exist.
+    pub(super) async fn delete_one(&self, key: &str, version: Option<&Version>) -> Result<()> {
+        let payload = Payload::default();
+        let query: Vec<_> = version.map(|version| ("ifGenerationMatch", version.as_str())).into_iter().collect();
+        let path = self.path("/o/", key);
+        let request = self.request(Operation::Delete, "DELETE", Some(key), path, &query, Vec::new(), &payload);
+        match self.send(&request).await {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Reads objects and their metadata.
+
+use std::borrow::Cow;
+
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::store::{GetResult, ObjectChecksum};
+use torchobj_core::types::{GetRequest, ObjectHead, Payload, Version};
+
+use super::request::Bucket;
+use super::resource::{FIELDS, NONCE, Resource, decode};
+use crate::http::{AttributeHeaders, DetailsParser, HttpGetResult, Lease, range};
+
+const ATTRIBUTES: AttributeHeaders =
+    AttributeHeaders { metadata: "x-goog-meta-", storage_class: "x-goog-storage-class", hidden: NONCE };
+
+const DETAILS: DetailsParser = DetailsParser { attributes: |lease| ATTRIBUTES.parse(lease), checksum };
+
+impl Bucket {
+    /// The bytes of an object or a range.
+    pub(super) async fn open(&self, get: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
+        let operation = Operation::Get;
+        // Objects that are stored compressed are not decompressed, so that sizes and ranges are those of the stored bytes.
+        let mut headers = vec![("accept-encoding", Cow::Borrowed("gzip"))];
+        if let Some(range) = &get.range {
+            headers.push(("range", Cow::Owned(range::header(range))));
+        }
+        let version = get.version.map(|version| (version_parameter(version), version.as_str()));
+        let query = [("alt", "media"), version.unwrap_or_default()];
+        let query = if version.is_some() { &query[..] } else { &query[..1] };
+        let payload = Payload::default();
+        let request =
+            self.request(operation, "GET", Some(get.key), self.path("/o/", get.key), query, headers, &payload);
+        let response = self.send(&request).await.map_err(|error| match get.version {
+            Some(version) if version.is_selected() && error.kind() == ErrorKind::NotFound => {
+                let hint = format!("generation {version:?} was replaced or deleted, or never existed");
+                error.with_kind(ErrorKind::Changed).with_hint(hint)
+            }
+            _ => error,
+        })?;
+        let version = response.header("x-goog-generation").map(Version::new);
+        let (url, head) = (self.url_of(request.key), || self.head(get.key));
+        Ok(Box::new(HttpGetResult::of_response(response, url, version, get.size, DETAILS, head).await?))
+    }
+
+    /// Size, version and attributes of an object.
+    pub(super) async fn head(&self, key: &str) -> Result<ObjectHead> {
+        let resource = self.resource(Operation::Head, key).await?;
+        resource.into_head().ok_or_else(|| {
+            let message = "the response has no size, or no generation";
+            self.error(ErrorKind::Protocol, Operation::Head, Some(key), message)
+        })
+    }
+
+    /// The metadata of an object.
+    pub(super) async fn resource(&self, operation: Operation, key: &str) -> Result<Resource> {
+        let (payload, query) = (Payload::default(), [("fields", FIELDS)]);
+        let request = self.request(operation, "GET", Some(key), self.path("/o/", key), &query, Vec::new(), &payload);
+        self.json(&request).await
+    }
+}
+
+/// The parameter of a read that requires a version: `generation` also reads generations that are not current.
+pub(super) fn version_parameter(version: &Version) -> &'static str {
+    if version.is_selected() { "generation" } else { "ifGenerationMatch" }
+}
+
+/// The checksum of the whole object, which responses with a range have as well.
+fn checksum(lease: &Lease) -> Option<ObjectChecksum> {
+    let headers = lease.get_ref().headers().filter(|(name, _)| name.eq_ignore_ascii_case("x-goog-hash"));
+    let mut hashes = headers.flat_map(|(_, value)| value.split(',').map(str::trim));
+    hashes.find_map(|hash| decode(hash.strip_prefix("crc32c=")?)).map(ObjectChecksum::Crc32C)
+}

@@ -1,0 +1,52 @@
+//! Lists objects.
+
+use serde::Deserialize;
+use torchobj_core::error::{Operation, Result};
+use torchobj_core::types::{ListPage, ListRequest, Payload};
+
+use super::parts;
+use super::request::Bucket;
+use super::resource::Resource;
+
+/// Maximum number of entries of a page (JSON API reference, "Objects: list").
+const MAX_ENTRIES: u32 = 1000;
+
+/// A page of a listing.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Page {
+    pub(super) items: Vec<Resource>,
+    prefixes: Vec<String>,
+    pub(super) next_page_token: Option<String>,
+}
+
+impl Bucket {
+    /// One page of a listing, without the parts of uploads.
+    pub(super) async fn list(&self, listing: &ListRequest<'_>) -> Result<ListPage> {
+        let max = listing.max_entries.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES).to_string();
+        let query = [
+            Some(("prefix", listing.prefix)),
+            Some(("maxResults", max.as_str())),
+            Some(("fields", "items(name,size,generation,updated,storageClass),prefixes,nextPageToken")),
+            listing.delimiter.map(|delimiter| ("delimiter", delimiter)),
+            // Inclusive.
+            listing.start_after.map(|key| ("startOffset", key)),
+            listing.continuation.map(|token| ("pageToken", token)),
+        ];
+        let query: Vec<_> = query.into_iter().flatten().collect();
+        let page = self.page(Operation::List, listing.prefix, &query).await?;
+        let mut entries: Vec<_> = page.items.into_iter().map(Resource::into_entry).collect();
+        entries
+            .retain(|entry| !entry.key.starts_with(parts::PREFIX) && Some(entry.key.as_str()) != listing.start_after);
+        let mut prefixes = page.prefixes;
+        prefixes.retain(|prefix| !prefix.starts_with(parts::PREFIX));
+        Ok(ListPage { entries, prefixes, continuation: page.next_page_token })
+    }
+
+    /// One page of a listing with these parameters; `prefix` is that in error messages.
+    pub(super) async fn page(&self, operation: Operation, prefix: &str, query: &[(&str, &str)]) -> Result<Page> {
+        let payload = Payload::default();
+        let request = self.request(operation, "GET", Some(prefix), self.path("/o", ""), query, Vec::new(), &payload);
+        self.json(&request).await
+    }
+}

@@ -1,0 +1,124 @@
+//! The store for Google Cloud Storage, through its JSON API over HTTP/1.1.
+//!
+//! An [`Account`] is a configuration and the state that its buckets share; a [`GcsStore`] is one bucket. `credentials` loads
+//! tokens with google-cloud-auth. `request` adds the token to requests and parses errors (`error`); `get`, `put`, `list`,
+//! `copy` and `delete` build requests, and `resource` parses the JSON of objects. `multipart` uploads an object in `parts`,
+//! objects that are composed into it, or as one `resumable` upload. With `force_sdk`, objects are read and written through the
+//! crate google-cloud-storage (`sdk`).
+
+mod config;
+mod copy;
+mod credentials;
+mod delete;
+mod error;
+mod get;
+mod list;
+mod multipart;
+mod parts;
+mod put;
+mod request;
+mod resource;
+mod resumable;
+mod sdk;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use torchobj_core::error::{Error, Result};
+use torchobj_core::store::{GetResult, ObjectStore};
+use torchobj_core::types::{
+    Capabilities, ChecksumAlgorithm, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt,
+    Payload, PutOptions, Upload, Version,
+};
+use torchobj_core::url::ObjectUrl;
+
+pub use config::Account;
+use request::Bucket;
+
+/// A store for one bucket.
+#[derive(Debug)]
+pub struct GcsStore(Arc<Bucket>);
+
+impl GcsStore {
+    /// A store for the bucket `name` of an account. Sends no requests.
+    pub fn new(account: Arc<Account>, name: &str) -> Self {
+        Self(Arc::new(Bucket::new(account, name)))
+    }
+}
+
+#[async_trait]
+impl ObjectStore for GcsStore {
+    fn url(&self, key: &str) -> String {
+        self.0.url_of(Some(key))
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            keys: KeyRules::Gcs { reserved: parts::PREFIX },
+            put_if_absent: true,
+            put_if_matches: true,
+            attributes: true,
+            min_part_bytes: 1,
+            // Three levels of composes.
+            max_parts: 32 * 32 * 32,
+            // Cloud Storage, "Quotas & limits".
+            max_put_bytes: 5 << 40,
+            // Each is one request.
+            max_delete_keys: 256,
+            checksums: &[ChecksumAlgorithm::Crc32C],
+            ordered_listing: true,
+        }
+    }
+
+    async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
+        if self.0.account.config.force_sdk { self.0.sdk_open(request).await } else { self.0.open(request).await }
+    }
+
+    async fn head(&self, key: &str) -> Result<ObjectHead> {
+        self.0.head(key).await
+    }
+
+    async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
+        self.0.list(&request).await
+    }
+
+    async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        self.0.put(key, payload, options).await
+    }
+
+    async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
+        self.0.begin_upload(key, options).await
+    }
+
+    async fn put_part(&self, upload: &Upload, number: u32, offset: u64, payload: &Payload) -> Result<PartReceipt> {
+        self.0.put_part(upload, number, offset, payload).await
+    }
+
+    async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
+        self.0.commit(upload, parts, condition).await
+    }
+
+    async fn committed(&self, upload: &Upload, _parts: &[PartReceipt]) -> Result<Option<Version>> {
+        self.0.committed(upload).await
+    }
+
+    async fn abort(&self, upload: &Upload) -> Result<()> {
+        self.0.abort(upload).await
+    }
+
+    async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
+        self.0.uploads(prefix).await
+    }
+
+    async fn copy(&self, source: &ObjectUrl, key: &str) -> Result<Version> {
+        self.0.copy(source, key).await
+    }
+
+    async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
+        Ok(self.0.delete_each(keys).await)
+    }
+
+    async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        self.0.delete_one(key, Some(version)).await
+    }
+}

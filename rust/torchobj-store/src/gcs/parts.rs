@@ -1,0 +1,344 @@
+//! Parts of an upload as objects, and their composition. A part has a name that no listing of ours shows; at most 32 objects
+//! are composed into one, so that more parts make a tree. Groups of 32 parts are composed while later parts are being sent.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Mutex;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use serde::Serialize;
+use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, Upload, Version};
+
+use super::multipart::KEY;
+use super::request::Bucket;
+use super::resource::{FIELDS, Resource, combine, crc32c, decode, encode};
+
+/// Prefix of the names of parts, followed by the id of the upload.
+pub(super) const PREFIX: &str = ".torchobj-parts/";
+
+/// Maximum number of sources of a compose (JSON API reference, "Objects: compose").
+const MAX_SOURCES: usize = 32;
+
+/// The prefix of the names of the parts of an upload.
+pub(super) fn prefix_of(upload_id: &str) -> String {
+    format!("{PREFIX}{upload_id}/")
+}
+
+/// An object that contains consecutive parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Source {
+    name: String,
+    generation: Version,
+    /// Numbers of the first and the last part, from 1.
+    numbers: (u32, u32),
+    size: u64,
+    crc32c: u32,
+}
+
+/// The parts of an upload that has begun.
+#[derive(Debug, Default)]
+pub(super) struct Parts(Mutex<Sent>);
+
+#[derive(Debug, Default)]
+struct Sent {
+    /// Parts by their numbers.
+    parts: BTreeMap<u32, Source>,
+    /// Composed objects by the numbers of their first and last part.
+    composed: HashMap<(u32, u32), Source>,
+    /// First parts of groups that are being composed.
+    composing: HashSet<u32>,
+    /// Names of all objects that requests may have created and that are not deleted.
+    names: HashSet<String>,
+}
+
+impl Sent {
+    /// Returns the parts of a group that is complete, is not the last one so far, and is not being composed.
+    fn next_group(&mut self) -> Option<Vec<Source>> {
+        let size = u32::try_from(MAX_SOURCES).expect("32");
+        let last = *self.parts.last_key_value()?.0;
+        let complete = (1..last).step_by(MAX_SOURCES).take_while(|first| first + size <= last).find(|first| {
+            !self.composing.contains(first)
+                && !self.composed.contains_key(&(*first, first + size - 1))
+                && self.parts.range(*first..first + size).count() == MAX_SOURCES
+        })?;
+        self.composing.insert(complete);
+        Some(self.parts.range(complete..complete + size).map(|(_, part)| part.clone()).collect())
+    }
+}
+
+impl Parts {
+    fn sent(&self) -> std::sync::MutexGuard<'_, Sent> {
+        self.0.lock().expect("no holder of this lock panics")
+    }
+
+    /// A new name of an object of this upload.
+    fn new_name(&self, upload: &Upload, (first, last): (u32, u32)) -> String {
+        let name = format!("{}{first}-{last}-{:016x}", prefix_of(&upload.id), fastrand::u64(..));
+        self.sent().names.insert(name.clone());
+        name
+    }
+
+    /// Returns the objects of `parts`, composed where that is done. `None` if one of them was not sent.
+    fn sources(&self, parts: &[PartReceipt]) -> Option<Vec<Source>> {
+        let sent = self.sent();
+        let mut sources = Vec::new();
+        for group in parts.chunk_by(|one, next| group_of(one.number) == group_of(next.number)) {
+            let numbers = (group.first()?.number, group.last()?.number);
+            match sent.composed.get(&numbers) {
+                Some(composed) => sources.push(composed.clone()),
+                None => {
+                    for receipt in group {
+                        let part = sent.parts.get(&receipt.number)?;
+                        // A part that was sent again has the same bytes, but the receipt must be one of ours.
+                        (receipt.version == part.generation && receipt.size == part.size)
+                            .then(|| sources.push(part.clone()))?;
+                    }
+                }
+            }
+        }
+        Some(sources)
+    }
+}
+
+fn group_of(number: u32) -> u32 {
+    number.saturating_sub(1) / u32::try_from(MAX_SOURCES).expect("32")
+}
+
+/// The body of a compose.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Compose<'a> {
+    source_objects: Vec<SourceObject<'a>>,
+    destination: &'a Resource,
+}
+
+#[derive(Serialize)]
+struct SourceObject<'a> {
+    name: &'a str,
+    generation: &'a str,
+}
+
+impl Bucket {
+    /// Writes a part as an object, and then composes a group of earlier parts if one is complete.
+    pub(super) async fn put_object_part(
+        &self,
+        upload: &Upload,
+        parts: &Parts,
+        template: &Resource,
+        number: u32,
+        payload: &Payload,
+    ) -> Result<PartReceipt> {
+        let name = parts.new_name(upload, (number, number));
+        let resource = part_resource(name.clone(), template, upload);
+        let (size, crc32c) = (payload.len() as u64, crc32c(payload));
+        let written = self.insert(Operation::PutPart, &upload.key, resource, payload, &Condition::Always).await?;
+        let generation = self.version_of(Operation::PutPart, &upload.key, &written)?;
+        let part = Source { name, generation: generation.clone(), numbers: (number, number), size, crc32c };
+        let group = {
+            let mut sent = parts.sent();
+            sent.parts.insert(number, part);
+            sent.next_group()
+        };
+        if let Some(group) = group {
+            // If this fails, the commit composes the group.
+            let composed = self.compose_parts(upload, parts, template, &group).await;
+            parts.sent().composing.remove(&group[0].numbers.0);
+            if let Err(error) = composed {
+                log::debug!("parts {}.. of {} are composed at the commit: {error}", group[0].numbers.0, upload.key);
+            }
+        }
+        Ok(PartReceipt { number, size, version: generation, checksum: Some(crc32c.into()) })
+    }
+
+    /// Composes all parts into the object.
+    pub(super) async fn compose_object(
+        &self,
+        upload: &Upload,
+        parts: &Parts,
+        template: &Resource,
+        object: Resource,
+        receipts: &[PartReceipt],
+        condition: &Condition,
+    ) -> Result<Resource> {
+        let (operation, key) = (Operation::Commit, upload.key.as_str());
+        let mut sources = parts.sources(receipts).ok_or_else(|| {
+            self.error(ErrorKind::InvalidRequest, operation, Some(key), "a part differs from the uploaded one")
+        })?;
+        while sources.len() > MAX_SOURCES {
+            let groups = sources.chunks(MAX_SOURCES);
+            sources = try_join_all(groups.map(|group| self.compose_parts(upload, parts, template, group))).await?;
+        }
+        self.compose(operation, key, key, &sources, object, condition).await
+    }
+
+    /// Composes consecutive objects of an upload into one, and deletes them.
+    async fn compose_parts(
+        &self,
+        upload: &Upload,
+        parts: &Parts,
+        template: &Resource,
+        group: &[Source],
+    ) -> Result<Source> {
+        let (Some(first), Some(last)) = (group.first(), group.last()) else { unreachable!("a group has sources") };
+        let numbers = (first.numbers.0, last.numbers.1);
+        if let [only] = group {
+            return Ok(only.clone());
+        }
+        if let Some(composed) = parts.sent().composed.get(&numbers) {
+            return Ok(composed.clone());
+        }
+        let name = parts.new_name(upload, numbers);
+        let resource = part_resource(name.clone(), template, upload);
+        let operation = Operation::Commit;
+        let made = self.compose(operation, &upload.key, &name, group, resource, &Condition::Always).await?;
+        let generation = self.version_of(operation, &upload.key, &made)?;
+        let (size, crc32c) = totals(group);
+        let composed = Source { name, generation, numbers, size, crc32c };
+        parts.sent().composed.insert(numbers, composed.clone());
+        let names: Vec<_> = group.iter().map(|source| source.name.clone()).collect();
+        self.delete_names(parts, names).await;
+        Ok(composed)
+    }
+
+    /// Composes `sources` into the object `target`, and compares its size and CRC32C. `key` is that in error messages.
+    async fn compose(
+        &self,
+        operation: Operation,
+        key: &str,
+        target: &str,
+        sources: &[Source],
+        mut destination: Resource,
+        condition: &Condition,
+    ) -> Result<Resource> {
+        let (size, crc32c) = totals(sources);
+        destination.crc32c = Some(encode(crc32c));
+        // The name is part of the path.
+        destination.name.clear();
+        let source_objects =
+            sources.iter().map(|source| SourceObject { name: &source.name, generation: source.generation.as_str() });
+        let body = Compose { source_objects: source_objects.collect(), destination: &destination };
+        let payload = Payload::from(Bytes::from(serde_json::to_vec(&body).expect("strings are valid JSON")));
+        let mut path = self.path("/o/", target);
+        path.extend_from_slice(b"/compose");
+        let mut query = self.write_query(condition);
+        query.push(("fields", FIELDS));
+        let headers = vec![("content-type", "application/json".into())];
+        let request = self.request(operation, "POST", Some(key), path, &query, headers, &payload);
+        let made: Resource = self.json(&request).await?;
+        self.verify(operation, key, target, &made, size, crc32c).await?;
+        Ok(made)
+    }
+
+    /// Compares size and CRC32C of an object that a request has created with those of the bytes that were sent. Deletes an
+    /// object that differs.
+    pub(super) async fn verify(
+        &self,
+        operation: Operation,
+        key: &str,
+        target: &str,
+        made: &Resource,
+        size: u64,
+        crc32c: u32,
+    ) -> Result<()> {
+        let found = made.crc32c.as_deref().and_then(decode);
+        if made.size() == Some(size) && found.is_none_or(|found| found == crc32c) {
+            return Ok(());
+        }
+        let generation = self.version_of(operation, key, made)?;
+        let message = format!(
+            "the store made an object of {:?} bytes with CRC32C {:?} from {size} bytes with CRC32C {}; it is deleted",
+            made.size(),
+            made.crc32c,
+            encode(crc32c)
+        );
+        let error = self.error(ErrorKind::Integrity, operation, Some(key), &message);
+        match self.delete_one(target, Some(&generation)).await {
+            Ok(()) => Err(error),
+            Err(problem) => Err(error.with_hint(format!("the object could not be deleted: {problem}"))),
+        }
+    }
+
+    /// Deletes all objects of an upload that this process may have created, after its commit.
+    pub(super) async fn delete_parts(&self, upload: &Upload, parts: &Parts) {
+        let names = parts.sent().names.iter().cloned().collect();
+        self.delete_names(parts, names).await;
+        let left = parts.sent().names.len();
+        if left > 0 {
+            log::warn!(
+                "upload {} of {} is complete, but {left} of its parts could not be deleted: see Store.unfinished_uploads",
+                upload.id,
+                self.url_of(Some(&upload.key)),
+            );
+        }
+    }
+
+    async fn delete_names(&self, parts: &Parts, names: Vec<String>) {
+        let failed = self.delete_each(&names).await;
+        let mut sent = parts.sent();
+        for name in &names {
+            sent.names.remove(name);
+        }
+        for (name, error) in failed {
+            log::debug!("{error}");
+            sent.names.insert(name);
+        }
+    }
+}
+
+/// Size and CRC32C of the concatenation of `sources`.
+fn totals(sources: &[Source]) -> (u64, u32) {
+    sources.iter().fold((0, 0), |(size, crc), source| (size + source.size, combine(crc, source.crc32c, source.size)))
+}
+
+/// The metadata of an object of an upload: the storage class of its target, and the target's key.
+fn part_resource(name: String, template: &Resource, upload: &Upload) -> Resource {
+    let metadata = BTreeMap::from([(KEY.to_owned(), upload.key.clone())]);
+    let mut part = Resource::new(&Attributes::default(), template.storage_class.as_deref());
+    (part.name, part.metadata) = (name, metadata);
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(number: u32) -> Source {
+        let generation = Version::new(number.to_string());
+        Source { name: format!("p{number}"), generation, numbers: (number, number), size: 1, crc32c: 0 }
+    }
+
+    #[test]
+    fn a_group_is_composed_once_and_only_if_it_is_complete_and_a_later_part_exists() {
+        let mut sent = Sent::default();
+        for number in (1..=32).filter(|number| *number != 7) {
+            sent.parts.insert(number, part(number));
+        }
+        sent.parts.insert(40, part(40));
+        assert_eq!(sent.next_group(), None);
+        sent.parts.insert(7, part(7));
+        let numbers: Vec<_> = sent.next_group().unwrap().iter().map(|source| source.numbers.0).collect();
+        assert_eq!(numbers, (1..=32).collect::<Vec<_>>());
+        assert_eq!(sent.next_group(), None);
+        let mut exact = Sent::default();
+        exact.parts.extend((1..=32).map(|number| (number, part(number))));
+        assert_eq!(exact.next_group(), None, "the last group so far");
+    }
+
+    #[test]
+    fn the_sources_of_a_commit_are_the_composed_groups_and_the_other_parts() {
+        let parts = Parts::default();
+        parts.sent().parts.extend((1..=40).map(|number| (number, part(number))));
+        let whole = Source { numbers: (1, 32), name: "composed".into(), ..part(1) };
+        parts.sent().composed.insert((1, 32), whole);
+        let receipt =
+            |number: u32| PartReceipt { number, size: 1, version: Version::new(number.to_string()), checksum: None };
+        let receipts: Vec<_> = (1..=40).map(receipt).collect();
+        let names: Vec<_> = parts.sources(&receipts).unwrap().into_iter().map(|source| source.name).collect();
+        let expected = ["composed", "p33", "p34", "p35", "p36", "p37", "p38", "p39", "p40"];
+        assert_eq!(names, expected);
+        let wrong = PartReceipt { version: Version::new("0"), ..receipt(40) };
+        assert_eq!(parts.sources(&[receipt(39), wrong]), None);
+        assert_eq!(parts.sources(&[receipt(41)]), None);
+    }
+}

@@ -1,0 +1,196 @@
+//! Sends requests of the JSON API to a bucket: adds tokens, and interprets errors.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use serde::de::DeserializeOwned;
+use tokio::sync::OnceCell;
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::types::Payload;
+
+use super::config::Account;
+use super::credentials::Token;
+use super::error::{hint, refusal};
+use super::multipart::State;
+use crate::credentials::Loaded;
+use crate::http::{
+    self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, Origin, Refusal, Request, RequestHead, Response,
+    Target, Unauthorized, encode, sanitize,
+};
+
+/// Header with the project that is billed.
+const USER_PROJECT: &str = "x-goog-user-project";
+
+/// Maximum size of the JSON of a response. A page of 1000 names of 1024 bytes, each escaped, has 6 MiB.
+const MAX_JSON_BYTES: usize = 16 << 20;
+
+/// A bucket of an account.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    pub(super) account: Arc<Account>,
+    pub(super) name: String,
+    /// Whether parts of uploads can be composed and deleted; found at the first upload.
+    pub(super) parallel: OnceCell<bool>,
+    /// Uploads of this process that have begun, by id.
+    pub(super) uploads: Mutex<HashMap<String, Arc<State>>>,
+}
+
+impl Bucket {
+    pub(super) fn new(account: Arc<Account>, name: &str) -> Self {
+        Self { account, name: name.to_owned(), parallel: OnceCell::new(), uploads: Mutex::default() }
+    }
+
+    /// The URL of a key or of the bucket.
+    pub(super) fn url_of(&self, key: Option<&str>) -> String {
+        ["gs://", &self.name, "/", key.unwrap_or_default()].concat()
+    }
+
+    /// An error of an operation on a key or on the bucket.
+    pub(super) fn error(&self, kind: ErrorKind, operation: Operation, key: Option<&str>, message: &str) -> Error {
+        Error::new(kind, operation, self.url_of(key), sanitize(message, 1000))
+    }
+
+    /// The path of the bucket, or of an object or a collection in it: a suffix such as `/o/` and a name.
+    pub(super) fn path(&self, suffix: &str, name: &str) -> Vec<u8> {
+        path_in(&self.name, suffix, name)
+    }
+
+    /// A request for `path`, with the headers of every request.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a request")]
+    pub(super) fn request<'a>(
+        &'a self,
+        operation: Operation,
+        method: &'static str,
+        key: Option<&'a str>,
+        path: Vec<u8>,
+        query: &'a [(&'a str, &'a str)],
+        mut headers: Headers<'a>,
+        payload: &'a Payload,
+    ) -> Request<'a> {
+        if let Some(project) = &self.account.config.user_project {
+            headers.push((USER_PROJECT, Cow::Borrowed(project.as_str())));
+        }
+        Request { operation, method, key, path, query, headers, payload }
+    }
+
+    /// Sends a request. Returns a response with a status of success.
+    pub(super) async fn send(&self, request: &Request<'_>) -> Result<Response> {
+        let dialect = self.dialect(request.operation).await?;
+        http::send(request, &self.account.origin, &dialect, &dialect).await
+    }
+
+    /// Sends a request and parses the JSON of its response.
+    pub(super) async fn json<T: DeserializeOwned>(&self, request: &Request<'_>) -> Result<T> {
+        let response = self.send(request).await?;
+        self.parse(request.operation, request.key, response).await
+    }
+
+    /// Receives and parses the JSON of a response.
+    pub(super) async fn parse<T: DeserializeOwned>(
+        &self,
+        operation: Operation,
+        key: Option<&str>,
+        mut response: Response,
+    ) -> Result<T> {
+        let text = response.read_text(MAX_JSON_BYTES).await;
+        let text = text.map_err(|failure| failure.into_error(operation, self.url_of(key)))?;
+        serde_json::from_slice(&text).map_err(|error| {
+            // The message of serde_json may contain text of the server.
+            let message = format!("the response is not the expected JSON: {error}");
+            self.error(ErrorKind::Protocol, operation, key, &message)
+        })
+    }
+
+    /// The token for one request, and the interpretation of its response.
+    pub(super) async fn dialect(&self, operation: Operation) -> Result<BucketDialect<'_>> {
+        let token = match &self.account.credentials {
+            None => None,
+            Some(credentials) => {
+                let loaded = credentials.current().await;
+                Some(loaded.map_err(|source| {
+                    let error = self.error(ErrorKind::Credentials, operation, None, "no credentials");
+                    let error = error.with_source(Chain(source));
+                    if self.account.config.credential_provider.is_some() {
+                        return error;
+                    }
+                    error.with_hint(
+                        "set GOOGLE_APPLICATION_CREDENTIALS to a credentials file, run `gcloud auth \
+                         application-default login`, or attach a service account to the machine; \
+                         GCSOptions(anonymous=True) for a public bucket",
+                    )
+                })?)
+            }
+        };
+        Ok(BucketDialect { bucket: self, token })
+    }
+}
+
+/// The path of a bucket, or of an object or a collection in it.
+pub(super) fn path_in(bucket: &str, suffix: &str, name: &str) -> Vec<u8> {
+    let mut path = b"storage/v1/b/".to_vec();
+    encode::query_into(&mut path, bucket);
+    path.extend_from_slice(suffix.as_bytes());
+    encode::query_into(&mut path, name);
+    path
+}
+
+/// The token of one request, and the [`Dialect`] of its response.
+pub(super) struct BucketDialect<'a> {
+    bucket: &'a Bucket,
+    token: Option<Arc<Loaded<Token>>>,
+}
+
+impl Authorize for BucketDialect<'_> {
+    fn authorize(&self, request: &Unauthorized<'_>, head: &mut RequestHead) -> Result<(), Failure> {
+        let Some(Token { authorization, quota_project }) = self.token.as_ref().map(|loaded| &loaded.identity) else {
+            return Ok(());
+        };
+        head.push("authorization", authorization)?;
+        match quota_project {
+            Some(project) if request.headers.iter().all(|(name, _)| *name != USER_PROJECT) => {
+                head.push(USER_PROJECT, project)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[async_trait]
+impl Dialect for BucketDialect<'_> {
+    fn url(&self, key: Option<&str>) -> String {
+        self.bucket.url_of(key)
+    }
+
+    fn refusal(&self, operation: Operation, response: &ErrorResponse<'_>) -> Refusal {
+        refusal(operation, response)
+    }
+
+    /// Tokens are sent to the endpoint only.
+    fn redirected(&self, _: &Target) -> Option<Origin> {
+        None
+    }
+
+    /// Replaces a token that was refused, so that the request can be retried.
+    async fn recover(&self, operation: Operation, response: &ErrorResponse<'_>, error: Error) -> Error {
+        let account = &self.bucket.account;
+        if error.kind() == ErrorKind::ExpiredCredentials {
+            return match (&account.credentials, &self.token) {
+                (Some(credentials), Some(token)) if credentials.replace_expired(token.generation).await => error,
+                (_, Some(_)) => {
+                    let hint = "the token is not valid, and its source returns the same one";
+                    error.with_kind(ErrorKind::Credentials).with_hint(hint)
+                }
+                (_, None) => error.with_kind(ErrorKind::Credentials).with_hint(
+                    "the request had no token, because GCSOptions(anonymous=True) or STORAGE_EMULATOR_HOST is set",
+                ),
+            };
+        }
+        if matches!(response.status, 403 | 404) {
+            let next = hint(operation, error.kind()).map(|hint| format!("; {hint}")).unwrap_or_default();
+            return error.with_hint(format!("the endpoint is {}{next}", account.origin.url()));
+        }
+        error
+    }
+}

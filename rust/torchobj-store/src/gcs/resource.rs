@@ -1,0 +1,191 @@
+//! The JSON of objects (JSON API reference, "Objects"), and CRC32C. Does no I/O.
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
+use serde::{Deserialize, Serialize};
+use torchobj_core::types::{Attributes, ListEntry, ObjectHead, Payload, Version};
+
+use crate::http::date;
+
+/// Name of the metadata entry with the nonce of an upload. Attributes do not contain it.
+pub(super) const NONCE: &str = "torchobj-upload";
+
+/// The fields of [`Resource`] in a response.
+pub(super) const FIELDS: &str = "name,size,generation,updated,timeCreated,storageClass,contentType,contentEncoding,\
+    contentDisposition,contentLanguage,cacheControl,crc32c,metadata";
+
+/// The metadata of an object. In a request, only the fields that are set.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Resource {
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) crc32c: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) content_type: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_encoding: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_disposition: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content_language: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_control: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) storage_class: Option<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) metadata: BTreeMap<String, String>,
+    // Only in responses. Numbers of 64 bits are strings.
+    #[serde(skip_serializing)]
+    size: Option<String>,
+    #[serde(skip_serializing)]
+    generation: Option<String>,
+    #[serde(skip_serializing)]
+    updated: Option<String>,
+    #[serde(skip_serializing)]
+    time_created: Option<String>,
+}
+
+impl Resource {
+    /// The metadata of a new object with these attributes. `storage_class` is used if the attributes have none.
+    pub(super) fn new(attributes: &Attributes, storage_class: Option<&str>) -> Self {
+        let content_type = attributes.content_type.as_deref().unwrap_or("application/octet-stream");
+        Self {
+            content_type: Some(content_type.to_owned()),
+            content_encoding: attributes.content_encoding.clone(),
+            content_disposition: attributes.content_disposition.clone(),
+            content_language: attributes.content_language.clone(),
+            cache_control: attributes.cache_control.clone(),
+            storage_class: attributes.storage_class.as_deref().or(storage_class).map(str::to_owned),
+            metadata: attributes.metadata.iter().cloned().collect(),
+            ..Self::default()
+        }
+    }
+
+    /// The metadata of an object that was written, as far as the client of google-cloud-storage returns it.
+    pub(super) fn written(size: i64, generation: i64) -> Self {
+        Self { size: Some(size.to_string()), generation: Some(generation.to_string()), ..Self::default() }
+    }
+
+    /// Type, encoding, disposition, language and cache control.
+    pub(super) fn headers(&self) -> [Option<&String>; 5] {
+        let Self { content_type, content_encoding, content_disposition, content_language, cache_control, .. } = self;
+        [content_type, content_encoding, content_disposition, content_language, cache_control].map(Option::as_ref)
+    }
+
+    /// The generation, if it is a number.
+    pub(super) fn version(&self) -> Option<Version> {
+        let generation = self.generation.as_deref()?;
+        generation.parse::<u64>().ok().map(|_| Version::new(generation))
+    }
+
+    /// Size in bytes.
+    pub(super) fn size(&self) -> Option<u64> {
+        self.size.as_deref()?.parse().ok()
+    }
+
+    /// Time of creation of this generation, in milliseconds since 1970.
+    pub(super) fn created_ms(&self) -> Option<i64> {
+        date::rfc3339_ms(self.time_created.as_deref()?)
+    }
+
+    /// The nonce of the upload that created the object.
+    pub(super) fn nonce(&self) -> Option<&str> {
+        self.metadata.get(NONCE).map(String::as_str)
+    }
+
+    /// Size, version and attributes; `None` without a size or a generation.
+    pub(super) fn into_head(mut self) -> Option<ObjectHead> {
+        self.metadata.remove(NONCE);
+        Some(ObjectHead {
+            size: self.size()?,
+            version: Some(self.version()?),
+            modified_ms: self.updated.as_deref().and_then(date::rfc3339_ms),
+            attributes: Attributes {
+                content_type: self.content_type,
+                content_encoding: self.content_encoding,
+                content_disposition: self.content_disposition,
+                content_language: self.content_language,
+                cache_control: self.cache_control,
+                storage_class: self.storage_class,
+                metadata: self.metadata.into_iter().map(|(name, value)| (name.to_ascii_lowercase(), value)).collect(),
+            },
+        })
+    }
+
+    /// An entry of a listing.
+    pub(super) fn into_entry(self) -> ListEntry {
+        ListEntry {
+            size: self.size(),
+            version: self.version(),
+            modified_ms: self.updated.as_deref().and_then(date::rfc3339_ms),
+            storage_class: self.storage_class,
+            key: self.name,
+        }
+    }
+}
+
+/// CRC32C of a payload.
+pub(super) fn crc32c(payload: &Payload) -> u32 {
+    let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    payload.pieces().iter().for_each(|piece| digest.update(piece));
+    narrow(digest.finalize())
+}
+
+/// CRC32C of two consecutive sequences of bytes; `length` is that of the second one.
+pub(super) fn combine(first: u32, second: u32, length: u64) -> u32 {
+    narrow(checksum_combine(CrcAlgorithm::Crc32Iscsi, first.into(), second.into(), length))
+}
+
+pub(super) fn narrow(crc: u64) -> u32 {
+    u32::try_from(crc).expect("a CRC of 32 bits")
+}
+
+/// Formats CRC32C: big-endian, in Base64.
+pub(super) fn encode(crc: u32) -> String {
+    BASE64_STANDARD.encode(crc.to_be_bytes())
+}
+
+/// Parses CRC32C.
+pub(super) fn decode(text: &str) -> Option<u32> {
+    BASE64_STANDARD.decode(text).ok()?.try_into().ok().map(u32::from_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn the_json_of_a_request_has_only_the_fields_that_are_set() {
+        let attributes = Attributes { metadata: vec![("a".into(), "1".into())], ..Attributes::default() };
+        let json = serde_json::to_string(&Resource { name: "x/y".into(), ..Resource::new(&attributes, None) }).unwrap();
+        assert_eq!(json, r#"{"name":"x/y","contentType":"application/octet-stream","metadata":{"a":"1"}}"#);
+    }
+
+    #[test]
+    fn a_resource_without_a_size_or_a_generation_is_not_valid() {
+        for text in ["{}", r#"{"size":"1"}"#, r#"{"size":"-1","generation":"5"}"#, r#"{"size":"1","generation":"x"}"#] {
+            assert_eq!(serde_json::from_str::<Resource>(text).unwrap().into_head(), None, "{text}");
+        }
+        let text = r#"{"size":"3","generation":"17","metadata":{"A":"b","torchobj-upload":"n"},"unknown":[1]}"#;
+        let resource: Resource = serde_json::from_str(text).unwrap();
+        assert_eq!(resource.nonce(), Some("n"));
+        let head = resource.into_head().unwrap();
+        assert_eq!((head.size, head.version), (3, Some(Version::new("17"))));
+        assert_eq!(head.attributes.metadata, [("a".to_owned(), "b".to_owned())]);
+    }
+
+    #[test]
+    fn checksums_equal_the_check_value_of_the_crc_catalogue() {
+        let of = |text: &'static [u8]| crc32c(&Bytes::from_static(text).into());
+        assert_eq!((of(b"123456789"), decode("4waSgw==")), (0xe306_9283, Some(0xe306_9283)));
+        assert_eq!(combine(of(b"1234"), of(b"56789"), 5), 0xe306_9283);
+        assert_eq!(encode(0xe306_9283), "4waSgw==");
+    }
+}

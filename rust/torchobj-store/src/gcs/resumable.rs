@@ -1,0 +1,281 @@
+//! Resumable uploads: the bytes of an object in order, in chunks that the server acknowledges ("Resumable uploads"). For
+//! buckets whose parts would cost extra or could not be deleted.
+//!
+//! All chunks but the last are multiples of 256 KiB, so the rest of a part is kept and sent with the next one. After a
+//! failure, the server is asked how many bytes it has.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use bytes::Bytes;
+use tokio::sync::Mutex;
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::types::{Condition, PartReceipt, Payload};
+
+use super::request::{Bucket, BucketDialect};
+use super::resource::{FIELDS, Resource, combine, crc32c};
+use crate::http::{Dialect, ErrorResponse, Request, Response, error_of, exchange, redirect};
+
+/// Chunks other than the last are multiples of this size.
+const GRANULARITY: u64 = 256 << 10;
+
+/// A resumable upload.
+pub(super) struct Resumable {
+    /// Path and query of its session. Whoever knows them can write to it, so `Debug` omits them.
+    session: Vec<u8>,
+    condition: Condition,
+    /// Held while a chunk is sent.
+    progress: Mutex<Progress>,
+}
+
+impl fmt::Debug for Resumable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resumable").finish_non_exhaustive()
+    }
+}
+
+/// What the server has.
+#[derive(Default)]
+struct Progress {
+    /// Number of bytes that the server has stored.
+    stored: u64,
+    /// The following bytes of the last part.
+    rest: Bytes,
+    /// Whether a request failed, so that `stored` may be too small.
+    uncertain: bool,
+}
+
+/// The response to a chunk.
+enum Answer {
+    /// The number of bytes that the server has stored.
+    Stored(u64),
+    /// The object.
+    Complete(Box<Resource>),
+}
+
+impl Bucket {
+    /// Starts a resumable upload.
+    pub(super) async fn start_resumable(
+        &self,
+        key: &str,
+        object: &Resource,
+        condition: &Condition,
+    ) -> Result<Resumable> {
+        let operation = Operation::BeginUpload;
+        let mut object = object.clone();
+        key.clone_into(&mut object.name);
+        let payload = Payload::from(Bytes::from(serde_json::to_vec(&object).expect("strings are valid JSON")));
+        let mut query = self.write_query(condition);
+        query.extend([("uploadType", "resumable"), ("fields", FIELDS)]);
+        let headers = vec![("content-type", Cow::Borrowed("application/json; charset=UTF-8"))];
+        let request = self.request(operation, "POST", Some(key), self.upload_path(), &query, headers, &payload);
+        let response = self.send(&request).await?;
+        let location = response.header("location").unwrap_or_default();
+        let session = self.session_path(location).map_err(|message| {
+            // The message must not contain the location: it authorizes writes.
+            self.error(ErrorKind::Protocol, operation, Some(key), &message)
+        })?;
+        Ok(Resumable { session, condition: condition.clone(), progress: Mutex::default() })
+    }
+
+    /// Path and query of a session, which must be on the server of the bucket.
+    fn session_path(&self, location: &str) -> std::result::Result<Vec<u8>, String> {
+        let origin = &self.account.origin;
+        if let Some(()) = redirect::resolve(location, origin.pool.target(), |_| None::<()>)? {
+            unreachable!("no other host is accepted");
+        }
+        let path = match location.split_once("://") {
+            Some((_, rest)) => rest.find('/').map_or("", |at| &rest[at..]),
+            None => location,
+        };
+        let below = path.as_bytes().strip_prefix(&*origin.path).unwrap_or_default();
+        if below.is_empty() || !below.iter().all(u8::is_ascii_graphic) {
+            return Err("the response has no valid Location".to_owned());
+        }
+        Ok(below.to_vec())
+    }
+
+    /// Sends a part at `offset`, and returns its CRC32C. Keeps the end of the part that is not a multiple of 256 KiB.
+    pub(super) async fn send_chunk(
+        &self,
+        key: &str,
+        upload: &Resumable,
+        offset: u64,
+        payload: &Payload,
+    ) -> Result<u32> {
+        let operation = Operation::PutPart;
+        let mut progress = upload.progress.lock().await;
+        let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(key), message);
+        let end = offset + payload.len() as u64;
+        if progress.uncertain {
+            match self.chunk(operation, key, upload, &Payload::default(), "bytes */*".to_owned()).await? {
+                Answer::Stored(stored) if stored >= progress.stored && stored <= end => {
+                    // A stored multiple of 256 KiB may lie within `rest` only if it is at its start.
+                    if stored > progress.stored {
+                        if stored < offset {
+                            return Err(wrong("the server has stored a part of a chunk that is smaller than 256 KiB"));
+                        }
+                        (progress.stored, progress.rest) = (stored, Bytes::new());
+                    }
+                }
+                Answer::Stored(stored) => {
+                    return Err(wrong(&format!("the server has {stored} bytes, sent were {end}")));
+                }
+                Answer::Complete(_) => return Err(wrong("the server completed the upload before its end")),
+            }
+            progress.uncertain = false;
+        }
+        let until = end / GRANULARITY * GRANULARITY;
+        while progress.stored < until {
+            let chunk = bytes_from(&progress, offset, payload, until);
+            let range = format!("bytes {}-{}/*", progress.stored, until - 1);
+            progress.uncertain = true;
+            match self.chunk(operation, key, upload, &chunk, range).await? {
+                Answer::Stored(stored) if stored > progress.stored && stored <= until && stored >= offset => {
+                    *progress = Progress { stored, ..Progress::default() };
+                }
+                Answer::Stored(stored) => {
+                    return Err(wrong(&format!("the server stored no byte of the chunk: it has {stored} bytes")));
+                }
+                Answer::Complete(_) => return Err(wrong("the server completed the upload before its end")),
+            }
+        }
+        let rest = bytes_from(&progress, offset, payload, end);
+        progress.rest = rest.pieces().concat().into();
+        Ok(crc32c(payload))
+    }
+
+    /// Sends the last bytes, which makes the object.
+    pub(super) async fn finish_resumable(
+        &self,
+        key: &str,
+        upload: &Resumable,
+        receipts: &[PartReceipt],
+        condition: &Condition,
+    ) -> Result<Resource> {
+        let operation = Operation::Commit;
+        if *condition != upload.condition {
+            let message = "the condition of a resumable upload must be given when it begins";
+            return Err(self.error(ErrorKind::Unsupported, operation, Some(key), message));
+        }
+        let crc_of = |receipt: &PartReceipt| receipt.checksum.and_then(|checksum| u32::try_from(checksum).ok());
+        let (size, crc32c) = receipts.iter().fold((0, 0), |(size, crc), receipt| {
+            (size + receipt.size, combine(crc, crc_of(receipt).unwrap_or_default(), receipt.size))
+        });
+        let mut progress = upload.progress.lock().await;
+        let expected = progress.stored + progress.rest.len() as u64;
+        let in_order = receipts
+            .iter()
+            .try_fold(0, |at, receipt| (receipt.version.as_str() == at.to_string()).then_some(at + receipt.size));
+        if in_order != Some(expected) {
+            let message = format!("the parts have {in_order:?} bytes, sent were {expected}");
+            return Err(self.error(ErrorKind::InvalidRequest, operation, Some(key), &message));
+        }
+        let mut answer = Answer::Stored(progress.stored);
+        if progress.uncertain {
+            answer = self.chunk(operation, key, upload, &Payload::default(), format!("bytes */{size}")).await?;
+        }
+        if let Answer::Stored(stored) = answer {
+            if stored != progress.stored && stored != size {
+                let message = format!("the server has {stored} of {size} bytes");
+                return Err(self.error(ErrorKind::Protocol, operation, Some(key), &message));
+            }
+            let rest = if stored == size { Bytes::new() } else { progress.rest.clone() };
+            let range =
+                if rest.is_empty() { format!("bytes */{size}") } else { format!("bytes {stored}-{}/{size}", size - 1) };
+            progress.uncertain = true;
+            answer = self.chunk(operation, key, upload, &Payload::from(rest), range).await?;
+        }
+        match answer {
+            Answer::Complete(object) => {
+                self.verify(operation, key, key, &object, size, crc32c).await?;
+                Ok(*object)
+            }
+            Answer::Stored(stored) => {
+                let message = format!("the server has {stored} of {size} bytes");
+                Err(self.error(ErrorKind::Protocol, operation, Some(key), &message))
+            }
+        }
+    }
+
+    /// Cancels an upload. Succeeds if it does not exist.
+    pub(super) async fn cancel_resumable(&self, key: &str, upload: &Resumable) -> Result<()> {
+        let (operation, payload) = (Operation::Abort, Payload::default());
+        let path = upload.session.clone();
+        let request = self.request(operation, "DELETE", Some(key), path, &[], Vec::new(), &payload);
+        let (response, dialect) = self.answer(&request).await?;
+        match response.status {
+            // 499: cancelled.
+            200..=299 | 404 | 410 | 499 => Ok(()),
+            _ => Err(refused(&request, response, &dialect).await),
+        }
+    }
+
+    /// Sends a chunk, or a query without bytes. `range` is its `Content-Range`.
+    async fn chunk(
+        &self,
+        operation: Operation,
+        key: &str,
+        upload: &Resumable,
+        chunk: &Payload,
+        range: String,
+    ) -> Result<Answer> {
+        let path = upload.session.clone();
+        let headers = vec![("content-range", Cow::Owned(range))];
+        let request = self.request(operation, "PUT", Some(key), path, &[], headers, chunk);
+        let (response, dialect) = self.answer(&request).await?;
+        match response.status {
+            // The header is absent if nothing is stored. The last byte is inclusive.
+            308 => match response.header("range") {
+                None => Ok(Answer::Stored(0)),
+                Some(range) => {
+                    let last = range.strip_prefix("bytes=0-").and_then(|last| last.parse::<u64>().ok());
+                    let invalid =
+                        || self.error(ErrorKind::Protocol, operation, Some(key), "the Range header is not valid");
+                    Ok(Answer::Stored(last.and_then(|last| last.checked_add(1)).ok_or_else(invalid)?))
+                }
+            },
+            200..=299 => Ok(Answer::Complete(Box::new(self.parse(operation, request.key, response).await?))),
+            404 | 410 => {
+                let error = refused(&request, response, &dialect).await;
+                Err(error.with_kind(ErrorKind::UploadGone))
+            }
+            _ => Err(refused(&request, response, &dialect).await),
+        }
+    }
+
+    /// Sends a request and returns its response with any status.
+    async fn answer(&self, request: &Request<'_>) -> Result<(Response, BucketDialect<'_>)> {
+        let dialect = self.dialect(request.operation).await?;
+        let response = exchange(request, &self.account.origin, &dialect).await;
+        let url = || dialect.url(request.key);
+        Ok((response.map_err(|failure| failure.into_error(request.operation, url()))?, dialect))
+    }
+}
+
+/// The error of a response.
+async fn refused(request: &Request<'_>, mut response: Response, dialect: &BucketDialect<'_>) -> Error {
+    let body = response.error_body().await;
+    let header = |name: &str| response.header(name).map(str::to_owned);
+    let response = ErrorResponse { status: response.status, header: &header, body: &body };
+    error_of(dialect, request.operation, request.key, &response).await
+}
+
+/// The bytes from what is stored to `until`: those of the rest, and those of the part at `offset`.
+fn bytes_from(progress: &Progress, offset: u64, payload: &Payload, until: u64) -> Payload {
+    let mut pieces = Vec::new();
+    if progress.stored < offset {
+        pieces.push(progress.rest.clone());
+    }
+    let mut at = offset;
+    for piece in payload.pieces() {
+        let end = at + piece.len() as u64;
+        let cut = |position: u64| usize::try_from(position.clamp(at, end) - at).expect("in memory");
+        let (from, to) = (cut(progress.stored), cut(until));
+        if from < to {
+            pieces.push(piece.slice(from..to));
+        }
+        at = end;
+    }
+    Payload::new(pieces)
+}
