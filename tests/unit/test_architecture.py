@@ -135,6 +135,13 @@ def crates_under(crate):
     return {line.split()[0] for line in done.stdout.splitlines() if line}
 
 
+def dependents_of(crate: str) -> set[str]:
+    """Returns the names of the crates that depend on `crate` directly."""
+    command = ["cargo", "tree", "--locked", "--edges", "normal", "--prefix", "none", "--depth", "1", "--invert", crate]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in done.stdout.splitlines() if line} - {crate}
+
+
 def test_the_core_depends_on_no_python_no_http_and_no_cloud():
     names = crates_under("torchobj-core")
     forbidden = re.compile(r"pyo3|hyper|http|rustls|reqwest|aws|google|torchobj-store|torchobj-python")
@@ -146,7 +153,15 @@ def test_the_store_depends_on_no_python():
     names = crates_under("torchobj-store")
     assert not [name for name in names if name.startswith("pyo3")]
     # A single TLS and a single HTTP stack: the SDK's older ones are disabled features.
-    assert not names & {"ring", "native-tls", "openssl", "reqwest", "h2"}
+    assert not names & {"ring", "native-tls", "openssl"}
+
+
+def test_only_the_crates_of_google_cloud_use_another_http_client():
+    google = {"google-cloud-auth", "google-cloud-gax-internal"}
+    assert dependents_of("reqwest") == google
+    assert dependents_of("tonic") <= {"google-cloud-gax-internal", "google-cloud-storage", "tonic-prost"}
+    # hyper supports HTTP/2 because tonic enables it; `http/` has its own HTTP/1.1.
+    assert dependents_of("h2") == {"google-cloud-gax-internal", "hyper", "tonic"}
 
 
 def test_unsafe_is_confined_to_its_modules_and_has_a_safety_comment():

@@ -362,6 +362,8 @@ pub struct Capabilities {
     pub put_if_matches: bool,
     /// Whether it stores content headers, metadata and storage class.
     pub attributes: bool,
+    /// Whether an upload is a session of the store, so that it is listed before its first part is stored.
+    pub upload_sessions: bool,
     /// Minimum size of a part that is not the last.
     pub min_part_bytes: u64,
     /// Maximum number of parts of an upload.

@@ -138,6 +138,7 @@ impl ObjectStore for Dictionary {
             put_if_absent: false,
             put_if_matches: false,
             attributes: false,
+            upload_sessions: true,
             min_part_bytes: 1,
             max_parts: MAX_PARTS,
             max_put_bytes: MAX_BYTES as u64,

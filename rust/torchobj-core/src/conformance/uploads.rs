@@ -78,7 +78,7 @@ pub(super) async fn an_aborted_gather_leaves_nothing(subject: Subject) {
     put(&subject, "kept", "before").await;
     let mut gather = Gather::new(subject.clone(), "kept", PutOptions::default(), None).unwrap();
     gather.write(vec![Piece::Record(large(&subject, 6))]).await.unwrap();
-    assert!(unfinished(&subject).await == 1);
+    assert!(unfinished(&subject).await == 1 || !subject.store().capabilities().upload_sessions);
     let error = gather.write(vec![Piece::Crc32(1..2)]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert_eq!(get(&subject, "kept").await.unwrap(), b"before");
@@ -119,7 +119,10 @@ pub(super) async fn an_upload_replaces_only_at_its_commit(subject: Subject) {
     let mut writer = Writer::new(subject.clone(), "k", PutOptions::default()).unwrap();
     write(&mut writer, &body, 1 << 20).await;
     assert_eq!(get(&subject, "k").await.unwrap(), b"before");
-    assert_eq!(subject.uploads("k").await.unwrap().iter().map(|upload| upload.key.as_str()).collect::<Vec<_>>(), ["k"]);
+    if subject.store().capabilities().upload_sessions {
+        let uploads = subject.uploads("k").await.unwrap();
+        assert_eq!(uploads.iter().map(|upload| upload.key.as_str()).collect::<Vec<_>>(), ["k"]);
+    }
     assert!(subject.uploads("other").await.unwrap().is_empty());
     writer.close().await.unwrap();
     assert!(get(&subject, "k").await.unwrap() == body);

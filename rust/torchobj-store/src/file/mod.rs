@@ -116,6 +116,7 @@ impl ObjectStore for FileStore {
             put_if_absent: true,
             put_if_matches: true,
             attributes: false,
+            upload_sessions: true,
             min_part_bytes: 1,
             max_parts: 10_000,
             max_put_bytes: u64::MAX,

@@ -58,6 +58,7 @@ impl ObjectStore for GcsStore {
             put_if_absent: true,
             put_if_matches: true,
             attributes: true,
+            upload_sessions: false,
             min_part_bytes: 1,
             // Three levels of composes.
             max_parts: 32 * 32 * 32,

@@ -66,6 +66,7 @@ impl ObjectStore for S3Store {
             put_if_absent: true,
             put_if_matches: true,
             attributes: true,
+            upload_sessions: true,
             // User guide, "Amazon S3 multipart upload limits".
             min_part_bytes: 5 << 20,
             max_parts: 10_000,

@@ -10,7 +10,9 @@ use std::time::{Duration, SystemTime};
 use serde_json::Value;
 use torchobj_core::client::Client;
 use torchobj_core::transfer::Policy;
-use torchobj_store::config::S3Config;
+use torchobj_store::config::{GcsConfig, S3Config};
+use torchobj_store::credentials::{CredentialProvider, CredentialSender, CredentialSource, ProvidedCredentials};
+use torchobj_store::gcs::{self, GcsStore};
 use torchobj_store::s3::sign::{Canonical, Identity, Signer, Timestamp, UNSIGNED_PAYLOAD};
 use torchobj_store::s3::{Account, S3Store};
 
@@ -21,7 +23,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `kind`: `strict`, `moto` or `versitygw`.
+    /// Starts `kind`, such as `strict` or `versitygw`.
     pub(crate) fn start(kind: &str, options: &[&str]) -> Self {
         let python = std::env::var("TORCHOBJ_PYTHON").unwrap_or_else(|_| "python3".into());
         let mut process = Command::new(python)
@@ -88,6 +90,35 @@ impl Server {
         Arc::new(Client::new(Arc::new(S3Store::new(account, name)), policy))
     }
 
+    /// A configuration for this server of Google Cloud Storage.
+    pub(crate) fn gcs_config(&self) -> GcsConfig {
+        let endpoint_url = Some(self.text("endpoint").to_owned());
+        let token = self.announced["token"].as_str().map(str::to_owned);
+        let anonymous = token.is_none();
+        let credential_provider = token.map(|token| CredentialProvider::new(Arc::new(StaticToken(token))));
+        GcsConfig { endpoint_url, anonymous, credential_provider, ..GcsConfig::default() }
+    }
+
+    /// A client for the new bucket `name` of Google Cloud Storage.
+    pub(crate) fn gcs_bucket(&self, name: &str, config: GcsConfig, policy: Policy) -> Arc<Client> {
+        if self.announced["control"].is_string() {
+            self.create_bucket(name);
+        } else {
+            let host = self.text("endpoint").split_once("://").unwrap().1;
+            let headers = ["content-type: application/json".to_owned()];
+            let body = format!(r#"{{"name":"{name}"}}"#);
+            let response = exchange(host, "POST", "/storage/v1/b?project=test", &headers, &body);
+            assert!(response.starts_with("HTTP/1.1 200"), "create bucket {name}: {response}");
+        }
+        self.gcs_client(name, config, policy)
+    }
+
+    /// A client for the bucket `name` of Google Cloud Storage.
+    pub(crate) fn gcs_client(&self, name: &str, config: GcsConfig, policy: Policy) -> Arc<Client> {
+        let account = Arc::new(gcs::Account::new(config).unwrap());
+        Arc::new(Client::new(Arc::new(GcsStore::new(account, name)), policy))
+    }
+
     fn create_bucket(&self, name: &str) {
         if self.announced["control"].is_string() {
             self.control("POST", "buckets", &serde_json::json!({"name": name}));
@@ -115,6 +146,20 @@ impl Server {
         let (head, json) = response.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {response}");
         serde_json::from_str(json).unwrap()
+    }
+}
+
+struct StaticToken(String);
+
+impl CredentialSource for StaticToken {
+    fn id(&self) -> u64 {
+        1
+    }
+
+    fn start(&self, sender: CredentialSender) {
+        let token = Some(self.0.clone());
+        let provided = ProvidedCredentials { access_key_id: None, secret_access_key: None, token, expires_at: None };
+        let _ = sender.send(Ok(provided));
     }
 }
 

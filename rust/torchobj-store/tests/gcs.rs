@@ -1,0 +1,62 @@
+//! The conformance suite on servers of Google Cloud Storage. These tests need Python and the servers: `make rust` runs them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+#![expect(clippy::print_stdout, reason = "names the check that fails")]
+
+mod server;
+
+use server::Server;
+use torchobj_core::conformance::SUITE;
+use torchobj_core::transfer::Policy;
+use torchobj_store::config::{GcsConfig, ParallelUpload};
+
+fn policy() -> Policy {
+    Policy { part_bytes: 5 << 20, whole_below_bytes: 6 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
+}
+
+async fn run(server: &Server, config: &GcsConfig, prefix: &str, except: &[&str]) {
+    let mut failed = Vec::new();
+    for (index, (name, check)) in SUITE.iter().enumerate() {
+        if except.contains(name) {
+            continue;
+        }
+        let client = server.gcs_bucket(&format!("{prefix}-{index}"), config.clone(), policy());
+        if let Err(panic) = tokio::spawn(check(client)).await {
+            println!("{name}: {panic}");
+            failed.push(name);
+        }
+    }
+    assert!(failed.is_empty(), "{failed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn the_strict_server_passes_the_whole_suite() {
+    let server = Server::start("strict-gcs", &[]);
+    run(&server, &server.gcs_config(), "json", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn the_strict_server_passes_the_suite_with_resumable_uploads() {
+    let server = Server::start("strict-gcs", &[]);
+    let config = GcsConfig { parallel_upload: ParallelUpload::Off, ..server.gcs_config() };
+    run(&server, &config, "resumable", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn the_strict_server_passes_the_suite_through_the_sdk() {
+    let server = Server::start("strict-gcs", &[]);
+    run(&server, &GcsConfig { force_sdk: true, ..server.gcs_config() }, "sdk", &[]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python and fake-gcs-server: make rust"]
+async fn fake_gcs_server_passes_the_suite() {
+    let server = Server::start("fake-gcs-server", &[]);
+    for (prefix, force_sdk) in [("json", false), ("sdk", true)] {
+        let config = GcsConfig { parallel_upload: ParallelUpload::On, force_sdk, ..server.gcs_config() };
+        run(&server, &config, prefix, &[]).await;
+    }
+}
