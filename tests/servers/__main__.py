@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .install import InstallFailed, install_versitygw
-from .strict.server import DEFAULT_BASE_DOMAIN
+from .strict.s3 import DEFAULT_BASE_DOMAIN
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -21,6 +21,8 @@ def _parser() -> argparse.ArgumentParser:
         default=DEFAULT_BASE_DOMAIN,
         help="base domain of virtual-hosted-style requests (default %(default)s)",
     )
+    gcs = kinds.add_parser("strict-gcs", help="the same for the JSON API of Google Cloud Storage")
+    gcs.add_argument("--tls", action="store_true", help="use TLS, with a certificate created for this run")
     kinds.add_parser("moto", help="moto's S3, with keep-alive connections")
     kinds.add_parser("versitygw", help="versitygw over its own temporary directory")
     return parser
@@ -33,9 +35,13 @@ def main() -> None:
             print(install_versitygw())
         # Import each server's module only when it is used: moto takes a second.
         elif arguments.kind == "strict":
-            from .strict_server import serve_strict
+            from .strict_server import serve_s3
 
-            serve_strict(base_domain=arguments.base_domain, tls=arguments.tls)
+            serve_s3(base_domain=arguments.base_domain, tls=arguments.tls)
+        elif arguments.kind == "strict-gcs":
+            from .strict_server import serve_gcs
+
+            serve_gcs(tls=arguments.tls)
         elif arguments.kind == "moto":
             from . import moto_server
 

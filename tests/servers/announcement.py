@@ -11,7 +11,10 @@ REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class Announcement:
-    """A server's endpoint and the credentials to sign with; `control` and `ca_file` are None if it has none."""
+    """A server's endpoint and the credentials to sign with; `control`, `ca_file` and `token` are None if it has none.
+
+    token: a bearer token of GCS.
+    """
 
     endpoint: str
     access_key: str
@@ -20,6 +23,7 @@ class Announcement:
     control: str | None = None
     pid: int = field(default_factory=os.getpid)
     ca_file: str | None = None
+    token: str | None = None
 
     def print(self) -> None:
         """Prints the announcement as JSON on one line; nothing else may go to stdout."""

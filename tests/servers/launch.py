@@ -38,6 +38,7 @@ class Server:
         self.control = where.control
         self.pid = where.pid
         self.ca_file = where.ca_file
+        self.token = where.token
 
     def stderr_text(self) -> str:
         """Returns the end of what the server wrote to stderr so far."""
@@ -94,7 +95,7 @@ def _first_line(descriptor: int, timeout_s: float) -> bytes | None:
 def start(kind: str, *options: str, timeout_s: float = 30.0) -> Server:
     """Starts a server in its own process and returns when it accepts connections.
 
-    kind: "strict", "moto" or "versitygw"; options: those of `python -m tests.servers serve <kind>`.
+    kind: "strict", "strict-gcs", "moto" or "versitygw"; options: those of `python -m tests.servers serve <kind>`.
     timeout_s: maximum start time; building versitygw, if it is missing, does not count.
     Errors: StartFailed with the end of the server's stderr.
     """

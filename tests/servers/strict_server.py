@@ -11,10 +11,24 @@ from .announcement import Announcement
 from .certificates import make_certificates
 from .lifetime import until_stdin_ends
 from .strict.accounts import ACCESS_KEY, SECRET_KEY
+from .strict.gcs.protocol import Gcs
+from .strict.gcs.tokens import TOKEN
+from .strict.protocol import Protocol
+from .strict.s3 import DEFAULT_BASE_DOMAIN, S3
 from .strict.server import HOST, serve
 
 
-def serve_strict(*, base_domain: str, tls: bool) -> None:
+def serve_s3(*, base_domain: str, tls: bool) -> None:
+    """Serves S3 until stdin ends; `base_domain` is that of virtual-hosted-style requests."""
+    _serve(S3(base_domain), tls=tls, base_domain=base_domain)
+
+
+def serve_gcs(*, tls: bool) -> None:
+    """Serves the JSON API of GCS until stdin ends."""
+    _serve(Gcs(), tls=tls, base_domain=DEFAULT_BASE_DOMAIN)
+
+
+def _serve(protocol: Protocol, *, tls: bool, base_domain: str) -> None:
     """Serves until stdin ends; with TLS, using a certificate created for this run."""
     with tempfile.TemporaryDirectory(prefix="torchobj-strict-") as directory:
         context: ssl.SSLContext | None = None
@@ -30,6 +44,7 @@ def serve_strict(*, base_domain: str, tls: bool) -> None:
                 SECRET_KEY,
                 control=f"http://{HOST}:{control_port}/_control",
                 ca_file=ca_file,
+                token=TOKEN if isinstance(protocol, Gcs) else None,
             ).print()
 
-        asyncio.run(serve(announce, until_stdin_ends, base_domain=base_domain, tls=context))
+        asyncio.run(serve(protocol, announce, until_stdin_ends, tls=context))

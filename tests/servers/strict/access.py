@@ -5,6 +5,7 @@ from __future__ import annotations
 from .accounts import OWNER_ID
 from .errors import S3Error
 from .exchange import Request
+from .state import RequestRecord, State
 from .store import Bucket
 
 _WITHOUT_BUCKET = ("ListBuckets", "CreateBucket")
@@ -44,14 +45,14 @@ def _check_owner(request: Request, bucket: Bucket) -> None:
         raise S3Error("AccessDenied", "The bucket is a requester pays bucket: x-amz-request-payer is missing.")
 
 
-def headers_of_every_answer(request: Request) -> list[tuple[str, str]]:
+def headers_of_every_answer(state: State, record: RequestRecord) -> list[tuple[str, str]]:
     """Returns the headers that every response about this bucket has, including errors."""
-    bucket = request.state.buckets.get(request.target.bucket or "")
-    if bucket is None:
+    bucket = state.buckets.get(record.bucket or "")
+    if bucket is None or record.operation is None:
         return []
     headers = []
-    if request.operation in ("HeadBucket", "ListObjectsV2") and bucket.elsewhere is None:
+    if record.operation in ("HeadBucket", "ListObjectsV2") and bucket.elsewhere is None:
         headers.append(("x-amz-bucket-region", bucket.home_region))
-    if bucket.requester_pays and request.headers.get("x-amz-request-payer") == "requester":
+    if bucket.requester_pays and record.headers.get("x-amz-request-payer") == "requester":
         headers.append(("x-amz-request-charged", "requester"))
     return headers

@@ -25,11 +25,14 @@ class FaultAction(TypedDict, total=False):
     error_in_200: str
     redirect_to: str
     ignore_range: bool
+    persist_bytes: int
     lose_response: bool
     informational: int
     delay_first_byte_s: float
     wrong_content_range: bool
     wrong_etag: bool
+    wrong_generation: bool
+    wrong_checksum: bool
     chunked: bool
     no_length: bool
     http_1_0: bool
@@ -70,11 +73,20 @@ class BucketLocation(TypedDict):
 class BucketFlags(TypedDict, total=False):
     """The flags of a bucket that a test may set; omitted flags stay unchanged."""
 
-    region: str
     public: bool
     requester_pays: bool
+    # S3 only.
+    region: str
     requires_sse_kms: bool
     elsewhere: BucketLocation | None
+    # GCS only.
+    versioning: bool
+    soft_delete: bool
+    storage_class: str
+    retention_s: float | None
+    default_event_based_hold: bool
+    denied: list[str]
+    kms: str | None
 
 
 @dataclass(frozen=True)
@@ -152,13 +164,24 @@ class Control:
     def account(
         self, access_key: str, secret_key: str, *, token: str | None = None, expires_in_s: float | None = None
     ) -> None:
-        """Adds or replaces an account; with a token it is temporary, and may expire by the server's clock."""
+        """Adds or replaces an account of S3; with a token it is temporary, and may expire by the server's clock."""
         account = {"access_key": access_key, "secret_key": secret_key, "token": token, "expires_in_s": expires_in_s}
         self._call("POST", "accounts", account)
 
     def clear_accounts(self) -> None:
-        """Removes all accounts but the initial permanent one."""
+        """Removes all accounts of S3 but the initial permanent one."""
         self._call("DELETE", "accounts")
+
+    def token(self, token: str, *, expires_in_s: float | None = None) -> None:
+        """Adds a bearer token of GCS, or replaces its expiry, which is by the server's clock."""
+        self._call("POST", "tokens", {"token": token, "expires_in_s": expires_in_s})
+
+    def revoke_token(self, token: str) -> None:
+        self._call("DELETE", "tokens", {"token": token})
+
+    def clear_tokens(self) -> None:
+        """Revokes all bearer tokens of GCS but the initial one."""
+        self._call("DELETE", "tokens")
 
     def bucket(self, name: str, flags: BucketFlags | None = None) -> dict[str, Any]:
         """Creates the bucket if needed and sets these flags; returns all flags and the bucket's counts."""
@@ -169,9 +192,21 @@ class Control:
         report: list[dict[str, Any]] = self._call("GET", "buckets")
         return report
 
-    def limits(self, *, min_part_bytes: int | None = None, max_keys: int | None = None) -> dict[str, int]:
+    def limits(
+        self,
+        *,
+        min_part_bytes: int | None = None,
+        max_keys: int | None = None,
+        rewrite_bytes: int | None = None,
+        token_lifetime_s: int | None = None,
+    ) -> dict[str, int]:
         """Sets the given limits; returns all."""
-        given = {"min_part_bytes": min_part_bytes, "max_keys": max_keys}
+        given = {
+            "min_part_bytes": min_part_bytes,
+            "max_keys": max_keys,
+            "rewrite_bytes": rewrite_bytes,
+            "token_lifetime_s": token_lifetime_s,
+        }
         changed = {name: value for name, value in given.items() if value is not None}
         limits: dict[str, int] = self._call("PUT", "limits", changed) if changed else self._call("GET", "limits")
         return limits

@@ -64,8 +64,22 @@ ERRORS: Mapping[str, tuple[int, str]] = {
 }
 
 
-class S3Error(Exception):
-    """An error response; `details` become elements of its XML, `headers` are added to the response."""
+class RequestError(Exception):
+    """An error response of either protocol; `headers` are added to it, and `closes` ends the connection after it."""
+
+    def __init__(
+        self, status: int, code: str, message: str, *, headers: Sequence[tuple[str, str]] = (), closes: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.headers = list(headers)
+        self.closes = closes
+
+
+class S3Error(RequestError):
+    """An error with a code of S3; `details` become elements of its XML."""
 
     def __init__(
         self,
@@ -78,13 +92,9 @@ class S3Error(Exception):
         closes: bool = False,
     ) -> None:
         known_status, known_message = ERRORS.get(code, (500, code))
-        super().__init__(message or known_message)
-        self.code = code
-        self.status = known_status if status is None else status
-        self.message = message or known_message
+        known_status = known_status if status is None else status
+        super().__init__(known_status, code, message or known_message, headers=headers, closes=closes)
         self.details = dict(details or {})
-        self.headers = list(headers)
-        self.closes = closes
 
 
 def usual_code(status: int) -> str:
@@ -95,13 +105,13 @@ def usual_code(status: int) -> str:
     return next((code for code, (known, _) in ERRORS.items() if known == status), "InternalError")
 
 
-def error_document(error: S3Error, resource: str, request_id: str, host_id: str) -> bytes:
+def error_document(error: RequestError, resource: str, request_id: str, host_id: str) -> bytes:
     """Returns the XML body of an error; `request_id` is that of the response's x-amz-request-id."""
     return document(
         "Error",
         tag("Code", error.code),
         tag("Message", error.message),
-        *(tag(name, value) for name, value in error.details.items()),
+        *(tag(name, value) for name, value in (error.details.items() if isinstance(error, S3Error) else ())),
         tag("Resource", resource),
         tag("RequestId", request_id),
         tag("HostId", host_id),

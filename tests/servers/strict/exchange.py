@@ -1,4 +1,4 @@
-"""The input and output of an operation: a verified request and its response. `sending` sends it."""
+"""The input of an S3 operation: a verified request. `response` has its output."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .errors import S3Error
+from .response import Response
 from .signature import Identity
 from .state import State
 from .store import Bucket
@@ -62,17 +63,6 @@ class Request:
         if encoding_type not in (None, "url"):
             raise S3Error("InvalidArgument", "Invalid Encoding Method specified in Request")
         return encoding_type
-
-
-@dataclass
-class Response:
-    """A response; `sending` adds Content-Length or another framing, Date and the request's ids."""
-
-    status: int = 200
-    headers: list[tuple[str, str]] = field(default_factory=list)
-    body: bytes | memoryview = b""
-    # HEAD announces the length of a body that is not sent.
-    promised_length_bytes: int | None = None
 
 
 def xml_response(body: bytes, headers: list[tuple[str, str]] | None = None) -> Response:

@@ -10,7 +10,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 
-from .routing import OPERATIONS
+from .gcs.routing import OPERATIONS as GCS_OPERATIONS
+from .routing import OPERATIONS as S3_OPERATIONS
+
+OPERATIONS = S3_OPERATIONS | GCS_OPERATIONS
 
 
 class MalformedRule(ValueError):
@@ -38,12 +41,16 @@ class Action:
     redirect_to: str | None = None
     # While performing it.
     ignore_range: bool = False
+    # A chunk of a resumable upload to GCS: only so many of its bytes are persisted.
+    persist_bytes: int | None = None
     lose_response: bool = False
     # In the response's head.
     informational: int | None = None
     delay_first_byte_s: float = 0.0
     wrong_content_range: bool = False
     wrong_etag: bool = False
+    wrong_generation: bool = False
+    wrong_checksum: bool = False
     chunked: bool = False
     no_length: bool = False
     http_1_0: bool = False
@@ -103,11 +110,14 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
     "error_in_200": _is_text,
     "redirect_to": _is_text,
     "ignore_range": _is_bool,
+    "persist_bytes": lambda value: _is_count(value) and isinstance(value, int) and value % (256 * 1024) == 0,
     "lose_response": _is_bool,
     "informational": lambda value: value in (100, 102, 103),
     "delay_first_byte_s": _is_amount,
     "wrong_content_range": _is_bool,
     "wrong_etag": _is_bool,
+    "wrong_generation": _is_bool,
+    "wrong_checksum": _is_bool,
     "chunked": _is_bool,
     "no_length": _is_bool,
     "http_1_0": _is_bool,

@@ -1,18 +1,18 @@
-"""Sends responses, complete or with the faults of an Action. `faults` selects the faults.
+"""Sends responses, complete or with the faults of an Action. `faults` selects the faults, `damage` changes content.
 
 Every fault here affects bytes and timing: the operation was performed, and its response is damaged.
 """
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from .exchange import Response
+from .damage import damaged
 from .faults import Action
 from .peer import Peer
+from .response import Response
 from .state import RequestRecord
 
 # Small enough to send the first bytes of a large body early, large enough for few calls.
@@ -22,7 +22,6 @@ _CHUNKS = 5
 # A slow-drip body is sent in this many pieces per second.
 _DRIPS_PER_S = 20
 _GARBAGE = b"\x16\x03\x01 this is not HTTP\r\n\r\n"
-_OTHER_ETAG = f'"{"0" * 32}"'
 _INFORMATIONAL = {100: "", 102: "", 103: "Link: </early>; rel=preload\r\n"}
 
 
@@ -36,35 +35,6 @@ def _reason(status: int) -> str:
 def informational(status: int) -> bytes:
     """Returns a complete 1xx response, which precedes the final one."""
     return f"HTTP/1.1 {status} {_reason(status)}\r\n{_INFORMATIONAL[status]}\r\n".encode()
-
-
-def _damaged(response: Response, action: Action) -> Response:
-    """Returns the response with changed content and correct framing."""
-    body = response.body
-    headers = response.headers
-    if action.replace_body is not None:
-        body = action.replace_body.encode()
-    if action.corrupt_byte_at is not None and action.corrupt_byte_at < len(body):
-        changed = bytearray(body)
-        changed[action.corrupt_byte_at] ^= 0xFF
-        body = bytes(changed)
-    if action.shorter_length:
-        body = body[: -action.shorter_length]
-    if action.gzip:
-        body = gzip.compress(body, mtime=0)
-        headers = [*headers, ("Content-Encoding", "gzip")]
-    if action.wrong_etag:
-        headers = [(name, _OTHER_ETAG if name == "ETag" else value) for name, value in headers]
-    if action.wrong_content_range:
-        headers = [(name, _shifted(value) if name == "Content-Range" else value) for name, value in headers]
-    return Response(response.status, headers, body, response.promised_length_bytes)
-
-
-def _shifted(content_range: str) -> str:
-    """Returns a Content-Range of the same length that begins one byte later."""
-    bounds, _, size = content_range.removeprefix("bytes ").partition("/")
-    start, _, last = bounds.partition("-")
-    return f"bytes {int(start) + 1}-{int(last) + 1}/{size}"
 
 
 @dataclass(frozen=True)
@@ -143,9 +113,9 @@ async def send(
     if action.informational is not None:
         peer.write(informational(action.informational))
     await peer.pause(action.delay_first_byte_s)
-    if action.white_space_s:
+    if action.white_space_s or (response.chunked and not action.http_1_0 and not action.no_length):
         action = replace(action, chunked=True)
-    response = _damaged(response, action)
+    response = damaged(response, action)
     record.status = response.status
     peer.write(_head_of(response, action, _framing_of(response, action, has_body=has_body, keep_open=keep_open)))
     headless = action.garbage_head or action.cut_head is not None

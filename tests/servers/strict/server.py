@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from .connection import serve_connection
 from .control_api import serve_control
+from .protocol import Protocol
 from .state import State
 
 HOST = "127.0.0.1"
-DEFAULT_BASE_DOMAIN = "s3.localhost"
 # asyncio's stream buffer: larger than any line of a head, and large enough to read a body without many pauses.
 _BUFFER_BYTES = 1024 * 1024
 # Clients open many connections at once; none may be refused.
@@ -51,23 +52,24 @@ class Listener:
 
 
 async def serve(
+    protocol: Protocol,
     announce: Callable[[int, int], None],
     stopped: Callable[[], Awaitable[None]],
     *,
-    base_domain: str = DEFAULT_BASE_DOMAIN,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serves S3 and its control API until `stopped` returns.
+    """Serves a protocol and its control API until `stopped` returns.
 
-    announce: called once with the two ports, S3's and the control API's, when both accept connections.
-    base_domain: a Host of `<bucket>.<base_domain>` addresses that bucket.
-    tls: makes S3's port speak TLS; the control API's never does.
+    announce: called once with the two ports, the protocol's and the control API's, when both accept connections.
+    tls: makes the protocol's port speak TLS; the control API's never does.
     """
-    state = State(base_domain)
-    listener, control = Listener(state, serve_connection), Listener(state, serve_control)
+    state = State()
+    listener = Listener(state, partial(serve_connection, protocol))
+    control = Listener(state, partial(serve_control, protocol.control))
     try:
         await listener.open(tls)
         await control.open(None)
+        state.endpoint = f"{'https' if tls else 'http'}://{HOST}:{listener.port}"
         announce(listener.port, control.port)
         await stopped()
     finally:

@@ -8,15 +8,24 @@ from dataclasses import asdict, dataclass, field
 
 from .accounts import Accounts
 from .faults import Script
+from .gcs.store import Project
 from .store import Bucket
 
 
 @dataclass
 class Limits:
-    """Limits that tests may lower: 5 MiB and 1000 are S3's own (user guide, "Multipart upload limits"; ListObjectsV2)."""
+    """Limits that tests may lower.
+
+    min_part_bytes, max_keys: 5 MiB and 1000 are S3's own (user guide, "Multipart upload limits"; ListObjectsV2), and
+    1000 is also the largest page of GCS.
+    rewrite_bytes: how much one RewriteObject of GCS copies.
+    token_lifetime_s: that of tokens of the metadata server.
+    """
 
     min_part_bytes: int = 5 * 1024**2
     max_keys: int = 1000
+    rewrite_bytes: int = 1024**3
+    token_lifetime_s: int = 3600
 
 
 class Clock:
@@ -110,8 +119,9 @@ class Traffic:
 class State:
     """The state of one server; `reset` clears it but keeps idle connections open."""
 
-    def __init__(self, base_domain: str) -> None:
-        self.base_domain = base_domain
+    def __init__(self) -> None:
+        # Scheme, host and port, once the server listens.
+        self.endpoint = ""
         self.started_s = time.monotonic()
         self.traffic = Traffic()
         self.accounts = Accounts()
@@ -119,7 +129,9 @@ class State:
         self.limits = Limits()
         self.script = Script()
         self.requests: list[RequestRecord] = []
+        # S3's buckets and those of GCS; a server has one protocol, so that one of them stays empty.
         self.buckets: dict[str, Bucket] = {}
+        self.gcs = Project()
         self._last_number = 0
 
     def reset(self) -> None:
@@ -129,6 +141,7 @@ class State:
         self.script.clear()
         self.requests = []
         self.buckets = {}
+        self.gcs = Project()
         self.traffic.drop_busy()
         self.traffic.total_accepted = len(self.traffic.open)
         self.traffic.most_in_flight = self.traffic.in_flight

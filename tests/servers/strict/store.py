@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from .attributes import Attributes
 from .checksums import Checksum
@@ -11,6 +12,8 @@ from .encryption import Encryption
 from .errors import S3Error
 
 DEFAULT_REGION = "us-east-1"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,20 +52,20 @@ class Upload:
     parts: dict[int, Part] = field(default_factory=dict)
 
 
-class ObjectTable:
+class ObjectTable(Generic[T]):
     """A bucket's objects by key; keys are sorted by code point, which is the order of their UTF-8 bytes."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, StoredObject] = {}
+        self._objects: dict[str, T] = {}
         self._keys: list[str] = []
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def get(self, key: str) -> StoredObject | None:
+    def get(self, key: str) -> T | None:
         return self._objects.get(key)
 
-    def put(self, key: str, stored: StoredObject) -> None:
+    def put(self, key: str, stored: T) -> None:
         if key not in self._objects:
             insort(self._keys, key)
         self._objects[key] = stored
@@ -78,7 +81,7 @@ class ObjectTable:
     def key_at(self, position: int) -> str | None:
         return self._keys[position] if position < len(self._keys) else None
 
-    def __getitem__(self, key: str) -> StoredObject:
+    def __getitem__(self, key: str) -> T:
         return self._objects[key]
 
 
@@ -101,7 +104,7 @@ class Bucket:
     requester_pays: bool = False
     requires_sse_kms: bool = False
     elsewhere: Elsewhere | None = None
-    objects: ObjectTable = field(default_factory=ObjectTable)
+    objects: ObjectTable[StoredObject] = field(default_factory=lambda: ObjectTable[StoredObject]())
     uploads: dict[str, Upload] = field(default_factory=dict)
 
     @property

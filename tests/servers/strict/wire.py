@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .errors import S3Error
@@ -39,6 +39,9 @@ class Headers:
         values = [value for known, value in self.items if known == name]
         return ",".join(values) if values else None
 
+    def without(self, dropped: str) -> Headers:
+        return Headers([(name, value) for name, value in self.items if name != dropped])
+
     def count(self, name: str) -> int:
         return sum(known == name for known, _ in self.items)
 
@@ -54,6 +57,11 @@ class RequestHead:
     target: str
     headers: Headers
 
+    @staticmethod
+    def empty() -> RequestHead:
+        """Returns what is known of a head that cannot be read."""
+        return RequestHead("", "", Headers([]))
+
     @property
     def content_length(self) -> int:
         return int(self.headers.get("content-length") or 0)
@@ -61,7 +69,7 @@ class RequestHead:
     @property
     def has_framing(self) -> bool:
         """Whether the head determines the end of the body, which S3 requires of every upload."""
-        return self.headers.get("content-length") is not None or _is_chunked(self.headers)
+        return self.headers.get("content-length") is not None or is_chunked(self.headers)
 
     @property
     def expects_continue(self) -> bool:
@@ -72,7 +80,8 @@ class RequestHead:
         return "close" in [word.strip().lower() for word in (self.headers.get("connection") or "").split(",")]
 
 
-def _is_chunked(headers: Headers) -> bool:
+def is_chunked(headers: Headers) -> bool:
+    """Returns whether the body's framing is Transfer-Encoding: chunked."""
     return headers.get("transfer-encoding") == "chunked"
 
 
@@ -108,16 +117,14 @@ def _parse_header(line: bytes) -> tuple[str, str]:
     return found[1].decode("ascii").lower(), found[2].decode("latin-1")
 
 
-def _check_framing(headers: Headers) -> None:
+def _check_framing(headers: Headers, accepts_chunks: Callable[[Headers], bool]) -> None:
     if headers.count("host") != 1:
         raise _malformed("exactly one Host is needed")
     length = headers.get("content-length")
     if headers.get("transfer-encoding") is not None:
         if length is not None:
             raise _malformed("both Content-Length and Transfer-Encoding")
-        # S3 takes chunks only where it is told the length of what they hold; SDKs send aws-chunked bodies so over TLS.
-        streamed = (headers.get("x-amz-content-sha256") or "").startswith("STREAMING-")
-        if not streamed or headers.get("x-amz-decoded-content-length") is None or not _is_chunked(headers):
+        if not is_chunked(headers) or not accepts_chunks(headers):
             raise S3Error("NotImplemented", "Transfer-Encoding of this request is not implemented.", closes=True)
     if length is None:
         return
@@ -127,9 +134,12 @@ def _check_framing(headers: Headers) -> None:
         raise S3Error("EntityTooLarge", closes=True)
 
 
-async def read_head(reader: asyncio.StreamReader) -> RequestHead | None:
+async def read_head(
+    reader: asyncio.StreamReader, *, accepts_chunks: Callable[[Headers], bool] = lambda _: False
+) -> RequestHead | None:
     """Reads one request's head.
 
+    accepts_chunks: whether a request with these headers may have Transfer-Encoding: chunked.
     Returns: the head; None where the client closed the connection between two requests.
     Errors: S3Error with `closes` set where the head is malformed, since nothing after it can be trusted.
     """
@@ -157,7 +167,7 @@ async def read_head(reader: asyncio.StreamReader) -> RequestHead | None:
             raise S3Error("RequestHeaderSectionTooLarge", closes=True)
         items.append(_parse_header(line))
     headers = Headers(items)
-    _check_framing(headers)
+    _check_framing(headers, accepts_chunks)
     return RequestHead(method.decode("ascii"), target.decode("ascii"), headers)
 
 
@@ -166,7 +176,7 @@ async def read_body(reader: asyncio.StreamReader, head: RequestHead) -> bytes:
 
     Errors: IncompleteReadError where the client closes before its end; S3Error where its chunks are malformed.
     """
-    if not _is_chunked(head.headers):
+    if not is_chunked(head.headers):
         return bytes(await _read_exactly(reader, head.content_length))
     body = bytearray()
     while True:

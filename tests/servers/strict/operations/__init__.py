@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from ..exchange import Request, Response
+from ..exchange import Request
+from ..response import Response
 from . import buckets, copying, deleting, listing, multipart, multipart_completion, reading, writing
 
 PERFORM: Mapping[str, Callable[[Request], Response]] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..accounts import OWNER_ID
 from ..documents import MalformedDocument, document, group, parse, tag, timestamp
 from ..errors import S3Error
-from ..exchange import Request, Response, xml_response
+from ..exchange import Request, xml_response
+from ..response import Response
 from ..store import DEFAULT_REGION, Bucket
 
 

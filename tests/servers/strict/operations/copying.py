@@ -6,7 +6,8 @@ from .. import checksums, conditions, encryption
 from ..attributes import Attributes, attributes_of
 from ..documents import document, tag, timestamp
 from ..errors import S3Error
-from ..exchange import Request, Response, xml_response
+from ..exchange import Request, xml_response
+from ..response import Response
 from ..store import StoredObject
 from ..target import parse_copy_source
 from .multipart import keep_part, part_number_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 from .. import checksums, conditions
 from ..documents import MalformedDocument, Node, document, group, parse, tag
 from ..errors import S3Error
-from ..exchange import Request, Response, xml_response
+from ..exchange import Request, xml_response
+from ..response import Response
 from ..target import check_key
 
 # S3 API reference, DeleteObjects.

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from ..documents import document, group, tag, timestamp, url_encoder
 from ..errors import S3Error
-from ..exchange import Request, Response, xml_response
+from ..exchange import Request, xml_response
+from ..response import Response
 from ..store import ObjectTable, StoredObject
 from ..target import KEY_LIMIT_BYTES
 from .buckets import owner
@@ -32,7 +33,7 @@ class _PageEnd:
         # Reversed, so that no client reads a key from it.
         return base64.b64encode(_TOKEN_MARK + self.name.encode()[::-1] + self.kind.encode()).decode()
 
-    def position_after(self, table: ObjectTable) -> int:
+    def position_after(self, table: ObjectTable[StoredObject]) -> int:
         if self.kind == _PREFIX:
             # No key sorts after its prefix followed by as many of the last code point as a key can hold.
             return table.position_of(self.name + "\U0010ffff" * KEY_LIMIT_BYTES)
@@ -60,7 +61,7 @@ class _Page:
     next_token: str | None = None
 
 
-def _page_of(table: ObjectTable, start: int, prefix: str, delimiter: str | None, max_keys: int) -> _Page:
+def _page_of(table: ObjectTable[StoredObject], start: int, prefix: str, delimiter: str | None, max_keys: int) -> _Page:
     page = _Page()
     last = _PageEnd(_KEY, "")
     position = max(start, table.position_of(prefix))

@@ -7,7 +7,8 @@ from ..attributes import attributes_of
 from ..documents import document, tag
 from ..encryption import check_part, encryption_of_new
 from ..errors import S3Error
-from ..exchange import Request, Response, xml_response
+from ..exchange import Request, xml_response
+from ..response import Response
 from ..store import Part, Upload
 from .writing import etag_of
 

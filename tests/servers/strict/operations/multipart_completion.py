@@ -14,7 +14,8 @@ from .. import checksums
 from ..checksums import Checksum
 from ..documents import MalformedDocument, Node, document, parse, tag
 from ..errors import S3Error
-from ..exchange import Request, Response, xml_response
+from ..exchange import Request, xml_response
+from ..response import Response
 from ..store import Part, StoredObject, Upload
 from .multipart import PARTS_LIMIT
 from .writing import keep

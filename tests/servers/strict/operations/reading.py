@@ -8,7 +8,8 @@ from .. import conditions, encryption
 from ..attributes import ARCHIVED_CLASSES
 from ..documents import document, group, tag
 from ..errors import S3Error
-from ..exchange import Request, Response, xml_response
+from ..exchange import Request, xml_response
+from ..response import Response
 from ..store import StoredObject
 
 

@@ -6,7 +6,8 @@ from .. import checksums, conditions
 from ..attributes import attributes_of
 from ..checksums import Checksum
 from ..encryption import Encryption, encryption_of_new
-from ..exchange import Request, Response
+from ..exchange import Request
+from ..response import Response
 from ..store import StoredObject
 
 
