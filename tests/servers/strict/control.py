@@ -78,6 +78,8 @@ class BucketFlags(TypedDict, total=False):
     # S3 only.
     region: str
     requires_sse_kms: bool
+    ignores_conditions: bool
+    no_bulk_delete: bool
     elsewhere: BucketLocation | None
     # GCS only.
     versioning: bool

@@ -35,6 +35,8 @@ def _post_buckets(state: State, given: object) -> object:
         public=(bool,),
         requester_pays=(bool,),
         requires_sse_kms=(bool,),
+        ignores_conditions=(bool,),
+        no_bulk_delete=(bool,),
         elsewhere=(dict, type(None)),
     )
     name = flags.pop("name", None)
@@ -59,6 +61,8 @@ def _report_bucket(bucket: Bucket) -> dict[str, object]:
         "public": bucket.public,
         "requester_pays": bucket.requester_pays,
         "requires_sse_kms": bucket.requires_sse_kms,
+        "ignores_conditions": bucket.ignores_conditions,
+        "no_bulk_delete": bucket.no_bulk_delete,
         "elsewhere": {"region": elsewhere.region, "endpoint": elsewhere.endpoint} if elsewhere else None,
         "objects": len(bucket.objects),
         "uploads": len(bucket.uploads),

@@ -103,6 +103,10 @@ class Bucket:
     public: bool = False
     requester_pays: bool = False
     requires_sse_kms: bool = False
+    # As on the S3 interface of GCS: a PUT or CompleteMultipartUpload ignores If-Match and If-None-Match.
+    ignores_conditions: bool = False
+    # DeleteObjects is answered with 501.
+    no_bulk_delete: bool = False
     elsewhere: Elsewhere | None = None
     objects: ObjectTable[StoredObject] = field(default_factory=lambda: ObjectTable[StoredObject]())
     uploads: dict[str, Upload] = field(default_factory=dict)
