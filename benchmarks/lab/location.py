@@ -26,6 +26,8 @@ class Location:
     access_key: str | None = None
     secret_key: str | None = None
     ca_file: str | None = None
+    scheme: str = "s3"
+    """Or "gs": the JSON and XML API of Google Cloud Storage, in the lab without credentials."""
 
     @classmethod
     def from_url(cls, url: str) -> "Location":
@@ -51,6 +53,10 @@ class Location:
     def key(self, name: str) -> str:
         """Returns the full key of an object of the benchmark."""
         return self.prefix + name
+
+    def url(self, name: str) -> str:
+        """Returns the URL of an object of the benchmark."""
+        return f"{self.scheme}://{self.bucket}/{self.key(name)}"
 
     def enter(self) -> None:
         """Sets this process's environment for clients that read credentials from it."""

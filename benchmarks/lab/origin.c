@@ -1,12 +1,13 @@
 /*
- * The cheapest S3 server that accepts uploads. It receives objects of the bucket "discard" without a copy, and keeps
- * only their sizes; it keeps objects of any other bucket in memory, and sends them by sendfile.
- * Verifies no signature and no checksum, and gives every object the same ETag. origin_objects.c stores objects.
+ * The cheapest server of S3 and Google Cloud Storage that accepts uploads. It receives objects of the bucket "discard"
+ * without a copy, and keeps only their sizes; it keeps objects of any other bucket in memory, and sends them by sendfile.
+ * Verifies no signature and no checksum, and gives every object the same ETag. origin_objects.c stores objects,
+ * origin_gcs.c answers the JSON API.
  *
  *     origin LATENCY_MS       prints its port, and serves until its stdin ends
  *
  * One thread per connection: clients have few, and keep them. GET /-/counters returns requests, and bytes of bodies
- * that were received and sent. Linux only.
+ * that were received and sent; GET /-/kinds returns requests by kind. Linux only.
  */
 #define _GNU_SOURCE
 #include <netinet/in.h>
@@ -23,27 +24,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "origin_objects.h"
+#include "origin.h"
 
-enum { HEAD_BYTES = 32 << 10, NAME_BYTES = 2048, COPIED_BYTES = 1 << 20 };
+enum { COPIED_BYTES = 1 << 20 };
 
 #define XMLNS " xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\""
 #define ETAG "ETag: \"9b2cf535f27731c974343645a3985328\"\r\n"
 #define VALIDATORS ETAG "Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nAccept-Ranges: bytes\r\n"
 
-static atomic_long requests, received_bytes, sent_bytes;
+static const char *const kind_names[KINDS] = {"other", "read", "metadata", "list", "put", "begin", "part", "complete",
+    "compose", "delete", "bucket", "permissions"};
+static atomic_long requests, received_bytes, sent_bytes, kinds[KINDS];
 static long latency_us;
-
-/* The request being served. `held_from` to `held_to` of `head` are bytes that were received and not used. */
-struct request {
-    int socket;
-    char head[HEAD_BYTES + 1];
-    long held_from, held_to;
-    char method[8], name[NAME_BYTES], query[NAME_BYTES], range[64];
-    long content_length; /* -1: chunked */
-    long decoded_length; /* of an aws-chunked body; otherwise -1 */
-    int expects, closes;
-};
 
 static int send_all(int socket, const char *data, long length, int flags) {
     while (length > 0) {
@@ -54,25 +46,24 @@ static int send_all(int socket, const char *data, long length, int flags) {
     return 0;
 }
 
-/* A response with `body`, or one whose `length` bytes the caller sends or omits. */
-static int answer(struct request *r, const char *status, const char *headers, const char *body, long length) {
-    char head[1024];
+int answer(struct request *r, const char *status, const char *headers, const char *body, long length) {
+    char head[4 * NAME_BYTES];
     long size = body ? (long)strlen(body) : length;
-    const char *type = body && *body == '<' ? "application/xml" : "application/octet-stream";
+    const char *type = body && *body == '<' ? "application/xml" : body && *body == '{' ? "application/json"
+        : "application/octet-stream";
     int used = snprintf(head, sizeof head, "HTTP/1.1 %s\r\nServer: origin\r\nContent-Type: %s\r\nContent-Length: %ld\r\n"
         "x-amz-request-id: 0\r\n%s\r\n", status, type, size, headers);
     if (send_all(r->socket, head, used, body && *body ? MSG_MORE : 0)) return -1;
     return body ? send_all(r->socket, body, size, 0) : 0;
 }
 
-static int refuse(struct request *r, const char *status, const char *code) {
+int refuse(struct request *r, const char *status, const char *code) {
     char body[128];
     snprintf(body, sizeof body, "<Error><Code>%s</Code></Error>", code);
     return answer(r, status, "", strcmp(r->method, "HEAD") ? body : NULL, 0);
 }
 
-/* Receives `length` bytes of a body into `file` at `at`, or discards them without a copy. */
-static int take(struct request *r, long length, int file, long at) {
+int take(struct request *r, long length, int file, long at) {
     static __thread char *buffer;
     atomic_fetch_add(&received_bytes, length);
     long held = r->held_to - r->held_from < length ? r->held_to - r->held_from : length;
@@ -86,6 +77,23 @@ static int take(struct request *r, long length, int file, long at) {
         if (got <= 0 || (file >= 0 && pwrite(file, buffer, got, at) != got)) return -1;
         length -= got, at += got;
     }
+    return 0;
+}
+
+int take_text(struct request *r, char *text, long length) {
+    atomic_fetch_add(&received_bytes, length);
+    long held = r->held_to - r->held_from < length ? r->held_to - r->held_from : length;
+    memcpy(text, r->head + r->held_from, held);
+    r->held_from += held;
+    return held < length && recv(r->socket, text + held, length - held, MSG_WAITALL) != length - held ? -1 : 0;
+}
+
+int take_more(struct request *r) {
+    memmove(r->head, r->head + r->held_from, r->held_to - r->held_from);
+    r->held_to -= r->held_from, r->held_from = 0;
+    long got = recv(r->socket, r->head + r->held_to, HEAD_BYTES - r->held_to, 0);
+    if (got <= 0) return -1;
+    r->held_to += got;
     return 0;
 }
 
@@ -120,9 +128,12 @@ static long take_chunks(struct request *r, int file) {
     return -1;
 }
 
-/* The body of a request; NULL if the connection broke. */
-static struct blob *take_body(struct request *r, int keep) {
-    if (r->expects && send_all(r->socket, "HTTP/1.1 100 Continue\r\n\r\n", 25, 0)) return NULL;
+int proceed(struct request *r) {
+    return r->expects ? send_all(r->socket, "HTTP/1.1 100 Continue\r\n\r\n", 25, 0) : 0;
+}
+
+struct blob *take_body(struct request *r, int keep) {
+    if (proceed(r)) return NULL;
     int file = keep ? memfd_create("object", MFD_CLOEXEC) : -1;
     int chunked = r->content_length < 0 || (keep && r->decoded_length >= 0);
     long size = chunked ? take_chunks(r, file) : r->content_length;
@@ -132,8 +143,17 @@ static struct blob *take_body(struct request *r, int keep) {
     return NULL;
 }
 
-/* A value of a query, decoded, in `value` of NAME_BYTES; NULL if it is not there. */
-static char *parameter(const char *query, const char *name, char *value) {
+void count(enum kind kind) {
+    atomic_fetch_add(&requests, 1);
+    atomic_fetch_add(&kinds[kind], 1);
+    if (latency_us) usleep(latency_us);
+}
+
+int keeps(const char *name) {
+    return strncmp(name, "discard/", 8) != 0;
+}
+
+char *parameter(const char *query, const char *name, char *value) {
     long length = strlen(name);
     for (const char *at = query; at && *at; at = strchr(at, '&') ? strchr(at, '&') + 1 : NULL) {
         if (strncmp(at, name, length) || (at[length] && !strchr("=&", at[length]))) continue;
@@ -149,14 +169,15 @@ static char *parameter(const char *query, const char *name, char *value) {
     return NULL;
 }
 
-static int send_blob(struct request *r, struct blob *blob) {
+int send_blob(struct request *r, struct blob *blob, const char *more) {
     long from = 0, to = blob->size, first, last;
     int bounds = sscanf(r->range, "bytes=%ld-%ld", &first, &last);
     if (bounds > 0 && first < 0) from = to + first > 0 ? to + first : 0;
     else if (bounds > 0) from = first;
     if (bounds == 2 && last < to) to = last + 1;
     if (bounds > 0 && from >= blob->size) return refuse(r, "416 Range Not Satisfiable", "InvalidRange");
-    char headers[512] = VALIDATORS;
+    char headers[1024];
+    snprintf(headers, sizeof headers, VALIDATORS "%s", more);
     if (bounds > 0)
         sprintf(headers + strlen(headers), "Content-Range: bytes %ld-%ld/%ld\r\n", from, to - 1, blob->size);
     if (answer(r, bounds > 0 ? "206 Partial Content" : "200 OK", headers, NULL, to - from)) return -1;
@@ -187,17 +208,21 @@ static int send_listing(struct request *r) {
     return failed;
 }
 
+/* The counters, which count no request for themselves. */
+static int send_counters(struct request *r) {
+    char text[KINDS * 40];
+    int used = 0;
+    if (strcmp(r->name, "-/kinds")) used = sprintf(text, "%ld %ld %ld", requests, received_bytes, sent_bytes);
+    else
+        for (int i = 0; i < KINDS; i++) used += sprintf(text + used, "%s %ld\n", kind_names[i], kinds[i]);
+    return answer(r, "200 OK", "", text, used);
+}
+
 static int read_object(struct request *r, int is_bucket) {
-    if (!strcmp(r->name, "-/counters")) {
-        char text[96];
-        snprintf(text, sizeof text, "%ld %ld %ld", requests - 1, received_bytes, sent_bytes);
-        atomic_fetch_sub(&requests, 1);
-        return answer(r, "200 OK", "", text, 0);
-    }
     if (is_bucket) return strcmp(r->method, "HEAD") ? send_listing(r) : answer(r, "200 OK", "", NULL, 0);
     struct blob *blob = objects_get(r->name);
     if (!blob) return refuse(r, "404 Not Found", "NoSuchKey");
-    int failed = send_blob(r, blob);
+    int failed = send_blob(r, blob, "");
     blob_release(blob);
     return failed;
 }
@@ -209,18 +234,29 @@ static int begin_upload(struct request *r) {
     return answer(r, "200 OK", "", body, 0);
 }
 
+static enum kind kind_of(const struct request *r, int is_bucket, long upload) {
+    if (!strcmp(r->method, "PUT")) return upload ? PART : is_bucket ? BUCKET : PUT;
+    if (!strcmp(r->method, "GET")) return is_bucket ? LIST : READ;
+    if (!strcmp(r->method, "HEAD")) return is_bucket ? BUCKET : METADATA;
+    if (!strcmp(r->method, "DELETE")) return DELETE;
+    return upload ? COMPLETE : BEGIN;
+}
+
 static int respond(struct request *r) {
-    char value[NAME_BYTES];
+    char value[NAME_BYTES], headers[512];
     long upload = parameter(r->query, "uploadId", value) ? atol(value) : 0;
     long part = parameter(r->query, "partNumber", value) ? atol(value) : 0;
     int is_put = !strcmp(r->method, "PUT"), is_bucket = !strchr(r->name, '/');
-    struct blob *body = take_body(r, is_put && strncmp(r->name, "discard/", 8));
+    if (!strncmp(r->name, "-/", 2)) return send_counters(r);
+    if (gcs_is(r)) return gcs_respond(r);
+    struct blob *body = take_body(r, is_put && keeps(r->name));
     if (!body) return -1;
-    atomic_fetch_add(&requests, 1);
-    if (latency_us) usleep(latency_us);
+    count(kind_of(r, is_bucket, upload));
     if (is_put && upload) {
         if (!upload_part(upload, part, body)) return refuse(r, "404 Not Found", "NoSuchUpload");
-        return answer(r, "200 OK", ETAG, "", 0);
+        /* google-cloud-storage requires the checksum that it has sent. */
+        snprintf(headers, sizeof headers, *r->hash ? ETAG "x-goog-hash: %s\r\n" : ETAG, r->hash);
+        return answer(r, "200 OK", headers, "", 0);
     }
     if (is_put && !is_bucket) {
         objects_put(r->name, body);
@@ -250,32 +286,35 @@ static const char *header(const char *head, const char *name) {
     return "";
 }
 
+static void copy_line(char *to, size_t most, const char *value) {
+    snprintf(to, most, "%.*s", (int)strcspn(value, "\r"), value);
+}
+
 /* Reads a head; -1 if the connection ended or this is not HTTP. */
 static int next_request(struct request *r) {
     char *end, target[NAME_BYTES + 2] = "=";
-    memmove(r->head, r->head + r->held_from, r->held_to - r->held_from);
-    r->held_to -= r->held_from;
-    while (!(end = memmem(r->head, r->held_to, "\r\n\r\n", 4))) {
-        long got = recv(r->socket, r->head + r->held_to, HEAD_BYTES - r->held_to, 0);
-        if (got <= 0) return -1;
-        r->held_to += got;
-    }
+    while (!(end = memmem(r->head + r->held_from, r->held_to - r->held_from, "\r\n\r\n", 4)))
+        if (take_more(r)) return -1;
     end[2] = 0;
+    const char *head = r->head + r->held_from;
     r->held_from = end + 4 - r->head;
-    if (sscanf(r->head, "%7s /%2046s", r->method, target + 1) != 2) return -1;
+    if (sscanf(head, "%7s /%2046s", r->method, target + 1) != 2) return -1;
     char *query = strchr(target, '?');
     snprintf(r->query, sizeof r->query, "%s", query ? query + 1 : "");
     if (query) *query = 0;
     /* A path is decoded as a value without a name. */
     parameter(target, "", r->name);
     if (*r->name && r->name[strlen(r->name) - 1] == '/') r->name[strlen(r->name) - 1] = 0;
-    const char *decoded = header(r->head, "x-amz-decoded-content-length");
-    int chunked = !strncasecmp(header(r->head, "transfer-encoding"), "chunked", 7);
-    r->content_length = chunked ? -1 : atol(header(r->head, "content-length"));
+    const char *decoded = header(head, "x-amz-decoded-content-length");
+    int chunked = !strncasecmp(header(head, "transfer-encoding"), "chunked", 7);
+    r->content_length = chunked ? -1 : atol(header(head, "content-length"));
     r->decoded_length = *decoded ? atol(decoded) : -1;
-    r->expects = !strncasecmp(header(r->head, "expect"), "100-continue", 12);
-    r->closes = !strncasecmp(header(r->head, "connection"), "close", 5);
-    snprintf(r->range, sizeof r->range, "%.60s", header(r->head, "range"));
+    r->expects = !strncasecmp(header(head, "expect"), "100-continue", 12);
+    r->closes = !strncasecmp(header(head, "connection"), "close", 5);
+    copy_line(r->range, sizeof r->range, header(head, "range"));
+    copy_line(r->content_range, sizeof r->content_range, header(head, "content-range"));
+    copy_line(r->hash, sizeof r->hash, header(head, "x-goog-hash"));
+    copy_line(r->host, sizeof r->host, header(head, "host"));
     return 0;
 }
 

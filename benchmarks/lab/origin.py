@@ -1,5 +1,5 @@
-"""Runs `origin.c`, an S3 server that costs almost nothing: it discards what one bucket receives, and keeps in memory
-what another receives. The C compiler builds it if its sources changed. Linux only.
+"""Runs `origin.c`, a server of S3 and Google Cloud Storage that costs almost nothing: it discards what one bucket
+receives, and keeps in memory what another receives. The C compiler builds it if its sources changed. Linux only.
 """
 
 import contextlib
@@ -8,8 +8,9 @@ import http.client
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,7 +21,7 @@ from tests.servers.install import cache_directory
 from tests.servers.lifetime import die_with_parent
 
 _FOLDER = Path(__file__).resolve().parent
-_SOURCES = [_FOLDER / name for name in ("origin.c", "origin_objects.c", "origin_objects.h")]
+_SOURCES = [_FOLDER / name for name in ("origin.c", "origin_gcs.c", "origin_objects.c", "origin.h", "origin_objects.h")]
 _DISCARD, _MEMORY = "discard", "memory"
 
 
@@ -53,6 +54,12 @@ class Origin:
         self.memory = self._location(_MEMORY)
         """The bucket that keeps what is written in memory."""
 
+    def on(self, scheme: str) -> "Origin":
+        """The same origin, whose locations are of another scheme: "gs"."""
+        other = Origin(self._process, self._port)
+        other.discard, other.memory = (replace(each, scheme=scheme) for each in (self.discard, self.memory))
+        return other
+
     def _location(self, bucket: str) -> Location:
         endpoint_url = f"http://127.0.0.1:{self._port}"
         return Location(bucket, "", endpoint_url, "us-east-1", access_key="bench", secret_key="bench")
@@ -62,15 +69,25 @@ class Origin:
         return counters(self.memory, used.user + used.system)
 
 
-def counters(location: Location, cpu_s: float = 0.0) -> Counters:
-    """Reads the counters of a location's origin; any process may call this."""
+def _read(location: Location, path: str) -> str:
     connection = http.client.HTTPConnection(urlsplit(location.endpoint_url or "").netloc)
     try:
-        connection.request("GET", "/-/counters")
-        requests, received_bytes, sent_bytes = map(int, connection.getresponse().read().split())
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
     finally:
         connection.close()
+
+
+def counters(location: Location, cpu_s: float = 0.0) -> Counters:
+    """Reads the counters of a location's origin; any process may call this."""
+    requests, received_bytes, sent_bytes = map(int, _read(location, "/-/counters").split())
     return Counters(requests, received_bytes, sent_bytes, cpu_s)
+
+
+def kinds(location: Location) -> Counter[str]:
+    """Reads the number of requests of each kind; any process may call this."""
+    lines = (line.split() for line in _read(location, "/-/kinds").splitlines())
+    return Counter({kind: int(number) for kind, number in lines})
 
 
 def _built() -> Path:

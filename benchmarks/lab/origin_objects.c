@@ -20,6 +20,8 @@ struct upload {
     struct upload *next;
     long id;
     char *name;
+    long received; /* by upload_append */
+    int appended;
     struct blob *parts[MAX_PARTS];
 };
 
@@ -141,8 +143,21 @@ int upload_part(long id, long part, struct blob *blob) {
     return good;
 }
 
-/* Adds a part to the end of a whole; a part whose bytes were kept makes a whole whose bytes are kept. */
-static void append(struct blob *whole, const struct blob *part) {
+long upload_append(long id, struct blob *blob) {
+    pthread_mutex_lock(&lock);
+    struct upload *upload = *find_upload(id);
+    long received = -1;
+    if (upload && upload->appended < MAX_PARTS) {
+        received = upload->received += blob->size;
+        upload->parts[upload->appended++] = blob;
+    } else {
+        release(blob);
+    }
+    pthread_mutex_unlock(&lock);
+    return received;
+}
+
+void blob_append(struct blob *whole, const struct blob *part) {
     if (part->file >= 0) {
         if (whole->file < 0) whole->file = memfd_create("object", MFD_CLOEXEC);
         lseek(whole->file, whole->size, SEEK_SET);
@@ -163,7 +178,7 @@ static int end(long id, struct blob *whole) {
         return 0;
     }
     for (int i = 0; i < MAX_PARTS; i++) {
-        if (whole && upload->parts[i]) append(whole, upload->parts[i]);
+        if (whole && upload->parts[i]) blob_append(whole, upload->parts[i]);
         blob_release(upload->parts[i]);
     }
     if (whole) objects_put(upload->name, whole);

@@ -14,6 +14,8 @@ struct blob {
 /* Owned by the caller. */
 struct blob *blob_new(long size, int file);
 void blob_release(struct blob *blob);
+/* Adds a part to the end of a whole; a part whose bytes were kept makes a whole whose bytes are kept. */
+void blob_append(struct blob *whole, const struct blob *part);
 
 /* Names are "bucket/key". `objects_get` returns a blob to release, or NULL; `objects_put` takes ownership. */
 struct blob *objects_get(const char *name);
@@ -26,6 +28,8 @@ void objects_list(const char *bucket, const char *prefix, void (*each)(FILE *, c
 /* An upload's parts may come in any order; 0 if there is no such upload. */
 long upload_begin(const char *name);
 int upload_part(long id, long part, struct blob *blob);
+/* Appends to an upload whose parts come in order; returns the bytes received so far, or -1. */
+long upload_append(long id, struct blob *blob);
 int upload_complete(long id);
 int upload_abort(long id);
 
