@@ -16,6 +16,7 @@ import torch
 from benchmarks.lab import packages
 from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
+from benchmarks.lab.settings import store_config
 
 
 class Client(Protocol):
@@ -36,14 +37,13 @@ class Torchobj:
     def __init__(self, location: Location) -> None:
         import torchobj
 
-        self._module, self._bucket = torchobj, location.bucket
-        self._where = {"region": location.region, "endpoint_url": location.endpoint_url}
+        self._module, self._location, self._config = torchobj, location, store_config(location)
 
     def save(self, state: Any, key: str) -> None:
-        self._module.save(state, f"s3://{self._bucket}/{key}", **self._where)
+        self._module.save(state, self._location.url(key), config=self._config)
 
     def load(self, key: str) -> Any:
-        return self._module.load(f"s3://{self._bucket}/{key}", map_location="cpu", **self._where)
+        return self._module.load(self._location.url(key), map_location="cpu", config=self._config)
 
 
 class S3TorchConnector:

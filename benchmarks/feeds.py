@@ -19,6 +19,7 @@ import torch.utils.data
 from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family
+from benchmarks.lab.settings import obstore_store, store_config
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class _Rival(abc.ABC):
 
 
 class Torchobj:
-    """`torchobj.DataLoader` over `S3MapDataset` without a transform: a batch is a `RaggedBatch` of views."""
+    """`torchobj.DataLoader` over `ObjectMapDataset` without a transform: a batch is a `RaggedBatch` of views."""
 
     modules = ("torchobj.loader", "torchobj.datasets")
 
@@ -118,9 +119,8 @@ class Torchobj:
 
         if plan.budget_bytes is not None:
             torchobj.set_memory_budget(plan.budget_bytes)
-        location = plan.location
-        urls = [f"s3://{location.bucket}/{location.key(name)}" for name in plan.names()]
-        dataset = torchobj.S3MapDataset.from_objects(urls, region=location.region, endpoint=location.endpoint_url)
+        urls = [plan.location.url(name) for name in plan.names()]
+        dataset = torchobj.ObjectMapDataset.from_objects(urls, config=store_config(plan.location))
         order: dict[str, Any]
         if plan.elastic:
             order = {"sampler": torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0, seed=plan.seed)}
@@ -159,11 +159,7 @@ class _GetItems(torch.utils.data.Dataset[Any]):
 
     def __getitems__(self, indices: list[int]) -> list[tuple[str, Any]]:
         if self._runner is None:
-            from obstore.store import S3Store
-
-            location, options = self._location, {"allow_http": True}
-            path_style = {"endpoint": location.endpoint_url, "virtual_hosted_style_request": False}
-            self._store = S3Store(location.bucket, region=location.region, client_options=options, **path_style)
+            self._store = obstore_store(self._location)
             self._runner = asyncio.Runner()
         return self._runner.run(self._gather([self._names[index] for index in indices]))
 

@@ -23,6 +23,8 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _PACKAGES = (
     "boto3",
     "botocore",
+    "gcsfs",
+    "google-cloud-storage",
     "litdata",
     "obstore",
     "s3torchconnector",

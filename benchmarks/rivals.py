@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
+from benchmarks.lab.settings import obstore_store, store_config
 
 # Part size of a large object that is read in parallel ranges, as AWS advises.
 _PART_BYTES = 8 << 20
@@ -42,9 +43,7 @@ class Torchobj:
     def __init__(self, location: Location) -> None:
         import torchobj
 
-        s3 = torchobj.S3Options(endpoint_url=location.endpoint_url, region=location.region)
-        config = torchobj.StoreConfig(s3=s3, ca_bundle=location.ca_file)
-        self._store = torchobj.Store(f"s3://{location.bucket}", config=config)
+        self._store = torchobj.Store(f"{location.scheme}://{location.bucket}", config=store_config(location))
 
     def many(self, keys: Sequence[str]) -> Sequence[Any]:
         return self._store.get_many(keys)
@@ -52,16 +51,6 @@ class Torchobj:
     def one(self, key: str, size: int) -> Any:
         del size
         return self._store.get(key)
-
-
-def _obstore(location: Location) -> Any:
-    from obstore.store import S3Store
-
-    options = {"allow_http": True}
-    if location.endpoint_url is None:
-        return S3Store(location.bucket, region=location.region, client_options=options)
-    path_style = {"endpoint": location.endpoint_url, "virtual_hosted_style_request": False}
-    return S3Store(location.bucket, region=location.region, client_options=options, **path_style)
 
 
 class Obstore:
@@ -76,7 +65,7 @@ class Obstore:
     def __init__(self, location: Location) -> None:
         import obstore
 
-        self._module, self._store = obstore, _obstore(location)
+        self._module, self._store = obstore, obstore_store(location)
         self._runner = asyncio.Runner()
 
     async def _gather(self, keys: Sequence[str]) -> Sequence[Any]:
@@ -110,7 +99,7 @@ class ObstoreByHand:
     def __init__(self, location: Location) -> None:
         import obstore
 
-        self._module, self._store = obstore, _obstore(location)
+        self._module, self._store = obstore, obstore_store(location)
         self._threads = ThreadPoolExecutor(12 if location.near else _FAR_REQUESTS)
 
     def many(self, keys: Sequence[str]) -> Sequence[Any]:

@@ -1,8 +1,9 @@
 """Runs Debian's nginx as the cheapest S3 server: objects are files, and signatures are not verified. `objects` defines
 their content.
 
-One process serves all endpoints of the lab, each on its own port: plain, TLS, with a latency, with a tail, and with a
-rate limit per connection. A latency is `ngx.sleep` of the lua module, which costs almost no CPU and blocks no worker.
+One process serves all endpoints of the lab, each on its own port: plain, TLS, with a latency, with a tail, with a rate
+limit per connection, and the API of Google Cloud Storage (`nginx_gcs`). A latency is `ngx.sleep` of the lua module,
+which costs almost no CPU and blocks no worker.
 """
 
 import contextlib
@@ -18,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.lab import nginx_gcs
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family, pieces
 from tests.servers.certificates import make_certificates
@@ -47,6 +49,8 @@ class Endpoint:
     """The latency is the median of a lognormal distribution; one request in a hundred waits 0.1 to 0.6 s instead."""
     rate: str | None = None
     """nginx's `limit_rate` per connection: `80m` is 80 MiB/s."""
+    gcs: bool = False
+    """By the JSON API of Google Cloud Storage, and its XML API."""
 
 
 PLAIN = Endpoint()
@@ -54,6 +58,8 @@ TLS = Endpoint(tls=True)
 LATENCY = Endpoint(latency_ms=20)
 TAIL = Endpoint(latency_ms=20, tail=True)
 LIMITED = Endpoint(latency_ms=20, rate="80m")
+GCS = Endpoint(gcs=True)
+GCS_LATENCY = Endpoint(latency_ms=20, gcs=True)
 
 
 @dataclass(frozen=True)
@@ -139,16 +145,19 @@ def _server(endpoint: Endpoint, port: int, directory: Path) -> str:
         rate = f"""
         limit_rate {endpoint.rate};
         sendfile_max_chunk 256k;"""
+    sleep = _sleep_lua(endpoint)
+    locations = nginx_gcs.locations(directory, BUCKET, sleep) if endpoint.gcs else f"location / {{ {sleep} }}"
     return f"""
     server {{
         listen 127.0.0.1:{port}{" ssl" if endpoint.tls else ""} reuseport backlog=4096;{tls}{rate}
-        location / {{ {_sleep_lua(endpoint)} }}
+        {locations}
     }}"""
 
 
 def _config(installed: _Installed, folder: Path, endpoints: dict[Endpoint, int], directory: Path) -> str:
     load = "\n".join(f"load_module {module};" for module in installed.modules)
     servers = "".join(_server(endpoint, port, directory) for endpoint, port in endpoints.items())
+    maps = nginx_gcs.maps(directory) if any(endpoint.gcs for endpoint in endpoints) else ""
     temporary = "\n".join(
         f"    {name}_temp_path {directory}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
@@ -173,7 +182,7 @@ http {{
     tcp_nopush off;
     tcp_nodelay on;
     keepalive_requests 1000000000;
-    keepalive_timeout 75;
+    keepalive_timeout 75;{maps}
 {servers}
 }}
 """
@@ -207,6 +216,8 @@ def running(families: Sequence[Family], endpoints: Sequence[Endpoint]) -> Iterat
     with tempfile.TemporaryDirectory(prefix="torchobj-nginx-") as name:
         directory = Path(name)
         certificates = make_certificates(directory, "bench.localhost")
+        if any(endpoint.gcs for endpoint in endpoints):
+            nginx_gcs.prepare(directory, BUCKET, families)
         for _ in range(_PORT_ATTEMPTS):
             ports = {endpoint: _free_port() for endpoint in endpoints}
             (directory / "nginx.conf").write_text(_config(installed, folder, ports, directory))
@@ -236,4 +247,5 @@ def _location(endpoint: Endpoint, port: int, ca_file: str) -> Location:
         access_key="bench",
         secret_key="bench",
         ca_file=ca_file if endpoint.tls else None,
+        scheme="gs" if endpoint.gcs else "s3",
     )
