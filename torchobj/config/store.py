@@ -63,6 +63,8 @@ class StoreConfig(ExplicitFields):
         max_in_flight_cap: Upper limit of `max_in_flight="auto"`, for all ranks of a host together. 1..4096.
         hedge: Whether reads whose response is late are hedged with a second request on another connection: at most one
             in twenty, and none for 10 s after the store throttled.
+        verify_checksums: Whether objects that are read whole are compared with the checksum in the response, if it has
+            one. Google Cloud Storage always sends a CRC32C; S3 sends none.
         max_attempts: Maximum number of attempts of a request, including the first. Received bytes reset the count.
             While the store throttles (503, 429) or sends `Retry-After`, attempts are not counted, and only
             `retry_timeout_s` ends them. 1: no retries. 1..1000.
@@ -106,6 +108,7 @@ class StoreConfig(ExplicitFields):
     max_in_flight: int | Literal["auto"] = "auto"
     max_in_flight_cap: int = 256
     hedge: bool = True
+    verify_checksums: bool = False
     max_attempts: int = 10
     retry_timeout_s: float = 180.0
     connect_timeout_s: float = 5.0
@@ -119,7 +122,7 @@ class StoreConfig(ExplicitFields):
         # Only the types are shown, because a value in the wrong field may be a secret.
         check("s3", type(self.s3), "an S3Options", ok=isinstance(self.s3, S3Options))
         check("file", type(self.file), "a FileOptions", ok=isinstance(self.file, FileOptions))
-        check_kinds(self, "True or False", (bool,), "verify_tls", "hedge")
+        check_kinds(self, "True or False", (bool,), "verify_tls", "hedge", "verify_checksums")
         is_path = isinstance(self.ca_bundle, (str, os.PathLike, NoneType))
         check("ca_bundle", type(self.ca_bundle), "a path, or None", ok=is_path)
         check_number("part_bytes", self.part_bytes, 5 * MIB, 5 * GIB)

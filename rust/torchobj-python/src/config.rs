@@ -80,6 +80,7 @@ pub(crate) struct StoreConfig {
     max_in_flight: AutoOr<usize>,
     max_in_flight_cap: usize,
     hedge: bool,
+    verify_checksums: bool,
     max_attempts: u32,
     retry_timeout_s: f64,
     connect_timeout_s: f64,
@@ -124,6 +125,7 @@ impl StoreConfig {
             max_in_flight,
             max_in_flight_cap,
             hedge: self.hedge,
+            verify_checksums: self.verify_checksums,
             write_buffer_bytes: self.write_buffer_bytes,
             upload_bytes_per_s: self.upload_mbit_s.map(|rate| (rate * BYTES_PER_MBIT) as u64),
             max_attempts: self.max_attempts,
@@ -209,6 +211,7 @@ pub(crate) fn default_config(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     defaults.set_item("max_in_flight", policy.max_in_flight_cap.map(|_| "auto"))?;
     defaults.set_item("max_in_flight_cap", policy.max_in_flight_cap)?;
     defaults.set_item("hedge", policy.hedge)?;
+    defaults.set_item("verify_checksums", policy.verify_checksums)?;
     defaults.set_item("max_attempts", policy.max_attempts)?;
     defaults.set_item("retry_timeout_s", policy.retry_timeout.as_secs_f64())?;
     defaults.set_item("first_byte_timeout_s", policy.first_byte_timeout.as_secs_f64())?;

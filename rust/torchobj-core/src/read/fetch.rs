@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::plan;
 use super::response::{Expected, First};
+use super::{plan, verify};
 use crate::buffer::{Buffer, Dest, PendingBuffer};
 use crate::client::Client;
 use crate::engine::{Allocate, Heap, Request, Sink, permitted, try_run_all};
@@ -61,7 +61,7 @@ impl Client {
     ///
     /// # Errors
     /// `NotFound`, `AccessDenied`, `Changed` if the requested version does not exist any more or another one appeared
-    /// during the read, `Range` if the range starts beyond the object's end, `Config` if the caller's memory is too
+    /// during the read, `Integrity` if `verify_checksums` is set and the bytes of a whole object differ, `Range` if the range starts beyond the object's end, `Config` if the caller's memory is too
     /// small, and errors that persist after the retries.
     pub async fn get_into<A: Allocate>(self: &Arc<Self>, read: Read, allocator: A) -> Result<(ReadResult, A::Handle)> {
         let Read { key, range, size, version } = read;
@@ -105,9 +105,19 @@ impl Client {
         let answered = first.result.range();
         let want = if suffix { answered.start..size } else { want.start..want.end.min(size) };
         let expected = Expected { size: Some(size), version: version.clone() };
+        let checksum = match want == (0..size) && self.policy().verify_checksums {
+            true => first.result.checksum(),
+            false => None,
+        };
         let (pending, dest, length, handle) = self.pending(&key, &want, allocator)?;
+        let url = checksum.map(|_| self.store().url(&key));
         self.receive_first(key, first, want.end.min(answered.end)..want.end, expected, dest).await?;
         let buffer = pending.finish(length).map_err(|_| self.bug(&answered))?;
+        if let (Some(checksum), Some(url)) = (checksum, url)
+            && let Some(message) = verify::mismatch(checksum, buffer.as_slice())
+        {
+            return Err(Error::new(ErrorKind::Integrity, Operation::Get, url, message));
+        }
         Ok((ReadResult { buffer, size, version }, handle))
     }
 

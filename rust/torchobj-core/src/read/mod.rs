@@ -17,6 +17,7 @@ mod slice_plan;
 #[cfg(test)]
 mod slow_bodies;
 mod tile;
+mod verify;
 
 pub use ahead::{ReadAhead, ReadAheadConfig};
 pub use fetch::{Read, ReadResult};

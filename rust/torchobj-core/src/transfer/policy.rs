@@ -15,6 +15,8 @@ pub struct Policy {
     pub max_in_flight_cap: Option<usize>,
     /// Whether a read is sent a second time after the hedge delay.
     pub hedge: bool,
+    /// Whether whole objects are compared with the checksum in the response, if it has one.
+    pub verify_checksums: bool,
     /// Memory for the parts of one upload that are being filled or sent, in bytes; at least two parts.
     pub write_buffer_bytes: u64,
     /// Rate limit of all uploads of an account; `None` for no limit.
@@ -63,6 +65,7 @@ impl Default for Policy {
             // At 20 ms per response, more than one process can receive.
             max_in_flight_cap: Some(256),
             hedge: true,
+            verify_checksums: false,
             write_buffer_bytes: 64 << 20,
             upload_bytes_per_s: None,
             max_attempts: 10,
