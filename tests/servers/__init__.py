@@ -1,5 +1,5 @@
-"""S3 servers for the tests, on loopback: `strict` (ours), moto and versitygw.
+"""Servers for the tests, on loopback: `strict` (ours), moto and versitygw for S3, fake-gcs-server for GCS.
 
 `python -m tests.servers serve <kind>` runs one until its stdin ends; `launch.start` starts it from Python; `install`
-builds versitygw. Users do not install any of this.
+builds versitygw and fake-gcs-server. Users do not install any of this.
 """

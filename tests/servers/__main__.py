@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from .install import InstallFailed, install_versitygw
+from .install import BINARIES, InstallFailed, install
 from .strict.s3 import DEFAULT_BASE_DOMAIN
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tests.servers", description="S3 servers for tests, on loopback.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.servers", description="S3 and GCS servers for tests, on loopback."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("install", help="build versitygw if it is missing, and print its path")
+    commands.add_parser("install", help="build the binaries that are missing, and print their paths")
     serve = commands.add_parser("serve", help="start a server, print its endpoint as JSON, serve until stdin ends")
     kinds = serve.add_subparsers(dest="kind", required=True)
     strict = kinds.add_parser("strict", help="verifies every request, injects scripted faults")
@@ -25,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
     gcs.add_argument("--tls", action="store_true", help="use TLS, with a certificate created for this run")
     kinds.add_parser("moto", help="moto's S3, with keep-alive connections")
     kinds.add_parser("versitygw", help="versitygw over its own temporary directory")
+    kinds.add_parser("fake-gcs-server", help="fake-gcs-server, an emulator of GCS's JSON API, with objects in memory")
     return parser
 
 
@@ -32,7 +35,8 @@ def main() -> None:
     arguments = _parser().parse_args()
     try:
         if arguments.command == "install":
-            print(install_versitygw())
+            for kind in BINARIES:
+                print(install(kind))
         # Import each server's module only when it is used: moto takes a second.
         elif arguments.kind == "strict":
             from .strict_server import serve_s3
@@ -46,10 +50,14 @@ def main() -> None:
             from . import moto_server
 
             moto_server.serve()
-        else:
+        elif arguments.kind == "versitygw":
             from . import versitygw
 
             versitygw.serve()
+        elif arguments.kind == "fake-gcs-server":
+            from . import fake_gcs_server
+
+            fake_gcs_server.serve()
     except InstallFailed as error:
         raise SystemExit(str(error)) from error
 

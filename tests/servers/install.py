@@ -1,4 +1,4 @@
-"""Builds versitygw from its Go module once and keeps it. `versitygw` runs it."""
+"""Builds versitygw and fake-gcs-server from their Go modules once and keeps them. The modules of these names run them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,35 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
-VERSION = "v1.8.0"
-MODULE = "github.com/versity/versitygw/cmd/versitygw"
 # A cold build downloads and compiles about 300 packages.
 _BUILD_LIMIT_S = 20 * 60.0
 
 
 class InstallFailed(Exception):
-    """versitygw could not be built; the message names what is missing or contains Go's output."""
+    """A binary could not be built; the message names what is missing or contains Go's output."""
+
+
+class GoBinary(NamedTuple):
+    """A program that `go install` builds; the last element of `module` is its name."""
+
+    module: str
+    version: str
+
+    @property
+    def name(self) -> str:
+        return self.module.rpartition("/")[2]
+
+
+#: The programs, by the kind of the server that runs them.
+BINARIES = {
+    binary.name: binary
+    for binary in (
+        GoBinary("github.com/versity/versitygw/cmd/versitygw", "v1.8.0"),
+        GoBinary("github.com/fsouza/fake-gcs-server", "v1.56.1"),
+    )
+}
 
 
 def cache_directory() -> Path:
@@ -27,18 +47,18 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchobj"
 
 
-def versitygw_path() -> Path:
-    """Returns the path of this version's binary, whether or not it exists yet."""
-    return cache_directory() / "bin" / f"versitygw-{VERSION}"
+def binary_path(kind: str) -> Path:
+    """Returns the path of the pinned version of a binary, whether or not it exists yet."""
+    return cache_directory() / "bin" / f"{kind}-{BINARIES[kind].version}"
 
 
-def _build(target: Path) -> None:
-    go = shutil.which("go")
+def _build(binary: GoBinary, target: Path) -> None:
+    go, source = shutil.which("go"), f"{binary.module}@{binary.version}"
     if go is None:
-        raise InstallFailed(f"go is not on PATH; it is needed once, to build {MODULE}@{VERSION} (https://go.dev/dl)")
+        raise InstallFailed(f"go is not on PATH; it is needed once, to build {source} (https://go.dev/dl)")
     # Build in the same folder, so that a rename publishes the finished binary.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as directory:
-        command = [go, "install", f"{MODULE}@{VERSION}"]
+        command = [go, "install", source]
         environment = os.environ | {"GOBIN": directory}
         try:
             done = subprocess.run(
@@ -54,20 +74,20 @@ def _build(target: Path) -> None:
             raise InstallFailed(f"{' '.join(command)}: not done after {_BUILD_LIMIT_S:.0f} s") from error
         if done.returncode != 0:
             raise InstallFailed(f"{' '.join(command)}: exit status {done.returncode}\n{done.stderr[-4000:]}")
-        os.replace(Path(directory) / "versitygw", target)
+        os.replace(Path(directory) / binary.name, target)
 
 
-def install_versitygw() -> Path:
-    """Returns the binary's path; builds it first if it is missing.
+def install(kind: str) -> Path:
+    """Returns the path of the binary of a kind of server; builds it first if it is missing.
 
     Raises InstallFailed if Go is missing or fails. Concurrent processes build once.
     """
-    target = versitygw_path()
+    target = binary_path(kind)
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target.with_name(f"{target.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _build(target)
+            _build(BINARIES[kind], target)
     return target
