@@ -1,4 +1,4 @@
-"""Train from object storage: PyTorch datasets and checkpoints for S3 and files, with a Rust core.
+"""Train from object storage: PyTorch datasets and checkpoints for S3, GCS and files, with a Rust core.
 
 `Store` reads, writes and lists a bucket (`store`) · `ObjectMapDataset` and others are datasets (`datasets`) · `save`
 and `load` are for checkpoints, `S3Checkpoint` and `open` return files over objects (`checkpoint`) · `StoreConfig` holds
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torchobj import _shutdown
 from torchobj._torchobj import Buffer, Manifest, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.files import ObjectWriter, S3Checkpoint, open  # noqa: A004  the builtin's name, as in io and gzip
-from torchobj.config import FileOptions, S3ClientConfig, S3Options, StoreConfig, load_config
+from torchobj.config import FileOptions, GCSOptions, S3ClientConfig, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.memory import set_budget, set_memory_budget
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload, get_many
@@ -21,9 +21,10 @@ from torchobj.urls import Url, parse_url
 if TYPE_CHECKING:
     from torchobj.checkpoint.load import load
     from torchobj.checkpoint.save import save
-    from torchobj.datasets.iterable import ObjectIterableDataset, S3IterableDataset
-    from torchobj.datasets.map import ObjectMapDataset, S3MapDataset
+    from torchobj.datasets.iterable import ObjectIterableDataset
+    from torchobj.datasets.map import ObjectMapDataset
     from torchobj.datasets.objects import ObjectDataset
+    from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.reader_constructor import S3ReaderConstructor
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
@@ -42,6 +43,8 @@ S3Writer = ObjectWriter
 _LAZY = {
     "DataLoader": "torchobj.loader",
     "ElasticDistributedSampler": "torchobj.loader",
+    "GCSIterableDataset": "torchobj.datasets.one_provider",
+    "GCSMapDataset": "torchobj.datasets.one_provider",
     "LookaheadBatchSampler": "torchobj.loader",
     # Also needs transformers, and is therefore not in __all__.
     "LookaheadCallback": "torchobj.loader.transformers_callback",
@@ -49,8 +52,8 @@ _LAZY = {
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
     "RaggedBatch": "torchobj.datasets.ragged",
-    "S3IterableDataset": "torchobj.datasets.iterable",
-    "S3MapDataset": "torchobj.datasets.map",
+    "S3IterableDataset": "torchobj.datasets.one_provider",
+    "S3MapDataset": "torchobj.datasets.one_provider",
     "S3ReaderConstructor": "torchobj.datasets.reader_constructor",
     "attach": "torchobj.loader",
     "load": "torchobj.checkpoint.load",
@@ -62,6 +65,9 @@ __all__ = [
     "DataLoader",
     "ElasticDistributedSampler",
     "FileOptions",
+    "GCSIterableDataset",
+    "GCSMapDataset",
+    "GCSOptions",
     "ListPage",
     "LookaheadBatchSampler",
     "Manifest",

@@ -1,18 +1,16 @@
-"""An fsspec file system over `Store`, and its registration for `s3://`.
+"""fsspec file systems over `Store`, for S3 and GCS, and their registration.
 
-Frameworks open `s3://` paths through fsspec: Lightning for checkpoints and logs, `torch.distributed.checkpoint` for
-URLs. fsspec itself has no S3 support; s3fs provides one. Nothing is registered without a call of `register`. Does not
-import torch.
+Frameworks open `s3://` and `gs://` paths through fsspec: Lightning for checkpoints and logs,
+`torch.distributed.checkpoint` for URLs. fsspec itself supports neither; s3fs and gcsfs do. Nothing is registered
+without a call of `register`. Does not import torch.
 """
 
-import importlib.util
 import itertools
 import shutil
 from datetime import datetime
 from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
-from fsspec.registry import known_implementations  # type: ignore[import-untyped]
 
 from torchobj.checkpoint.files import open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
@@ -25,14 +23,16 @@ from torchobj.exceptions import (
     StoreError,
     UnsupportedError,
 )
-from torchobj.fsspec_files import TextFile, TransactionFile
+from torchobj.fsspec_files import TextFile, TransactionFile, file_entry, folder_entry
 from torchobj.fsspec_instances import CachedByConfig
-from torchobj.store import ObjectInfo, Store
+from torchobj.fsspec_registry import register_classes
+from torchobj.store import Store
 
-__all__ = ["ObjectFileSystem", "register"]
+__all__ = ["GCSFileSystem", "ObjectFileSystem", "register"]
 
-#: Folders that were created, by configuration. Stores have no folders; an empty one is known to this process only.
-_created_folders: dict[StoreConfig, dict[str, None]] = {}
+#: Folders that were created, by scheme and configuration. Stores have no folders; an empty one is known to this process
+#: only.
+_created_folders: dict[tuple[str, StoreConfig], dict[str, None]] = {}
 
 #: Maximum number of remembered folders.
 _MAX_REMEMBERED = 10_000
@@ -60,7 +60,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Override those of `config`.
+        region, endpoint_url: Override those of `config`. GCS has no region.
 
     Raises:
         FileNotFoundError, FileExistsError, PermissionError: Raised as their subclasses in `torchobj.exceptions`.
@@ -73,7 +73,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         ```
     """
 
-    protocol = "s3"
+    protocol: str | tuple[str, ...] = ("s3", "tobj+s3")
     _extra_tokenize_attributes = ("config_number",)
 
     def __init__(
@@ -83,9 +83,10 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         endpoint_url: str | None = None,
     ) -> None:
         super().__init__()
-        self._config = store_config(config, region, endpoint_url)
+        self._scheme = self.protocol if isinstance(self.protocol, str) else self.protocol[0]
+        self._config = store_config(config, region, endpoint_url, url="gs://" if self._scheme == "gs" else None)
         self._stores: dict[str, Store] = {}
-        self._created_folders = _created_folders.setdefault(self._config, {})
+        self._created_folders = _created_folders.setdefault((self._scheme, self._config), {})
 
     def _locate(self, path: str) -> tuple[Store, str]:
         """The store of a path, and the key within it."""
@@ -93,8 +94,12 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         if not bucket:
             raise UnsupportedError(f"path={path!r}: contains no bucket, and buckets cannot be listed")
         if bucket not in self._stores:
-            self._stores[bucket] = Store(f"{self.protocol}://{bucket}", config=self._config)
+            self._stores[bucket] = Store(f"{self._scheme}://{bucket}", config=self._config)
         return self._stores[bucket], key
+
+    def unstrip_protocol(self, name: str) -> str:
+        """The URL of a path or URL, with the scheme of `Store`."""
+        return f"{self._scheme}://{self._strip_protocol(name)}"
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
         """Name, size and type of an object or folder, by a HEAD request and, if that finds nothing, a listing.
@@ -104,19 +109,19 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         """
         path = self._strip_protocol(path)
         if not path:
-            return _folder(path)
+            return folder_entry(path)
         store, key = self._locate(path)
         error: Exception = ObjectNotFoundError(f"{self.unstrip_protocol(path)}: no object has this key or prefix")
         if key:
             try:
-                return _file(path, store.head(key))
+                return file_entry(path, store.head(key))
             except ObjectNotFoundError:
                 pass
             except AccessDeniedError as denied:
                 # Permission for a prefix does not include the key with the folder's name.
                 error = denied
         if self.isdir(path):
-            return _folder(path)
+            return folder_entry(path)
         raise error
 
     def exists(self, path: str, **_: Any) -> bool:
@@ -166,13 +171,13 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         found, is_folder = [], not key or path in self._created_folders
         for page in store.list(prefix, "/").pages():
             is_folder |= bool(page.objects or page.prefixes)
-            found += [_file(f"{base}/{info.key}", info) for info in page.objects if info.key != prefix]
+            found += [file_entry(f"{base}/{info.key}", info) for info in page.objects if info.key != prefix]
             # A folder without a name cannot be addressed by a path.
-            found += [_folder(f"{base}/{name[:-1]}") for name in page.prefixes if not name.endswith("//")]
+            found += [folder_entry(f"{base}/{name[:-1]}") for name in page.prefixes if not name.endswith("//")]
         if not is_folder:
             found = [self.info(path)]
         names = {entry["name"] for entry in found}
-        found += [_folder(made) for made in self._created_folders.keys() - names if self._parent(made) == path]
+        found += [folder_entry(made) for made in self._created_folders.keys() - names if self._parent(made) == path]
         found.sort(key=lambda entry: str(entry["name"]))
         return found if detail else [entry["name"] for entry in found]
 
@@ -208,7 +213,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         for info in store.list(below + prefix):
             # Empty path components and markers of folders cannot be addressed by a path.
             if all(info.key.removeprefix(below).split("/")):
-                found[f"{base}/{info.key}"] = _file(f"{base}/{info.key}", info)
+                found[f"{base}/{info.key}"] = file_entry(f"{base}/{info.key}", info)
         if not found and not prefix and self.isfile(path):
             found = {f"{base}/{key}": self.info(path)}
         return found if detail else list(found)
@@ -278,7 +283,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         """Copies an object on the server."""
         store, key = self._locate(path2)
         try:
-            store.copy(self.unstrip_protocol(self._strip_protocol(path1)), key)
+            store.copy(self.unstrip_protocol(path1), key)
         except ObjectNotFoundError:
             if not self.isdir(path1):
                 raise
@@ -341,18 +346,14 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         return file
 
 
-def _file(name: str, info: ObjectInfo) -> dict[str, Any]:
-    return {
-        "name": name,
-        "size": info.size,
-        "type": "file",
-        "ETag": info.version,
-        "LastModified": info.last_modified,
-    }
+class GCSFileSystem(ObjectFileSystem):
+    """An `ObjectFileSystem` for buckets of Google Cloud Storage: `gs://bucket/key`, or `gcs://bucket/key`."""
+
+    protocol = ("gs", "gcs", "tobj+gs")
 
 
-def _folder(name: str) -> dict[str, Any]:
-    return {"name": name, "size": 0, "type": "directory"}
+#: The classes that `register` registers, by scheme.
+_CLASSES = {"s3": ObjectFileSystem, "gs": GCSFileSystem}
 
 
 def register(
@@ -361,16 +362,21 @@ def register(
     region: str | None = None,
     endpoint_url: str | None = None,
     replace: bool = True,
+    schemes: tuple[str, ...] = ("s3", "gs"),
 ) -> bool:
-    """Makes fsspec open `s3://` with torchobj in this process. s3fs remains available by its own name.
+    """Makes fsspec open `s3://`, `gs://` and `gcs://` with torchobj in this process, and `tobj+s3://` and `tobj+gs://`.
+
+    s3fs and gcsfs remain available by their own names.
 
     Args:
-        config, region, endpoint_url: Defaults for file systems that are created without a configuration. If none is
-            given, those of an earlier call are kept.
-        replace: Whether to replace another implementation that is registered or installed for `s3://`.
+        config: Default for file systems that are created without a configuration. If neither this nor the next two are
+            given, that of an earlier call is kept.
+        region, endpoint_url: Override those of `config` for `s3://`.
+        replace: Whether to replace other implementations that are registered or installed for a scheme.
+        schemes: `s3`, or `gs`, or both; `gs` includes `gcs`.
 
     Returns:
-        Whether torchobj now serves `s3://`.
+        Whether torchobj now serves all `schemes`.
 
     Example:
         ```python
@@ -381,17 +387,8 @@ def register(
             rows = list(csv.DictReader(file))
         ```
     """
-    if not replace and _another_serves_s3():
-        return False
     global _default  # noqa: PLW0603  state of the process
-    if not (config is None and region is None and endpoint_url is None):
+    served = register_classes(_CLASSES, schemes, replace=replace)
+    if served and not (config is None and region is None and endpoint_url is None):
         _default = store_config(config, region, endpoint_url)
-    package.register_implementation("s3", ObjectFileSystem, clobber=True)
-    return True
-
-
-def _another_serves_s3() -> bool:
-    present = package.registry.get("s3")
-    if present is not None:
-        return present is not ObjectFileSystem
-    return importlib.util.find_spec(known_implementations["s3"]["class"].partition(".")[0]) is not None
+    return served == set(schemes)

@@ -1,4 +1,4 @@
-"""Files written through fsspec. Each appears whole or not at all."""
+"""Files written through fsspec, each of which appears whole or not at all, and the entries of listings."""
 
 import io
 import logging
@@ -7,10 +7,27 @@ from types import TracebackType
 from typing import Any
 
 from torchobj.checkpoint.files import ObjectWriter
+from torchobj.store import ObjectInfo
 
-__all__ = ["TextFile", "TransactionFile"]
+__all__ = ["TextFile", "TransactionFile", "file_entry", "folder_entry"]
 
 logger = logging.getLogger("torchobj")
+
+
+def file_entry(name: str, info: ObjectInfo) -> dict[str, Any]:
+    """The entry of an object."""
+    return {
+        "name": name,
+        "size": info.size,
+        "type": "file",
+        "ETag": info.version,
+        "LastModified": info.last_modified,
+    }
+
+
+def folder_entry(name: str) -> dict[str, Any]:
+    """The entry of a folder."""
+    return {"name": name, "size": 0, "type": "directory"}
 
 
 class TransactionFile(ObjectWriter):

@@ -46,8 +46,8 @@ def _number_of(config: Any) -> int | None:
     """The number of a configuration in this process; equal ones with the same explicit fields have the same."""
     if not isinstance(config, StoreConfig):
         return None
-    provider = config.s3.credential_provider
+    providers = (config.s3.credential_provider, config.gcs.credential_provider)
     # An unhashable provider equals only itself, as it does for the clients.
-    source = None if provider is None else source_of(provider)
-    explicit = (config._explicit, config.s3._explicit, config.file._explicit, config.is_complete)
-    return _numbers.setdefault((config, source, explicit), next(_next_number))
+    sources = tuple(None if provider is None else source_of(provider) for provider in providers)
+    explicit = tuple(each._explicit for each in (config, config.s3, config.gcs, config.file))
+    return _numbers.setdefault((config, sources, explicit, config.is_complete), next(_next_number))

@@ -1,10 +1,11 @@
 """Lightning checkpoints in object storage: a plugin for the Trainer or Fabric of `lightning` or `pytorch_lightning`.
 
 Imports one of the two packages when a plugin is created, unless one is imported already. Lightning also accesses paths
-directly through fsspec: importing this module registers `torchobj.fsspec` for `s3://` there, unless another filesystem
-is registered, with the configuration of the most recent plugin.
+directly through fsspec: importing this module registers `torchobj.fsspec` for `s3://` and `gs://` there, unless another
+filesystem is registered, with the configuration of the most recent plugin.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import logging
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
-from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config import GCSOptions, S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.fsspec import register
 from torchobj.store import ObjectInfo, Store
@@ -46,13 +47,14 @@ class ObjectCheckpointIO(_Base):
     """Saves and loads the checkpoints of a Trainer or Fabric as objects. Each appears whole or not at all.
 
     It is an instance of `CheckpointIO` of each package that is imported when it is created. Paths are URLs such as
-    `s3://bucket/key`; paths without a scheme are local files, handled by Lightning's `TorchCheckpointIO`.
+    `s3://bucket/key` or `gs://bucket/key`; paths without a scheme are local files, handled by Lightning's
+    `TorchCheckpointIO`.
 
     `ckpt_path="last"` does not work with URLs, because Lightning searches the local disk; use `newest` instead.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        region, endpoint_url: Replace the configuration's.
+        region, endpoint_url: Replace the configuration's for `s3://`.
 
     Example:
         ```python
@@ -76,13 +78,21 @@ class ObjectCheckpointIO(_Base):
     ) -> None:
         _join(import_one=True)
         self._config = store_config(config, region, endpoint_url)
-        is_served = register(config=config, region=region, endpoint_url=endpoint_url, replace=False)
-        if not is_served and self._config != StoreConfig():
-            logger.warning(
-                "Lightning also accesses s3:// paths through fsspec, where another filesystem than torchobj is "
-                "registered, which does not have this plugin's configuration; torchobj.fsspec.register(config=...) "
-                "replaces it"
+        is_configured = {
+            "s3": dataclasses.replace(self._config, gcs=GCSOptions()) != StoreConfig(),
+            "gs": self._config.gcs != GCSOptions(),
+        }
+        for scheme, needs_config in is_configured.items():
+            is_served = register(
+                config=config, region=region, endpoint_url=endpoint_url, replace=False, schemes=(scheme,)
             )
+            if needs_config and not is_served:
+                logger.warning(
+                    "Lightning also accesses %s:// paths through fsspec, where another filesystem than torchobj is "
+                    "registered, which does not have this plugin's configuration; torchobj.fsspec.register(config=...) "
+                    "replaces it",
+                    scheme,
+                )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(config=state["_config"])  # type: ignore[misc]  # registers the plugin and fsspec in the new process
@@ -251,7 +261,7 @@ def _text(path: Any) -> str:
     Sharding strategies convert paths to `Path`, which merges slashes.
     """
     text: str = os.fspath(path)
-    return re.sub(r"^file:/(?!/)", "file:///", re.sub(r"^(s3|memory):/(?!/)", r"\1://", text))
+    return re.sub(r"^file:/(?!/)", "file:///", re.sub(r"^(s3|gs|gcs|memory):/(?!/)", r"\1://", text))
 
 
 def _check_removable(path: Any) -> None:

@@ -28,7 +28,7 @@ class ObjectInfo:
     size: int | None
     """Size in bytes; None if a listing omits it."""
     version: str | None = None
-    """The version of the object: on S3 the ETag, with its quotes."""
+    """The version of the object: on S3 the ETag, with its quotes; on GCS the generation."""
     last_modified: datetime | None = None
     """Time of the last write, in UTC; None if the store returns none, or a year above 9999."""
     storage_class: str | None = None

@@ -11,7 +11,7 @@ from torchobj.conditions import condition
 from torchobj.config import Prefix, S3ClientConfig, StoreConfig, prefix_in_bucket, resolved, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.object_info import Listing, ListPage, ObjectInfo, UnfinishedUpload, time_of
-from torchobj.urls import SCHEMES, parse_url
+from torchobj.urls import SCHEMES, canonical_url, parse_url
 
 __all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "get_many"]
 
@@ -26,8 +26,8 @@ class Store:
     as its URL and configuration, without credentials.
 
     Args:
-        url: `s3://bucket`, `file:///folder` or `memory://name`. Keys are the full keys of the bucket, or paths below
-            the folder. A `memory://` store exists as long as the process.
+        url: `s3://bucket`, `gs://bucket`, `file:///folder` or `memory://name`. Keys are the full keys of the bucket, or
+            paths below the folder. A `memory://` store exists as long as the process.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region: Overrides that of `config`.
         endpoint_url: Overrides that of `config`.
@@ -251,12 +251,12 @@ class Store:
         """Copies an object on the server, with its attributes. Returns the version of the copy.
 
         Args:
-            source: A key of this store, or a URL of the same scheme and account, which starts with `s3://`, `file://`
-                or `memory://`.
+            source: A key of this store, or a URL of the same scheme and account, which starts with `s3://`, `gs://`,
+                `file://` or `memory://`.
             key: Key of the copy.
         """
-        is_url = source.startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
-        return self._native.copy(source if is_url else self._native.url(source), key)
+        is_url = canonical_url(source).startswith(tuple(f"{scheme}://" for scheme in SCHEMES))
+        return self._native.copy(canonical_url(source) if is_url else self._native.url(source), key)
 
     def delete(self, keys: str | Iterable[str], *, if_version: str | None = None, if_match: str | None = None) -> None:
         """Deletes one or more objects. An object that does not exist is not an error.

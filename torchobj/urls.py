@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 from torchobj.exceptions import ConfigError
 
-SCHEMES = ("s3", "file", "memory")
+SCHEMES = ("s3", "gs", "file", "memory")
+
+#: Other names of schemes. Parsed URLs have the name in `SCHEMES`.
+ALIASES = {"gcs": "gs"}
+
+#: Schemes of stores whose buckets are created elsewhere: a missing bucket is an error, and not an empty folder.
+CLOUD_SCHEMES = ("s3", "gs")
 
 #: Control characters of ASCII and Latin-1.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -36,6 +42,19 @@ class Url(NamedTuple):
         return f"{self.base}/{self.key}"
 
 
+def canonical_url(url: str) -> str:
+    """A URL with the name of its scheme in `SCHEMES`; any other value as it is.
+
+    Example:
+        >>> canonical_url("gcs://bucket/key")
+        'gs://bucket/key'
+    """
+    for alias, scheme in ALIASES.items():
+        if isinstance(url, str) and url.startswith(f"{alias}://"):
+            return scheme + url.removeprefix(alias)
+    return url
+
+
 def shown_url(url: str) -> str:
     """A URL for messages, without user information, query and fragment, which may contain secrets."""
     return re.sub(r"//[^/?#]*@", "//...@", re.sub(r"[?#].*", "?...", url, flags=re.DOTALL))
@@ -45,7 +64,8 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
     """Parses a URL.
 
     Args:
-        url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`; the key may be empty.
+        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`; the key may be empty.
+            `gcs://` is another name of `gs://`.
         schemes: Schemes that are accepted.
 
     Raises:
@@ -61,7 +81,7 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         )
     if not isinstance(url, str):
         raise ConfigError(f"url={url!r}: must be a str such as s3://bucket/key")
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, rest = canonical_url(url).partition("://")
     if not separator:
         raise ConfigError(f"url={shown_url(url)!r}: not a URL, expected one such as s3://bucket/key")
     if scheme not in schemes:
@@ -71,7 +91,7 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
     if "@" in bucket:
         raise ConfigError(
             f"url={shown_url(url)!r}: must have no user and password; "
-            "store credentials where the AWS SDKs look for them"
+            "store credentials where the SDK of the provider looks for them"
         )
     if _CONTROL.search(bucket):
         raise ConfigError(f"url={url!r}: the bucket name must contain no control characters such as a newline")

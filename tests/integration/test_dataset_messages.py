@@ -51,18 +51,27 @@ def test_a_dataset_without_objects_names_its_prefix_and_filters(folder, kind, fi
     assert "[]" not in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["MapDataset", "IterableDataset"])
 @pytest.mark.parametrize(
-    ("kind", "other"),
-    [(torchobj.S3MapDataset, "ObjectMapDataset"), (torchobj.S3IterableDataset, "ObjectIterableDataset")],
+    ("provider", "scheme", "other", "others"),
+    [
+        ("S3", "s3", "GCS", ["gs://bucket/x", "gcs://bucket/x"]),
+        ("GCS", "gs", "S3", ["s3://bucket/x"]),
+    ],
 )
-def test_a_dataset_of_s3_names_the_class_that_takes_other_urls(kind, other):
-    for make in (kind, kind.from_prefix, kind.from_objects):
-        for scheme in ("file:///folder/x", "memory://folder/x"):
-            with pytest.raises(ConfigError, match=f"expected s3://; {other} takes {scheme[:4]}"):
-                make(scheme)
-    for url in ("gs://bucket/x", "/folder/x"):
+def test_a_dataset_of_one_provider_names_the_classes_that_accept_other_urls(kind, provider, scheme, other, others):
+    accepting = f"Object{kind}"
+    cls = getattr(torchobj, f"{provider}{kind}")
+    for make in (cls, cls.from_prefix, cls.from_objects):
+        for url in ("file:///folder/x", "memory://folder/x"):
+            with pytest.raises(ConfigError, match=f"^url='{url}': scheme .*, expected {scheme}://; use {accepting}$"):
+                make(url)
+        for url in others:
+            with pytest.raises(ConfigError, match=f"expected {scheme}://; use {other}{kind} or {accepting}$"):
+                make(url)
+    for url in ("az://bucket/x", "/folder/x"):
         with pytest.raises(ConfigError, match="expected"):
-            kind(url)
+            cls(url)
 
 
 def run_of(dataset, workers, epochs=2, **settings):

@@ -159,7 +159,7 @@ def test_a_record_owns_the_files_of_its_save_and_is_read_as_it_was_written(prefi
     assert record_of_file(record.file(number)) == record
 
 
-@pytest.mark.parametrize("url", ["", "run", "/tmp/run", "gs://b/x", "file:///", 5, None])
+@pytest.mark.parametrize("url", ["", "run", "/tmp/run", "az://b/x", "file:///", 5, None])
 def test_a_sweep_wants_the_url_of_a_folder(url):
     with pytest.raises(exceptions.ConfigError):
         sweep(url)

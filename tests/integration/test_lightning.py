@@ -269,7 +269,7 @@ def test_bad_arguments_are_refused_by_name(bucket):
     plugin = ObjectCheckpointIO(config=bucket.config)
     for path, message in (
         (bucket.url, "names no object"),
-        ("gs://bucket/k.ckpt", "scheme 'gs'"),
+        ("az://bucket/k.ckpt", "scheme 'az'"),
     ):
         with pytest.raises(exceptions.ConfigError, match=message):
             plugin.save_checkpoint({}, path)

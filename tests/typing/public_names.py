@@ -9,6 +9,9 @@ from torchobj import (
     DataLoader,
     ElasticDistributedSampler,
     FileOptions,
+    GCSIterableDataset,
+    GCSMapDataset,
+    GCSOptions,
     ListPage,
     LookaheadBatchSampler,
     Manifest,
@@ -46,7 +49,7 @@ from torchobj import (
     set_budget,
     set_memory_budget,
 )
-from torchobj.config import S3Credentials
+from torchobj.config import GCSCredentials, S3Credentials
 
 
 def length(reader: ObjectReader) -> int:
@@ -55,6 +58,10 @@ def length(reader: ObjectReader) -> int:
 
 def keys() -> S3Credentials:
     return {"access_key_id": "id", "secret_access_key": "key", "expires_at": None}
+
+
+def token() -> GCSCredentials:
+    return {"token": "token", "expires_at": None}
 
 
 def datasets() -> None:
@@ -73,6 +80,10 @@ def datasets() -> None:
         assert_type(sample, int)
     assert_type(S3IterableDataset("s3://bucket/", transform=length), S3IterableDataset[int])
     assert_type(S3IterableDataset[int].from_prefix("s3://bucket/", transform=length), S3IterableDataset[int])
+    assert_type(ObjectMapDataset[int].from_prefix("file:///a/", transform=length, limit=3)[0], int)
+    assert_type(GCSMapDataset("gs://bucket/", transform=length), GCSMapDataset[int])
+    assert_type(GCSMapDataset[int].from_prefix("gs://bucket/", transform=length)[0], int)
+    GCSIterableDataset[int].from_objects(["gs://bucket/key"], transform=length, shuffle=True, on_error="skip")
     assert_type(mapped.manifest, Manifest)
     assert_type(mapped.failed_samples, int)
 
@@ -112,6 +123,7 @@ def stores() -> None:
     config = StoreConfig(max_in_flight=32, s3=S3Options(region="us-east-1"), file=FileOptions(sync=False))
     load_config("/etc/torchobj.toml")
     S3Options(credential_provider=keys)
+    StoreConfig(gcs=GCSOptions(credential_provider=token, parallel_upload=False))
     store = Store("s3://bucket", config=config)
     buffer = store.get("key")
     assert_type(buffer, Buffer)

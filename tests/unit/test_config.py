@@ -13,7 +13,7 @@ from torchobj import _torchobj
 from torchobj.config import store_config
 from torchobj.exceptions import ConfigError
 
-ANY, S3 = torchobj.StoreConfig, torchobj.S3Options
+ANY, S3, GCS = torchobj.StoreConfig, torchobj.S3Options, torchobj.GCSOptions
 
 
 def test_defaults_are_the_same_as_in_rust():
@@ -66,7 +66,66 @@ def test_an_s3_option_that_is_not_allowed_is_refused_with_the_allowed_values(set
     refused(torchobj.S3Options, setting, words)
 
 
-KINDS = [torchobj.StoreConfig, torchobj.S3Options, torchobj.FileOptions, torchobj.S3ClientConfig]
+KMS_KEY = "projects/p/locations/eu/keyRings/r/cryptoKeys/k"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"endpoint_url": "localhost:4443"}, "endpoint_url='localhost:4443': must be a URL"),
+        ({"endpoint_url": "http://host/?token=x"}, "endpoint_url: must have no query or fragment"),
+        (
+            {"endpoint_url": "http://user:PASS@host"},
+            "endpoint_url: must have no user and password; use Application Default Credentials",
+        ),
+        ({"user_project": "a b"}, "user_project='a b': must be the ID or number of a project"),
+        ({"user_project": "p\r\nx"}, "user_project="),
+        ({"user_project": "p", "anonymous": True}, "user_project='p': must be None if anonymous is True"),
+        ({"universe_domain": "https://x.y"}, "universe_domain='https://x.y': must be a domain such as googleapis.com"),
+        ({"kms_key_name": "k"}, "kms_key_name='k': must be projects/P/locations/L/keyRings/R/cryptoKeys/K, or None"),
+        ({"parallel_upload": "never"}, "parallel_upload='never': must be auto, True or False"),
+        ({"parallel_upload": 1}, "parallel_upload=1: must be auto, True or False"),
+        ({"storage_class": 1}, "storage_class=1: must be a string, or None"),
+        ({"force_sdk": None}, "force_sdk=None: must be True or False"),
+    ],
+)
+def test_a_gcs_option_that_is_not_allowed_is_refused_with_the_allowed_values(setting, words):
+    refused(GCS, setting, words)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"user_project": "example.com:my-project"},
+        {"user_project": "123456789"},
+        {"universe_domain": "apis-berlin-build0.goog"},
+        {"kms_key_name": KMS_KEY},
+        {"parallel_upload": True},
+        {"storage_class": "NEARLINE"},
+    ],
+)
+def test_a_gcs_option_that_is_allowed_is_kept(setting):
+    [(name, value)] = setting.items()
+    assert getattr(GCS(**setting), name) == value
+
+
+def test_the_options_of_gcs_and_their_defaults():
+    assert dataclasses.asdict(GCS()) == {
+        "endpoint_url": None,
+        "user_project": None,
+        "universe_domain": None,
+        "anonymous": False,
+        "credential_provider": None,
+        "storage_class": None,
+        "kms_key_name": None,
+        "parallel_upload": "auto",
+        "force_sdk": False,
+    }
+    with pytest.raises(TypeError, match="positional"):
+        GCS("http://localhost:4443")
+
+
+KINDS = [ANY, S3, GCS, torchobj.FileOptions, torchobj.S3ClientConfig]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,6 +157,7 @@ def test_a_value_of_an_unknown_type_is_refused_with_the_name_of_its_field(kind):
         (torchobj.FileOptions, {"sync": "no"}, "sync='no': must be True or False"),
         (ANY, {"s3": "x"}, "s3=<class 'str'>: must be an S3Options"),
         (ANY, {"s3": {"region": "x"}}, "s3=<class 'dict'>: must be an S3Options"),
+        (ANY, {"gcs": S3()}, "gcs=<class 'torchobj.config.options.S3Options'>: must be a GCSOptions"),
         (ANY, {"file": None}, "file=<class 'NoneType'>: must be a FileOptions"),
         (ANY, {"file": S3()}, "file=<class 'torchobj.config.options.S3Options'>: must be a FileOptions"),
         (ANY, {"hedge": None}, "hedge=None: must be True or False"),
@@ -156,6 +216,17 @@ def test_a_field_that_moved_is_refused_with_its_new_location(name):
     assert str(missing.value) == message
 
 
+@pytest.mark.parametrize("name", ["user_project", "universe_domain", "kms_key_name", "parallel_upload"])
+def test_an_option_of_gcs_is_refused_with_its_location(name):
+    message = f"{name}: is in GCSOptions: StoreConfig(gcs=GCSOptions({name}=...))"
+    with pytest.raises(ConfigError) as refused:
+        ANY(**{name: None})
+    assert str(refused.value) == message
+    with pytest.raises(AttributeError) as missing:
+        getattr(ANY(), name)
+    assert str(missing.value) == message
+
+
 def test_one_message_names_all_fields_that_moved():
     with pytest.raises(ConfigError, match=r"^region, profile: are in .*\(s3=S3Options\(region=..., profile=...\)\)$"):
         torchobj.StoreConfig(region="x", max_attempts=1, profile="y")
@@ -177,9 +248,15 @@ def test_the_signature_shows_the_fields():
 
 
 def test_a_configuration_is_frozen_and_pickles():
-    s3 = torchobj.S3Options(region="eu-west-1")
-    config = torchobj.StoreConfig(s3=s3, file=torchobj.FileOptions(sync=False), max_in_flight=7)
-    for frozen, name in ((config, "max_in_flight"), (config, "s3"), (config.s3, "region"), (config.file, "sync")):
+    s3, gcs = torchobj.S3Options(region="eu-west-1"), torchobj.GCSOptions(user_project="p", parallel_upload=False)
+    config = torchobj.StoreConfig(s3=s3, gcs=gcs, file=torchobj.FileOptions(sync=False), max_in_flight=7)
+    for frozen, name in (
+        (config, "max_in_flight"),
+        (config, "s3"),
+        (s3, "region"),
+        (gcs, "user_project"),
+        (config.file, "sync"),
+    ):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(frozen, name, "x")
     for again in (pickle.loads(pickle.dumps(config)), copy.copy(config), copy.deepcopy(config)):
@@ -192,7 +269,7 @@ def test_a_pickle_with_a_field_that_moved_is_refused_with_its_new_location():
     with pytest.raises(ConfigError, match="region: is in S3Options"):
         pickle.loads(pickle.dumps(flat))
     older = torchobj.StoreConfig(max_in_flight=7)
-    del vars(older)["hedge"]
+    del vars(older)["hedge"], vars(older)["gcs"]
     assert pickle.loads(pickle.dumps(older)) == torchobj.StoreConfig(max_in_flight=7)
 
 
@@ -215,6 +292,61 @@ def test_region_and_endpoint_replace_those_of_the_configuration():
     assert store_config(given) is given
     with pytest.raises(ConfigError, match="config="):
         store_config({"region": "a"})
+
+
+@pytest.mark.parametrize("url", ["gs://b", "gcs://b"])
+def test_the_endpoint_of_a_url_of_gcs_is_an_option_of_gcs(url):
+    given = ANY(s3=S3(endpoint_url="http://s3"), gcs=GCS(anonymous=True))
+    for config in (
+        store_config(given, endpoint_url="http://gcs", url=url),
+        torchobj.GCSMapDataset(f"{url}/x", endpoint_url="http://gcs", config=given)._listing.config,
+    ):
+        assert (config.gcs.endpoint_url, config.gcs.anonymous, config.s3.endpoint_url) == (
+            "http://gcs",
+            True,
+            "http://s3",
+        )
+    assert torchobj.Store("s3://b", endpoint_url="http://s3").config.gcs == GCS()
+
+
+@pytest.mark.parametrize("kind", [torchobj.GCSMapDataset, torchobj.GCSIterableDataset])
+def test_a_dataset_of_gcs_shows_its_endpoint_and_has_no_region(kind):
+    for dataset in (
+        kind("gs://b/x", endpoint_url="http://gcs"),
+        kind.from_prefix("gcs://b/x", endpoint_url="http://gcs"),
+        kind.from_objects(["gs://b/x", "gcs://b/y"], endpoint_url="http://gcs"),
+    ):
+        assert (dataset.endpoint, dataset.region) == ("http://gcs", None)
+    named = kind.from_objects(["gs://b/x", "gcs://b/y"])._listing._listed()
+    assert (named.bases(), [named.url(index) for index in range(2)]) == (["gs://b"], ["gs://b/x", "gs://b/y"])
+
+
+def test_a_region_is_refused_for_gcs_with_the_reason():
+    reason = (
+        "^region='eu': must be None for a URL of gs://, because requests to Google Cloud Storage do not depend on the "
+        "location of the bucket$"
+    )
+    for call in (
+        torchobj.Store,
+        torchobj.ObjectMapDataset,
+        torchobj.GCSIterableDataset,
+        torchobj.GCSMapDataset.from_prefix,
+        torchobj.ObjectMapDataset.from_objects,
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            call("gs://b" if call is torchobj.Store else "gs://b/x", region="eu")
+
+
+def test_an_endpoint_for_objects_of_s3_and_gcs_is_refused_with_the_alternative():
+    urls = ["s3://b/x", "gs://b/x", "memory://b/x"]
+    message = r"^endpoint_url='http://x': must be None for URLs of s3:// and gs://; pass StoreConfig\(s3=.*gcs=.*\)$"
+    for kind in (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset):
+        with pytest.raises(ConfigError, match=message):
+            kind.from_objects(urls, endpoint_url="http://x")
+        # A region applies to the objects of S3.
+        assert {config.s3.region for config in kind.from_objects(urls, region="r")._listing.configs} == {"r"}
+        gcs_and_memory = kind.from_objects(urls[1:], endpoint_url="http://x")
+        assert {config.gcs.endpoint_url for config in gcs_and_memory._listing.configs} == {"http://x"}
 
 
 @pytest.mark.parametrize(

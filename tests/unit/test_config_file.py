@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 import torchobj
-from torchobj import FileOptions, S3Options, Store, StoreConfig, load_config
+from torchobj import FileOptions, GCSOptions, S3Options, Store, StoreConfig, load_config
 from torchobj.config import config_file, resolved
 from torchobj.exceptions import ConfigError
 from torchobj.loader.sample_objects import max_in_flight_of
@@ -41,6 +41,10 @@ max_attempts = 3
 max_attempts = 4
 ["file:///data"]
 max_attempts = 5
+["gs://"]
+max_attempts = 6
+["gcs://bucket/a"]
+max_attempts = 7
 """
 
 
@@ -61,6 +65,10 @@ max_attempts = 5
         ("file:///data/x", 5),
         ("file:///data2", 10),
         ("memory://bucket/a", 10),
+        ("gs://bucket", 6),
+        ("gcs://bucket", 6),
+        ("gs://bucket/a/x", 7),
+        ("gcs://bucket/a/x", 7),
     ],
 )
 def test_the_longest_prefix_that_ends_at_a_slash_of_the_url_applies(write, url, attempts):
@@ -88,6 +96,15 @@ def test_what_a_call_is_given_replaces_field_by_field_also_by_a_default(write):
     assert Store("s3://b", endpoint_url="http://call").config.s3.endpoint_url == "http://call"
     assert Store("s3://b", region="r").config.s3.endpoint_url == "http://file"
     assert Store("s3://b", config=torchobj.S3ClientConfig(part_size=16 << 20)).config.max_attempts == 3
+
+
+def test_options_of_gcs_are_read_from_the_file_and_overridden_field_by_field(write):
+    write('["gs://b"]\ngcs = { user_project = "p", parallel_upload = false }')
+    for url in ("gs://b", "gcs://b"):
+        assert resolved(url, StoreConfig()).gcs == GCSOptions(user_project="p", parallel_upload=False)
+        given = GCSOptions(parallel_upload="auto", endpoint_url="http://call")
+        assert resolved(url, StoreConfig(gcs=given)).gcs == GCSOptions(user_project="p", endpoint_url="http://call")
+    assert Store("s3://b").config.gcs == GCSOptions()
 
 
 def test_of_a_configuration_that_was_changed_by_replace_the_fields_without_their_defaults_count(write):
@@ -143,6 +160,12 @@ def test_load_config_checks_the_file_and_names_it_to_processes_that_are_started(
         ('["s3://b/a?X-Amz-Signature=1"]\nmax_attempts = 0', "'s3://b/a?...': max_attempts=0"),
         ('"s3://b" = 5', "'s3://b': must be a table of fields"),
         ('["s3://b"]\n["s3://b/"]', "'s3://b/': has the same prefix as another table"),
+        ('["gs://b"]\n["gcs://b"]', "'gcs://b': has the same prefix as another table"),
+        ('["gcs:///x"]', "'gcs:///x': has no bucket, expected gs://bucket/folder"),
+        ('["gs://b".gcs]\nregion = "x"', "'gs://b': gcs: region: GCSOptions has no such field"),
+        ('["gs://b".gcs]\nkms_key_name = "k"', "'gs://b': gcs: kms_key_name='k': must be projects/"),
+        ('["gs://b"]\nuser_project = "p"', "'gs://b': user_project: it is in the table gcs"),
+        ('["gs://b"]\nendpoint_url = "p"', "'gs://b': endpoint_url: it is in the table s3 or gcs"),
         ('["s3://b"]\nmax_attemps = 5', "'s3://b': max_attemps: StoreConfig has no such field"),
         ('["s3://b"]\nmax_attempts = "5"', "'s3://b': max_attempts='5': must be 1..1000"),
         ('["s3://b"]\nregion = "x"', "'s3://b': region: it is in the table s3"),
@@ -187,6 +210,7 @@ def test_a_file_in_another_encoding_or_nested_without_end_is_refused(tmp_path, m
         f'["s3://b".s3]\ntoken = "{CANARY}"',
         f'["s3://b".s3]\ncredential_provider = "{CANARY}"',
         f'["s3://b".credentials]\nx = "{CANARY}"',
+        f'["gs://b".gcs]\ntoken = "{CANARY}"',
     ],
 )
 def test_secrets_are_refused_with_the_name_of_the_field_and_without_the_value(write, text):

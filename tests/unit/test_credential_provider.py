@@ -11,29 +11,36 @@ import pytest
 
 import torchobj
 from tests.credential_providers import CANARY, fixed
-from torchobj import S3Options, StoreConfig
+from torchobj import GCSOptions, S3Options, StoreConfig
 from torchobj.config.credentials import CredentialSource, source_of
 from torchobj.exceptions import ConfigError
 
 
+@pytest.mark.parametrize("kind", [S3Options, GCSOptions])
 @pytest.mark.parametrize("value", ["module:function", {"access_key_id": CANARY}, 5])
-def test_a_value_that_is_not_callable_is_refused_and_only_its_type_is_shown(value):
+def test_a_value_that_is_not_callable_is_refused_and_only_its_type_is_shown(kind, value):
     with pytest.raises(ConfigError, match=f"^credential_provider={type(value)}: must be a callable, or None$"):
-        S3Options(credential_provider=value)
+        kind(credential_provider=value)
 
 
-@pytest.mark.parametrize("other", [{"profile": "p"}, {"anonymous": True}])
-def test_two_sources_of_credentials_are_refused_with_both_names(other):
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [(S3Options, {"profile": "p"}), (S3Options, {"anonymous": True}), (GCSOptions, {"anonymous": True})],
+)
+def test_two_sources_of_credentials_are_refused_with_both_names(kind, other):
     name = next(iter(other))
     with pytest.raises(ConfigError, match=f"^credential_provider: must be None if {name} is set$"):
-        S3Options(credential_provider=fixed, **other)
+        kind(credential_provider=fixed, **other)
 
 
 def test_a_provider_is_pickled_with_the_configuration():
-    config = StoreConfig(s3=S3Options(credential_provider=fixed))
+    config = StoreConfig(s3=S3Options(credential_provider=fixed), gcs=GCSOptions(credential_provider=fixed))
     again = pickle.loads(pickle.dumps(config))
     assert (again, hash(again)) == (config, hash(config))
-    assert again.s3.credential_provider is fixed
+    assert again.s3.credential_provider is again.gcs.credential_provider is fixed
+    assert "fixed" not in repr(config)
+    assert again.gcs._credential_source is source_of(fixed)
+    assert GCSOptions()._credential_source is None
 
 
 class Holder:
@@ -48,12 +55,14 @@ class Holder:
 
 @pytest.mark.parametrize("provider", [lambda: fixed(), Holder()])
 def test_pickling_a_provider_that_cannot_be_pickled_raises_an_error_with_the_alternative(provider):
-    config = StoreConfig(s3=S3Options(credential_provider=provider))
-    for thing in (config, torchobj.Store("s3://any", config=config)):
+    s3 = StoreConfig(s3=S3Options(credential_provider=provider))
+    gcs = StoreConfig(gcs=GCSOptions(credential_provider=provider))
+    for thing in (s3, gcs, torchobj.Store("s3://any", config=s3)):
         with pytest.raises(ConfigError, match="cannot be pickled .*: pass a function of a module, or an instance"):
             pickle.dumps(thing)
-    for copied in (copy.copy(config), copy.deepcopy(config), dataclasses.replace(config, hedge=False)):
-        assert copied.s3.credential_provider is provider
+    for config, name in ((s3, "s3"), (gcs, "gcs")):
+        for copied in (copy.copy(config), copy.deepcopy(config), dataclasses.replace(config, hedge=False)):
+            assert getattr(copied, name).credential_provider is provider
 
 
 class Unhashable:

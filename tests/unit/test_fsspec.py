@@ -12,7 +12,7 @@ from fsspec.tests import abstract
 import torchobj
 import torchobj.fsspec
 from torchobj import exceptions
-from torchobj.fsspec import ObjectFileSystem, register
+from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, register
 
 
 class InMemory(ObjectFileSystem):
@@ -293,6 +293,75 @@ def test_configurations_that_differ_have_different_instances(tmp_path):
         assert pickle.loads(pickle.dumps(files)) is files
     assert ObjectFileSystem(config=of(credential_provider=no_credentials)) is instances[1]
     assert str(tmp_path) not in str(instances[3].storage_options)
+
+
+def of_gcs(**options):
+    return torchobj.StoreConfig(gcs=torchobj.GCSOptions(**options))
+
+
+def test_configurations_of_gcs_that_differ_have_different_instances():
+    different = [
+        of_gcs(),
+        of_gcs(user_project="p"),
+        of_gcs(credential_provider=no_credentials),
+        of_gcs(anonymous=False),
+    ]
+    instances = [GCSFileSystem(config=config) for config in different]
+    assert len({files._fs_token for files in instances}) == len(different)
+    assert GCSFileSystem(config=of_gcs(credential_provider=no_credentials)) is instances[2]
+    assert pickle.loads(pickle.dumps(instances[1])) is instances[1]
+    assert type(ObjectFileSystem(config=different[0])) is ObjectFileSystem
+
+
+def test_a_file_system_of_gcs_addresses_buckets_of_gcs(monkeypatch):
+    monkeypatch.setattr(torchobj.fsspec, "Store", lambda url, config: url)
+    files = GCSFileSystem(endpoint_url="http://gcs")
+    assert (files._config.gcs.endpoint_url, files._config.s3.endpoint_url) == ("http://gcs", None)
+    for path in ("bucket/some key", "gs://bucket/some key", "gcs://bucket/some key", "tobj+gs://bucket/some key"):
+        assert files._locate(path) == ("gs://bucket", "some key")
+        assert files.unstrip_protocol(path) == "gs://bucket/some key"
+    with pytest.raises(exceptions.ConfigError, match="region='eu': must be None for a URL of gs://"):
+        GCSFileSystem(region="eu")
+
+
+def test_a_folder_of_one_scheme_does_not_exist_in_another():
+    ObjectFileSystem().makedirs("created/folder", exist_ok=True)
+    assert "created/folder" in ObjectFileSystem()._created_folders
+    assert "created/folder" not in GCSFileSystem()._created_folders
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """fsspec's registry, restored afterwards."""
+    monkeypatch.setattr(torchobj.fsspec, "_default", None)
+    for name in ("s3", "gs", "gcs", "tobj+s3", "tobj+gs"):
+        monkeypatch.setitem(_registry, name, fsspec.AbstractFileSystem)
+        monkeypatch.delitem(_registry, name)
+    return _registry
+
+
+def test_all_schemes_are_registered_unless_another_implementation_is_to_be_kept(registry):
+    registry["gcs"] = fsspec.AbstractFileSystem
+    assert not register(replace=False, schemes=("gs",))
+    assert "gs" not in registry
+    for scheme, kind in (("s3", ObjectFileSystem), ("gs", GCSFileSystem)):
+        files, path = fsspec.url_to_fs(f"tobj+{scheme}://bucket/some key")
+        assert (type(files), path) == (kind, "bucket/some key")
+    assert register()
+    for scheme in ("gs", "gcs"):
+        files, path = fsspec.url_to_fs(f"{scheme}://bucket/some key")
+        assert (type(files), path) == (GCSFileSystem, "bucket/some key")
+    assert type(fsspec.filesystem("s3")) is ObjectFileSystem
+
+
+def test_one_scheme_can_be_registered_alone(registry):
+    registry["gs"] = registry["gcs"] = fsspec.AbstractFileSystem
+    assert register(schemes=("s3",), config=of_gcs(user_project="p"))
+    assert (registry["s3"], registry["gs"]) == (ObjectFileSystem, fsspec.AbstractFileSystem)
+    assert ObjectFileSystem()._config.gcs.user_project == "p"
+    # The configuration applies although one of the schemes stays with another implementation.
+    assert not register(replace=False, config=of_gcs(user_project="q"))
+    assert GCSFileSystem()._config.gcs.user_project == "q"
 
 
 def test_a_registered_scheme_uses_the_given_configuration(monkeypatch):

@@ -13,6 +13,14 @@ import torchobj
 
 DATASETS = (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset)
 
+#: The classes that accept one scheme, with the class of any scheme.
+OF_ONE_PROVIDER = [
+    (torchobj.S3MapDataset, torchobj.ObjectMapDataset, "s3"),
+    (torchobj.S3IterableDataset, torchobj.ObjectIterableDataset, "s3"),
+    (torchobj.GCSMapDataset, torchobj.ObjectMapDataset, "gs"),
+    (torchobj.GCSIterableDataset, torchobj.ObjectIterableDataset, "gs"),
+]
+
 
 def parameters_of(kind):
     return dict(inspect.signature(kind).parameters)
@@ -80,7 +88,7 @@ def explained():
             continue  # Each of their fields has its own docstring.
         if callable(value):
             yield name, value
-    for kind in (*DATASETS, torchobj.S3MapDataset, torchobj.S3IterableDataset):
+    for kind in (*DATASETS, *(kind for kind, _, _ in OF_ONE_PROVIDER)):
         yield f"{kind.__name__}.from_prefix", kind.from_prefix
         yield f"{kind.__name__}.from_objects", kind.from_objects
     for name, method in inspect.getmembers(torchobj.Store, inspect.isfunction):
@@ -101,16 +109,56 @@ def test_every_dataset_is_made_from_a_prefix_and_from_objects_of_any_scheme(kind
     read = kind.from_objects(iter(urls), transform=lambda reader: reader.read())
     assert (list(read), [read.manifest.url(index) for index in range(2)]) == ([b"file", b"memory"], urls)
     config = torchobj.StoreConfig(max_attempts=2)
-    for name in ("config", "s3client_config"):
-        assert [reader.read() for reader in kind.from_prefix(tmp_path.as_uri(), **{name: config})] == [b"file"]
+    assert [reader.read() for reader in kind.from_prefix(tmp_path.as_uri(), config=config)] == [b"file"]
     with pytest.raises(torchobj.TorchobjError, match="region='x': must be None for a URL of memory://"):
         kind.from_prefix("memory://from-objects/", region="x")
 
 
-@pytest.mark.parametrize("kind", [torchobj.S3MapDataset, torchobj.S3IterableDataset])
-def test_a_dataset_of_one_scheme_explains_the_arguments_of_its_parent(kind):
-    doc, parent = inspect.getdoc(kind), inspect.getdoc(kind.__mro__[1])
-    assert doc.startswith(f"An `{kind.__mro__[1].__name__}` of `s3://` URLs only.")
+#: Keywords of the constructor that select keys below a prefix.
+FILTERS = {"glob", "suffixes", "limit"}
+
+
+@pytest.mark.parametrize("kind", [*DATASETS, torchobj.GCSMapDataset, torchobj.GCSIterableDataset])
+def test_the_classmethods_have_the_keywords_of_the_constructor_and_a_choice_of_readers(kind):
+    arguments = parameters_of(kind)
+    chosen = {**arguments, "reader_constructor": None}
+    created = parameters_of(kind.from_prefix)
+    assert created.keys() == chosen.keys()
+    assert parameters_of(kind.from_objects).keys() == chosen.keys() - FILTERS - {"url"} | {"urls"}
+    for name, argument in arguments.items():
+        assert (created[name].kind, created[name].default) == (argument.kind, argument.default), name
+
+
+def test_the_keywords_of_the_constructor_have_their_effect_in_the_classmethods():
+    store, names = torchobj.Store("memory://keywords"), ["a.bin", "b.bin", "c.txt", "d.bin"]
+    for name in names:
+        store.put(name, name.encode())
+    urls = [f"memory://keywords/{name}" for name in names]
+
+    def name_of(reader):
+        return reader.key
+
+    mapped, iterable = torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset
+    chosen = {"transform": name_of, "suffixes": ".bin", "limit": 2}
+    assert list(mapped.from_prefix("memory://keywords/", **chosen)) == names[:2]
+    assert list(iterable.from_prefix("memory://keywords/", glob="?.b*", **chosen)) == names[:2]
+    shuffled = {"shuffle": True, "seed": 3, "transform": name_of}
+    expected = list(iterable("memory://keywords/", **shuffled))
+    assert expected != names
+    assert list(iterable.from_prefix("memory://keywords/", **shuffled)) == expected
+    assert list(iterable.from_objects(urls, **shuffled)) == expected
+    missing = [*urls, "memory://keywords/missing"]
+    assert list(iterable.from_objects(missing, transform=name_of, on_error="skip")) == names
+    assert mapped.from_objects(missing, transform=name_of, on_error="replace")[4] == names[0]
+    for create in (mapped.from_prefix, mapped.from_objects, iterable.from_prefix, iterable.from_objects):
+        with pytest.raises(torchobj.TorchobjError, match="on_error='x': must be"):
+            create("memory://keywords/a", on_error="x")
+
+
+@pytest.mark.parametrize(("kind", "any_scheme", "scheme"), OF_ONE_PROVIDER)
+def test_a_dataset_of_one_scheme_explains_the_arguments_of_its_parent(kind, any_scheme, scheme):
+    doc, parent = inspect.getdoc(kind), inspect.getdoc(any_scheme)
+    assert doc.startswith(f"An `{any_scheme.__name__}` of `{scheme}://` URLs only.")
     for section in ("Args:", "Attributes:", "Raises:"):
         assert section in doc
     assert doc.endswith(parent[parent.index("Args:") : parent.index("\nExample:")].rstrip())

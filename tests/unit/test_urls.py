@@ -19,13 +19,19 @@ def test_a_key_is_kept_unchanged(key):
     assert str(parse_url(url)) == url
 
 
+@given(st.text(max_size=40))
+def test_gcs_is_another_name_of_gs(key):
+    assert parse_url(f"gcs://bucket/{key}") == parse_url(f"gs://bucket/{key}") == ("gs", "bucket", key)
+
+
 @pytest.mark.parametrize(
     ("url", "words"),
     [
         ("bucket/key", "not a URL"),
-        ("gs://bucket/key", "scheme 'gs', expected s3:// or file:// or memory://"),
+        ("az://bucket/key", "scheme 'az', expected s3:// or gs:// or file:// or memory://"),
         ("s3:///key", "no bucket, expected s3://bucket/key"),
         ("s3://", "no bucket"),
+        ("gcs:///key", "no bucket, expected gs://bucket/key"),
         ("s3://buc\nket/key", "no control characters"),
         ("memory://name\x7f/key", "no control characters"),
         ("s3://\0/key", "no control characters"),

@@ -33,7 +33,7 @@ from torchobj.exceptions import (
     UnsupportedError,
 )
 from torchobj.store import ObjectInfo, Store
-from torchobj.urls import parse_url
+from torchobj.urls import CLOUD_SCHEMES, parse_url
 
 __all__ = ["Commits", "CommittedByAnotherError", "UnreadableCommitError"]
 
@@ -59,7 +59,7 @@ class Commits:
     """The commit objects below a URL, and the objects that they name.
 
     Args:
-        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`.
+        url: `s3://bucket/folder`, `gs://bucket/folder`, `file:///folder` or `memory://name/folder`.
         config: How the store is reached.
     """
 
@@ -72,7 +72,7 @@ class Commits:
         self.url = f"{self.store.url}/{self._prefix}".rstrip("/")
         #: The folder of a file store, which does not delete empty folders.
         self._root = None if inside else Path("/", parsed.key)
-        self._has_buckets = parsed.scheme == "s3"
+        self._has_buckets = parsed.scheme in CLOUD_SCHEMES
         self._is_delete_conditional: bool | None = None if self._has_buckets else True
         self._warned: set[str] = set()
         #: Commit objects that were read, by step, with their version. They never change, but may be replaced.

@@ -75,7 +75,7 @@ class ObjectWriter(_BinaryFile):
     `io.BytesIO` and write its content.
 
     Args:
-        url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`.
+        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Replace the configuration's.
         content_type, storage_class, metadata: As for `Store.put`.
@@ -292,7 +292,7 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
     """Opens an object as a binary file.
 
     Args:
-        url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`.
+        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         mode: `rb` reads, fetching ahead of the position; `wb` writes; `xb` is `wb` with `overwrite=False`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         overwrite: If False, the object must not exist when the file is closed. For `wb` only.

@@ -43,7 +43,7 @@ class CheckpointManager:
     steps pass them, one of them remains the latest. Each such save logs a warning.
 
     Args:
-        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`. The manager uses
+        url: `s3://bucket/folder`, `gs://bucket/folder`, `file:///folder` or `memory://name/folder`. The manager uses
             `commits/`, `steps/` and `latest.json` in it.
         keep_last: Number of the newest committed steps to keep, by step number and also by commit time, which differ
             after going back to an older step. None keeps all steps, and cannot be combined with other rules.

@@ -54,7 +54,7 @@ def save(
 
     Args:
         obj: Anything that `torch.save` accepts.
-        url: `s3://bucket/key`, `file:///folder/file` or `memory://name/key`.
+        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         checksum: Whether the file contains the CRC-32 of each tensor, as `torch.save` writes it.
         overwrite: If False, the object must not exist when the upload finishes.
         if_version: The object must have this version when the upload finishes.

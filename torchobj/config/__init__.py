@@ -1,21 +1,34 @@
 """Configuration of stores: frozen dataclasses, checked at construction, and a file with settings by URL prefix.
 
 `StoreConfig` (`store`) holds what all providers share; the options of one provider are in `S3Options` and `FileOptions`
-(`options`). `S3ClientConfig` (`s3_client`) is s3torchconnector's class. `load_config` reads a file (`config_file`), and
-`resolved` merges the arguments of a call with it (`resolve`); every store is created from a resolved configuration.
-A configuration contains no credentials: they are found as by the AWS SDKs, or returned by a callable (`credentials`)
-when a request needs them.
+(`options`), and `GCSOptions` (`gcs_options`). `S3ClientConfig` (`s3_client`) is s3torchconnector's class. `load_config`
+reads a file (`config_file`), and `resolved` merges the arguments of a call with it (`resolve`); every store is created
+from a resolved configuration.
+A configuration contains no credentials: they are found as by the SDKs of AWS and Google, or returned by a callable
+(`credentials`) when a request needs them.
 """
 
 from torchobj.config.config_file import Prefix, load_config
-from torchobj.config.credentials import S3CredentialProvider, S3Credentials
+from torchobj.config.credentials import GCSCredentialProvider, GCSCredentials, S3CredentialProvider, S3Credentials
+from torchobj.config.gcs_options import GCSOptions
 from torchobj.config.options import FileOptions, S3Options
-from torchobj.config.resolve import by_bucket, by_prefix, one_config, prefix_in_bucket, resolved, store_config
+from torchobj.config.resolve import (
+    by_bucket,
+    by_prefix,
+    one_config,
+    prefix_in_bucket,
+    resolved,
+    store_config,
+    store_config_of_all,
+)
 from torchobj.config.s3_client import S3ClientConfig
 from torchobj.config.store import StoreConfig
 
 __all__ = [
     "FileOptions",
+    "GCSCredentialProvider",
+    "GCSCredentials",
+    "GCSOptions",
     "Prefix",
     "S3ClientConfig",
     "S3CredentialProvider",
@@ -29,4 +42,5 @@ __all__ = [
     "prefix_in_bucket",
     "resolved",
     "store_config",
+    "store_config_of_all",
 ]

@@ -8,15 +8,23 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from torchobj.config.explicit_fields import ExplicitFields
+from torchobj.config.gcs_options import GCSOptions
 from torchobj.config.options import FileOptions, S3Options
 from torchobj.config.store import StoreConfig
 from torchobj.exceptions import ConfigError
-from torchobj.urls import SCHEMES, shown_url
+from torchobj.urls import SCHEMES, canonical_url, shown_url
 
 #: Environment variable with the path of the file. Child processes inherit it.
 VARIABLE = "TORCHOBJ_CONFIG"
 
 _SECRET = re.compile(r"secret|token|passw|access_key|credential|private_key", re.IGNORECASE)
+
+#: The tables of options, by name.
+_KINDS: dict[str, type[S3Options | GCSOptions | FileOptions]] = {
+    "s3": S3Options,
+    "gcs": GCSOptions,
+    "file": FileOptions,
+}
 
 _Options = TypeVar("_Options", bound=ExplicitFields)
 
@@ -29,8 +37,8 @@ class Prefix(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> "Prefix":
-        """Parses a URL. Trailing slashes are ignored."""
-        scheme, _, path = url.partition("://")
+        """Parses a URL. Trailing slashes are ignored, and `gcs` is `gs`."""
+        scheme, _, path = canonical_url(url).partition("://")
         path = path.rstrip("/")
         return cls(scheme, tuple(path.split("/")) if path else ())
 
@@ -77,9 +85,9 @@ def load_config(path: str | os.PathLike[str]) -> None:
     of each object in `get_many`, `from_objects` and `ObjectDataset`, and the URL that is passed to `open`, `save`,
     `load` and checkpoints. In `from_objects` one prefix must apply to all objects of a bucket.
 
-    The keys of a table are the fields of `StoreConfig`; those of `S3Options` and `FileOptions` are in its tables `s3`
-    and `file`. Arguments of a call override single fields: `region=`, `endpoint_url=`, and each field that was passed
-    to the constructor of its `config=`, also with its default value.
+    The keys of a table are the fields of `StoreConfig`; those of `S3Options`, `GCSOptions` and `FileOptions` are in its
+    tables `s3`, `gcs` and `file`. Arguments of a call override single fields: `region=`, `endpoint_url=`, and each
+    field that was passed to the constructor of its `config=`, also with its default value.
 
     Args:
         path: A TOML file, such as:
@@ -94,7 +102,7 @@ def load_config(path: str | os.PathLike[str]) -> None:
 
     Raises:
         ConfigError: The file cannot be read or is not TOML; a field is unknown, has a value that is not allowed,
-            or is meant for a secret. Store credentials where the AWS SDKs look, or pass a `credential_provider`.
+            or is meant for a secret. Store credentials where the provider's SDK looks, or pass a `credential_provider`.
 
     Example:
         ```python
@@ -129,7 +137,7 @@ def _parsed(path: str, named: str) -> ConfigFile:
     settings: dict[Prefix, StoreConfig] = {}
     for name, table in tables.items():
         shown = shown_url(name)
-        scheme, separator, rest = name.partition("://")
+        scheme, separator, rest = canonical_url(name).partition("://")
         if "@" in rest.partition("/")[0]:
             raise ConfigError(f"{named}: a URL prefix must have no user and password")
         if not separator or scheme not in SCHEMES:
@@ -161,9 +169,8 @@ def _tables(path: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _config(where: str, table: dict[str, Any]) -> StoreConfig:
-    kinds: dict[str, type[S3Options | FileOptions]] = {"s3": S3Options, "file": FileOptions}
     options: dict[str, Any] = {}
-    for name, kind in kinds.items():
+    for name, kind in _KINDS.items():
         if name in table:
             if not isinstance(table[name], dict):
                 raise ConfigError(f"{where}: {name}: must be a table of the fields of {kind.__name__}")
@@ -172,12 +179,12 @@ def _config(where: str, table: dict[str, Any]) -> StoreConfig:
 
 
 def _build(kind: type[_Options], where: str, fields: dict[str, Any]) -> _Options:
-    known = {field.name for field in dataclasses.fields(kind)} - {"credential_provider"}  # type: ignore[arg-type]  # always a dataclass
+    known = _names(kind)
     for name in fields:
         _refuse_secret(where, name)
         if name not in known:
-            of_s3 = kind is StoreConfig and name in {field.name for field in dataclasses.fields(S3Options)}
-            problem = "it is in the table s3" if of_s3 else f"{kind.__name__} has no such field"
+            tables = [table for table, options in _KINDS.items() if kind is StoreConfig and name in _names(options)]
+            problem = f"it is in the table {' or '.join(tables)}" if tables else f"{kind.__name__} has no such field"
             raise ConfigError(f"{where}: {name}: {problem}")
     try:
         return kind(**fields)
@@ -185,9 +192,14 @@ def _build(kind: type[_Options], where: str, fields: dict[str, Any]) -> _Options
         raise ConfigError(f"{where}: {error}") from None
 
 
+def _names(kind: type[ExplicitFields]) -> set[str]:
+    """The fields of a configuration that a file may contain."""
+    return {field.name for field in dataclasses.fields(kind)} - {"credential_provider"}  # type: ignore[arg-type]  # always a dataclass
+
+
 def _refuse_secret(where: str, name: str) -> None:
     if _SECRET.search(name):
         raise ConfigError(
-            f"{where}: {name}: a configuration file must not contain credentials; name a profile, or pass "
-            "S3Options(credential_provider=...) in the code"
+            f"{where}: {name}: a configuration file must not contain credentials; name a profile of AWS, or pass a "
+            "credential_provider in the code"
         )

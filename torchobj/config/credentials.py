@@ -38,6 +38,22 @@ class S3CredentialProvider(Protocol):
         """Returns credentials that are currently valid."""
 
 
+class GCSCredentials(TypedDict):
+    """The return value of a `credential_provider` of Google Cloud Storage, in the form of obstore's providers."""
+
+    token: str
+    """An OAuth 2.0 access token."""
+    expires_at: datetime | None
+    """Time of expiry, with a time zone; None: the token does not expire."""
+
+
+class GCSCredentialProvider(Protocol):
+    """A callable that returns credentials of Google Cloud Storage, or an awaitable of them."""
+
+    def __call__(self) -> GCSCredentials | Awaitable[GCSCredentials]:
+        """Returns credentials that are currently valid."""
+
+
 class Answer(Protocol):
     """Receives the result of one call: the native `CredentialAnswer`."""
 

@@ -1,15 +1,16 @@
-"""Options of single providers: `S3Options` and `FileOptions`. `StoreConfig` holds the settings that they share."""
+"""Options of S3 and of files: `S3Options`, `FileOptions`. `StoreConfig` holds the settings that all providers share."""
 
 import dataclasses
 import os
 import re
 from pathlib import Path
 from types import NoneType
-from typing import Any, Literal, Self
+from typing import ClassVar, Literal
 
 from torchobj.config.checks import check, check_choices, check_kinds
-from torchobj.config.credentials import CredentialSource, S3CredentialProvider, check_picklable, source_of
+from torchobj.config.credentials import S3CredentialProvider
 from torchobj.config.explicit_fields import ExplicitFields
+from torchobj.config.provider_options import ProviderOptions
 from torchobj.exceptions import ConfigError
 
 AddressingStyle = Literal["auto", "path", "virtual"]
@@ -26,7 +27,7 @@ def _is_region(region: str | None) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class S3Options(ExplicitFields):
+class S3Options(ProviderOptions):
     """Options of S3 and of S3-compatible stores: `StoreConfig(s3=S3Options(...))`. Other URLs are not affected.
 
     Args:
@@ -87,32 +88,13 @@ class S3Options(ExplicitFields):
     key_rules: KeyRules = "any"
     force_sdk: bool = False
 
-    @property
-    def _credential_source(self) -> CredentialSource | None:
-        """Calls `credential_provider`; read by the core."""
-        return None if self.credential_provider is None else source_of(self.credential_provider)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if self.credential_provider is not None:
-            check_picklable(self.credential_provider)
-        return self.__dict__
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _: dict[int, Any]) -> Self:
-        return self
+    _credential_place: ClassVar[str] = "store credentials where the AWS SDKs look for them"
+    _credential_fields: ClassVar[tuple[str, ...]] = ("profile", "anonymous")
 
     def __post_init__(self) -> None:
         texts = ("region", "endpoint_url", "profile", "kms_key_id", "storage_class")
         check_kinds(self, "a string, or None", (str, NoneType), *texts)
-        # The part before an @ may be a password, which must not be logged.
-        if "@" in (self.endpoint_url or ""):
-            raise ConfigError(
-                "endpoint_url: must have no user and password; store credentials where the AWS SDKs look for them"
-            )
-        if any(mark in (self.endpoint_url or "") for mark in "?#"):
-            raise ConfigError("endpoint_url: must have no query or fragment")
+        self._check_endpoint()
         check("region", self.region, "letters, digits, '-', '_' and '.'", ok=_is_region(self.region))
         check_kinds(self, "True or False", (bool,), "anonymous", "requester_pays", "force_sdk")
         # Only the type is shown: a key that is passed instead of a path must not be logged.
@@ -120,13 +102,7 @@ class S3Options(ExplicitFields):
         check("customer_key_file", type(self.customer_key_file), "a path, or None", ok=is_path)
         if self.customer_key_file is not None and _KEY.fullmatch(os.fspath(self.customer_key_file)):
             raise ConfigError("customer_key_file: must be the path of a file that contains the key, not the key itself")
-        # Only the type is shown: its repr may contain credentials.
-        provider = self.credential_provider
-        is_callable = provider is None or callable(provider)
-        check("credential_provider", type(provider), "a callable, or None", ok=is_callable)
-        for name in ("profile", "anonymous") if provider is not None else ():
-            if getattr(self, name):
-                raise ConfigError(f"credential_provider: must be None if {name} is set")
+        self._check_credential_provider()
         check_choices(self, "auto, path or virtual", ("auto", "path", "virtual"), "addressing_style")
         checksums = ("auto", "crc64nvme", "crc32c", "none")
         check_choices(self, "auto, crc64nvme, crc32c or none", checksums, "checksum")
@@ -141,12 +117,6 @@ class S3Options(ExplicitFields):
         )
         if self.customer_key_file is not None and self.encryption is not None:
             raise ConfigError("customer_key_file: must be None if encryption is set")
-        check(
-            "endpoint_url",
-            self.endpoint_url,
-            "a URL that begins with http:// or https://",
-            ok=self.endpoint_url is None or self.endpoint_url.startswith(("http://", "https://")),
-        )
         check(
             "requester_pays",
             self.requester_pays,

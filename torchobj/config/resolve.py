@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 
 from torchobj.config.config_file import ConfigFile, Prefix, current
-from torchobj.config.explicit_fields import explicit_fields, replace_fields
+from torchobj.config.explicit_fields import ExplicitFields, explicit_fields, replace_fields
 from torchobj.config.s3_client import S3ClientConfig
 from torchobj.config.store import StoreConfig
 from torchobj.exceptions import ConfigError
+from torchobj.urls import canonical_url
 
 
 def one_config(
@@ -29,12 +30,13 @@ def store_config(
     *,
     url: object = None,
 ) -> StoreConfig:
-    """Converts `config` to a `StoreConfig`; `region` and `endpoint_url` override its S3 options.
+    """Converts `config` to a `StoreConfig`; `region` and `endpoint_url` override the options of the URL's provider.
 
     Args:
         config: The argument of the call.
         region, endpoint_url: Arguments of the call.
-        url: The URL of the call, if it is a single one: region and endpoint are errors for providers without them.
+        url: The URL of the call, if it is a single one: region and endpoint are errors for providers without them. In a
+            call without a URL, or with one that is invalid, they belong to S3.
     """
     if config is None:
         config = StoreConfig()
@@ -44,11 +46,40 @@ def store_config(
         raise ConfigError(f"config={config!r}: must be a StoreConfig or an S3ClientConfig")
     passed = {"region": region, "endpoint_url": endpoint_url}
     passed = {name: value for name, value in passed.items() if value is not None}
+    if not passed:
+        return config
+    scheme = canonical_url(url).partition("://")[0] if isinstance(url, str) else "s3"
     for name, value in passed.items():
-        for scheme in ("file", "memory"):
-            if isinstance(url, str) and url.startswith(f"{scheme}://"):
-                raise ConfigError(f"{name}={value!r}: must be None for a URL of {scheme}://")
-    return replace_fields(config, s3=replace_fields(config.s3, **passed)) if passed else config
+        if scheme in ("file", "memory"):
+            raise ConfigError(f"{name}={value!r}: must be None for a URL of {scheme}://")
+        if scheme == "gs" and name == "region":
+            raise ConfigError(
+                f"region={value!r}: must be None for a URL of gs://, because requests to Google Cloud Storage do not "
+                "depend on the location of the bucket"
+            )
+    if scheme == "gs":
+        return replace_fields(config, gcs=replace_fields(config.gcs, **passed))
+    return replace_fields(config, s3=replace_fields(config.s3, **passed))
+
+
+def store_config_of_all(
+    config: StoreConfig | S3ClientConfig | None, region: str | None, endpoint_url: str | None, urls: Iterable[object]
+) -> StoreConfig:
+    """As `store_config`, for a call with any number of URLs.
+
+    Raises:
+        ConfigError: `endpoint_url` is passed with URLs of several providers that have endpoints.
+    """
+    if region is None and endpoint_url is None:
+        return store_config(config)
+    schemes = {canonical_url(url).partition("://")[0] for url in urls if isinstance(url, str)}
+    if endpoint_url is not None and {"s3", "gs"} <= schemes:
+        raise ConfigError(
+            f"endpoint_url={endpoint_url!r}: must be None for URLs of s3:// and gs://; pass "
+            "StoreConfig(s3=S3Options(endpoint_url=...), gcs=GCSOptions(endpoint_url=...))"
+        )
+    is_gcs = "gs" in schemes and "s3" not in schemes
+    return store_config(config, region, endpoint_url, url="gs://" if is_gcs else None)
 
 
 def resolved(url: str, config: StoreConfig) -> StoreConfig:
@@ -117,10 +148,11 @@ def _merged(file: ConfigFile, prefix: Prefix | None, config: StoreConfig) -> Sto
     if prefix is None:
         return type(config)(**fields).completed()
     settings = file.settings[prefix]
-    s3 = {**explicit_fields(settings.s3), **explicit_fields(config.s3)}
-    files = {**explicit_fields(settings.file), **explicit_fields(config.file)}
+    options: dict[str, ExplicitFields] = {"s3": config.s3, "gcs": config.gcs, "file": config.file}
     try:
-        options = {"s3": type(config.s3)(**s3), "file": type(config.file)(**files)}
+        for name, given in options.items():
+            merged = {**explicit_fields(getattr(settings, name)), **explicit_fields(given)}
+            options[name] = type(given)(**merged)
         return type(config)(**{**explicit_fields(settings), **fields, **options}).completed()
     except ConfigError as error:
         raise ConfigError(

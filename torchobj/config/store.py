@@ -9,27 +9,34 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
 from torchobj.config.explicit_fields import ExplicitFields
+from torchobj.config.gcs_options import GCSOptions
 from torchobj.config.options import FileOptions, S3Options
 from torchobj.exceptions import ConfigError
 
 _Config = TypeVar("_Config")
 
-#: Options that were fields of an earlier `StoreConfig`.
-_S3_FIELDS = frozenset(field.name for field in dataclasses.fields(S3Options))
+#: Names of options that are not fields of `StoreConfig`, by the field that holds them. Names of both are those of S3.
+_OPTIONS: dict[str, tuple[str, type]] = {
+    field.name: (name, kind)
+    for name, kind in (("gcs", GCSOptions), ("s3", S3Options))
+    for field in dataclasses.fields(kind)
+}
 
 
 def _moved(names: list[str]) -> str:
-    verb, options = "is" if len(names) == 1 else "are", ", ".join(f"{name}=..." for name in names)
-    return f"{', '.join(names)}: {verb} in S3Options: StoreConfig(s3=S3Options({options}))"
+    name, kind = _OPTIONS[names[0]]
+    same = [each for each in names if _OPTIONS[each][0] == name]
+    verb, options = "is" if len(same) == 1 else "are", ", ".join(f"{each}=..." for each in same)
+    return f"{', '.join(same)}: {verb} in {kind.__name__}: StoreConfig({name}={kind.__name__}({options}))"
 
 
-def _refuses_s3_fields(cls: type[_Config]) -> type[_Config]:
-    """Makes the constructor raise a `ConfigError` for fields of `S3Options`, which names their new location."""
+def _refuses_options(cls: type[_Config]) -> type[_Config]:
+    """Makes the constructor raise a `ConfigError` for fields of a provider's options, which names their location."""
     init = cls.__init__
 
     @functools.wraps(init)
     def checked(self: _Config, *args: Any, **fields: Any) -> None:
-        if misplaced := [name for name in fields if name in _S3_FIELDS]:
+        if misplaced := [name for name in fields if name in _OPTIONS]:
             raise ConfigError(_moved(misplaced))
         init(self, *args, **fields)
 
@@ -37,7 +44,7 @@ def _refuses_s3_fields(cls: type[_Config]) -> type[_Config]:
     return cls
 
 
-@_refuses_s3_fields
+@_refuses_options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreConfig(ExplicitFields):
     """Configures access to stores: parts, concurrency, retries, timeouts, TLS, and the options of each provider.
@@ -47,6 +54,7 @@ class StoreConfig(ExplicitFields):
 
     Args:
         s3: Options of `s3://` URLs.
+        gcs: Options of `gs://` URLs.
         file: Options of `file://` URLs.
         verify_tls: Whether to verify the certificate of the server.
         ca_bundle: PEM file of trusted certificates. None: `AWS_CA_BUNDLE`, or those of the system.
@@ -84,7 +92,8 @@ class StoreConfig(ExplicitFields):
         keep_alive_s: Time for which an idle connection is kept. S3 closes idle connections after 5 to 20 s.
 
     Raises:
-        ConfigError: A value is not allowed, or the field belongs to `S3Options`; the message names the field.
+        ConfigError: A value is not allowed, or the field belongs to the options of a provider; the message
+            names the field.
 
     Example:
         >>> StoreConfig(s3=S3Options(endpoint_url="http://localhost:9000"), max_in_flight=32).max_in_flight
@@ -98,6 +107,7 @@ class StoreConfig(ExplicitFields):
     """
 
     s3: S3Options = dataclasses.field(default_factory=S3Options)
+    gcs: GCSOptions = dataclasses.field(default_factory=GCSOptions)
     file: FileOptions = dataclasses.field(default_factory=FileOptions)
     verify_tls: bool = True
     ca_bundle: str | Path | None = None
@@ -121,6 +131,7 @@ class StoreConfig(ExplicitFields):
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.
         check("s3", type(self.s3), "an S3Options", ok=isinstance(self.s3, S3Options))
+        check("gcs", type(self.gcs), "a GCSOptions", ok=isinstance(self.gcs, GCSOptions))
         check("file", type(self.file), "a FileOptions", ok=isinstance(self.file, FileOptions))
         check_kinds(self, "True or False", (bool,), "verify_tls", "hedge", "verify_checksums")
         is_path = isinstance(self.ca_bundle, (str, os.PathLike, NoneType))
@@ -164,6 +175,6 @@ class StoreConfig(ExplicitFields):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            if name in _S3_FIELDS:
+            if name in _OPTIONS:
                 raise AttributeError(_moved([name]))
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

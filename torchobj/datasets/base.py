@@ -6,12 +6,12 @@ The datasets decide the order of samples and the handling of failures.
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Any, Generic, Protocol, Self
+from typing import Any, ClassVar, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
 from torchobj._torchobj import Manifest, ObjectReader
-from torchobj.config import S3ClientConfig, StoreConfig, one_config, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, store_config, store_config_of_all
 from torchobj.config.checks import check
 from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.errors import add_sample_note
@@ -19,7 +19,7 @@ from torchobj.datasets.listing import Listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.exceptions import ConfigError
-from torchobj.urls import SCHEMES, Url, parse_url
+from torchobj.urls import SCHEMES, Url, canonical_url, parse_url
 
 Transform = Callable[[ObjectReader], Any]
 
@@ -76,15 +76,16 @@ class ListingDataset(Generic[Sample_co]):
     _reader_constructor: ReaderConstructor
     _failed: SharedCounter
     _schemes: tuple[str, ...] = SCHEMES
-    #: Name of the class that accepts URLs of any scheme.
-    _any_scheme: str
+    #: Names of the classes of one kind by the scheme that they accept; "" is the one that accepts any.
+    _of_scheme: ClassVar[dict[str, str]]
 
     def __init_subclass__(cls, *, scheme: str | None = None, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         if scheme is None:
             return
-        parent = cls.__mro__[1]
-        cls._schemes, cls._any_scheme = (scheme,), parent.__name__
+        parent = next(kind for kind in cls.__mro__[1:] if "_of_scheme" in kind.__dict__)
+        cls._schemes = (scheme,)
+        cls._of_scheme.setdefault(scheme, cls.__name__)
         if cls.__doc__ and parent.__doc__:
             explained = inspect.cleandoc(parent.__doc__).partition("\nArgs:")[2].partition("\nExample:")[0]
             cls.__doc__ = f"{inspect.cleandoc(cls.__doc__)}\n\nArgs:{explained}"
@@ -92,78 +93,80 @@ class ListingDataset(Generic[Sample_co]):
     @classmethod
     def from_prefix(
         cls,
-        s3_uri: str,
+        url: str,
         *,
-        region: str | None = None,
-        endpoint: str | None = None,
         transform: Callable[[ObjectReader], Sample_co] | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
+        glob: str | None = None,
+        suffixes: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
-        """The objects under a prefix, in key order, with a choice of readers. Arguments are named as in
-        s3torchconnector.
+        """The objects under a prefix, with a choice of readers. The other arguments are those of the constructor.
 
         Args:
-            s3_uri: URL of the prefix, as for the constructor.
-            region: Region of the bucket. None: it is detected.
-            endpoint: URL of the store. None: that of the provider, or the environment's.
+            url: URL of the prefix.
             transform: Converts a reader to a sample. None: the sample is the reader.
-            s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
-            enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
-                False: each gets all.
+            glob: Pattern for the part of a key after the prefix.
+            suffixes: Selects keys that end with this suffix, or with any of several.
+            limit: Maximum number of objects, the first in key order.
+            region, endpoint_url: Override those of `config`.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            enable_sharding, shuffle, seed, uneven: For iterable datasets: as for the constructor.
+            on_error: Action for a sample that cannot be read or transformed, as for the constructor.
             reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
-            config: Another name of `s3client_config`.
 
         Raises:
             ConfigError: An argument is invalid. No request is sent here.
         """
-        chosen = store_config(one_config(config, s3client_config), region, endpoint, url=s3_uri)
-        return cls._from_listing(Listing(chosen, cls._parse, url=s3_uri), transform, reader_constructor)
+        chosen = store_config(config, region, endpoint_url, url=url)
+        listing = Listing(chosen, cls._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
+        return cls._from_listing(listing, transform, reader_constructor)
 
     @classmethod
     def from_objects(
         cls,
-        object_uris: str | Iterable[str],
+        urls: str | Iterable[str],
         *,
-        region: str | None = None,
-        endpoint: str | None = None,
         transform: Callable[[ObjectReader], Sample_co] | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        reader_constructor: ReaderConstructor | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
-        """The named objects, in the given order. Nothing is listed.
+        """The named objects, in the given order. Nothing is listed. The other arguments are those of the constructor.
 
-        Under torch.distributed each rank has the objects that it names. Pass `uris[rank::world_size]` to divide them;
+        Under torch.distributed each rank has the objects that it names. Pass `urls[rank::world_size]` to divide them;
         with `enable_sharding` pass the same objects on all ranks.
 
         Args:
-            object_uris: URL of each object, or of a single one; with `region` or `endpoint` for those of S3.
-            region: Region of the buckets. None: it is detected.
-            endpoint: URL of the store. None: that of the provider, or the environment's.
+            urls: URL of each object, or of a single one.
             transform: Converts a reader to a sample. None: the sample is the reader.
-            s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
-            enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
-                False: each gets all.
+            region: For the objects of S3; overrides that of `config`.
+            endpoint_url: Overrides that of `config`. With objects of S3 and GCS, pass `config` instead.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            enable_sharding, shuffle, seed, uneven: For iterable datasets: as for the constructor.
+            on_error: Action for a sample that cannot be read or transformed, as for the constructor.
             reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
-            config: Another name of `s3client_config`.
 
         Raises:
             ConfigError: An argument is invalid. No request is sent here.
         """
-        chosen = store_config(one_config(config, s3client_config), region, endpoint)
-        return cls._from_listing(Listing(chosen, cls._parse, objects=object_uris), transform, reader_constructor)
+        # An iterable is consumed here, as s3torchconnector does.
+        named = [urls] if isinstance(urls, str) else list(urls)
+        chosen = store_config_of_all(config, region, endpoint_url, named)
+        return cls._from_listing(Listing(chosen, cls._parse, objects=named), transform, reader_constructor)
 
     @classmethod
     def _parse(cls, url: str) -> Url:
-        """Parses a URL of this class. The error for another scheme names the class that accepts it."""
-        scheme = url.partition("://")[0] if isinstance(url, str) else ""
+        """Parses a URL of this class. The error for another scheme names the classes that accept it."""
+        scheme = canonical_url(url).partition("://")[0] if isinstance(url, str) else ""
         if scheme in SCHEMES and scheme not in cls._schemes:
             expected = " or ".join(f"{name}://" for name in cls._schemes)
-            raise ConfigError(
-                f"url={url!r}: scheme {scheme!r}, expected {expected}; {cls._any_scheme} takes {scheme}:// too"
-            )
+            kinds = [cls._of_scheme[name] for name in (scheme, "") if name in cls._of_scheme]
+            raise ConfigError(f"url={url!r}: scheme {scheme!r}, expected {expected}; use {' or '.join(kinds)}")
         return parse_url(url, cls._schemes)
 
     @classmethod
@@ -206,13 +209,14 @@ class ListingDataset(Generic[Sample_co]):
 
     @property
     def region(self) -> str | None:
-        """The configured region."""
-        return self._listing.config.s3.region
+        """The configured region; None for objects of other providers than S3."""
+        return None if self._listing.is_gcs else self._listing.config.s3.region
 
     @property
     def endpoint(self) -> str | None:
         """The configured endpoint URL."""
-        return self._listing.config.s3.endpoint_url
+        config = self._listing.config
+        return config.gcs.endpoint_url if self._listing.is_gcs else config.s3.endpoint_url
 
     def _transformed(self, urls: UrlByIndex, index: int, reader: ObjectReader | Exception) -> Any:
         """Transforms a reader to a sample.

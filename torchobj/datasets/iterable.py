@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch.utils.data
 from typing_extensions import override
@@ -22,7 +22,7 @@ from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
 from torchobj.datasets.shared_values import SharedEpoch
 from torchobj.exceptions import ConfigError
 
-__all__ = ["ObjectIterableDataset", "S3IterableDataset"]
+__all__ = ["ObjectIterableDataset"]
 
 logger = logging.getLogger("torchobj")
 
@@ -63,7 +63,8 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
     and reads through its own connections.
 
     Args:
-        url: `s3://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is compared as a string.
+        url: `s3://bucket/prefix/`, `gs://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is
+            compared as a string.
         transform: Converts a reader to a sample. None: the sample is the reader.
         glob: Pattern for the part of a key after the prefix. `*` matches within a path component, `**` across them.
         suffixes: Selects keys that end with this suffix, or with any of several.
@@ -105,7 +106,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
     uneven: Uneven = None
     on_error: OnIterableError = "raise"
     _enable_sharding = False
-    _any_scheme = "ObjectIterableDataset"
+    _of_scheme: ClassVar[dict[str, str]] = {"": "ObjectIterableDataset"}
 
     def __init__(
         self,
@@ -127,59 +128,67 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         chosen = store_config(config, region, endpoint_url, url=url)
         listing = Listing(chosen, self._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
         self._set_up(listing, transform, None)
-        self._with_sharding(enable_sharding)
-        self.shuffle, self.seed, self.uneven, self.on_error = shuffle, seed, uneven, on_error
-        self._check()
+        self._with_order(enable_sharding, shuffle, seed, uneven, on_error)
 
     @classmethod
     @override
     def from_prefix(
         cls,
-        s3_uri: str,
+        url: str,
         *,
-        region: str | None = None,
-        endpoint: str | None = None,
         transform: Callable[[ObjectReader], Sample_co] | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        enable_sharding: bool = False,
-        reader_constructor: ReaderConstructor | None = None,
+        glob: str | None = None,
+        suffixes: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
+        enable_sharding: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        uneven: Uneven = None,
+        on_error: OnIterableError = "raise",
+        reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
         dataset = super().from_prefix(
-            s3_uri,
-            region=region,
-            endpoint=endpoint,
+            url,
             transform=transform,
-            reader_constructor=reader_constructor,
-            s3client_config=s3client_config,
+            glob=glob,
+            suffixes=suffixes,
+            limit=limit,
+            region=region,
+            endpoint_url=endpoint_url,
             config=config,
+            reader_constructor=reader_constructor,
         )
-        return dataset._with_sharding(enable_sharding)
+        return dataset._with_order(enable_sharding, shuffle, seed, uneven, on_error)
 
     @classmethod
     @override
     def from_objects(
         cls,
-        object_uris: str | Iterable[str],
+        urls: str | Iterable[str],
         *,
-        region: str | None = None,
-        endpoint: str | None = None,
         transform: Callable[[ObjectReader], Sample_co] | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        enable_sharding: bool = False,
-        reader_constructor: ReaderConstructor | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
+        enable_sharding: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        uneven: Uneven = None,
+        on_error: OnIterableError = "raise",
+        reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
         dataset = super().from_objects(
-            object_uris,
-            region=region,
-            endpoint=endpoint,
+            urls,
             transform=transform,
-            reader_constructor=reader_constructor,
-            s3client_config=s3client_config,
+            region=region,
+            endpoint_url=endpoint_url,
             config=config,
+            reader_constructor=reader_constructor,
         )
-        return dataset._with_sharding(enable_sharding)
+        return dataset._with_order(enable_sharding, shuffle, seed, uneven, on_error)
 
     def _set_up(
         self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
@@ -208,9 +217,18 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             )
         check_iterable_on_error(self.on_error, even=self.uneven is not None)
 
-    def _with_sharding(self, enable_sharding: bool) -> Self:  # noqa: FBT001
+    def _with_order(
+        self,
+        enable_sharding: bool,  # noqa: FBT001
+        shuffle: bool = False,  # noqa: FBT001, FBT002
+        seed: int = 0,
+        uneven: Uneven = None,
+        on_error: OnIterableError = "raise",
+    ) -> Self:
         check("enable_sharding", enable_sharding, "True or False", ok=isinstance(enable_sharding, bool))
         self._enable_sharding = enable_sharding
+        self.shuffle, self.seed, self.uneven, self.on_error = shuffle, seed, uneven, on_error
+        self._check()
         return self
 
     def set_epoch(self, epoch: int) -> None:
@@ -349,13 +367,3 @@ class _SampleIterator(Iterator[Any]):
     def close(self) -> None:
         """Ends the pass and drops the objects that were read ahead."""
         self._readers = iter(())
-
-
-class S3IterableDataset(ObjectIterableDataset[Sample_co], scheme="s3"):
-    """An `ObjectIterableDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
-
-    Example:
-        ```python
-        dataset = S3IterableDataset("s3://bucket/train/", transform=decode, enable_sharding=True)
-        ```
-    """

@@ -15,7 +15,7 @@ from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, prefetch_source, worker_process
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError
-from torchobj.urls import Url, parse_url
+from torchobj.urls import Url, canonical_url, parse_url
 
 logger = logging.getLogger("torchobj")
 
@@ -49,7 +49,7 @@ class Listing:
         parse: Callable[[str], Url],
         *,
         url: str | None = None,
-        objects: str | Iterable[str] | None = None,
+        objects: Iterable[str] | None = None,
         glob: str | None = None,
         suffixes: str | Sequence[str] | None = None,
         limit: int | None = None,
@@ -63,8 +63,7 @@ class Listing:
         self._url = parse(url) if url is not None else None
         self.config = config if url is None else resolved(url, config)
         self._filter = (glob, list(chosen), limit)
-        # An iterable is consumed here, as s3torchconnector does.
-        self._objects = [objects] if isinstance(objects, str) else None if objects is None else list(objects)
+        self._objects = None if objects is None else [canonical_url(named) for named in objects]
         #: By the base of their URLs, the configurations of named objects.
         self._configs = by_bucket(_with_bases(self._objects or [], parse), config)
         self._manifest: Manifest | None = None
@@ -78,6 +77,12 @@ class Listing:
     def configs(self) -> list[StoreConfig]:
         """The configurations of the stores of the objects."""
         return list(self._configs.values()) or [self.config]
+
+    @property
+    def is_gcs(self) -> bool:
+        """Whether all objects are of Google Cloud Storage."""
+        bases = list(self._configs) if self._url is None else [self._url.base]
+        return bool(bases) and all(base.startswith("gs://") for base in bases)
 
     def manifest(self) -> Manifest:
         """The objects. The first call lists; every call ensures that the ranks of the job agree on the listing.

@@ -1,10 +1,11 @@
 """Map-style datasets: one object is one sample."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Self
 
 import torch.utils.data
+from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
@@ -12,8 +13,9 @@ from torchobj.datasets import lookahead_warning, prefetch_source, worker_process
 from torchobj.datasets.base import ListingDataset, Sample_co, position_of, positions_of
 from torchobj.datasets.errors import OnError, check_map_on_error, log_failed_sample, neighbours
 from torchobj.datasets.listing import Listing
+from torchobj.datasets.reader_constructor import ReaderConstructor
 
-__all__ = ["ObjectMapDataset", "S3MapDataset"]
+__all__ = ["ObjectMapDataset"]
 
 
 class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sample_co]):
@@ -25,8 +27,8 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
     itself and logs a warning. A DataLoader reads all objects of a batch in one call.
 
     Args:
-        url: `s3://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is raw, `train` also selects
-            `training/x`.
+        url: `s3://bucket/prefix/`, `gs://bucket/prefix/`, `file:///folder/` or `memory://name/prefix`; the prefix is
+            raw, `train` also selects `training/x`.
         transform: Converts a reader to a sample. None: the sample is the reader, and the default collation builds a
             `RaggedBatch`.
         glob: Pattern for the part of a key after the prefix. `*` matches within a path component, `**` across them.
@@ -54,7 +56,7 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
         (2, b'train/a', b'train/b')
     """
 
-    _any_scheme = "ObjectMapDataset"
+    _of_scheme: ClassVar[dict[str, str]] = {"": "ObjectMapDataset"}
     _on_error: OnError = "raise"
 
     def __init__(
@@ -70,11 +72,67 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
         config: StoreConfig | S3ClientConfig | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        check_map_on_error(on_error)
         chosen = store_config(config, region, endpoint_url, url=url)
         listing = Listing(chosen, self._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
         self._set_up(listing, transform, None)
+        self._with_on_error(on_error)
+
+    @classmethod
+    @override
+    def from_prefix(
+        cls,
+        url: str,
+        *,
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        glob: str | None = None,
+        suffixes: str | Sequence[str] | None = None,
+        limit: int | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        on_error: OnError = "raise",
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        dataset = super().from_prefix(
+            url,
+            transform=transform,
+            glob=glob,
+            suffixes=suffixes,
+            limit=limit,
+            region=region,
+            endpoint_url=endpoint_url,
+            config=config,
+            reader_constructor=reader_constructor,
+        )
+        return dataset._with_on_error(on_error)
+
+    @classmethod
+    @override
+    def from_objects(
+        cls,
+        urls: str | Iterable[str],
+        *,
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        on_error: OnError = "raise",
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        dataset = super().from_objects(
+            urls,
+            transform=transform,
+            region=region,
+            endpoint_url=endpoint_url,
+            config=config,
+            reader_constructor=reader_constructor,
+        )
+        return dataset._with_on_error(on_error)
+
+    def _with_on_error(self, on_error: OnError) -> Self:
+        check_map_on_error(on_error)
         self._on_error = on_error
+        return self
 
     def __len__(self) -> int:
         return len(self.manifest)
@@ -139,14 +197,3 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
             with contextlib.suppress(Exception):
                 return self._transformed(self.manifest, neighbour, reader)
         raise error
-
-
-class S3MapDataset(ObjectMapDataset[Sample_co], scheme="s3"):
-    """An `ObjectMapDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
-
-    Example:
-        ```python
-        dataset = S3MapDataset("s3://bucket/train/", transform=decode)
-        dataset = S3MapDataset.from_prefix("s3://bucket/train/", region="eu-west-1", transform=decode)
-        ```
-    """

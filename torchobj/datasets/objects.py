@@ -25,7 +25,7 @@ class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
     read one after the other.
 
     Args:
-        region, endpoint_url: Override those of `config`.
+        region, endpoint_url: Override those of `config` for the objects of S3.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector. A subclass that does not call
             `super().__init__()` uses the defaults.
         on_error: Action for a sample that cannot be read or built: `raise`; `replace` it by the next one that can; or a

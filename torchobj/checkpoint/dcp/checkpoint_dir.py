@@ -14,7 +14,7 @@ from torchobj.checkpoint.keys import is_canonical, without_links
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, UnsupportedError
 from torchobj.store import ObjectInfo, Store
-from torchobj.urls import SCHEMES, parse_url
+from torchobj.urls import CLOUD_SCHEMES, SCHEMES, parse_url
 
 __all__ = ["MANIFEST", "METADATA", "CheckpointDir", "CheckpointStorage", "is_item_file", "ranked"]
 
@@ -38,7 +38,8 @@ class CheckpointDir:
     """The folder of a checkpoint. Pickled as URL and configuration.
 
     Args:
-        url: `s3://bucket/folder`, `file:///folder` or `memory://name/folder`, with or without a slash at the end.
+        url: `s3://bucket/folder`, `gs://bucket/folder`, `file:///folder` or `memory://name/folder`, with or
+            without a slash at the end.
         config: Configuration of the store.
 
     Raises:
@@ -153,7 +154,7 @@ class CheckpointDir:
             listed = list(self.store.list(folder + beginning, delimiter))
         except ObjectNotFoundError:
             # A folder that does not exist is empty; a bucket that does not exist is an error.
-            if self._parsed.scheme == "s3":
+            if self._parsed.scheme in CLOUD_SCHEMES:
                 raise
             return []
         return [dataclasses.replace(info, key=info.key.removeprefix(folder)) for info in listed]

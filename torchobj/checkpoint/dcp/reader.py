@@ -26,7 +26,7 @@ class StorageReader(CheckpointStorage, TorchStorageReader):
     that are read whole. Unpickling the metadata executes no code from it. A reader can be pickled.
 
     Args:
-        url: Folder of the checkpoint: `s3://bucket/step-100`, `file:///folder` or `memory://name/folder`.
+        url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         verify: Compare checksums.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Override those of the configuration.

@@ -49,7 +49,7 @@ class StorageWriter(CheckpointStorage, TorchStorageWriter):
     for `async_save` in a process.
 
     Args:
-        url: Folder of the checkpoint: `s3://bucket/step-100`, `file:///folder` or `memory://name/folder`.
+        url: Folder of the checkpoint: `s3://bucket/step-100`, `gs://bucket/step-100`, `file:///folder` or `memory://name/folder`.
         thread_count: Number of files for the items of a rank. One is enough: its parts are sent in parallel.
         prefix_strategy: Chooses how the names of a rank's files start.
         overwrite: Replace an existing checkpoint.
