@@ -9,7 +9,8 @@ Needs the extra `bench`, nginx with its lua module, and a C compiler. Objects ar
 paths of the JSON, XML and S3 APIs; files are uploaded to an origin that discards them and counts requests by kind. Both
 are on this machine, over plain HTTP and without credentials. A case is run by one client after the other, round after
 round; each run is its own process, and CPU time includes that of the processes that it starts. obstore has the XML API
-only. Files are in tmpfs or, where the label says disk, in the page cache. Of what is downloaded every byte of the last
+only. transfer_manager uploads files only; in the cases "upload" the others upload from memory, torchobj a file as well.
+Files are in tmpfs or, where the label says disk, in the page cache. Of what is downloaded every byte of the last
 batch or file is compared, in the loader one object of each batch; before its uploads are measured, what a client
 uploads is read by boto3 and compared.
 """

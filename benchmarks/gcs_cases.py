@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks import checkpoint_measure, checkpoint_report, feeds, gcs_report, loader, loop, measure, report
 from benchmarks.gcs_measure import Clients, Move
-from benchmarks.gcs_report import S3, Moved, Moves
+from benchmarks.gcs_report import FILE, S3, Moved, Moves
 from benchmarks.lab import nginx, origin
 from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
@@ -37,12 +37,20 @@ class Entry:
     client: str
     """Its name in `gcs_rivals`, `feeds` or `checkpoint_rivals`."""
     scheme: str = "gs"
+    file: bool = False
+    """Uploads a file where others upload from memory."""
 
 
 _BOTH = (Entry(OURS, OURS), Entry(S3, OURS, "s3"))
 _TENSOR = f"{OURS}, one tensor"
 _READERS = (*_BOTH, *(Entry(name, name) for name in ("obstore", "obstore by hand", "gcsfs", "transfer_manager")))
-_UPLOADERS = (*_BOTH, *(Entry(name, name) for name in ("obstore", "gcsfs", "transfer_manager")))
+_LARGE_READERS = (*_READERS, Entry("gcsfs by hand", "gcsfs by hand"))
+_RIVALS = (
+    Entry("obstore", "obstore"),
+    Entry("gcsfs", "gcsfs"),
+    Entry("transfer_manager", "transfer_manager", file=True),
+)
+_UPLOADERS = (*_BOTH, Entry(FILE, OURS, file=True), *_RIVALS)
 _MOVERS = (_BOTH[0], *(Entry(name, name) for name in ("gcsfs", "transfer_manager")))
 _FEEDS = (*_BOTH, Entry(_TENSOR, _TENSOR), Entry(f"{_TENSOR}, s3://", _TENSOR, "s3"), Entry("getitems", "getitems"))
 
@@ -75,7 +83,7 @@ def cases(*, quick: bool) -> Iterator[Case]:
     """Yields all cases; with `quick` smaller ones and without the longest."""
     for kib in (10, 110):
         yield Case("many", f"{kib} KiB", _READERS, Family(kib * KIB, 1024))
-    yield Case("one", "1 GiB", _READERS, Family(GIB, 1))
+    yield Case("one", "1 GiB", _LARGE_READERS, Family(GIB, 1))
     for size in (16 * MIB, GIB) if quick else (16 * MIB, GIB, 4 * GIB):
         yield Case("upload", size_text(size), _UPLOADERS, Family(size, 1))
     objects = Family(110 * KIB, 1024 if quick else 4000)
@@ -164,7 +172,8 @@ class Bench:
         family, location = case.family, self._written[entry.scheme].discard
         pairs = [(self._file(case.place, index, family.size), f"up/{index}") for index in range(family.count)]
         warm = (self._file("tmpfs", 0, MIB), "warm/0")
-        job = Move("up", location, pairs, family.size * family.count, warm, counted=True)
+        action = "up" if entry.file or case.kind == "up" else "put"
+        job = Move(action, location, pairs, family.size * family.count, warm, counted=True)
         return Moved(**self._clients.move(entry.client, job))
 
     def _download(self, entry: Entry, case: Case) -> Moved:
@@ -194,18 +203,25 @@ class Bench:
         return self._savers.run(entry.client, job)
 
     def _check_upload(self, entry: Entry) -> None:
-        """Uploads files, alone and together, and compares what boto3 reads back."""
+        """Uploads files, alone, together and from memory, and compares what boto3 reads back."""
         location, read = self._written[entry.scheme].memory, self._written["s3"].memory
         files = [self._file("tmpfs", index, size) for index, size in enumerate(_CHECKED)]
         warm = (self._file("tmpfs", 0, MIB), "warm/0")
-        together = [(path, f"together/{index}") for index, path in enumerate(files)]
-        alone = [[(path, f"alone/{index}")] for index, path in enumerate(files)]
-        for pairs in (together, *alone):
-            self._clients.move(entry.client, Move("up", location, pairs, sum(_CHECKED), warm))
         client = boto_client(read)
-        for (_, key), size in zip([*together, *itertools.chain(*alone)], _CHECKED * 2, strict=True):
-            check(key, size, client.get_object(Bucket=read.bucket, Key=key)["Body"].read())
-            client.delete_object(Bucket=read.bucket, Key=key)
+
+        def move(action: str, folder: str, chosen: Sequence[int]) -> None:
+            pairs = [(files[index], f"{folder}/{index}") for index in chosen]
+            self._clients.move(entry.client, Move(action, location, pairs, sum(_CHECKED), warm))
+            for index, (_, key) in zip(chosen, pairs, strict=True):
+                check(key, _CHECKED[index], client.get_object(Bucket=read.bucket, Key=key)["Body"].read())
+                client.delete_object(Bucket=read.bucket, Key=key)
+
+        every = range(len(files))
+        for index in every:
+            move("up", "alone", [index])
+        move("up", "together", every)
+        if entry.client != "transfer_manager":
+            move("put", "put", every)
 
     def _check_save(self, entry: Entry) -> None:
         """Saves a state, and loads what was saved by boto3 and the stock torch.load."""

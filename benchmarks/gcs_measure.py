@@ -27,10 +27,10 @@ _LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class Move:
-    """A client uploads files, or downloads them and the content is compared."""
+    """A client uploads files, or their content from memory, or downloads them and the content is compared."""
 
     action: str
-    """"up" or "down"."""
+    """"up", "put" or "down"."""
     location: Location
     pairs: Sequence[tuple[str, str]]
     """A path and a key for each file; keys are names of `lab.objects` if they are downloaded."""
@@ -58,7 +58,18 @@ def move(make: Callable[[Location], Mover], job: Move) -> dict[str, Any]:
     """Transfers files in this process. CPU time includes that of the processes it starts."""
     job.location.enter()
     client = make(job.location)
-    transfer = client.upload if job.action == "up" else client.download
+    if job.action == "put":
+        contents = {path: Path(path).read_bytes() for path, _ in [job.warm, *job.pairs]}
+
+    def transfer(pairs: Sequence[tuple[str, str]]) -> None:
+        if job.action == "up":
+            client.upload(pairs)
+        elif job.action == "down":
+            client.download(pairs)
+        else:
+            for path, key in pairs:
+                client.put(contents[path], key)
+
     transfer([job.warm])
     measure.touch(min(job.payload_bytes, 2 * GIB) * 5 // 4)
     gc.collect()

@@ -8,6 +8,8 @@ from benchmarks.report import OURS, Rounds
 
 S3 = f"{OURS}, s3://"
 """Ours on the S3 paths of the same origin."""
+FILE = f"{OURS}, a file"
+"""Ours, which uploads a file as transfer_manager does."""
 
 
 @dataclass(frozen=True)
