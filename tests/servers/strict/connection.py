@@ -75,6 +75,7 @@ class _Exchange:
         self._peer = peer
         self._head = head
         self._action = NO_FAULT
+        self._body: bytes | None = None
         logged = {name: head.headers.get(name) or "" for name, _ in head.headers if name not in _SECRET_HEADERS}
         received_s = time.monotonic() - state.started_s
         self._record = RequestRecord(connection, head.method, head.target, logged, received_s)
@@ -85,18 +86,19 @@ class _Exchange:
         """Returns whether the connection stays open for another request."""
         try:
             admitted = self._protocol.admit(self._state, self._head, self._record)
+            operation = self._record.operation
+            assert operation is not None, "admit sets it"
+            if admitted.key_is_in_body and self._state.script.needs_key(operation):
+                # Before the fault is chosen, which therefore cannot come before the body.
+                self._record.key = admitted.key_in(await self._read_body())
         except RequestError as error:
             return await self._refuse(error)
-        operation = self._record.operation
-        assert operation is not None, "admit sets it"
         self._record.fault, self._action = self._state.script.choose(operation, self._record.key)
         if self._action.early_response is not None:
             return await self._answer_early(self._action.early_response)
         if self._action.reset == "before_head":
             await self._peer.reset()
             return False
-        if self._head.expects_continue:
-            self._peer.write(sending.informational(100))
         try:
             body = await self._read_body()
         except RequestError as error:
@@ -106,6 +108,8 @@ class _Exchange:
             return False
         if self._action.no_answer:
             return False
+        if admitted.key_is_in_body:
+            self._record.key = admitted.key_in(body)
         response = self._perform(admitted, body)
         if self._action.lose_response:
             await self._peer.reset()
@@ -119,9 +123,13 @@ class _Exchange:
         return False
 
     async def _read_body(self) -> bytes:
-        body = await read_body(self._peer.reader, self._head)
-        self._record.bytes_received = len(body)
-        return body
+        """Reads the body, once, after the 100 Continue that the client may wait for."""
+        if self._body is None:
+            if self._head.expects_continue:
+                self._peer.write(sending.informational(100))
+            self._body = await read_body(self._peer.reader, self._head)
+            self._record.bytes_received = len(self._body)
+        return self._body
 
     async def _refuse(self, error: RequestError) -> bool:
         """Responds to a refused request after reading its body, unless the client waits for 100 Continue."""

@@ -227,6 +227,10 @@ class Script:
     def clear(self) -> None:
         self.rules = []
 
+    def needs_key(self, operation: str) -> bool:
+        """Returns whether a rule for this operation depends on the key."""
+        return any(rule.key is not None and rule.operation in (None, operation) for rule in self.rules)
+
     def choose(self, operation: str, key: str | None) -> tuple[int | None, Action]:
         """Returns the index of the matching rule and its action; (None, NO_FAULT) if none matches."""
         for index, rule in enumerate(self.rules):

@@ -18,6 +18,14 @@ from .wire import Headers, RequestHead
 class Admitted(ABC):
     """A request whose head is verified and authorised."""
 
+    # Whether only the body has the key, as where GCS takes an object's name from the JSON of an upload.
+    key_is_in_body = False
+
+    def key_in(self, body: bytes) -> str | None:
+        """Returns the key that the body has, or None if the body is malformed."""
+        del body
+        return None
+
     @abstractmethod
     def receive(self, body: bytes) -> None:
         """Verifies the request's body; raises RequestError if it is invalid."""

@@ -16,9 +16,11 @@ from .errors import GcsError, error_document, usual_reason
 from .metadata_server import check_flavor
 from .names import check_object_name
 from .operations import PERFORM
+from .related import named_resource
 from .request import Request
 from .routing import METADATA_OPERATIONS, Target, parse_target
 
+_NAMED_IN_BODY = ("InsertObject", "StartResumable")
 _BODY_METHODS = ("POST", "PUT", "PATCH")
 
 
@@ -27,6 +29,14 @@ class AdmittedGcs(Admitted):
 
     def __init__(self, request: Request) -> None:
         self._request = request
+        self.key_is_in_body = request.operation in _NAMED_IN_BODY and "name" not in request.query
+
+    def key_in(self, body: bytes) -> str | None:
+        try:
+            name = named_resource(self._request.headers, body).get("name")
+        except GcsError:
+            return None
+        return name if isinstance(name, str) else None
 
     def receive(self, body: bytes) -> None:
         self._request = replace(self._request, body=body)
@@ -51,6 +61,8 @@ class Gcs(Protocol):
         return f"ABStrict-{number:010d}_{'x' * 60}"
 
     def admit(self, state: State, head: RequestHead, record: RequestRecord) -> Admitted:
+        if any(name.startswith("x-goog-encryption-") for name, _ in head.headers):
+            raise GcsError("notImplemented", "Customer-supplied encryption keys are not implemented.")
         target = parse_target(head.method, head.target, head.headers)
         record.operation, record.bucket = target.operation, target.names.get("bucket")
         record.key = _key_of(state, target)

@@ -83,3 +83,11 @@ def parse_related(headers: Headers, body: bytes) -> Upload:
     if unknown:
         raise _malformed(f"the third part has {sorted(unknown)}")
     return Upload(_json_of(metadata), media.content, media.headers.get("content-type"), checksums)
+
+
+def named_resource(headers: Headers, body: bytes) -> dict[str, Any]:
+    """Returns the JSON that names the object: the first part, or the whole body of another type; {} if it is empty."""
+    if not (headers.get("content-type") or "").lower().startswith("multipart/"):
+        return json_object(body) if body else {}
+    head, _, rest = body.partition(b"\r\n\r\n")
+    return json_object(rest.partition(b"\r\n--")[0]) if head else {}
