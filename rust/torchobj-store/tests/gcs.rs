@@ -48,7 +48,9 @@ async fn the_strict_server_passes_the_suite_with_resumable_uploads() {
 #[ignore = "needs Python: make rust"]
 async fn the_strict_server_passes_the_suite_through_the_sdk() {
     let server = Server::start("strict-gcs", &[]);
-    run(&server, &GcsConfig { force_sdk: true, ..server.gcs_config() }, "sdk", &[]).await;
+    // The client does not return Cache-Control with a read.
+    let except = ["a_get_has_the_attributes_and_the_checksum_of_the_object"];
+    run(&server, &GcsConfig { force_sdk: true, ..server.gcs_config() }, "sdk", &except).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
