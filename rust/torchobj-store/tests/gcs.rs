@@ -10,6 +10,16 @@ use torchobj_core::conformance::SUITE;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{GcsConfig, ParallelUpload};
 
+/// What fake-gcs-server 1.56 does not implement.
+const FAKE_GCS_SERVER_GAPS: [&str; 3] = [
+    // The Content-Range of an empty object is malformed.
+    "head_and_tail_have_size_and_version",
+    // A response to a read has no storage class.
+    "a_get_has_the_attributes_and_the_checksum_of_the_object",
+    // A compose ignores ifGenerationMatch.
+    "a_commit_if_absent_never_replaces",
+];
+
 fn policy() -> Policy {
     Policy { part_bytes: 5 << 20, whole_below_bytes: 6 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
 }
@@ -59,6 +69,6 @@ async fn fake_gcs_server_passes_the_suite() {
     let server = Server::start("fake-gcs-server", &[]);
     for (prefix, force_sdk) in [("json", false), ("sdk", true)] {
         let config = GcsConfig { parallel_upload: ParallelUpload::On, force_sdk, ..server.gcs_config() };
-        run(&server, &config, prefix, &[]).await;
+        run(&server, &config, prefix, &FAKE_GCS_SERVER_GAPS).await;
     }
 }
