@@ -524,7 +524,7 @@ class NativeStore:
     its own. Methods raise subclasses of `StoreError` and release the GIL.
 
     Args:
-        scheme: `s3`, `file` or `memory`.
+        scheme: `s3`, `gs`, `file` or `memory`.
         bucket: Name of the bucket, or path of the folder.
         config: Configuration of the store.
 
