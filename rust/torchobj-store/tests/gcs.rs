@@ -69,6 +69,11 @@ async fn fake_gcs_server_passes_the_suite() {
     let server = Server::start("fake-gcs-server", &[]);
     for (prefix, force_sdk) in [("json", false), ("sdk", true)] {
         let config = GcsConfig { parallel_upload: ParallelUpload::On, force_sdk, ..server.gcs_config() };
-        run(&server, &config, prefix, &FAKE_GCS_SERVER_GAPS).await;
+        let mut except = FAKE_GCS_SERVER_GAPS.to_vec();
+        if force_sdk {
+            // The client sends the content type in the metadata only, where the server ignores it.
+            except.extend(["attributes_are_stored", "a_copy_has_the_same_bytes_and_attributes"]);
+        }
+        run(&server, &config, prefix, &except).await;
     }
 }
