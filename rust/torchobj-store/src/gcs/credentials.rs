@@ -13,6 +13,7 @@ use tokio::sync::Mutex;
 use torchobj_core::transfer::within;
 
 use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, required};
+use crate::http::sanitize;
 
 /// The permission to read and write objects ("Cloud Storage authentication", "Scopes").
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
@@ -49,7 +50,7 @@ impl Adc {
         if let Some(domain) = &self.universe_domain {
             builder = builder.with_universe_domain(domain);
         }
-        builder.build().map_err(|error| Arc::new(error) as LoadError)
+        builder.build().map_err(|error| failed(&root_cause(&error)))
     }
 }
 
@@ -69,7 +70,7 @@ impl Loader<Token> for Adc {
         let headers = match within(LOAD_TIMEOUT, credentials.headers(Extensions::new())).await {
             Some(Ok(CacheableResource::New { data, .. })) => data,
             Some(Ok(CacheableResource::NotModified)) => return Err(failed("google-cloud-auth returned no token")),
-            Some(Err(error)) => return Err(Arc::new(error)),
+            Some(Err(error)) => return Err(failed(&root_cause(&error))),
             None => return Err(failed("no token within 20 s")),
         };
         *source = Some(credentials);
@@ -78,6 +79,12 @@ impl Loader<Token> for Adc {
         let identity = Token { authorization, quota_project: text("x-goog-user-project") };
         Ok(Fresh { identity, expires: Some(SystemTime::now() + READ_CACHE_AFTER) })
     }
+}
+
+/// The message of the first cause of an error. Those of google-cloud-auth above it repeat each other.
+fn root_cause(error: &dyn std::error::Error) -> String {
+    let cause = std::iter::successors(Some(error), |error| error.source()).last();
+    sanitize(&cause.map_or_else(String::new, ToString::to_string), 500)
 }
 
 fn failed(message: &str) -> LoadError {
