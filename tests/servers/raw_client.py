@@ -59,6 +59,21 @@ def request_bytes(
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
+def gcs_request_bytes(
+    server: Server,
+    method: str,
+    target: str,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    token: str | None = None,
+) -> bytes:
+    """Returns a whole request with a bearer token, by default the server's; "" sends none."""
+    token = server.token if token is None else token
+    authorization = {"Authorization": f"Bearer {token}"} if token else {}
+    return request_bytes(server, method, target, headers={**authorization, **(headers or {})}, body=body, signed=False)
+
+
 class RawConnection:
     """One connection to a server."""
 

@@ -74,6 +74,9 @@ class Gcs(Protocol):
         check_access(request)
         if record.key is not None:
             check_object_name(record.key)
+        for name in target.query:
+            if name.endswith("Match"):
+                request.number(name)
         return AdmittedGcs(request)
 
     def scripted_error(self, status: int, code: str | None, headers: list[tuple[str, str]]) -> RequestError:

@@ -59,10 +59,11 @@ def _parts_of(content_type: str, body: bytes) -> list[_Part]:
     if found is None:
         raise _malformed(f"Content-Type is {content_type!r}")
     delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1")
-    before, *raw, after = (b"\r\n" + body).split(delimiter)
-    if before or not after.startswith(b"--") or after[2:].strip():
+    before, *raw = (b"\r\n" + body).split(delimiter)
+    # The last delimiter is followed by two hyphens and nothing else.
+    if before or not raw or raw[-1].rstrip() != b"--":
         raise _malformed("it does not begin and end with its boundary")
-    return [_part_of(part) for part in raw]
+    return [_part_of(part) for part in raw[:-1]]
 
 
 def _json_of(part: _Part) -> dict[str, Any]:
