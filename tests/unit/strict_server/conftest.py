@@ -1,4 +1,4 @@
-"""A strict server per module, with boto3 as the reference client. Our own client is tested elsewhere."""
+"""A strict server per module, with boto3 or google-cloud-storage as the reference client. Our own is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.servers import launch
 from tests.servers.boto_client import boto_client
+from tests.servers.gcs_client import gcs_client
 from tests.servers.strict.control import Control
 
 
@@ -36,3 +37,27 @@ def control(server: launch.Server) -> Control:
 def s3(shared_client: Any, control: Control) -> Any:
     del control  # It has reset the server and made the bucket.
     return shared_client
+
+
+@pytest.fixture(scope="module")
+def gcs_server() -> Iterator[launch.Server]:
+    with launch.start("strict-gcs") as started:
+        yield started
+
+
+@pytest.fixture
+def gcs_control(gcs_server: launch.Server) -> Control:
+    assert gcs_server.control is not None
+    control = Control(gcs_server.control)
+    control.reset()
+    control.bucket("bucket")
+    return control
+
+
+@pytest.fixture
+def gcs(gcs_server: launch.Server, gcs_control: Control) -> Iterator[Any]:
+    """A google-cloud-storage client."""
+    del gcs_control  # It has reset the server and made the bucket.
+    client = gcs_client(gcs_server)
+    yield client
+    client.close()

@@ -227,3 +227,26 @@ def test_requester_pays_and_public_access_are_flags_of_a_bucket(
     control.bucket("bucket", BucketFlags(public=True))
     assert anonymous.get_object(Bucket="bucket", Key="key")["Body"].read() == b"1"
     assert refusal(anonymous.put_object, Bucket="bucket", Key="key") == (403, "AccessDenied")
+
+
+# --- Buckets that behave as those of other servers
+
+
+def test_a_bucket_may_ignore_the_conditions_of_writes(s3: Any, control: Control) -> None:
+    s3.put_object(Bucket="bucket", Key="key", Body=b"first")
+    control.bucket("bucket", {"ignores_conditions": True})
+    s3.put_object(Bucket="bucket", Key="key", Body=b"second", IfNoneMatch="*")
+    upload_id = s3.create_multipart_upload(Bucket="bucket", Key="key")["UploadId"]
+    named = {"Bucket": "bucket", "Key": "key", "UploadId": upload_id}
+    etag = s3.upload_part(**named, PartNumber=1, Body=b"third")["ETag"]
+    parts = {"Parts": [{"PartNumber": 1, "ETag": etag}]}
+    s3.complete_multipart_upload(**named, MultipartUpload=parts, IfMatch='"other"')
+    assert s3.get_object(Bucket="bucket", Key="key")["Body"].read() == b"third"
+
+
+def test_a_bucket_may_refuse_bulk_deletes(s3: Any, control: Control) -> None:
+    s3.put_object(Bucket="bucket", Key="key")
+    control.bucket("bucket", {"no_bulk_delete": True})
+    delete = {"Objects": [{"Key": "key"}]}
+    assert refusal(s3.delete_objects, Bucket="bucket", Delete=delete) == (501, "NotImplemented")
+    s3.delete_object(Bucket="bucket", Key="key")
