@@ -29,6 +29,12 @@ def check_kinds(config: object, allowed: str, kinds: tuple[type, ...], *names: s
         check(name, value, allowed, ok=isinstance(value, kinds))
 
 
+def check_auto_or_bool(config: object, name: str) -> None:
+    """Checks that a field is True, False or `auto`."""
+    value = getattr(config, name)
+    check(name, value, "auto, True or False", ok=isinstance(value, bool) or value == "auto")
+
+
 def check_choices(config: object, allowed: str, choices: tuple[object, ...], name: str) -> None:
     """Checks that a field has one of the allowed values."""
     value = getattr(config, name)

@@ -5,7 +5,7 @@ import re
 from types import NoneType
 from typing import ClassVar, Literal
 
-from torchobj.config.checks import check, check_kinds
+from torchobj.config.checks import check, check_auto_or_bool, check_kinds
 from torchobj.config.credentials import GCSCredentialProvider
 from torchobj.config.provider_options import ProviderOptions
 
@@ -89,8 +89,7 @@ class GCSOptions(ProviderOptions):
         check("universe_domain", domain, "a domain such as googleapis.com", ok=_matches(_DOMAIN, domain))
         form = "projects/P/locations/L/keyRings/R/cryptoKeys/K, or None"
         check("kms_key_name", key, form, ok=_matches(_KMS_KEY, key))
-        is_choice = isinstance(self.parallel_upload, bool) or self.parallel_upload == "auto"
-        check("parallel_upload", self.parallel_upload, "auto, True or False", ok=is_choice)
+        check_auto_or_bool(self, "parallel_upload")
         check(
             "user_project",
             project,

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import NoneType
 from typing import ClassVar, Literal
 
-from torchobj.config.checks import check, check_choices, check_kinds
+from torchobj.config.checks import check, check_auto_or_bool, check_choices, check_kinds
 from torchobj.config.credentials import S3CredentialProvider
 from torchobj.config.explicit_fields import ExplicitFields
 from torchobj.config.provider_options import ProviderOptions
@@ -59,6 +59,9 @@ class S3Options(ProviderOptions):
         checksum: Checksum that is sent with uploads. `auto`: CRC64NVME for AWS, CRC32C for a custom endpoint, and CRC32
             for checkpoints, which contain it anyway. `none` for stores that reject the headers.
         key_rules: `path` for servers that store objects as files and treat `a//b` as `a/b`: such keys are then refused.
+        conditional_writes: Whether the store compares versions before it writes (If-Match, If-None-Match). `auto`: unless
+            the endpoint is `storage.googleapis.com`, which ignores these headers. Without it, conditional writes raise
+            `UnsupportedError`, and checkpoint managers compare versions before they write instead.
         force_sdk: Whether all requests go through the AWS SDK instead of torchobj's own connections; slower, for
             comparison.
 
@@ -86,6 +89,7 @@ class S3Options(ProviderOptions):
     storage_class: str | None = None
     checksum: ChecksumAlgorithm = "auto"
     key_rules: KeyRules = "any"
+    conditional_writes: bool | Literal["auto"] = "auto"
     force_sdk: bool = False
 
     _credential_place: ClassVar[str] = "store credentials where the AWS SDKs look for them"
@@ -109,6 +113,7 @@ class S3Options(ProviderOptions):
         encryptions = (None, "AES256", "aws:kms", "aws:kms:dsse")
         check_choices(self, "None, AES256, aws:kms or aws:kms:dsse", encryptions, "encryption")
         check_choices(self, "any or path", ("any", "path"), "key_rules")
+        check_auto_or_bool(self, "conditional_writes")
         check(
             "kms_key_id",
             self.kms_key_id,

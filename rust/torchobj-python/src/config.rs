@@ -34,6 +34,7 @@ struct S3Options {
     storage_class: Option<String>,
     checksum: String,
     key_rules: String,
+    conditional_writes: AutoOr<bool>,
     force_sdk: bool,
 }
 
@@ -167,6 +168,10 @@ impl S3Options {
                 "crc32c" => Checksum::Crc32C,
                 "none" => Checksum::Off,
                 _ => Checksum::Auto,
+            },
+            conditional_writes: match self.conditional_writes {
+                AutoOr::Auto(_) => None,
+                AutoOr::Fixed(conditional) => Some(conditional),
             },
             keys_are_paths: self.key_rules == "path",
             force_sdk: self.force_sdk,

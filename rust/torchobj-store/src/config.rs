@@ -112,6 +112,8 @@ pub struct S3Config {
     pub storage_class: Option<String>,
     /// Checksum sent with written objects.
     pub checksum: Checksum,
+    /// Whether the server compares versions before it writes; `None`: unless the endpoint is that of Google Cloud Storage.
+    pub conditional_writes: Option<bool>,
     /// Whether the server stores objects as files: keys that a file system would normalize are refused.
     pub keys_are_paths: bool,
     /// Whether all requests go through the SDK.

@@ -24,7 +24,7 @@ mod sdk;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use torchobj_core::error::{Error, Result};
+use torchobj_core::error::{Error, Operation, Result};
 use torchobj_core::store::{GetResult, ObjectStore};
 use torchobj_core::types::{
     Capabilities, ChecksumAlgorithm, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt,
@@ -72,6 +72,9 @@ impl ObjectStore for GcsStore {
     }
 
     async fn open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
+        if let Some(version) = request.version {
+            self.0.check_version(Operation::Get, request.key, version)?;
+        }
         if self.0.account.config.force_sdk { self.0.sdk_open(request).await } else { self.0.open(request).await }
     }
 
@@ -84,10 +87,12 @@ impl ObjectStore for GcsStore {
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        self.0.check_condition(Operation::Put, key, &options.condition)?;
         self.0.put(key, payload, options).await
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
+        self.0.check_condition(Operation::BeginUpload, key, &options.condition)?;
         self.0.begin_upload(key, options).await
     }
 
@@ -96,6 +101,7 @@ impl ObjectStore for GcsStore {
     }
 
     async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
+        self.0.check_condition(Operation::Commit, &upload.key, condition)?;
         self.0.commit(upload, parts, condition).await
     }
 
@@ -120,6 +126,7 @@ impl ObjectStore for GcsStore {
     }
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        self.0.check_version(Operation::Delete, key, version)?;
         self.0.delete_one(key, Some(version)).await
     }
 }

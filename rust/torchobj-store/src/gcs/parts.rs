@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
 
 use bytes::Bytes;
-use futures_util::future::try_join_all;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use serde::Serialize;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, Upload, Version};
@@ -19,6 +19,9 @@ pub(super) const PREFIX: &str = ".torchobj-parts/";
 
 /// Maximum number of sources of a compose (JSON API reference, "Objects: compose").
 const MAX_SOURCES: usize = 32;
+
+/// Number of concurrent composes of a commit, which holds one permit.
+const CONCURRENT: usize = 16;
 
 /// The prefix of the names of the parts of an upload.
 pub(super) fn prefix_of(upload_id: &str) -> String {
@@ -165,11 +168,30 @@ impl Bucket {
         let mut sources = parts.sources(receipts).ok_or_else(|| {
             self.error(ErrorKind::InvalidRequest, operation, Some(key), "a part differs from the uploaded one")
         })?;
+        if sources.len() > MAX_SOURCES {
+            // Groups of parts first, so that no bytes are composed more often than others.
+            let is_part = |source: &Source| source.numbers.0 == source.numbers.1;
+            let group = |source: &Source| is_part(source).then(|| group_of(source.numbers.0));
+            let groups = sources.chunk_by(|one, next| group(one).is_some() && group(one) == group(next));
+            sources = self.compose_each(upload, parts, template, groups.map(<[Source]>::to_vec).collect()).await?;
+        }
         while sources.len() > MAX_SOURCES {
-            let groups = sources.chunks(MAX_SOURCES);
-            sources = try_join_all(groups.map(|group| self.compose_parts(upload, parts, template, group))).await?;
+            let groups = sources.chunks(MAX_SOURCES).map(<[Source]>::to_vec);
+            sources = self.compose_each(upload, parts, template, groups.collect()).await?;
         }
         self.compose(operation, key, key, &sources, object, condition).await
+    }
+
+    /// Composes each group of consecutive objects of an upload.
+    async fn compose_each(
+        &self,
+        upload: &Upload,
+        parts: &Parts,
+        template: &Resource,
+        groups: Vec<Vec<Source>>,
+    ) -> Result<Vec<Source>> {
+        let compose = |group: Vec<Source>| async move { self.compose_parts(upload, parts, template, &group).await };
+        stream::iter(groups.into_iter().map(compose)).buffered(CONCURRENT).try_collect().await
     }
 
     /// Composes consecutive objects of an upload into one, and deletes them.

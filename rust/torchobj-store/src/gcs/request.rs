@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::types::Payload;
+use torchobj_core::types::{Condition, Payload, Version};
 
 use super::config::Account;
 use super::credentials::Token;
@@ -55,6 +55,25 @@ impl Bucket {
     /// The path of the bucket, or of an object or a collection in it: a suffix such as `/o/` and a name.
     pub(super) fn path(&self, suffix: &str, name: &str) -> Vec<u8> {
         path_in(&self.name, suffix, name)
+    }
+
+    /// Returns an error if no object has this version: a generation is a positive number, and 0 would mean that there is no
+    /// object.
+    pub(super) fn check_version(&self, operation: Operation, key: &str, version: &Version) -> Result<()> {
+        if version.as_str().parse::<u64>().is_ok_and(|generation| generation > 0) {
+            return Ok(());
+        }
+        let kind = if operation == Operation::Get { ErrorKind::Changed } else { ErrorKind::Precondition };
+        let message = format!("no object has the version {version:?}: a generation is a positive number");
+        Err(self.error(kind, operation, Some(key), &message))
+    }
+
+    /// Returns an error if the condition of a write cannot hold.
+    pub(super) fn check_condition(&self, operation: Operation, key: &str, condition: &Condition) -> Result<()> {
+        match condition {
+            Condition::Matches(version) => self.check_version(operation, key, version),
+            Condition::Always | Condition::Absent => Ok(()),
+        }
     }
 
     /// A request for `path`, with the headers of every request.

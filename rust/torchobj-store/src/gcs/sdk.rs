@@ -39,7 +39,7 @@ impl Bucket {
             Some(ByteRange::Suffix(length)) => read.set_read_range(ReadRange::tail(*length)),
         };
         if let Some(version) = get.version {
-            let generation = self.generation(operation, get.key, version)?;
+            let generation = generation(version);
             read = if version.is_selected() {
                 read.set_generation(generation)
             } else {
@@ -84,7 +84,7 @@ impl Bucket {
         write = match condition {
             Condition::Always => write,
             Condition::Absent => write.set_if_generation_match(0_i64),
-            Condition::Matches(version) => write.set_if_generation_match(self.generation(operation, key, version)?),
+            Condition::Matches(version) => write.set_if_generation_match(generation(version)),
         };
         if let Some(project) = &self.account.config.user_project {
             write = write.with_quota_project(project);
@@ -122,14 +122,6 @@ impl Bucket {
         }
     }
 
-    /// A version as a number.
-    fn generation(&self, operation: Operation, key: &str, version: &Version) -> Result<i64> {
-        version.as_str().parse().map_err(|_| {
-            let message = format!("version {version:?}: a generation is a number");
-            self.error(ErrorKind::InvalidRequest, operation, Some(key), &message)
-        })
-    }
-
     async fn sdk_error(&self, operation: Operation, key: &str, error: google_cloud_storage::Error) -> Error {
         if let Some(status) = error.http_status_code() {
             let header =
@@ -156,6 +148,11 @@ impl Bucket {
         };
         self.error(kind, operation, Some(key), "google-cloud-storage failed").with_source(Chain(error))
     }
+}
+
+/// A version as a number. [`Bucket::check_version`] has checked that it is one.
+fn generation(version: &Version) -> i64 {
+    version.as_str().parse().unwrap_or(i64::MAX)
 }
 
 fn details(object: &ObjectHighlights) -> (Attributes, Option<ObjectChecksum>) {

@@ -30,7 +30,7 @@ mod xml;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use torchobj_core::error::{Error, Result};
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::{GetResult, ObjectStore};
 use torchobj_core::types::{
     Capabilities, ChecksumAlgorithm, Condition, GetRequest, KeyRules, ListPage, ListRequest, ObjectHead, PartReceipt,
@@ -63,8 +63,8 @@ impl ObjectStore for S3Store {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             keys: if self.0.account.config.keys_are_paths { KeyRules::Path } else { KeyRules::Raw },
-            put_if_absent: true,
-            put_if_matches: true,
+            put_if_absent: self.0.account.conditional_writes(),
+            put_if_matches: self.0.account.conditional_writes(),
             attributes: true,
             upload_sessions: true,
             // User guide, "Amazon S3 multipart upload limits".
@@ -140,6 +140,10 @@ impl ObjectStore for S3Store {
     }
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
+        if !self.0.account.conditional_writes() {
+            let message = "this store ignores the condition of a delete";
+            return Err(self.error(ErrorKind::Unsupported, Operation::Delete, key, message));
+        }
         self.0.delete_one(key, Some(version)).await
     }
 }

@@ -1,0 +1,240 @@
+//! Faults of Google Cloud Storage, injected by the strict server, and objects that change: each results in correct bytes or in
+//! an error. These tests need Python: `make rust` runs them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+mod server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use server::Server;
+use torchobj_core::client::Client;
+use torchobj_core::conformance::pattern;
+use torchobj_core::error::{ErrorKind, Result};
+use torchobj_core::read::Read;
+use torchobj_core::transfer::Policy;
+use torchobj_core::types::{ByteRange, Condition, PutOptions, Version};
+use torchobj_core::url::ObjectUrl;
+use torchobj_store::config::GcsConfig;
+
+const MIB: u64 = 1 << 20;
+
+/// Short timeouts.
+fn policy() -> Policy {
+    Policy {
+        part_bytes: 5 * MIB,
+        whole_below_bytes: 6 * MIB,
+        write_buffer_bytes: 10 * MIB,
+        max_attempts: 5,
+        retry_timeout: Duration::from_secs(15),
+        first_byte_timeout: Duration::from_millis(300),
+        idle_timeout: Duration::from_millis(300),
+        ..Policy::default()
+    }
+}
+
+struct Bench {
+    server: Server,
+    client: Arc<Client>,
+}
+
+impl Bench {
+    fn new(flags: &Value) -> Self {
+        Self::with(flags, |config| config, policy())
+    }
+
+    fn with(flags: &Value, config: impl FnOnce(GcsConfig) -> GcsConfig, policy: Policy) -> Self {
+        let server = Server::start("strict-gcs", &[]);
+        let client = server.gcs_bucket("bucket", config(server.gcs_config()), policy);
+        let mut flags = flags.clone();
+        flags["name"] = "bucket".into();
+        server.control("POST", "buckets", &flags);
+        Self { server, client }
+    }
+
+    fn faults(&self, operation: &str, times: Option<u32>, action: &Value) {
+        self.server.control("POST", "faults", &json!([{"operation": operation, "times": times, "action": action}]));
+    }
+
+    async fn put(&self, key: &str, length: u64) -> (bytes::Bytes, Version) {
+        let body = pattern(usize::try_from(length).unwrap(), length);
+        let version = self.client.put(key, body.clone().into(), &PutOptions::default()).await.unwrap();
+        (body, version)
+    }
+
+    async fn get(&self, key: &str) -> Result<Vec<u8>> {
+        Ok(self.client.get(Read::whole(key)).await?.buffer.as_slice().to_vec())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
+    let bench = Bench::new(&json!({}));
+    let (small, _) = bench.put("small", 100_000).await;
+    let (large, _) = bench.put("large", 12 * MIB + 5).await;
+    let actions = [
+        (json!({"status": 503}), ErrorKind::Throttled),
+        (json!({"status": 429}), ErrorKind::Throttled),
+        (json!({"status": 500}), ErrorKind::Server),
+        (json!({"cut_body": 0.5}), ErrorKind::ShortBody),
+        (json!({"cut_body": 0.5, "reset": true}), ErrorKind::Reset),
+        (json!({"reset": "before_head"}), ErrorKind::Reset),
+        (json!({"wrong_content_range": true}), ErrorKind::Protocol),
+        (json!({"shorter_length": 10}), ErrorKind::Protocol),
+        (json!({"delay_first_byte_s": 60}), ErrorKind::Timeout),
+        (json!({"stall_body_at": 1000, "stall_s": 60}), ErrorKind::Timeout),
+    ];
+    for (action, kind) in actions {
+        for (key, body) in [("small", &small), ("large", &large)] {
+            bench.faults("GetMedia", Some(2), &action);
+            let got = bench.get(key).await.unwrap_or_else(|error| panic!("{action}, {key}: {error}"));
+            assert!(got == **body, "{action}, {key}");
+        }
+        bench.faults("GetMedia", None, &action);
+        let error = bench.get("small").await.expect_err("a fault that persists");
+        let kinds = [kind, ErrorKind::Stale, ErrorKind::Reset];
+        assert!(kinds.contains(&error.kind()), "{action} for ever: {error:?}");
+        assert!(error.url() == "gs://bucket/small" && error.attempts() >= 5, "{action}: {error}");
+        bench.server.control("DELETE", "faults", &Value::Null);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_response_that_ignores_the_range_or_the_generation_is_refused() {
+    let bench = Bench::new(&json!({}));
+    let (body, version) = bench.put("k", 12 * MIB).await;
+    bench.faults("GetMedia", None, &json!({"ignore_range": true}));
+    assert!(bench.get("k").await.is_err() || bench.get("k").await.unwrap() == body);
+    let middle = Read { range: Some(ByteRange::Bounded(5..500)), ..Read::whole("k") };
+    assert_eq!(bench.client.get(middle).await.unwrap_err().kind(), ErrorKind::Protocol);
+    bench.faults("GetMedia", None, &json!({"wrong_generation": true}));
+    let pinned = Read { version: Some(version), ..Read::whole("k") };
+    assert_eq!(bench.client.get(pinned).await.unwrap_err().kind(), ErrorKind::Changed);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn an_object_that_is_replaced_between_two_ranges_is_changed_and_a_selected_generation_is_read() {
+    for versioning in [false, true] {
+        let bench = Bench::new(&json!({"versioning": versioning}));
+        let (old, first) = bench.put("k", 1000).await;
+        let (new, second) = bench.put("k", 2000).await;
+        let read = |version: Version| {
+            let range = Some(ByteRange::Bounded(10..20));
+            bench.client.get(Read { range, version: Some(version), ..Read::whole("k") })
+        };
+        assert_eq!(read(first.clone()).await.unwrap_err().kind(), ErrorKind::Changed, "versioning={versioning}");
+        assert_eq!(read(second.clone()).await.unwrap().buffer.as_slice(), &new[10..20]);
+        let selected = read(Version::selected(first.as_str())).await;
+        if versioning {
+            let selected = selected.unwrap();
+            assert_eq!((selected.buffer.as_slice(), selected.version), (&old[10..20], Some(first)));
+        } else {
+            let error = selected.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Changed);
+            assert!(error.to_string().contains("was replaced or deleted"), "{error}");
+        }
+        let deleted = bench.client.delete_if("k", &Version::new("17")).await.unwrap_err();
+        assert_eq!(deleted.kind(), ErrorKind::Precondition);
+        bench.client.delete_if("k", &second).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_large_read_of_a_selected_generation_pins_every_range() {
+    let bench = Bench::new(&json!({"versioning": true}));
+    let (old, first) = bench.put("k", 12 * MIB + 1).await;
+    bench.put("k", 100).await;
+    let read = Read { version: Some(Version::selected(first.as_str())), ..Read::whole("k") };
+    assert!(bench.client.get(read).await.unwrap().buffer.as_slice() == old);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_body_with_another_checksum_is_an_error_if_checksums_are_verified() {
+    for verify_checksums in [false, true] {
+        let bench = Bench::with(&json!({}), |config| config, Policy { verify_checksums, ..policy() });
+        bench.put("k", 100_000).await;
+        bench.faults("GetMedia", None, &json!({"corrupt_byte_at": 500}));
+        let kind = bench.get("k").await.err().map(|error| error.kind());
+        assert_eq!(kind, verify_checksums.then_some(ErrorKind::Integrity));
+        let range = Read { range: Some(ByteRange::Bounded(0..5)), ..Read::whole("k") };
+        bench.client.get(range).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn an_object_that_is_stored_compressed_is_read_as_it_is_stored() {
+    let bench = Bench::new(&json!({}));
+    let mut options = PutOptions::default();
+    options.attributes.content_encoding = Some("gzip".into());
+    let body = pattern(12 * 1024 * 1024, 3);
+    bench.client.put("k.gz", body.clone().into(), &options).await.unwrap();
+    assert!(bench.get("k.gz").await.unwrap() == body);
+    let range = Read { range: Some(ByteRange::Bounded(1000..2000)), ..Read::whole("k.gz") };
+    assert!(bench.client.get(range).await.unwrap().buffer.as_slice() == &body[1000..2000]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn writes_recover_from_lost_responses_and_report_conditions() {
+    let bench = Bench::new(&json!({}));
+    for action in [json!({"lose_response": true}), json!({"status": 503}), json!({"reset": "after_request"})] {
+        for condition in [Condition::Always, Condition::Absent] {
+            let key = format!("{action} {condition:?}");
+            bench.faults("InsertObject", Some(1), &action);
+            let options = PutOptions { condition, ..PutOptions::default() };
+            bench.client.put(&key, pattern(5000, 1).into(), &options).await.unwrap();
+            assert!(bench.get(&key).await.unwrap() == pattern(5000, 1), "{key}");
+        }
+    }
+    bench.faults("DeleteObject", Some(1), &json!({"lose_response": true}));
+    bench.client.delete(&["x".to_owned(), "y".to_owned()]).await.unwrap();
+    bench.faults("InsertObject", None, &json!({"status": 400}));
+    let refused = bench.client.put("k", pattern(10, 1).into(), &PutOptions::default()).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidRequest, "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_large_copy_takes_several_requests() {
+    let bench = Bench::new(&json!({}));
+    let (body, _) = bench.put("from", 5 * MIB).await;
+    bench.server.control("PUT", "limits", &json!({"rewrite_bytes": 1 << 20}));
+    bench.client.copy(&ObjectUrl::parse("gs://bucket/from").unwrap(), "to").await.unwrap();
+    assert!(bench.get("to").await.unwrap() == body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn errors_name_the_cause_and_the_next_step() {
+    let bench = Bench::new(&json!({"requester_pays": true}));
+    let error = bench.get("k").await.unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidRequest && error.to_string().contains("user_project"), "{error}");
+    let paying = GcsConfig { user_project: Some("payer".into()), ..bench.server.gcs_config() };
+    let paying = bench.server.gcs_client("bucket", paying, policy());
+    paying.put("k", pattern(10, 1).into(), &PutOptions::default()).await.unwrap();
+    paying.get(Read::whole("k")).await.unwrap();
+    let missing = bench.server.gcs_client("no-such-bucket", bench.server.gcs_config(), policy());
+    assert_eq!(missing.get(Read::whole("k")).await.unwrap_err().kind(), ErrorKind::NoBucket);
+    let anonymous = GcsConfig { anonymous: true, credential_provider: None, ..bench.server.gcs_config() };
+    let anonymous = bench.server.gcs_client("bucket", anonymous, policy());
+    let error = anonymous.get(Read::whole("k")).await.unwrap_err();
+    assert!(error.kind() == ErrorKind::Credentials && error.to_string().contains("anonymous=True"), "{error}");
+
+    let locked = Bench::new(&json!({}));
+    locked.put("k", 10).await;
+    locked.server.control("POST", "buckets", &json!({"name": "bucket", "retention_s": 3600}));
+    for error in [
+        locked.client.delete(&["k".to_owned()]).await.unwrap_err(),
+        locked.client.put("k", pattern(5, 1).into(), &PutOptions::default()).await.unwrap_err(),
+    ] {
+        assert!(error.kind() == ErrorKind::AccessDenied && error.to_string().contains("retention"), "{error}");
+    }
+}

@@ -1,0 +1,265 @@
+//! Uploads to Google Cloud Storage in parts: any number of parts, lost responses, restricted buckets, concurrent writers.
+//! These tests need Python: `make rust` runs them.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
+
+mod server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use server::Server;
+use torchobj_core::client::Client;
+use torchobj_core::conformance::pattern;
+use torchobj_core::error::{Error, ErrorKind, Result};
+use torchobj_core::read::Read;
+use torchobj_core::transfer::Policy;
+use torchobj_core::types::{Condition, PutOptions, Upload, Version};
+use torchobj_core::upload::Writer;
+use torchobj_store::config::{GcsConfig, ParallelUpload};
+
+const KIB: usize = 1 << 10;
+
+fn policy(part_bytes: usize) -> Policy {
+    Policy {
+        part_bytes: part_bytes as u64,
+        whole_below_bytes: part_bytes as u64,
+        write_buffer_bytes: 64 * part_bytes as u64,
+        max_attempts: 5,
+        retry_timeout: Duration::from_secs(15),
+        first_byte_timeout: Duration::from_secs(2),
+        idle_timeout: Duration::from_secs(2),
+        ..Policy::default()
+    }
+}
+
+struct Bench {
+    server: Server,
+    client: Arc<Client>,
+}
+
+impl Bench {
+    /// A client of a new bucket with these flags.
+    fn new(flags: &Value, config: impl FnOnce(GcsConfig) -> GcsConfig, policy: Policy) -> Self {
+        let server = Server::start("strict-gcs", &[]);
+        let client = server.gcs_bucket("bucket", config(server.gcs_config()), policy);
+        let bench = Self { server, client };
+        bench.set(flags);
+        bench
+    }
+
+    fn set(&self, flags: &Value) {
+        let mut flags = flags.clone();
+        flags["name"] = "bucket".into();
+        self.server.control("POST", "buckets", &flags);
+    }
+
+    fn faults(&self, rules: &Value) {
+        self.server.control("POST", "faults", rules);
+    }
+
+    /// The operations since the last call.
+    fn operations(&self) -> Vec<String> {
+        let requests = self.server.control("GET", "requests", &Value::Null);
+        self.server.control("DELETE", "requests", &Value::Null);
+        let operation = |request: &Value| request["operation"].as_str().unwrap_or_default().to_owned();
+        requests.as_array().unwrap().iter().map(operation).collect()
+    }
+
+    /// Number of objects in the bucket, those of uploads included.
+    fn objects(&self) -> u64 {
+        let buckets = self.server.control("GET", "buckets", &Value::Null);
+        buckets[0]["objects"].as_u64().unwrap()
+    }
+
+    /// Writes `parts` parts of `part_bytes`.
+    async fn upload(&self, key: &str, parts: usize, part_bytes: usize, options: PutOptions) -> Result<Version> {
+        let body = pattern(parts * part_bytes, parts as u64);
+        let mut writer = Writer::new(self.client.clone(), key, options).unwrap();
+        for part in body.chunks(part_bytes) {
+            assert_eq!(writer.fill(part).unwrap(), part.len());
+            writer.send_part().await?;
+        }
+        writer.close().await
+    }
+
+    async fn get(&self, key: &str) -> Result<Vec<u8>> {
+        Ok(self.client.get(Read::whole(key)).await?.buffer.as_slice().to_vec())
+    }
+}
+
+fn count(operations: &[String], operation: &str) -> usize {
+    operations.iter().filter(|each| *each == operation).count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn an_object_of_any_number_of_parts_is_complete_and_no_part_is_left() {
+    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    for (index, parts) in [1, 31, 32, 33, 1024, 1025, 2100].into_iter().enumerate() {
+        let key = format!("parts-{parts}");
+        bench.operations();
+        // The CRC32C of the composed object is compared with that of the parts.
+        bench.upload(&key, parts, KIB, PutOptions::default()).await.unwrap();
+        let operations = bench.operations();
+        assert!(bench.get(&key).await.unwrap() == pattern(parts * KIB, parts as u64), "{parts}");
+        assert_eq!(count(&operations, "InsertObject"), parts);
+        let composed = |objects: usize| if objects > 32 { objects / 32 + usize::from(objects % 32 > 1) } else { 0 };
+        let (groups, supergroups) = (composed(parts), composed(parts.div_ceil(32)));
+        assert_eq!(count(&operations, "ComposeObject"), groups + supergroups + 1, "{parts}");
+        assert_eq!(count(&operations, "DeleteObject"), parts + groups + supergroups, "{parts}");
+        assert_eq!(bench.objects(), index as u64 + 1, "{parts}");
+    }
+    assert_eq!(bench.client.uploads("").await.unwrap(), Vec::<Upload>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn groups_of_parts_are_composed_while_later_parts_are_sent() {
+    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    bench.upload("k", 200, KIB, PutOptions::default()).await.unwrap();
+    let operations = bench.operations();
+    let first = operations.iter().position(|operation| operation == "ComposeObject").unwrap();
+    let last = operations.iter().rposition(|operation| operation == "InsertObject").unwrap();
+    assert!(first < last, "{first} {last}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn lost_responses_are_settled_by_the_nonce_and_no_part_is_left() {
+    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    let lost = |operation: &str, times: u32| json!({"operation": operation, "times": times, "action": {"lose_response": true}});
+    bench.faults(&json!([lost("ComposeObject", 2), lost("InsertObject", 3), lost("DeleteObject", 3)]));
+    for condition in [Condition::Always, Condition::Absent] {
+        let key = format!("{condition:?}");
+        let options = PutOptions { condition, ..PutOptions::default() };
+        bench.upload(&key, 40, KIB, options).await.unwrap();
+        assert!(bench.get(&key).await.unwrap() == pattern(40 * KIB, 40));
+        bench.faults(
+            &json!([{"operation": "ComposeObject", "key": key, "times": 2, "action": {"lose_response": true}}]),
+        );
+    }
+    // The response to a delete was lost: its object was deleted.
+    assert_eq!(bench.objects(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn an_object_with_another_checksum_is_deleted_and_the_error_says_so() {
+    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    bench.faults(&json!([{"operation": "ComposeObject", "action": {"wrong_checksum": true}}]));
+    let error = bench.upload("k", 3, KIB, PutOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Integrity, "{error}");
+    assert_eq!(bench.client.head("k").await.unwrap_err().kind(), ErrorKind::NotFound);
+    assert_eq!(bench.objects(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn buckets_that_restrict_parts_get_resumable_uploads() {
+    for flags in [
+        json!({"storage_class": "NEARLINE"}),
+        json!({"retention_s": 3600}),
+        json!({"default_event_based_hold": true}),
+        json!({"denied": ["storage.objects.delete"]}),
+        json!({"denied": ["storage.buckets.get"]}),
+    ] {
+        let bench = Bench::new(&flags, |config| config, policy(300 * KIB));
+        bench.upload("k", 3, 300 * KIB, PutOptions::default()).await.unwrap();
+        let operations = bench.operations();
+        assert_eq!((count(&operations, "StartResumable"), count(&operations, "InsertObject")), (1, 0), "{flags}");
+        assert!(bench.get("k").await.unwrap() == pattern(900 * KIB, 3), "{flags}");
+    }
+    // The settings of the bucket are known to be fine, but not the class of this object.
+    let bench = Bench::new(&json!({}), |config| config, policy(300 * KIB));
+    let mut options = PutOptions::default();
+    options.attributes.storage_class = Some("COLDLINE".into());
+    bench.upload("k", 3, 300 * KIB, options).await.unwrap();
+    assert_eq!(count(&bench.operations(), "StartResumable"), 1);
+    assert_eq!(bench.client.head("k").await.unwrap().attributes.storage_class.as_deref(), Some("COLDLINE"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn a_resumable_upload_recovers_from_faults_and_ends_with_a_typed_error_if_its_session_is_gone() {
+    let serial = |config| GcsConfig { parallel_upload: ParallelUpload::Off, ..config };
+    let part = 700 * KIB;
+    let bench = Bench::new(&json!({}), serial, policy(part));
+    let body = || pattern(5 * part, 5);
+    for (index, action) in [
+        json!({"persist_bytes": 256 * KIB}),
+        json!({"persist_bytes": 0}),
+        json!({"lose_response": true}),
+        json!({"status": 503}),
+        json!({"reset": "before_head"}),
+        json!({"reset": "after_request"}),
+        json!({"no_answer": true}),
+    ]
+    .iter()
+    .enumerate()
+    {
+        for skip in [0, 1, 4, 5] {
+            let key = format!("{index}-{skip}");
+            bench.faults(&json!([{"operation": "ResumableChunk", "skip": skip, "times": 1, "action": action}]));
+            let version = bench.upload(&key, 5, part, PutOptions::default()).await;
+            let version = version.unwrap_or_else(|error| panic!("{action} {skip}: {error}"));
+            assert!(bench.get(&key).await.unwrap() == body(), "{action} {skip}");
+            assert_eq!(bench.client.head(&key).await.unwrap().version, Some(version), "{action} {skip}");
+        }
+    }
+    bench.faults(&json!([{"operation": "ResumableChunk", "skip": 2, "action": {"status": 410}}]));
+    let error: Error = bench.upload("gone", 5, part, PutOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::UploadGone, "{error}");
+    assert!(!error.to_string().contains("upload_id"), "{error}");
+    assert_eq!(bench.client.head("gone").await.unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn one_of_two_writers_of_an_object_succeeds() {
+    for parallel_upload in [ParallelUpload::On, ParallelUpload::Off] {
+        let bench = Bench::new(&json!({}), |config| GcsConfig { parallel_upload, ..config }, policy(300 * KIB));
+        for round in 0..5 {
+            let key = format!("k{round}");
+            let options = || PutOptions { condition: Condition::Absent, ..PutOptions::default() };
+            let (one, two) =
+                tokio::join!(bench.upload(&key, 3, 300 * KIB, options()), bench.upload(&key, 4, 300 * KIB, options()));
+            let (parts, lost) = match (one, two) {
+                (Ok(_), Err(lost)) => (3, lost),
+                (Err(lost), Ok(_)) => (4, lost),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(lost.kind(), ErrorKind::Precondition, "{lost}");
+            assert!(bench.get(&key).await.unwrap() == pattern(parts * 300 * KIB, parts as u64));
+        }
+        assert_eq!(bench.objects(), 5, "no part is left");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn an_upload_of_another_process_is_found_and_aborted_and_other_objects_are_kept() {
+    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    let store = bench.client.store();
+    let one = store.begin_upload("a/one", &PutOptions::default()).await.unwrap();
+    let two = store.begin_upload("b/two", &PutOptions::default()).await.unwrap();
+    for upload in [&one, &two] {
+        for number in 1..=40 {
+            store.put_part(upload, number, 0, &pattern(KIB, 1).into()).await.unwrap();
+        }
+    }
+    // Another process knows only what is in the bucket.
+    let other = bench.server.gcs_client("bucket", bench.server.gcs_config(), policy(KIB));
+    let found = other.uploads("a/").await.unwrap();
+    assert_eq!(found.iter().map(|upload| (&upload.key, &upload.id)).collect::<Vec<_>>(), [(&one.key, &one.id)]);
+    assert!(found[0].begun_ms.is_some_and(|begun| begun > 1_700_000_000_000));
+    // An id with another key is not that upload.
+    other.abort(&Upload::of_other_client("c".into(), one.id.clone(), None)).await.unwrap();
+    other.abort(&Upload::of_other_client("c".into(), "../..".into(), None)).await.unwrap();
+    assert_eq!(other.uploads("").await.unwrap().len(), 2);
+    other.abort(&found[0]).await.unwrap();
+    assert_eq!(other.uploads("").await.unwrap().iter().map(|upload| &upload.id).collect::<Vec<_>>(), [&two.id]);
+    other.abort(&two).await.unwrap();
+    assert_eq!(bench.objects(), 0);
+}
