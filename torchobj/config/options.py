@@ -59,9 +59,9 @@ class S3Options(ProviderOptions):
         checksum: Checksum that is sent with uploads. `auto`: CRC64NVME for AWS, CRC32C for a custom endpoint, and CRC32
             for checkpoints, which contain it anyway. `none` for stores that reject the headers.
         key_rules: `path` for servers that store objects as files and treat `a//b` as `a/b`: such keys are then refused.
-        conditional_writes: Whether the store compares versions before it writes (If-Match, If-None-Match). `auto`: unless
-            the endpoint is `storage.googleapis.com`, which ignores these headers. Without it, conditional writes raise
-            `UnsupportedError`, and checkpoint managers compare versions before they write instead.
+        conditional_writes: Whether the store compares versions before it writes (If-Match, If-None-Match). `auto`:
+            unless the endpoint is `storage.googleapis.com`, which ignores these headers. If False, conditional writes
+            raise `UnsupportedError`, and checkpoint managers compare versions before they write instead.
         force_sdk: Whether all requests go through the AWS SDK instead of torchobj's own connections; slower, for
             comparison.
 

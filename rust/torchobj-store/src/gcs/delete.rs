@@ -17,7 +17,7 @@ impl Bucket {
             let error = self.delete_one(&key, None).await.err()?;
             Some((key, error))
         };
-        stream::iter(keys.to_vec().into_iter().map(delete))
+        stream::iter(keys.iter().cloned().map(delete))
             .buffer_unordered(CONCURRENT)
             .filter_map(std::future::ready)
             .collect()
