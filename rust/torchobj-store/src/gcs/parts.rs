@@ -135,8 +135,9 @@ impl Bucket {
         let name = parts.new_name(upload, (number, number));
         let resource = part_resource(name.clone(), template, upload);
         let (size, crc32c) = (payload.len() as u64, crc32c(payload));
-        let written = self.insert(Operation::PutPart, &upload.key, resource, payload, &Condition::Always).await?;
-        let generation = self.version_of(Operation::PutPart, &upload.key, &written)?;
+        let (operation, key) = (Operation::PutPart, upload.key.as_str());
+        let written = self.insert(operation, key, resource, crc32c, payload, &Condition::Always).await?;
+        let generation = self.version_of(operation, key, &written)?;
         let part = Source { name, generation: generation.clone(), numbers: (number, number), size, crc32c };
         let group = {
             let mut sent = parts.sent();

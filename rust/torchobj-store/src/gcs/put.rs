@@ -23,9 +23,10 @@ impl Bucket {
     /// Writes an object with its CRC32C.
     pub(super) async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         let operation = Operation::Put;
-        let resource = self.new_resource(operation, key, &options.attributes)?;
-        let resource = self.insert(operation, key, resource, payload, &options.condition).await?;
-        self.version_of(operation, key, &resource)
+        let mut object = self.new_resource(operation, key, &options.attributes)?;
+        key.clone_into(&mut object.name);
+        let written = self.insert(operation, key, object, crc32c(payload), payload, &options.condition).await?;
+        self.version_of(operation, key, &written)
     }
 
     /// The version in the response to a write, which must have one.
@@ -51,22 +52,21 @@ impl Bucket {
         condition_parameter(condition).into_iter().chain(key.map(|key| ("kmsKeyName", key))).collect()
     }
 
-    /// Writes an object with this metadata, and returns its metadata. `key` is that in error messages.
+    /// Writes an object with this metadata and this CRC32C, which the server verifies, and returns its metadata. `key` is
+    /// that in error messages.
     pub(super) async fn insert(
         &self,
         operation: Operation,
         key: &str,
         mut resource: Resource,
+        crc32c: u32,
         payload: &Payload,
         condition: &Condition,
     ) -> Result<Resource> {
-        if resource.name.is_empty() {
-            key.clone_into(&mut resource.name);
-        }
-        resource.crc32c = Some(encode(crc32c(payload)));
         if self.account.config.force_sdk {
-            return self.sdk_insert(operation, key, &resource, payload, condition).await;
+            return self.sdk_insert(operation, key, &resource, crc32c, payload, condition).await;
         }
+        resource.crc32c = Some(encode(crc32c));
         let boundary = format!("torchobj{:032x}", fastrand::u128(..));
         let content_type = format!("multipart/related; boundary={boundary}");
         let payload = multipart(&boundary, &resource, payload);

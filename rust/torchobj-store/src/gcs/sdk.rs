@@ -14,7 +14,7 @@ use torchobj_core::store::{GetResult, ObjectChecksum};
 use torchobj_core::types::{Attributes, ByteRange, Condition, GetRequest, Payload, Version};
 
 use super::request::Bucket;
-use super::resource::{NONCE, Resource, crc32c};
+use super::resource::{NONCE, Resource};
 use crate::http::{BodyHeaders, Chain, ErrorResponse, HttpGetResult, error_of};
 
 impl Bucket {
@@ -75,6 +75,7 @@ impl Bucket {
         operation: Operation,
         key: &str,
         resource: &Resource,
+        crc32c: u32,
         payload: &Payload,
         condition: &Condition,
     ) -> Result<Resource> {
@@ -116,7 +117,7 @@ impl Bucket {
             Some(value) => write.set_cache_control(value),
             None => write,
         };
-        match write.with_known_crc32c(crc32c(payload)).send_unbuffered().await {
+        match write.with_known_crc32c(crc32c).send_unbuffered().await {
             Ok(object) => Ok(Resource::written(object.size, object.generation)),
             Err(error) => Err(self.sdk_error(operation, key, error).await),
         }
