@@ -116,6 +116,22 @@ async fn an_object_of_any_number_of_parts_is_complete_and_no_part_is_left() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
+async fn a_bucket_with_versioning_keeps_no_generation_of_a_part() {
+    let bench = Bench::new(&json!({"versioning": true}), |config| config, policy(KIB));
+    bench.upload("k", 70, KIB, PutOptions::default()).await.unwrap();
+    let lost = json!([{"operation": "InsertObject", "times": 3, "action": {"lose_response": true}}]);
+    bench.faults(&lost);
+    bench.upload("l", 40, KIB, PutOptions::default()).await.unwrap();
+    let store = bench.client.store();
+    let aborted = store.begin_upload("m", &PutOptions::default()).await.unwrap();
+    store.put_part(&aborted, 1, 0, &pattern(KIB, 1).into()).await.unwrap();
+    store.abort(&aborted).await.unwrap();
+    let bucket = &bench.server.control("GET", "buckets", &Value::Null)[0];
+    assert_eq!((bucket["objects"].as_u64(), bucket["noncurrent"].as_u64()), (Some(2), Some(0)));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
 async fn groups_of_parts_are_composed_while_later_parts_are_sent() {
     let bench = Bench::new(&json!({}), |config| config, policy(KIB));
     bench.upload("k", 200, KIB, PutOptions::default()).await.unwrap();

@@ -24,10 +24,28 @@ impl Bucket {
             .await
     }
 
+    /// Deletes generations of objects for good: also in a bucket with versioning, none is kept as noncurrent. Returns the
+    /// names of those that could not be deleted, and the errors.
+    pub(super) async fn delete_generations(&self, objects: Vec<(String, Version)>) -> Vec<(String, Error)> {
+        let delete = |(name, generation): (String, Version)| async move {
+            let error = self.delete_by(&name, Some(("generation", generation.as_str()))).await.err()?;
+            Some((name, error))
+        };
+        stream::iter(objects.into_iter().map(delete))
+            .buffer_unordered(CONCURRENT)
+            .filter_map(std::future::ready)
+            .collect()
+            .await
+    }
+
     /// Deletes an object, if it has this version. Succeeds if it does not exist.
     pub(super) async fn delete_one(&self, key: &str, version: Option<&Version>) -> Result<()> {
+        self.delete_by(key, version.map(|version| ("ifGenerationMatch", version.as_str()))).await
+    }
+
+    async fn delete_by(&self, key: &str, version: Option<(&str, &str)>) -> Result<()> {
         let payload = Payload::default();
-        let query: Vec<_> = version.map(|version| ("ifGenerationMatch", version.as_str())).into_iter().collect();
+        let query: Vec<_> = version.into_iter().collect();
         let path = self.path("/o/", key);
         let request = self.request(Operation::Delete, "DELETE", Some(key), path, &query, Vec::new(), &payload);
         match self.send(&request).await {

@@ -211,20 +211,24 @@ impl Bucket {
         if upload.id.is_empty() || !upload.id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Ok(());
         }
-        // Another object below this prefix is not a part, so it is not deleted.
-        let listed = self.list_parts(operation, &upload.key, &parts::prefix_of(&upload.id)).await?;
-        let belongs = |part: &Resource| part.metadata.get(KEY) == Some(&upload.key);
-        let names: Vec<_> = listed.into_iter().filter(belongs).map(|part| part.name).collect();
-        match self.delete_each(&names).await.pop() {
+        match self.delete_generations(self.list_parts(operation, upload).await?).await.pop() {
             None => Ok(()),
             Some((_, error)) => Err(error),
         }
     }
 
+    /// Lists the objects of an upload and their generations. Another object below the same prefix is not a part.
+    pub(super) async fn list_parts(&self, operation: Operation, upload: &Upload) -> Result<Vec<(String, Version)>> {
+        let listed = self.list_objects(operation, &upload.key, &parts::prefix_of(&upload.id)).await?;
+        let belongs = |part: &Resource| part.metadata.get(KEY) == Some(&upload.key);
+        let part = |part: Resource| part.version().map(|generation| (part.name, generation));
+        Ok(listed.into_iter().filter(belongs).filter_map(part).collect())
+    }
+
     /// Returns the uploads whose keys begin with `prefix` and that have parts in the bucket.
     pub(super) async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
         let mut uploads: BTreeMap<(String, String), Option<i64>> = BTreeMap::new();
-        for part in self.list_parts(Operation::ListUploads, prefix, PREFIX).await? {
+        for part in self.list_objects(Operation::ListUploads, prefix, PREFIX).await? {
             let Some(key) = part.metadata.get(KEY).filter(|key| key.starts_with(prefix)) else { continue };
             let Some((id, _)) = part.name[PREFIX.len()..].split_once('/') else { continue };
             let begun = uploads.entry((key.clone(), id.to_owned())).or_default();
@@ -233,11 +237,11 @@ impl Bucket {
         Ok(uploads.into_iter().map(|((key, id), begun_ms)| Upload::of_other_client(key, id, begun_ms)).collect())
     }
 
-    /// Lists parts whose names begin with `prefix`. `key` is that in error messages.
-    async fn list_parts(&self, operation: Operation, key: &str, prefix: &str) -> Result<Vec<Resource>> {
+    /// Lists objects whose names begin with `prefix`. `key` is that in error messages.
+    async fn list_objects(&self, operation: Operation, key: &str, prefix: &str) -> Result<Vec<Resource>> {
         let (mut found, mut token) = (Vec::new(), None::<String>);
         loop {
-            let fields = "items(name,timeCreated,metadata),nextPageToken";
+            let fields = "items(name,generation,timeCreated,metadata),nextPageToken";
             let mut query = vec![("prefix", prefix), ("fields", fields)];
             query.extend(token.as_deref().map(|token| ("pageToken", token)));
             let page = self.page(operation, key, &query).await?;

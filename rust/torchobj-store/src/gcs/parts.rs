@@ -51,8 +51,9 @@ struct Sent {
     composed: HashMap<(u32, u32), Source>,
     /// First parts of groups that are being composed.
     composing: HashSet<u32>,
-    /// Names of all objects that requests may have created and that are not deleted.
-    names: HashSet<String>,
+    /// All objects that requests may have created and that are not deleted, by their names. `None`: the request has no
+    /// response yet, or it was lost.
+    objects: HashMap<String, Option<Version>>,
 }
 
 impl Sent {
@@ -78,8 +79,15 @@ impl Parts {
     /// A new name of an object of this upload.
     fn new_name(&self, upload: &Upload, (first, last): (u32, u32)) -> String {
         let name = format!("{}{first}-{last}-{:016x}", prefix_of(&upload.id), fastrand::u64(..));
-        self.sent().names.insert(name.clone());
+        self.sent().objects.insert(name.clone(), None);
         name
+    }
+
+    /// Replaces the objects whose responses were lost by those that are in the bucket.
+    fn replace_unknown(&self, listed: &[(String, Version)]) {
+        let mut sent = self.sent();
+        sent.objects.retain(|_, generation| generation.is_some());
+        sent.objects.extend(listed.iter().map(|(name, generation)| (name.clone(), Some(generation.clone()))));
     }
 
     /// Returns the objects of `parts`, composed where that is done. `None` if one of them was not sent.
@@ -141,6 +149,7 @@ impl Bucket {
         let part = Source { name, generation: generation.clone(), numbers: (number, number), size, crc32c };
         let group = {
             let mut sent = parts.sent();
+            sent.objects.insert(part.name.clone(), Some(generation.clone()));
             sent.parts.insert(number, part);
             sent.next_group()
         };
@@ -218,9 +227,13 @@ impl Bucket {
         let generation = self.version_of(operation, &upload.key, &made)?;
         let (size, crc32c) = totals(group);
         let composed = Source { name, generation, numbers, size, crc32c };
-        parts.sent().composed.insert(numbers, composed.clone());
-        let names: Vec<_> = group.iter().map(|source| source.name.clone()).collect();
-        self.delete_names(parts, names).await;
+        {
+            let mut sent = parts.sent();
+            sent.objects.insert(composed.name.clone(), Some(composed.generation.clone()));
+            sent.composed.insert(numbers, composed.clone());
+        }
+        let done = group.iter().map(|source| (source.name.clone(), source.generation.clone()));
+        self.delete_objects(parts, done.collect()).await;
         Ok(composed)
     }
 
@@ -284,9 +297,20 @@ impl Bucket {
 
     /// Deletes all objects of an upload that this process may have created, after its commit.
     pub(super) async fn delete_parts(&self, upload: &Upload, parts: &Parts) {
-        let names = parts.sent().names.iter().cloned().collect();
-        self.delete_names(parts, names).await;
-        let left = parts.sent().names.len();
+        let (known, unknown): (Vec<_>, Vec<_>) =
+            parts.sent().objects.clone().into_iter().partition(|(_, generation)| generation.is_some());
+        let known = known.into_iter().filter_map(|(name, generation)| Some((name, generation?)));
+        self.delete_objects(parts, known.collect()).await;
+        if !unknown.is_empty() {
+            match self.list_parts(Operation::Abort, upload).await {
+                Ok(listed) => {
+                    parts.replace_unknown(&listed);
+                    self.delete_objects(parts, listed).await;
+                }
+                Err(error) => log::debug!("{error}"),
+            }
+        }
+        let left = parts.sent().objects.len();
         if left > 0 {
             log::warn!(
                 "upload {} of {} is complete, but {left} of its parts could not be deleted: see Store.unfinished_uploads",
@@ -296,15 +320,15 @@ impl Bucket {
         }
     }
 
-    async fn delete_names(&self, parts: &Parts, names: Vec<String>) {
-        let failed = self.delete_each(&names).await;
-        let mut sent = parts.sent();
-        for name in &names {
-            sent.names.remove(name);
-        }
-        for (name, error) in failed {
+    async fn delete_objects(&self, parts: &Parts, objects: Vec<(String, Version)>) {
+        let failed = self.delete_generations(objects.clone()).await;
+        for (_, error) in &failed {
             log::debug!("{error}");
-            sent.names.insert(name);
+        }
+        let failed: HashSet<_> = failed.into_iter().map(|(name, _)| name).collect();
+        let mut sent = parts.sent();
+        for (name, _) in objects.iter().filter(|(name, _)| !failed.contains(name)) {
+            sent.objects.remove(name);
         }
     }
 }
