@@ -43,6 +43,8 @@ _COMMIT_KEY = re.compile(rf"commits/([0-9]{{{DIGITS}}})\.json")
 _POINTER = "latest.json"
 #: Not a version in any store.
 _NO_VERSION = '"torchobj-no-version"'
+#: Not a generation of any object: they are times in microseconds. GCS refuses conditions that are not numbers.
+_NO_GENERATION = "1"
 #: Attempts to update the pointer while other processes update it.
 _POINTER_ATTEMPTS = 3
 
@@ -72,6 +74,7 @@ class Commits:
         self.url = f"{self.store.url}/{self._prefix}".rstrip("/")
         #: The folder of a file store, which does not delete empty folders.
         self._root = None if inside else Path("/", parsed.key)
+        self._no_version = _NO_GENERATION if parsed.scheme == "gs" else _NO_VERSION
         self._has_buckets = parsed.scheme in CLOUD_SCHEMES
         self._is_delete_conditional: bool | None = None if self._has_buckets else True
         self._warned: set[str] = set()
@@ -303,7 +306,7 @@ class Commits:
             name = Attempt.new(0).folder + "probe"
             self.store.put(self.key(name), b"probe")
             try:
-                self.store.delete(self.key(name), if_match=_NO_VERSION)
+                self.store.delete(self.key(name), if_match=self._no_version)
                 self._is_delete_conditional = False
             except PreconditionFailedError:
                 self._is_delete_conditional = True
