@@ -6,15 +6,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import pytest
 
+from tests.buckets import AnyBucket, Bucket, GcsBucket, new_gcs_bucket, new_s3_bucket
+from tests.gcs_control import S3NamedControl
 from tests.servers import launch
-from tests.servers.boto_client import boto_client
 from tests.servers.strict.control import Control
 from tests.tools import CACHE
-from torchobj import S3Options, StoreConfig
 
 _numbers = itertools.count(1)
 
@@ -24,40 +24,29 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 OLD_TORCH = "torch==2.6.0"
 
 
-class Bucket(NamedTuple):
-    """A bucket of a test server."""
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "providers(*schemes): runs a test with `bucket` for these of s3 and gs")
 
-    name: str
-    config: StoreConfig
-    server: launch.Server
-    boto: Any
 
-    @property
-    def url(self) -> str:
-        return f"s3://{self.name}"
-
-    def body(self, key: str) -> bytes:
-        """Returns an object's content, read by boto3."""
-        return self.boto.get_object(Bucket=self.name, Key=key)["Body"].read()
-
-    def keys(self) -> list[str]:
-        return [item["Key"] for item in self.boto.list_objects_v2(Bucket=self.name).get("Contents", [])]
-
-    def uploads(self) -> list[Any]:
-        return self.boto.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("providers")
+    if marker is not None and "storage_provider" in metafunc.fixturenames:
+        metafunc.parametrize("storage_provider", marker.args)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def credentials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, launch.Server], None]:
-    """Writes the servers' credentials to a profile file and hides the machine's own AWS settings."""
+    """Writes the servers' credentials to a profile file and hides the machine's own settings of AWS and Google."""
     file = tmp_path_factory.mktemp("aws") / "credentials"
     file.touch()
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    google = ("GOOGLE_", "CLOUDSDK_", "GCE_METADATA_", "STORAGE_EMULATOR_HOST")
+    for name in [name for name in os.environ if name.startswith(("AWS_", *google))]:
         del os.environ[name]
     os.environ |= {
         "AWS_SHARED_CREDENTIALS_FILE": str(file),
         "AWS_CONFIG_FILE": str(file.with_name("config")),
         "AWS_EC2_METADATA_DISABLED": "true",
+        "CLOUDSDK_CONFIG": str(file.with_name("gcloud")),
     }
 
     def add(profile: str, server: launch.Server) -> None:
@@ -83,35 +72,98 @@ moto_server = _server("moto")
 versitygw_server = _server("versitygw")
 
 
-def _new_bucket(kind: str, server: launch.Server) -> Bucket:
-    name = f"test-{next(_numbers)}"
-    boto = boto_client(server)
-    boto.create_bucket(Bucket=name)
-    config = StoreConfig(s3=S3Options(endpoint_url=server.endpoint, profile=kind))
-    return Bucket(name, config, server, boto)
+@pytest.fixture(scope="session")
+def strict_gcs_server() -> Iterator[launch.Server]:
+    with launch.start("strict-gcs") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fake_gcs_server() -> Iterator[launch.Server]:
+    with launch.start("fake-gcs-server") as server:
+        yield server
+
+
+def _new_name() -> str:
+    return f"test-{next(_numbers)}"
 
 
 @pytest.fixture
-def bucket(strict_server: launch.Server) -> Bucket:
+def storage_provider() -> str:
+    """The scheme of `bucket`. `pytest.mark.providers("s3", "gs")` runs a test once for each."""
+    return "s3"
+
+
+@pytest.fixture
+def gcs_bucket(strict_gcs_server: launch.Server) -> GcsBucket:
+    """An empty bucket of the strict GCS server."""
+    return new_gcs_bucket(_new_name(), strict_gcs_server)
+
+
+@pytest.fixture(params=[True, False], ids=["parts", "resumable"])
+def fake_gcs_bucket(request: pytest.FixtureRequest, fake_gcs_server: launch.Server) -> GcsBucket:
+    """An empty bucket of fake-gcs-server, with each kind of upload."""
+    return new_gcs_bucket(_new_name(), fake_gcs_server, parallel_upload=request.param)
+
+
+def strict_bucket(storage_provider: str, request: pytest.FixtureRequest) -> AnyBucket:
+    """Creates a bucket of the strict server of a provider."""
+    if storage_provider == "gs":
+        return cast("AnyBucket", new_gcs_bucket(_new_name(), request.getfixturevalue("strict_gcs_server")))
+    return cast("AnyBucket", new_s3_bucket(_new_name(), "strict", request.getfixturevalue("strict_server")))
+
+
+@pytest.fixture
+def bucket(storage_provider: str, request: pytest.FixtureRequest) -> AnyBucket:
     """An empty bucket of the strict server."""
-    return _new_bucket("strict", strict_server)
-
-
-@pytest.fixture(params=["strict", "moto", "versitygw"])
-def any_bucket(request: pytest.FixtureRequest) -> Bucket:
-    """An empty bucket, once on each server."""
-    return _new_bucket(request.param, request.getfixturevalue(f"{request.param}_server"))
+    return strict_bucket(storage_provider, request)
 
 
 @pytest.fixture
-def control(strict_server: launch.Server) -> Iterator[Control]:
-    """A control client of the strict server, with no faults and an empty request log."""
-    client = Control(strict_server.control)
+def other_bucket(storage_provider: str, request: pytest.FixtureRequest) -> AnyBucket:
+    """Another bucket of the same server."""
+    return strict_bucket(storage_provider, request)
+
+
+@pytest.fixture
+def versitygw_bucket(versitygw_server: launch.Server) -> Bucket:
+    """An empty bucket of versitygw."""
+    return new_s3_bucket(_new_name(), "versitygw", versitygw_server)
+
+
+@pytest.fixture(params=["strict", "moto", "versitygw", "strict-gcs", "fake-gcs-server"])
+def any_bucket(request: pytest.FixtureRequest) -> AnyBucket:
+    """An empty bucket, once on each server."""
+    server = request.getfixturevalue(request.param.replace("-", "_").removesuffix("_server") + "_server")
+    if "gcs" in request.param:
+        return new_gcs_bucket(_new_name(), server, parallel_upload=request.param == "strict-gcs")
+    return new_s3_bucket(_new_name(), request.param, server)
+
+
+@pytest.fixture
+def control(storage_provider: str, request: pytest.FixtureRequest) -> Iterator[Control]:
+    """A control client of the strict server of `bucket`, with no faults and an empty request log."""
+    is_gcs = storage_provider == "gs"
+    server = request.getfixturevalue("strict_gcs_server" if is_gcs else "strict_server")
+    client = (S3NamedControl if is_gcs else Control)(server.control)
     client.clear_faults()
     client.clear_requests()
     yield client
     client.clear_faults()
     client.clock(0)
+
+
+@pytest.fixture
+def gcs_control(strict_gcs_server: launch.Server) -> Iterator[Control]:
+    """A control client of the strict GCS server, whose limits and tokens are restored after the test."""
+    client = Control(str(strict_gcs_server.control))
+    limits = client.limits()
+    client.clear_requests()
+    yield client
+    client.clear_faults()
+    client.clear_tokens()
+    client.clock(0)
+    client.limits(**limits)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,6 @@
 """Credential providers for the tests. They log each call to a file and read their behaviour from another file."""
 
+import dataclasses
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -55,3 +56,18 @@ class Asynchronous(Scripted):
 def fixed() -> S3Credentials:
     """Returns keys that no server accepts."""
     return {"access_key_id": "AKIAUNKNOWN", "secret_access_key": CANARY, "expires_at": None}
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedToken:
+    """Returns a token of a GCS server, which does not expire. Equal instances share connections."""
+
+    token: str = dataclasses.field(repr=False)
+
+    def __call__(self) -> Any:
+        return {"token": self.token, "expires_at": None}
+
+
+def refused_token() -> Any:
+    """Returns a token that no server accepts."""
+    return {"token": CANARY, "expires_at": None}

@@ -74,7 +74,7 @@ def download(bucket, folder):
 def upload(bucket, folder):
     for path in folder.rglob("*"):
         if path.is_file():
-            bucket.boto.put_object(Bucket=bucket.name, Key=f"step 1/{path.relative_to(folder)}", Body=path.read_bytes())
+            bucket.write(f"step 1/{path.relative_to(folder)}", path.read_bytes())
 
 
 def files_of(bucket):

@@ -1,7 +1,9 @@
 """Processes that are killed at a moment of a save: the moment is a request, which the server holds until the kill."""
 
+import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ class Saver:
         self._process = subprocess.Popen(
             [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._config = {"endpoint_url": bucket.config.s3.endpoint_url, "profile": bucket.config.s3.profile}
+        self._config = pickle.dumps(bucket.config).hex()
 
     def begin(self, **orders):
         """Starts a save and returns the process that makes it."""
@@ -42,7 +44,8 @@ def serve(save):
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            save(json.loads(line))
+            orders = json.loads(line)
+            save(orders | {"config": pickle.loads(bytes.fromhex(orders["config"]))})
             os._exit(0)
         print(json.dumps({"pid": child}), flush=True)
         _, status = os.waitpid(child, 0)
@@ -68,3 +71,9 @@ def kill_at(control, pid):
             return False
         time.sleep(0.005)
     raise AssertionError("the save came neither to the request nor to its end")
+
+
+def kill_now(pid):
+    """Kills the process, unless it has ended and its parent has waited for it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

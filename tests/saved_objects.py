@@ -73,7 +73,7 @@ def same(left, right):
 def put_stock(bucket, key, value, **options):
     out = io.BytesIO()
     torch.save(value, out, **options)
-    bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=out.getvalue())
+    bucket.write(key, out.getvalue())
     return out.getvalue()
 
 
@@ -106,7 +106,7 @@ def all_ways(bucket, value, **options):
 def flip(bucket, key, at, to="flipped.pt"):
     body = bytearray(bucket.body(key))
     body[at] ^= 1
-    bucket.boto.put_object(Bucket=bucket.name, Key=to, Body=bytes(body))
+    bucket.write(to, bytes(body))
 
 
 def payload_of(bucket, key, tensor):

@@ -3,16 +3,17 @@
 torch is imported once, and each child is forked from the process that has done no more than that.
 """
 
+import dataclasses
+
 import torch
 
 from tests.killing import serve
-from torchobj import S3Options, StoreConfig
 from torchobj.checkpoint import CheckpointManager
 
 
 def save(orders):
     """Saves a step of 18 MB: in parts, or as several objects."""
-    config = StoreConfig(s3=S3Options(**orders["config"]), part_bytes=5 << 20, whole_below_bytes=5 << 20)
+    config = dataclasses.replace(orders["config"], part_bytes=5 << 20, whole_below_bytes=5 << 20)
     manager = CheckpointManager(orders["url"], keep_last=2, config=config, sharded=orders["sharded"])
     step = orders["step"]
     state = {"x": torch.full((4_500_000,), float(step)), "step": step}

@@ -112,7 +112,7 @@ def test_tls_certificates_are_verified_unless_disabled(credentials):
 
 
 def test_endpoints_come_from_the_environment(bucket, strict_server, monkeypatch):
-    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=b"x")
+    bucket.write("k", b"x")
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.setenv(name, strict_server.endpoint)
         # Another configuration reads the environment again.
@@ -122,7 +122,7 @@ def test_endpoints_come_from_the_environment(bucket, strict_server, monkeypatch)
 
 
 def test_a_proxy_is_used_unless_the_host_is_exempt(bucket, strict_server, monkeypatch):
-    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=b"x")
+    bucket.write("k", b"x")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     through = config(strict_server, max_attempts=1, keep_alive_s=6.0)
     with pytest.raises(exceptions.StoreConnectionError, match="127.0.0.1:9"):
@@ -155,7 +155,7 @@ def test_an_expiring_credential_is_renewed(control, strict_server, bucket, monke
             )
         )
 
-    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=b"x")
+    bucket.write("k", b"x")
     issue(1, 3600)
     store = torchobj.Store(bucket.url, config=config(strict_server, profile="turning"))
     assert store.get("k") == b"x"
@@ -165,7 +165,7 @@ def test_an_expiring_credential_is_renewed(control, strict_server, bucket, monke
 
 
 def test_a_new_store_sees_what_changed_in_the_environment(bucket, monkeypatch):
-    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=b"here")
+    bucket.write("k", b"here")
     config = torchobj.StoreConfig(max_attempts=1)
     profile, endpoint = bucket.config.s3.profile, bucket.config.s3.endpoint_url
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

@@ -112,14 +112,14 @@ def test_a_save_whose_old_files_cannot_be_deleted_is_saved_and_warns(bucket, con
 @pytest.mark.parametrize("name", ["../step 2/__0_0.distcp", "config.json", ".metadata", "/x.distcp", 5, ("a",), ["a"]])
 def test_what_is_no_file_of_the_checkpoint_is_never_deleted(bucket, name, caplog):
     save(bucket, {"weight": torch.rand(100)})
-    bucket.boto.delete_object(Bucket=bucket.name, Key="step 1/_torchobj_manifest.json")
+    bucket.remove("step 1/_torchobj_manifest.json")
     metadata = pickle.loads(bucket.body("step 1/.metadata"))
     [info] = metadata.storage_data.values()
     info.relative_path = name
-    bucket.boto.put_object(Bucket=bucket.name, Key="step 1/.metadata", Body=pickle.dumps(metadata))
+    bucket.write("step 1/.metadata", pickle.dumps(metadata))
     before = {f"step 1/{name}", "step 2/__0_0.distcp", *files_of(bucket)} - {"step 1/.metadata"}
     for key in before:
-        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=b"kept")
+        bucket.write(key, b"kept")
     new = {"weight": torch.rand(100)}
     save(bucket, new)
     assert_equal(loaded(bucket, new), new)

@@ -9,7 +9,7 @@ from torchobj.exceptions import ConfigError, ObjectNotFoundError
 @pytest.fixture(params=[torchobj.dcp.S3StorageWriter, torchobj.dcp.S3StorageReader])
 def files(request, bucket):
     for key in ("a", "a/b", "a/c/d", "a2"):
-        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=key.encode())
+        bucket.write(key, key.encode())
     return request.param(None, f"{bucket.url}/run", bucket.config).fs
 
 

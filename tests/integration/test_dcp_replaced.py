@@ -71,7 +71,7 @@ def test_the_manifest_of_a_save_that_failed_is_not_believed(bucket, control):
 def test_a_checkpoint_whose_manifest_is_damaged_is_replaced_too(bucket):
     with_an_old_one(bucket)
     before = set(files_of(bucket))
-    bucket.boto.put_object(Bucket=bucket.name, Key="step 1/_torchobj_manifest.json", Body=b"{")
+    bucket.write("step 1/_torchobj_manifest.json", b"{")
     save(bucket, {"weight": torch.rand(100)})
     assert not before & set(files_of(bucket))
 
@@ -112,7 +112,7 @@ def test_a_flipped_byte_is_an_error_that_names_tensor_and_file(bucket, name):
     [key] = files_of(bucket)
     body = bytearray(bucket.body(key))
     body[bytes(body).index(state[name].numpy().tobytes()) + 13] ^= 1
-    bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=bytes(body))
+    bucket.write(key, bytes(body))
     error = error_of(lambda: loaded(bucket, state))
     assert isinstance(error, exceptions.IntegrityError)
     assert name in str(error)
@@ -129,7 +129,7 @@ def test_a_byte_flipped_around_a_tensor_is_an_error_or_no_harm(bucket):
     for position in (5, 70, 130, 215, start - 40, start + 20_000, start + 20_006):
         body = bytearray(good)
         body[position] ^= 4
-        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=bytes(body))
+        bucket.write(key, bytes(body))
         found = blank(state)
         try:
             dcp.load(found, storage_reader=reader_of(bucket))
@@ -144,7 +144,7 @@ def test_a_short_object_is_an_error(bucket):
     state = {"weight": torch.rand(100_000)}
     save(bucket, state)
     [key] = files_of(bucket)
-    bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=bucket.body(key)[:200_000])
+    bucket.write(key, bucket.body(key)[:200_000])
     error = error_of(lambda: loaded(bucket, state))
     assert isinstance(error, exceptions.StoreError)
     assert key in str(error)
@@ -179,7 +179,7 @@ def test_a_file_that_is_gone_is_an_error(bucket):
     state = {"weight": torch.rand(100)}
     save(bucket, state)
     [key] = files_of(bucket)
-    bucket.boto.delete_object(Bucket=bucket.name, Key=key)
+    bucket.remove(key)
     assert isinstance(error_of(lambda: loaded(bucket, state)), exceptions.ObjectNotFoundError)
 
 

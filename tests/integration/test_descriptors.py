@@ -8,7 +8,7 @@ from pathlib import Path
 def test_connections_use_a_share_of_the_open_file_limit(control, bucket):
     count = 200
     for index in range(count):
-        bucket.boto.put_object(Bucket=bucket.name, Key=f"k{index:03}", Body=f"body {index}".encode())
+        bucket.write(f"k{index:03}", f"body {index}".encode())
     control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.1}})
     script = Path(__file__).with_name("few_descriptors.py")
     command = [sys.executable, str(script), bucket.server.endpoint, bucket.name, str(count)]

@@ -20,7 +20,7 @@ from torchobj.datasets import manifest_broadcast
 @pytest.fixture
 def filled(bucket):
     for number in range(10):
-        bucket.boto.put_object(Bucket=bucket.name, Key=f"train/{number}", Body=b"x")
+        bucket.write(f"train/{number}", b"x")
     return bucket
 
 

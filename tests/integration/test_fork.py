@@ -1,5 +1,6 @@
 """Forks while reads are in flight: parent and child continue, and the child holds none of its parent's connections."""
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -12,8 +13,9 @@ import pytest
 
 import torchobj
 from tests.interrupting import interrupted
-from tests.settings import s3_config
 from torchobj.datasets.listing import Listing
+
+pytestmark = pytest.mark.providers("s3", "gs")
 
 FORKS = 200
 
@@ -220,8 +222,8 @@ def test_a_store_can_be_passed_to_other_processes(store, context):
         assert pool.apply_async(read_two, (store,)).get(90) == BODIES[:2]
 
 
-def test_ctrl_c_interrupts_any_blocking_call_at_once(bucket, control, strict_server):
-    patient = s3_config(endpoint_url=strict_server.endpoint, profile="strict", first_byte_timeout_s=100.0)
+def test_ctrl_c_interrupts_any_blocking_call_at_once(bucket, control):
+    patient = dataclasses.replace(bucket.config, first_byte_timeout_s=100.0)
     store = torchobj.Store(bucket.url, config=patient)
     store.put("k", b"x")
     file = torchobj.open(f"{bucket.url}/w", "wb", config=patient)
@@ -231,7 +233,7 @@ def test_ctrl_c_interrupts_any_blocking_call_at_once(bucket, control, strict_ser
         "list": lambda: list(store.list()),
         "put": lambda: store.put("p", bytes(100)),
         "head": lambda: store.head("k"),
-        "length": lambda: len(torchobj.S3MapDataset(bucket.url, config=patient)),
+        "length": lambda: len(bucket.map_dataset(bucket.url, config=patient)),
         "close": file.close,
         "read": lambda: torchobj.open(f"{bucket.url}/k", config=patient).read(),
     }
@@ -253,7 +255,7 @@ def test_a_child_lists_a_dataset_that_another_thread_is_listing_at_the_fork(buck
         return lists(self, url, name)
 
     monkeypatch.setattr(Listing, "_list", blocking_listing)
-    dataset = torchobj.S3MapDataset(f"{bucket.url}/", config=bucket.config)
+    dataset = bucket.map_dataset(f"{bucket.url}/", config=bucket.config)
     thread = threading.Thread(target=len, args=(dataset,))
     thread.start()
     assert began.wait(30)

@@ -19,6 +19,8 @@ from tests.prefetching import all_free, eventually, stats
 from torchobj import exceptions
 from torchobj.datasets.sharding import Shard, in_order, shuffled
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 
 @pytest.fixture
 def folder(tmp_path):
@@ -60,7 +62,7 @@ def test_raw_readers_reach_the_trainer_without_a_copy(folder, loader_class):
 
 
 def test_our_loader_lists_once_for_forked_workers(filled_bucket, control):
-    samples = torchobj.S3IterableDataset(filled_bucket.url, config=filled_bucket.config, transform=number_of)
+    samples = filled_bucket.iterable_dataset(filled_bucket.url, config=filled_bucket.config, transform=number_of)
     control.clear_requests()
     loader = torchobj.DataLoader(samples, batch_size=4, num_workers=2, multiprocessing_context="fork")
     assert sorted(numbers(loader)) == sorted([*range(20), *range(20)])
@@ -70,16 +72,16 @@ def test_our_loader_lists_once_for_forked_workers(filled_bucket, control):
 @pytest.fixture
 def filled_bucket(bucket):
     for number in range(20):
-        bucket.boto.put_object(Bucket=bucket.name, Key=f"k{number:03}", Body=body(number))
+        bucket.write(f"k{number:03}", body(number))
     return bucket
 
 
 def test_a_bucket_is_yielded_in_the_order_of_its_keys(filled_bucket):
-    listed = [entry["Key"] for entry in filled_bucket.boto.list_objects_v2(Bucket=filled_bucket.name)["Contents"]]
+    listed = filled_bucket.keys()
     settings = {"config": filled_bucket.config, "transform": lambda reader: (reader.key, reader.read())}
-    found = list(torchobj.S3IterableDataset(filled_bucket.url, **settings))
+    found = list(filled_bucket.iterable_dataset(filled_bucket.url, **settings))
     assert found == [(key, body(int(key[-3:]))) for key in listed]
-    filtered = torchobj.S3IterableDataset(filled_bucket.url, glob="k01*", limit=5, **settings)
+    filtered = filled_bucket.iterable_dataset(filled_bucket.url, glob="k01*", limit=5, **settings)
     assert [key for key, _ in filtered] == listed[10:15]
 
 
@@ -94,7 +96,7 @@ def test_the_first_pass_yields_while_it_lists_and_lists_once(bucket, control):
     def listings():
         return [request.operation for request in control.requests()].count("ListObjectsV2")
 
-    samples = torchobj.S3IterableDataset(bucket.url, **settings)
+    samples = bucket.iterable_dataset(bucket.url, **settings)
     iterator = iter(samples)
     assert next(iterator) == keys[0]
     # Of three pages, the one in use and the one being fetched.
@@ -104,18 +106,18 @@ def test_the_first_pass_yields_while_it_lists_and_lists_once(bucket, control):
     assert list(samples) == keys
     assert len(samples.manifest) == len(keys)
     assert listings() == 3
-    again = torchobj.S3IterableDataset(bucket.url, **settings)
+    again = bucket.iterable_dataset(bucket.url, **settings)
     again.load_state_dict(state | {"done": 1500})
     assert list(again) == keys[1500:]
     again.load_state_dict(state | {"done": 2000})
     assert list(again) == keys[2000:]
     assert listings() == 6
-    assert list(torchobj.S3IterableDataset(bucket.url, limit=1100, **settings)) == keys[:1100]
+    assert list(bucket.iterable_dataset(bucket.url, limit=1100, **settings)) == keys[:1100]
     assert all_free(), stats()
 
 
 def test_a_failed_listing_is_the_error_of_the_first_sample(bucket):
-    missing = torchobj.S3IterableDataset("s3://no-such-bucket/x/", config=bucket.config)
+    missing = bucket.iterable_dataset(f"{bucket.url}-missing/x/", config=bucket.config)
     with pytest.raises(exceptions.BucketNotFoundError, match="NoSuchBucket"):
         list(missing)
 
@@ -323,9 +325,12 @@ def test_a_stateful_loader_resumes_exactly(folder, settings, batches):
     assert [batch.tolist() for batch in again] == begun + rest
 
 
+@pytest.mark.providers("s3")
 def test_datasets_of_the_classmethods_are_shuffled_by_their_attributes(filled_bucket):
-    uris = [f"s3://{filled_bucket.name}/k{number:03}" for number in range(20)]
-    samples = torchobj.S3IterableDataset.from_objects(uris, s3client_config=filled_bucket.config, transform=number_of)
+    uris = [f"{filled_bucket.url}/k{number:03}" for number in range(20)]
+    samples = filled_bucket.iterable_dataset.from_objects(
+        uris, s3client_config=filled_bucket.config, transform=number_of
+    )
     assert list(samples) == list(range(20))
     samples.shuffle, samples.seed = True, 5
     assert list(samples) == shuffled(20, 5, 0).tolist()

@@ -22,6 +22,7 @@ from torchobj import exceptions
 from torchobj.lightning import ObjectCheckpointIO, S3LightningCheckpoint
 
 pytestmark = [
+    pytest.mark.providers("s3", "gs"),
     # Lightning 2.6 uses a deprecated function of torch's trees.
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -101,6 +102,7 @@ def equal(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.providers("s3")
 def test_a_root_in_the_bucket_has_the_best_two_checkpoints_and_the_logs(pl, bucket):
     model = module(pl)
     trainer(pl, bucket, 3, [best_two(pl)], default_root_dir=f"{bucket.url}/run 1").fit(model, batches())
@@ -235,7 +237,7 @@ def test_fabric_and_the_asynchronous_plugin_save_and_load(pl, bucket, wrapped):
 def test_remove_deletes_the_object_and_no_other_with_its_prefix(bucket):
     plugin = ObjectCheckpointIO(config=bucket.config)
     for key in ("a.ckpt", "a.ckpt.2", "a.ckpt/x", "folder 2/x"):
-        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=b"x")
+        bucket.write(key, b"x")
     plugin.remove_checkpoint(f"{bucket.url}/a.ckpt")
     plugin.remove_checkpoint(f"{bucket.url}/never was.ckpt")
     assert bucket.keys() == ["a.ckpt.2", "a.ckpt/x", "folder 2/x"]
@@ -265,6 +267,7 @@ def test_a_path_with_merged_slashes_is_the_url(bucket, tmp_path):
     assert (tmp_path / "k.ckpt").is_file()
 
 
+@pytest.mark.providers("s3")
 def test_bad_arguments_are_refused_by_name(bucket):
     plugin = ObjectCheckpointIO(config=bucket.config)
     for path, message in (
@@ -367,6 +370,7 @@ def test_an_installed_s3fs_is_kept_with_a_warning(pytestconfig, tmp_path):
 
 
 @pytest.mark.matrix
+@pytest.mark.providers("s3")
 def test_one_of_two_ranks_writes_and_both_resume(bucket, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     script = Path(__file__).with_name("lightning_checkpoints_under_torchrun.py")

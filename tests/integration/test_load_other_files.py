@@ -54,7 +54,7 @@ class Doubled(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore:.*TorchScript", "ignore::DeprecationWarning")
 def test_torchscript_is_read_by_torch(bucket):
     torch.jit.save(torch.jit.trace(Doubled(), torch.ones(1)), out := io.BytesIO())
-    bucket.boto.put_object(Bucket=bucket.name, Key="script.pt", Body=out.getvalue())
+    bucket.write("script.pt", out.getvalue())
     with pytest.raises(RuntimeError, match="TorchScript"):
         load(bucket, "script.pt")
     assert load(bucket, "script.pt", weights_only=False)(torch.ones(2)).tolist() == [2, 2]
@@ -69,7 +69,7 @@ def test_archives_that_were_compressed_or_repacked_load(bucket, caplog):
         with zipfile.ZipFile(out, "w", method) as archive:
             for name in reversed(stock.namelist()):
                 archive.writestr(name, stock.read(name))
-        bucket.boto.put_object(Bucket=bucket.name, Key="packed.pt", Body=out.getvalue())
+        bucket.write("packed.pt", out.getvalue())
         assert same(value, load(bucket, "packed.pt"))
     assert caplog.text.count("packed.pt: read by torch.load: its records are compressed") == 1
 
@@ -84,7 +84,7 @@ def test_records_with_gaps_between_them_are_located_by_their_headers(bucket):
     cut = payload + entry.file_size + 16
     moved = bytearray(body[:cut] + b"stranger" * 8 + body[cut:])
     shift_offsets(moved, body, cut, 64)
-    bucket.boto.put_object(Bucket=bucket.name, Key="gap.pt", Body=bytes(moved))
+    bucket.write("gap.pt", bytes(moved))
     assert same(value, torch.load(io.BytesIO(moved)))
     assert same(value, load(bucket, "gap.pt"))
     into = blank(value)
@@ -129,7 +129,7 @@ def test_files_of_the_other_byte_order_load(bucket):
                 width = tensor.dtype.itemsize // (2 if tensor.is_complex() else 1)
                 data = b"".join(data[at : at + width][::-1] for at in range(0, len(data), width))
             swapped.writestr(name, data)
-    bucket.boto.put_object(Bucket=bucket.name, Key="big.pt", Body=out.getvalue())
+    bucket.write("big.pt", out.getvalue())
     assert same(value, load(bucket, "big.pt"))
     into = blank(value)
     load(bucket, "big.pt", into=into)
@@ -285,7 +285,7 @@ def test_files_that_cannot_be_planned_are_streamed_which_is_logged(bucket, caplo
     assert "ckpt.pt: streamed by torch.save: torch could not write a plan: no skipping here" in caplog.text
     assert (result.size, result.version) == (
         len(bucket.body("ckpt.pt")),
-        bucket.boto.head_object(Bucket=bucket.name, Key="ckpt.pt")["ETag"],
+        bucket.version("ckpt.pt"),
     )
     assert same(value, load(bucket))
 

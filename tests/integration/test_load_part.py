@@ -8,7 +8,7 @@ from tests.saved_objects import QUIET, blank, flip, load, payload_of, random_ten
 from torchobj import exceptions
 from torchobj.checkpoint import entries
 
-pytestmark = [QUIET, pytest.mark.usefixtures("planned")]
+pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", "gs")]
 
 
 MODEL = {

@@ -22,6 +22,8 @@ import torchobj
 from tests.prefetching import all_free, stats
 from torchobj import exceptions
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 COUNT = 64
 
 
@@ -239,7 +241,7 @@ def look_at_workers(url, config):
     """Runs in its own process, where every TCP socket is torchobj's."""
     # Idle connections stay open long enough to be counted.
     config = dataclasses.replace(config, keep_alive_s=600.0)
-    data = torchobj.S3MapDataset(url, config=config, transform=torchobj.ObjectReader.read)
+    data = torchobj.ObjectMapDataset(url, config=config, transform=torchobj.ObjectReader.read)
     iterator = iter(torchobj.DataLoader(data, batch_size=4, num_workers=2, collate_fn=list))
     next(iterator)
     inodes = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
@@ -253,9 +255,10 @@ def look_at_workers(url, config):
     assert sum(map(len, iterator)) == 196
 
 
+@pytest.mark.providers("s3")
 def test_workers_have_no_connection_and_no_thread_of_torchobj(bucket):
     for number in range(200):
-        bucket.boto.put_object(Bucket=bucket.name, Key=f"k{number:03}", Body=bytes(1000))
+        bucket.write(f"k{number:03}", bytes(1000))
     process = multiprocessing.get_context("spawn").Process(target=look_at_workers, args=(bucket.url, bucket.config))
     process.start()
     process.join(60)

@@ -14,6 +14,8 @@ from tests.managers import data_keys, saved_value, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, RngState
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 
 def training(seed):
     torch.manual_seed(seed)
@@ -117,7 +119,7 @@ def test_a_pointer_names_the_latest_step_for_other_tools_and_is_not_trusted(mana
     manager.save(1, {"x": tensor(1)})
     manager.save(2, {"x": tensor(2)})
     assert json.loads(bucket.body("run/latest.json")) == {"step": 2, "commit": "run/commits/000000000002.json"}
-    bucket.boto.put_object(Bucket=bucket.name, Key="run/latest.json", Body=b'{"step": 9}')
+    bucket.write("run/latest.json", b'{"step": 9}')
     assert manager.latest() == 2
     manager.delete(2)
     assert json.loads(bucket.body("run/latest.json"))["step"] == 1
@@ -129,7 +131,7 @@ def test_data_without_a_commit_is_not_a_step(manager, bucket):
     manager.save(1, {"x": tensor(1)})
     [key] = data_keys(bucket, 1)
     left = f"run/steps/{7:012}-{'ab' * 16}/state.pt"
-    bucket.boto.put_object(Bucket=bucket.name, Key=left, Body=bucket.body(key))
+    bucket.write(left, bucket.body(key))
     assert (manager.latest(), manager.steps(), saved_value(manager)) == (1, [1], 1.0)
     with pytest.raises(exceptions.CheckpointError, match=r"step 7 is not committed; there are \[1\]"):
         manager.restore(7)

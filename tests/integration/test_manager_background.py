@@ -10,6 +10,8 @@ from tests.managers import LARGE, Holder, nothing_of, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, save_step
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 
 @pytest.mark.parametrize("save", [CheckpointManager.save, CheckpointManager.save_async])
 def test_a_state_that_cannot_be_pickled_raises_and_leaves_nothing(manager, bucket, save):

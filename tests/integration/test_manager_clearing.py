@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
 import torch
 
 from tests.integration.test_manager_deletes import Between
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError
+
+pytestmark = pytest.mark.providers("s3", "gs")
 
 
 def state(value):
@@ -17,14 +20,14 @@ def test_a_server_that_ignores_conditions_of_a_delete_keeps_the_pointer(bucket, 
     manager = CheckpointManager(f"{bucket.url}/run", keep_last=None, config=bucket.config)
     for step in (1, 2):
         manager.save(step, state(step))
-    pointer = json.loads(bucket.boto.get_object(Bucket=bucket.name, Key="run/latest.json")["Body"].read())
+    pointer = json.loads(bucket.body("run/latest.json"))
     manager._commits.store = Between(manager._commits.store, None, None, ignores=True)
     manager._commits._is_delete_conditional = None
     # As if a process was killed before it updated the pointer.
     monkeypatch.setattr(Commits, "point", lambda _: None)
     manager.delete(1)
     assert manager._commits._is_delete_conditional is False
-    found = json.loads(bucket.boto.get_object(Bucket=bucket.name, Key="run/latest.json")["Body"].read())
+    found = json.loads(bucket.body("run/latest.json"))
     assert found == pointer
     assert (manager.steps(), manager.leftovers()) == ([2], [])
 

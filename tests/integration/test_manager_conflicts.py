@@ -11,6 +11,8 @@ from tests.settings import with_profile
 from torchobj import exceptions
 from torchobj.checkpoint import save_step
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 BODIES = ("steps/", "commits/")
 
 
@@ -114,6 +116,7 @@ def test_a_read_only_bucket_raises_access_denied_and_keeps_the_last_step(manager
     assert nothing_of(bucket, 2)
 
 
+@pytest.mark.providers("s3")
 def test_occasionally_refused_requests_do_not_fail_a_save(manager, bucket, control):
     control.faults({"probability": 0.1, "seed": 4, "action": {"status": 503, "code": "SlowDown"}})
     for step in range(6):
@@ -124,6 +127,7 @@ def test_occasionally_refused_requests_do_not_fail_a_save(manager, bucket, contr
     assert (manager.leftovers(), bucket.uploads()) == ([], [])
 
 
+@pytest.mark.providers("s3")
 def test_credentials_that_expire_before_the_commit_raise_and_leave_no_step(
     open_manager, bucket, config, control, tmp_path, monkeypatch
 ):

@@ -6,8 +6,11 @@ import pytest
 import torch
 
 import torchobj
+from tests.conftest import strict_bucket
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
+
+pytestmark = pytest.mark.providers("s3", "gs")
 
 _names = itertools.count()
 
@@ -35,10 +38,14 @@ class Between:
         return request
 
 
-@pytest.fixture(params=["s3", "file", "memory"])
-def open_manager(request, bucket, tmp_path):
-    url = {"s3": bucket.url, "file": f"file://{tmp_path}", "memory": f"memory://deletes-{next(_names)}"}[request.param]
-    config = bucket.config if request.param == "s3" else None
+@pytest.fixture(params=["s3", "gs", "file", "memory"])
+def open_manager(request, tmp_path):
+    if request.param in ("s3", "gs"):
+        bucket = strict_bucket(request.param, request)
+        url, config = bucket.url, bucket.config
+    else:
+        url = {"file": f"file://{tmp_path}", "memory": f"memory://deletes-{next(_names)}"}[request.param]
+        config = None
     return lambda **settings: CheckpointManager(f"{url}/run", **({"keep_last": None, "config": config} | settings))
 
 
@@ -64,7 +71,9 @@ def requests_of_a_delete(open_manager, ignores):
 @pytest.mark.parametrize("ignores", [False, True], ids=["If-Match is kept", "If-Match is ignored"])
 def test_an_overwrite_between_any_two_requests_of_a_delete_is_not_lost(open_manager, ignores):
     requests = requests_of_a_delete(open_manager, ignores)
-    commit = f"run/commits/{1:012}.json".removeprefix("" if open_manager().url.startswith(("s3", "memory")) else "run/")
+    commit = f"run/commits/{1:012}.json".removeprefix(
+        "" if open_manager().url.startswith(("s3", "gs", "memory")) else "run/"
+    )
     # If If-Match is ignored, nothing protects the time between the last HEAD of the commit object and its DELETE.
     last = max(n for n, request in enumerate(requests) if request == ("delete", commit))
     for number in range(1, len(requests)):

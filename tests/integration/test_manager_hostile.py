@@ -9,6 +9,8 @@ from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, commit_format, save_step
 from torchobj.checkpoint.commits import Commits
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 STATE = {"x": torch.ones(4)}
 
 
@@ -45,7 +47,7 @@ def test_a_commit_object_that_is_too_large_is_not_read(bucket, control, monkeypa
     monkeypatch.setattr(commit_format, "_MAX_BYTES", 100_000)
     url = f"{bucket.url}/run"
     CheckpointManager(url, config=bucket.config).save(1, STATE)
-    bucket.boto.put_object(Bucket=bucket.name, Key="run/commits/000000000002.json", Body=b" " * 100_001)
+    bucket.write("run/commits/000000000002.json", b" " * 100_001)
     control.clear_requests()
     manager = CheckpointManager(url, config=bucket.config, keep_last=1)
     with pytest.raises(exceptions.CheckpointError, match="it has 100001 bytes"):

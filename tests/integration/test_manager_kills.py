@@ -13,6 +13,8 @@ import torch
 from tests.killing import HELD_S, Saver, kill_at
 from torchobj.checkpoint import CheckpointManager
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 #: More than the requests of a save.
 MOST_REQUESTS = 24
 #: Size of the saved tensor in `checkpoint_killed.py`.
@@ -52,7 +54,7 @@ def test_a_save_killed_at_any_moment_damages_no_committed_step(bucket, control, 
     assert saver.end() is None
     strangers = {"run/steps/notes.txt", "run/commits/notes.txt", "elsewhere"}
     for key in strangers:
-        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=b"x")
+        bucket.write(key, b"x")
     kills = found = 0
     held = {"delay_first_byte_s": HELD_S} | ({} if performed else {"status": 500})
     while kills < 10:

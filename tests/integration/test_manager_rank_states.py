@@ -11,6 +11,8 @@ from tests.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 SAMPLES, BATCH = 24, 2
 
 

@@ -1,6 +1,7 @@
 """Ranks that save together: one step, one outcome, one error."""
 
 import collections
+import dataclasses
 import datetime
 import logging
 import multiprocessing
@@ -14,10 +15,12 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import run_ranks, started
-from torchobj import S3Options, StoreConfig, exceptions
+from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, ranks, save_step, state_shards
 from torchobj.checkpoint.staging import Stager
 from torchobj.checkpoint.state import take_state
+
+pytestmark = pytest.mark.providers("s3", "gs")
 
 
 @pytest.fixture
@@ -306,7 +309,8 @@ def test_staged_copies_of_state_shards_reuse_their_memory():
 def failed_on_one(rank, url, config):
     dist.init_process_group("gloo")
     # The second rank cannot write.
-    mine = config if rank == 0 else StoreConfig(s3=S3Options(endpoint_url=config.s3.endpoint_url, anonymous=True))
+    s3, gcs = (dataclasses.replace(each, endpoint_url="http://127.0.0.1:9") for each in (config.s3, config.gcs))
+    mine = config if rank == 0 else StoreConfig(s3=s3, gcs=gcs, max_attempts=1)
     manager = opened(url, config, sharded=True)
     manager._config = mine
     _, x = whole_and_shard(rank, 1)

@@ -14,7 +14,7 @@ from tests.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.providers("s3", "gs")]
 
 BOTH = pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
 

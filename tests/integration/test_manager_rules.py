@@ -12,6 +12,8 @@ from tests.managers import LARGE, Holder, data_keys, saved_value, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, save_step
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 
 def test_rules_keep_the_newest_multiples_and_best_steps_without_failed_ones(open_manager, bucket, control):
     manager = open_manager(keep_last=2, keep_every=10, keep_best=("loss", "min", 1))
@@ -105,6 +107,7 @@ def test_a_refused_commit_leaves_no_data(manager, bucket, control):
     assert bucket.keys() == []
 
 
+@pytest.mark.providers("s3")
 def test_the_error_of_an_aborted_upload_mentions_sweep(manager, control):
     control.faults({"operation": "UploadPart", "action": {"status": 404, "code": "NoSuchUpload"}})
     with pytest.raises(exceptions.StoreError) as caught:
@@ -143,7 +146,7 @@ def test_an_invalid_commit_object_is_neither_counted_nor_deleted_by_rules(open_m
     manager.save(1, {"x": tensor(1)})
     good = json.loads(bucket.body("run/commits/000000000001.json"))
     stranger = "run/keep/me"
-    bucket.boto.put_object(Bucket=bucket.name, Key=stranger, Body=b"x")
+    bucket.write(stranger, b"x")
     broken = {
         90: b"no json",
         91: json.dumps(good | {"version": 2}).encode(),
@@ -152,7 +155,7 @@ def test_an_invalid_commit_object_is_neither_counted_nor_deleted_by_rules(open_m
         94: b"[]",
     }
     for step, body in broken.items():
-        bucket.boto.put_object(Bucket=bucket.name, Key=f"run/commits/{step:012}.json", Body=body)
+        bucket.write(f"run/commits/{step:012}.json", body)
         with pytest.raises(exceptions.CheckpointError, match=rf"not a valid commit object.*delete\({step}\)"):
             manager.restore(step)
     assert manager.restore(1)["x"][0] == 1
@@ -169,12 +172,13 @@ def test_an_invalid_commit_object_is_neither_counted_nor_deleted_by_rules(open_m
     assert stranger in bucket.keys()
 
 
+@pytest.mark.providers("s3")
 def test_a_sweep_deletes_old_data_without_a_commit_only(manager, bucket, control, gate):
     gate.open.set()
     manager.save(1, {"x": tensor(1)})
     dead, foreign = f"run/steps/{4:012}-{'0f' * 16}", ["run/steps/mine", "run/steps/000000000004-notes/x", "elsewhere"]
     for key in (f"{dead}/state.pt", f"{dead}/more/deep.bin", *foreign):
-        bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=b"x")
+        bucket.write(key, b"x")
     for key in (f"{dead}/second.pt", "run/other"):
         bucket.boto.create_multipart_upload(Bucket=bucket.name, Key=key)
     assert {(item.key, item.size, item.step) for item in manager.leftovers()} == {
@@ -211,7 +215,7 @@ def test_data_that_is_swept_before_the_commit_is_not_committed(manager, open_man
 
     def save_and_lose(state, url, **named):
         real(state, url, **named)
-        bucket.boto.delete_object(Bucket=bucket.name, Key=url.removeprefix(f"{bucket.url}/"))
+        bucket.remove(url.removeprefix(f"{bucket.url}/"))
 
     monkeypatch.setattr(save_step, "save", save_and_lose)
     with pytest.raises(exceptions.CheckpointError, match=r"state.pt is gone; did another process call sweep\?"):

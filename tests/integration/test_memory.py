@@ -36,10 +36,8 @@ def measure(bucket, work):
 
 
 @pytest.fixture
-def gateway(versitygw_server):
-    from tests.conftest import _new_bucket
-
-    return _new_bucket("versitygw", versitygw_server)
+def gateway(versitygw_bucket):
+    return versitygw_bucket
 
 
 def test_writing_a_gibibyte_uses_the_write_buffer_and_little_more(gateway):

@@ -27,7 +27,7 @@ def lazily(bucket, key="text"):
 
 def test_lines_are_fetched_in_buffers_and_not_one_by_one(bucket, control):
     text = b"".join(b"%06d\n" % number for number in range(20_000))
-    bucket.boto.put_object(Bucket=bucket.name, Key="text", Body=text)
+    bucket.write("text", text)
     reader = lazily(bucket)
     control.clear_requests()
     assert list(reader) == text.splitlines(keepends=True)
@@ -37,7 +37,7 @@ def test_lines_are_fetched_in_buffers_and_not_one_by_one(bucket, control):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_lines_mixed_with_other_calls_equal_those_of_a_file(bucket, text, seed):
-    bucket.boto.put_object(Bucket=bucket.name, Key="text", Body=text)
+    bucket.write("text", text)
     ours, file, rng = lazily(bucket), io.BytesIO(text), random.Random(seed)
     for _ in range(60):
         at, size = rng.randrange(len(text) + 10), rng.choice([-1, 0, 1, 5, 1000, 100_000])
@@ -60,6 +60,6 @@ def test_lines_mixed_with_other_calls_equal_those_of_a_file(bucket, text, seed):
 
 
 def test_an_empty_object_has_no_lines(bucket):
-    bucket.boto.put_object(Bucket=bucket.name, Key="text", Body=b"")
+    bucket.write("text", b"")
     reader = lazily(bucket)
     assert (reader.readline(), list(reader), reader.tell()) == (b"", [], 0)

@@ -18,6 +18,8 @@ from torchobj.exceptions import ConfigError
 from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.sample_objects import object_finder
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -8,6 +8,8 @@ import torch
 import torchobj
 from torchobj.exceptions import ConfigError
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 COUNT = 40
 
 

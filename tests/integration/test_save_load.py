@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import torchobj
 from tests.saved_objects import MIB, QUIET, all_ways, load, planning, random_tensor, same, save
 
-pytestmark = [QUIET, pytest.mark.usefixtures("planned")]
+pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", "gs")]
 
 
 QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
@@ -120,6 +120,7 @@ def test_a_save_within_skip_data_is_complete(bucket):
         assert same(value, load(bucket))
 
 
+@pytest.mark.providers("s3")
 def test_ten_thousand_tensors_round_trip(bucket):
     value = {f"layer.{number}": torch.full((number % 7,), number) for number in range(10_000)}
     result = save(bucket, value)

@@ -91,7 +91,7 @@ def test_a_flipped_byte_of_the_pickle_is_detected(bucket):
 def test_a_truncated_object_is_not_a_checkpoint(bucket, fraction):
     save(bucket, {"w": torch.rand(300_000)})
     body = bucket.body("ckpt.pt")
-    bucket.boto.put_object(Bucket=bucket.name, Key="short.pt", Body=body[: int(len(body) * fraction)])
+    bucket.write("short.pt", body[: int(len(body) * fraction)])
     with pytest.raises(exceptions.CheckpointError, match=r"short\.pt: it is (empty|an archive without an end)"):
         load(bucket, "short.pt")
 
@@ -114,7 +114,7 @@ def other_zip(method=zipfile.ZIP_STORED):
     ],
 )
 def test_other_files_raise_a_clear_error(bucket, body, message):
-    bucket.boto.put_object(Bucket=bucket.name, Key="bad", Body=body)
+    bucket.write("bad", body)
     with pytest.raises(exceptions.CheckpointError, match=rf"^{bucket.url}/bad: .*{message}"):
         load(bucket, "bad")
 
@@ -219,7 +219,7 @@ def put_with_pickle(bucket, data):
     with zipfile.ZipFile(io.BytesIO(stock)) as old, zipfile.ZipFile(archive, "w") as new:
         for entry in old.infolist():
             new.writestr(entry.filename, data if entry.filename.endswith("data.pkl") else old.read(entry))
-    bucket.boto.put_object(Bucket=bucket.name, Key="ckpt.pt", Body=archive.getvalue())
+    bucket.write("ckpt.pt", archive.getvalue())
 
 
 @pytest.mark.parametrize("opening", [b"(", b"]("])

@@ -9,17 +9,19 @@ import pytest
 from tests.servers.strict.control import FaultAction, FaultRule
 from torchobj import _torchobj, exceptions
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 MIB = 1 << 20
 
 
 @pytest.fixture
 def store(bucket):
-    return _torchobj.NativeStore("s3", bucket.name, bucket.config)
+    return _torchobj.NativeStore(bucket.url[:2], bucket.name, bucket.config)
 
 
 def put(bucket, key, size):
     body = random.Random(key).randbytes(size)
-    bucket.boto.put_object(Bucket=bucket.name, Key=key, Body=body)
+    bucket.write(key, body)
     return body
 
 
@@ -43,7 +45,7 @@ RANGES = [
 @pytest.mark.parametrize("checksum", [False, True])
 def test_ranges_have_the_bytes_that_boto3_reads(bucket, store, pinned, checksum):
     put(bucket, "x", 32 * MIB)
-    body, version = bucket.body("x"), bucket.boto.head_object(Bucket=bucket.name, Key="x")["ETag"]
+    body, version = bucket.body("x"), bucket.version("x")
     wanted = destinations(RANGES)
     [result] = _torchobj.scatter([(store, "x", version if pinned else None, wanted)], checksum)
     sums = [zlib.crc32(body[start:end]) for start, end in RANGES] if checksum else []
@@ -111,7 +113,7 @@ def test_a_range_beyond_the_end_is_a_range_error(bucket, store):
 
 def test_a_version_other_than_the_requested_one_is_an_object_changed_error(bucket, store):
     put(bucket, "x", 1000)
-    version = bucket.boto.head_object(Bucket=bucket.name, Key="x")["ETag"]
+    version = bucket.version("x")
     put(bucket, "y", 1000)
     for wanted in ([(0, 10)], []):
         with pytest.raises(exceptions.ObjectChangedError):
@@ -120,7 +122,7 @@ def test_a_version_other_than_the_requested_one_is_an_object_changed_error(bucke
 
 def test_a_read_without_ranges_returns_size_and_version(bucket, store):
     put(bucket, "x", 1000)
-    version = bucket.boto.head_object(Bucket=bucket.name, Key="x")["ETag"]
+    version = bucket.version("x")
     assert _torchobj.scatter([(store, "x", None, destinations([(5, 5)]))], True) == [(version, 1000, [0])]
     assert _torchobj.scatter([], True) == []
 
@@ -135,9 +137,11 @@ def test_buffers_that_overlap_or_are_read_only_are_refused(bucket, store):
 
 @pytest.mark.parametrize("size", [0, 1, 150, 1000])
 def test_head_and_tail_are_limited_to_the_object(any_bucket, size):
-    store = _torchobj.NativeStore("s3", any_bucket.name, any_bucket.config)
+    if size == 0 and any_bucket.url.startswith("gs:") and any_bucket.server.token is None:
+        pytest.skip("fake-gcs-server returns an invalid Content-Range for an empty object")
+    store = _torchobj.NativeStore(any_bucket.url[:2], any_bucket.name, any_bucket.config)
     body = put(any_bucket, "x", size)
-    version = any_bucket.boto.head_object(Bucket=any_bucket.name, Key="x")["ETag"]
+    version = any_bucket.version("x")
     head, tail, *rest = store.get_ends("x", 100, 70)
     assert (bytes(head), bytes(tail), rest) == (body[:100], body[-70:], [size, version])
 

@@ -152,7 +152,7 @@ def test_a_presigned_url_or_one_with_a_password_is_refused_without_showing_it():
 
 
 def test_a_pickled_dataset_has_the_users_arguments_and_no_key(bucket, monkeypatch):
-    bucket.boto.put_object(Bucket=bucket.name, Key="k", Body=b"x")
+    bucket.write("k", b"x")
     data = torchobj.ObjectMapDataset(f"{bucket.url}/", config=bucket.config)
     assert len(data) == 1
     logging.getLogger("torchobj").debug("the dataset was used")

@@ -7,6 +7,8 @@ import torchobj
 from torchobj import exceptions
 from torchobj.checkpoint.files import S3Checkpoint
 
+pytestmark = pytest.mark.providers("s3", "gs")
+
 STATES = [{"x": torch.full((size,), float(size))} for size in (3, 3_000_000)]
 
 
@@ -52,6 +54,7 @@ def test_a_multipart_file_is_written_if_its_condition_holds(bucket):
     check_written(bucket, 12_000_000)
 
 
+@pytest.mark.providers("s3")
 def test_the_class_of_s3torchconnector_accepts_conditions(bucket):
     checkpoint = S3Checkpoint(config=bucket.config)
     with checkpoint.writer(f"{bucket.url}/k", overwrite=False) as writer:
