@@ -1,0 +1,66 @@
+"""A process that is killed at a random moment of an upload to gs://: the object is the old one or the new one, and the
+parts of the upload are found and deleted."""
+
+import dataclasses
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import torchobj
+from tests.buckets import PARTS
+from tests.killing import Saver, kill_now
+from torchobj import ObjectMapDataset, Store
+
+PART_BYTES = 5 << 20
+SIZE = 36 * PART_BYTES
+KILLS = 20
+FOREIGN = f"{PARTS}foreign/x"
+
+
+@pytest.mark.timeout(240)
+def test_an_upload_killed_at_a_random_moment_leaves_the_old_object_or_the_new_one(gcs_bucket):
+    config = dataclasses.replace(gcs_bucket.config, part_bytes=PART_BYTES, whole_below_bytes=PART_BYTES)
+    bucket = gcs_bucket._replace(config=config)
+    store = Store(bucket.url, config=config)
+    for key in ("normal", FOREIGN):
+        bucket.write(key, b"kept")
+    store.put("large", b"old")
+    saver = Saver(bucket, Path(__file__).with_name("gcs_upload_killed.py"))
+    moments = random.Random(3)
+    try:
+        saver.begin(url=bucket.url, fill="-")
+        began = time.monotonic()
+        assert saver.end() is None
+        duration_s = time.monotonic() - began
+        version, fill, killed, found = store.head("large").version, b"-", 0, 0
+        for number in range(KILLS):
+            new = bytes([ord("a") + number])
+            pid = saver.begin(url=bucket.url, fill=new.decode())
+            time.sleep(moments.uniform(0, duration_s * 1.1))
+            kill_now(pid)
+            killed += saver.end() == signal.SIGKILL
+            info = store.head("large")
+            if info.version != version:
+                version, fill = info.version, new
+            assert info.size == SIZE
+            ends = [(start, start + 3) for start in range(0, SIZE, PART_BYTES)] + [(SIZE - 3, None)]
+            assert {bytes(data) for data in store.get_ranges("large", ends)} == {fill * 3}
+            assert [info.key for info in store.list()] == bucket.keys() == ["large", "normal"]
+            assert len(ObjectMapDataset(f"{bucket.url}/", config=config)) == 2
+            left = store.unfinished_uploads()
+            assert {upload.key for upload in left} <= {"large"}
+            found += len(bucket.uploads()) - 1
+            for upload in left:
+                store.abort_upload(upload)
+            assert bucket.uploads() == [FOREIGN]
+            assert store.unfinished_uploads() == []
+        assert store.get("large") == fill * SIZE
+        assert killed > KILLS // 2
+        assert found > 0
+    finally:
+        saver.close()
+    assert (bucket.body("normal"), bucket.body(FOREIGN)) == (b"kept", b"kept")
+    assert torchobj.get_many([f"{bucket.url}/normal"], config=config) == [b"kept"]
