@@ -1,4 +1,4 @@
-"""Trains a small network on handwritten digits in S3, and saves a checkpoint of each epoch to S3.
+"""Trains a small network on handwritten digits in a bucket, and saves a checkpoint of each epoch to a bucket.
 
     python examples/train_digits.py --data s3://bucket/digits/ --checkpoints s3://bucket/digits-checkpoints/
 
@@ -194,14 +194,14 @@ def weights_digest(weights: dict[str, torch.Tensor]) -> str:
 
 def folder(url: str) -> str:
     """Appends a slash to a URL, because the prefix `s3://bucket/a` would also select `s3://bucket/ab`."""
-    if not re.match("s3://[^/]", url):
-        raise argparse.ArgumentTypeError(f"{url!r}: must be s3://bucket/prefix/")
+    if not re.match("(s3|gs)://[^/]", url):
+        raise argparse.ArgumentTypeError(f"{url!r}: must be s3://bucket/prefix/ or gs://bucket/prefix/")
     return url.rstrip("/") + "/"
 
 
 def main() -> int:
     """Trains and tests the network, and returns the exit status."""
-    parser = argparse.ArgumentParser(description="Trains on handwritten digits in S3, with checkpoints in S3.")
+    parser = argparse.ArgumentParser(description="Trains on handwritten digits and saves checkpoints in buckets.")
     parser.add_argument(
         "--data",
         type=folder,

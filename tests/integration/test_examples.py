@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.buckets import new_gcs_bucket
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -26,3 +28,22 @@ def test_another_number_of_ranks_resumes_from_the_checkpoint_before_the_killed_s
     assert "Committed steps: [1, 2]." in output
     assert "3 ranks resumed from step 2" in output
     assert "All committed checkpoints are complete." in output
+
+
+@pytest.mark.timeout(120)
+def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(fake_gcs_server):
+    for package in ("sklearn", "PIL", "rich"):
+        pytest.importorskip(package)
+    data, checkpoints = (new_gcs_bucket(f"digits-{name}", fake_gcs_server) for name in ("data", "checkpoints"))
+    command = [sys.executable, EXAMPLES / "train_digits.py", "--workers", "1"]
+    command += ["--data", f"{data.url}/digits", "--checkpoints", f"{checkpoints.url}/run"]
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "STORAGE_EMULATOR_HOST": fake_gcs_server.endpoint}
+    for epochs, expected in (("1", "epoch 1/1: loss"), ("2", f"resumed from epoch 1 in {checkpoints.url}/run")):
+        done = subprocess.run(
+            [*command, "--epochs", epochs], capture_output=True, text=True, timeout=100, env=environment
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert expected in done.stdout
+    assert [key for key in checkpoints.keys() if "commits/" in key] == [
+        f"run/commits/{step:012}.json" for step in (1, 2)
+    ]
