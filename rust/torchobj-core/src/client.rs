@@ -120,6 +120,21 @@ impl Client {
         self.attempt_within(self.policy.first_byte_timeout, operation, key, call).await
     }
 
+    /// Makes one attempt of a call that may send many requests, with a permit and an idle timeout.
+    async fn attempt_while_active<T>(
+        &self,
+        operation: Operation,
+        key: &str,
+        call: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
+        let _permit = self.permit().await;
+        let limit = self.policy.first_byte_timeout.max(self.policy.idle_timeout);
+        match with_idle_timeout(limit, call).await {
+            Some(result) => result,
+            None => Err(self.timed_out(operation, key, &format!("no progress for {} s", limit.as_secs_f64()))),
+        }
+    }
+
     async fn attempt_within<T>(
         &self,
         limit: Duration,
@@ -313,7 +328,7 @@ impl Client {
     pub async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
         let mut attempts = self.attempts();
         loop {
-            match self.attempt(Operation::ListUploads, prefix, self.store.uploads(prefix)).await {
+            match self.attempt_while_active(Operation::ListUploads, prefix, self.store.uploads(prefix)).await {
                 Ok(uploads) => {
                     attempts.succeeded();
                     return Ok(uploads);
@@ -330,7 +345,7 @@ impl Client {
     pub async fn abort(&self, upload: &Upload) -> Result<()> {
         let mut attempts = self.attempts();
         loop {
-            match self.attempt(Operation::Abort, &upload.key, self.store.abort(upload)).await {
+            match self.attempt_while_active(Operation::Abort, &upload.key, self.store.abort(upload)).await {
                 Ok(()) => {
                     attempts.succeeded();
                     return Ok(());

@@ -13,4 +13,5 @@ mod fake;
 pub mod file;
 pub mod gcs;
 mod http;
+mod id;
 pub mod s3;

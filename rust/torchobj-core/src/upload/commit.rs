@@ -66,6 +66,10 @@ impl Commit<'_> {
             };
             outcome_unknown |= sent && error.kind().outcome_unknown();
             may_be_running |= sent && is_unanswered(&error);
+            if error.kind() == ErrorKind::Integrity {
+                // The parts are stored: another attempt would make the same object.
+                break error;
+            }
             if let Err(error) = attempts.failed(error).await {
                 break error;
             }

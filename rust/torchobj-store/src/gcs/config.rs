@@ -57,8 +57,8 @@ impl Account {
         let url = config.endpoint_url.clone().or(emulator).unwrap_or_else(|| format!("https://storage.{universe}"));
         let origin = origin(&url, &pools)?;
         let loader: Option<Box<dyn Loader<Token>>> = match &config.credential_provider {
+            _ if anonymous => None,
             Some(provider) => Some(Box::new(provider.clone())),
-            None if anonymous => None,
             None => Some(Box::new(Adc::new(config.universe_domain.clone()))),
         };
         let credentials = loader.map(|loader| Arc::new(Credentials::new(loader)));

@@ -1,12 +1,19 @@
 //! Server-side copies.
 
+use std::time::Duration;
+
 use serde::Deserialize;
-use torchobj_core::error::{ErrorKind, Operation, Result};
+use tokio::time::sleep;
+use torchobj_core::error::{ErrorKind, Operation, Result, Retry};
 use torchobj_core::types::{Payload, Version};
 use torchobj_core::url::ObjectUrl;
 
 use super::request::{Bucket, path_in};
 use super::resource::Resource;
+
+/// Maximum number of failed steps of one copy that are repeated, and the pause before the first repetition.
+const MAX_FAILURES: u32 = 5;
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// The response to one step of a copy.
 #[derive(Deserialize)]
@@ -30,12 +37,20 @@ impl Bucket {
         path.extend_from_slice(b"/rewriteTo/");
         path.extend_from_slice(&self.path("/o/", key)[b"storage/v1/".len()..]);
         let kms_key = self.account.config.kms_key_name.as_deref().map(|name| ("destinationKmsKeyName", name));
-        let (payload, mut token) = (Payload::default(), None::<String>);
+        let (payload, mut token, mut failures) = (Payload::default(), None::<String>, 0);
         loop {
             let rewrite_token = token.as_deref().map(|token| ("rewriteToken", token));
             let query: Vec<_> = kms_key.into_iter().chain(rewrite_token).collect();
             let request = self.request(operation, "POST", Some(key), path.clone(), &query, Vec::new(), &payload);
-            let step: Rewritten = self.json(&request).await?;
+            let step = match self.json::<Rewritten>(&request).await {
+                // The token continues where the last step stopped; another attempt of the caller would begin again.
+                Err(error) if token.is_some() && failures < MAX_FAILURES && error.kind().retry() != Retry::Never => {
+                    failures += 1;
+                    sleep(PAUSE * failures).await;
+                    continue;
+                }
+                step => step?,
+            };
             match step {
                 Rewritten { done: true, resource: Some(resource), .. } => {
                     return self.version_of(operation, key, &resource);

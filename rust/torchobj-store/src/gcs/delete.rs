@@ -1,14 +1,21 @@
 //! Deletes objects: one request each, concurrently, because the JSON API has no bulk delete.
 
+use std::time::Duration;
+
 use futures_util::StreamExt;
 use futures_util::stream;
-use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use tokio::time::sleep;
+use torchobj_core::error::{Error, ErrorKind, Operation, Result, Retry};
 use torchobj_core::types::{Payload, Version};
 
 use super::request::Bucket;
 
 /// Number of concurrent deletes of one call, which holds one permit.
 const CONCURRENT: usize = 16;
+
+/// Pauses between attempts to delete parts; `None`: the last attempt.
+const DELETE_PAUSES: [Option<Duration>; 4] =
+    [Some(Duration::from_millis(200)), Some(Duration::from_secs(1)), Some(Duration::from_secs(3)), None];
 
 impl Bucket {
     /// Deletes objects. Returns those that could not be deleted.
@@ -24,18 +31,29 @@ impl Bucket {
             .await
     }
 
-    /// Deletes generations of objects for good: also in a bucket with versioning, none is kept as noncurrent. Returns the
-    /// names of those that could not be deleted, and the errors.
-    pub(super) async fn delete_generations(&self, objects: Vec<(String, Version)>) -> Vec<(String, Error)> {
+    /// Deletes generations of objects for good: also in a bucket with versioning, none is kept as noncurrent. Retries, because
+    /// the caller has no other attempt. Returns the names of those that could not be deleted, and the errors.
+    pub(super) async fn delete_generations(&self, mut objects: Vec<(String, Version)>) -> Vec<(String, Error)> {
         let delete = |(name, generation): (String, Version)| async move {
             let error = self.delete_by(&name, Some(("generation", generation.as_str()))).await.err()?;
-            Some((name, error))
+            Some(((name, generation), error))
         };
-        stream::iter(objects.into_iter().map(delete))
-            .buffer_unordered(CONCURRENT)
-            .filter_map(std::future::ready)
-            .collect()
-            .await
+        let mut given_up = Vec::new();
+        for pause in DELETE_PAUSES {
+            let deletes = stream::iter(std::mem::take(&mut objects).into_iter().map(delete));
+            let failed: Vec<_> = deletes.buffer_unordered(CONCURRENT).filter_map(std::future::ready).collect().await;
+            for ((name, generation), error) in failed {
+                match pause {
+                    Some(_) if error.kind().retry() != Retry::Never => objects.push((name, generation)),
+                    _ => given_up.push((name, error)),
+                }
+            }
+            match pause {
+                Some(pause) if !objects.is_empty() => sleep(pause).await,
+                _ => break,
+            }
+        }
+        given_up
     }
 
     /// Deletes an object, if it has this version. Succeeds if it does not exist.

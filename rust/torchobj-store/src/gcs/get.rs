@@ -38,6 +38,15 @@ impl Bucket {
             _ => error,
         })?;
         let version = response.header("x-goog-generation").map(Version::new);
+        if version.is_none() {
+            // Later ranges could be those of another object.
+            return Err(self.error(
+                ErrorKind::Protocol,
+                operation,
+                request.key,
+                "the response has no x-goog-generation",
+            ));
+        }
         let (url, head) = (self.url_of(request.key), || self.head(get.key));
         Ok(Box::new(HttpGetResult::of_response(response, url, version, get.size, DETAILS, head).await?))
     }

@@ -1,7 +1,7 @@
 //! Lists objects.
 
 use serde::Deserialize;
-use torchobj_core::error::{Operation, Result};
+use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{ListPage, ListRequest, Payload};
 
 use super::parts;
@@ -17,7 +17,14 @@ const MAX_ENTRIES: u32 = 1000;
 pub(super) struct Page {
     pub(super) items: Vec<Resource>,
     prefixes: Vec<String>,
-    pub(super) next_page_token: Option<String>,
+    next_page_token: Option<String>,
+}
+
+impl Page {
+    /// The token for the next page.
+    pub(super) fn continuation(&self) -> Option<String> {
+        self.next_page_token.clone().filter(|token| !token.is_empty())
+    }
 }
 
 impl Bucket {
@@ -35,12 +42,17 @@ impl Bucket {
         ];
         let query: Vec<_> = query.into_iter().flatten().collect();
         let page = self.page(Operation::List, listing.prefix, &query).await?;
+        let continuation = page.continuation();
         let mut entries: Vec<_> = page.items.into_iter().map(Resource::into_entry).collect();
         entries
             .retain(|entry| !entry.key.starts_with(parts::PREFIX) && Some(entry.key.as_str()) != listing.start_after);
         let mut prefixes = page.prefixes;
         prefixes.retain(|prefix| !prefix.starts_with(parts::PREFIX));
-        Ok(ListPage { entries, prefixes, continuation: page.next_page_token })
+        if entries.iter().any(|entry| entry.key.is_empty()) {
+            let message = "the response has an object without a name";
+            return Err(self.error(ErrorKind::Protocol, Operation::List, Some(listing.prefix), message));
+        }
+        Ok(ListPage { entries, prefixes, continuation })
     }
 
     /// One page of a listing with these parameters; `prefix` is that in error messages.

@@ -1,7 +1,8 @@
 //! Uploads in parts: as objects that are composed (`parts`), or one after the other (`resumable`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result, Retry};
@@ -12,6 +13,7 @@ use super::request::Bucket;
 use super::resource::{NONCE, Resource};
 use super::resumable::Resumable;
 use crate::config::ParallelUpload;
+use crate::id::unique_id;
 
 /// Name of the metadata entry of a part with the key of its object.
 pub(super) const KEY: &str = "torchobj-key";
@@ -48,6 +50,17 @@ impl Default for BucketSettings {
     }
 }
 
+/// What is known about uploads in parts to a bucket.
+#[derive(Debug, Default)]
+pub(super) struct Restrictions {
+    /// The class of objects without one of their own.
+    storage_class: String,
+    /// Why no object is uploaded in parts.
+    reason: Option<String>,
+    /// Whether the reason was logged.
+    warned: AtomicBool,
+}
+
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Permissions {
@@ -59,7 +72,7 @@ impl Bucket {
     pub(super) async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
         let operation = Operation::BeginUpload;
         let mut object = self.new_resource(operation, key, &options.attributes)?;
-        let [id, nonce] = [(), ()].map(|()| format!("{:032x}", fastrand::u128(..)));
+        let (id, nonce) = (unique_id(), unique_id());
         object.metadata.insert(NONCE.to_owned(), nonce.clone());
         let parallel = self.uploads_in_parallel(operation, object.storage_class.as_deref()).await?;
         let sending = if parallel {
@@ -89,46 +102,53 @@ impl Bucket {
         if storage_class.is_some_and(|class| class != STANDARD) {
             return Ok(false);
         }
-        self.parallel.get_or_try_init(|| self.allows_parts(operation, storage_class.is_some())).await.copied()
+        let restrictions = self.restrictions.get_or_try_init(|| self.find_restrictions(operation)).await?;
+        let reason = match &restrictions.reason {
+            None if storage_class.is_some() || restrictions.storage_class == STANDARD => return Ok(true),
+            None => format!("its storage class is {}", restrictions.storage_class),
+            Some(reason) => reason.clone(),
+        };
+        if !restrictions.warned.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "{}: objects are uploaded one part after the other, because {reason}; GCSOptions(parallel_upload=True) \
+                 uploads parts in parallel, and False silences this warning",
+                self.url_of(None)
+            );
+        }
+        Ok(false)
     }
 
-    /// Requests the settings of the bucket, and whether the credentials may create and delete objects. `class_known`: the
-    /// storage class of parts is not that of the bucket.
-    async fn allows_parts(&self, operation: Operation, class_known: bool) -> Result<bool> {
+    /// Requests the settings of the bucket, and whether the credentials have the permissions that parts need.
+    async fn find_restrictions(&self, operation: Operation) -> Result<Restrictions> {
         let payload = Payload::default();
         let query = [("fields", "storageClass,retentionPolicy,defaultEventBasedHold")];
         let request = self.request(operation, "GET", None, self.path("", ""), &query, Vec::new(), &payload);
-        let reason = match self.json::<BucketSettings>(&request).await {
-            Ok(BucketSettings { storage_class, .. }) if !class_known && storage_class != STANDARD => {
-                format!("its storage class is {storage_class}")
-            }
-            Ok(BucketSettings { retention_policy: Some(_), .. }) => "it has a retention policy".to_owned(),
-            Ok(BucketSettings { default_event_based_hold: true, .. }) => "it has a default hold".to_owned(),
-            Ok(_) => {
-                let query = ["storage.objects.create", "storage.objects.delete"].map(|name| ("permissions", name));
-                let path = self.path("/iam/testPermissions", "");
-                let request = self.request(operation, "GET", None, path, &query, Vec::new(), &payload);
-                let granted = match self.json::<Permissions>(&request).await {
-                    // An emulator may not implement it.
-                    Err(error) if error.kind().retry() == Retry::Never => Permissions::default(),
-                    granted => granted?,
-                };
-                if query.iter().all(|(_, name)| granted.permissions.iter().any(|granted| granted == name)) {
-                    return Ok(true);
+        let BucketSettings { storage_class, retention_policy, default_event_based_hold } =
+            match self.json(&request).await {
+                Err(error) if error.kind() == ErrorKind::AccessDenied => {
+                    let reason = Some("the credentials do not have the permission storage.buckets.get".to_owned());
+                    return Ok(Restrictions { reason, ..Restrictions::default() });
                 }
-                "the credentials are not known to have the permission storage.objects.delete".to_owned()
-            }
-            Err(error) if error.kind() == ErrorKind::AccessDenied => {
-                "the credentials do not have the permission storage.buckets.get".to_owned()
-            }
-            Err(error) => return Err(error),
+                settings => settings?,
+            };
+        let reason = if retention_policy.is_some() {
+            Some("it has a retention policy".to_owned())
+        } else if default_event_based_hold {
+            Some("it has a default hold".to_owned())
+        } else {
+            let query = ["create", "delete", "get", "list"].map(|name| format!("storage.objects.{name}"));
+            let query = query.each_ref().map(|name| ("permissions", name.as_str()));
+            let path = self.path("/iam/testPermissions", "");
+            let request = self.request(operation, "GET", None, path, &query, Vec::new(), &payload);
+            let granted = match self.json::<Permissions>(&request).await {
+                // An emulator may not implement it.
+                Err(error) if error.kind().retry() == Retry::Never => Permissions::default(),
+                granted => granted?,
+            };
+            let missing = query.iter().find(|(_, name)| granted.permissions.iter().all(|granted| granted != name));
+            missing.map(|(_, name)| format!("the credentials are not known to have the permission {name}"))
         };
-        log::warn!(
-            "{}: objects are uploaded one part after the other, because {reason}; GCSOptions(parallel_upload=True) uploads \
-             parts in parallel, and False silences this warning",
-            self.url_of(None)
-        );
-        Ok(false)
+        Ok(Restrictions { storage_class, reason, ..Restrictions::default() })
     }
 
     fn state(&self, operation: Operation, upload: &Upload) -> Result<Arc<State>> {
@@ -204,10 +224,25 @@ impl Bucket {
     /// Aborts an upload, also one of another process, and deletes its parts.
     pub(super) async fn abort(&self, upload: &Upload) -> Result<()> {
         let operation = Operation::Abort;
-        let state = self.uploads.lock().expect("no holder of this lock panics").remove(&upload.id);
-        if let Some(State { sending: Sending::Resumable(session), .. }) = state.as_deref() {
-            return self.cancel_resumable(&upload.key, session).await;
+        let state = self.state(operation, upload).ok();
+        match state.as_deref().map(|state| &state.sending) {
+            Some(Sending::Resumable(session)) => self.cancel_resumable(&upload.key, session).await?,
+            Some(Sending::Parts(parts)) => {
+                self.delete_known(parts).await;
+                match self.delete_listed(operation, upload).await {
+                    // The parts that have a response are deleted.
+                    Err(error) if error.kind() == ErrorKind::AccessDenied && parts.is_empty() => {}
+                    deleted => deleted?,
+                }
+            }
+            None => self.delete_listed(operation, upload).await?,
         }
+        self.uploads.lock().expect("no holder of this lock panics").remove(&upload.id);
+        Ok(())
+    }
+
+    /// Deletes the parts of an upload that are in the bucket.
+    async fn delete_listed(&self, operation: Operation, upload: &Upload) -> Result<()> {
         if upload.id.is_empty() || !upload.id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Ok(());
         }
@@ -239,20 +274,18 @@ impl Bucket {
 
     /// Lists objects whose names begin with `prefix`. `key` is that in error messages.
     async fn list_objects(&self, operation: Operation, key: &str, prefix: &str) -> Result<Vec<Resource>> {
-        let (mut found, mut token) = (Vec::new(), None::<String>);
+        let (mut found, mut token, mut tokens) = (Vec::new(), None::<String>, HashSet::new());
         loop {
             let fields = "items(name,generation,timeCreated,metadata),nextPageToken";
             let mut query = vec![("prefix", prefix), ("fields", fields)];
             query.extend(token.as_deref().map(|token| ("pageToken", token)));
-            let page = self.page(operation, key, &query).await?;
-            found.extend(page.items.into_iter().filter(|item| item.name.starts_with(prefix)));
-            match page.next_page_token {
-                None => return Ok(found),
-                Some(next) if token.as_ref() == Some(&next) => {
-                    return Err(self.error(ErrorKind::Protocol, operation, Some(key), "the listing repeats a page"));
-                }
-                next => token = next,
+            let mut page = self.page(operation, key, &query).await?;
+            found.extend(page.items.drain(..).filter(|item| item.name.starts_with(prefix)));
+            let Some(next) = page.continuation() else { return Ok(found) };
+            if !tokens.insert(next.clone()) {
+                return Err(self.error(ErrorKind::Protocol, operation, Some(key), "the listing repeats a page"));
             }
+            token = Some(next);
         }
     }
 }

@@ -12,7 +12,7 @@ use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, Upload, 
 
 use super::multipart::KEY;
 use super::request::Bucket;
-use super::resource::{FIELDS, Resource, combine, crc32c, decode, encode};
+use super::resource::{FIELDS, Resource, combine, decode, encode};
 
 /// Prefix of the names of parts, followed by the id of the upload.
 pub(super) const PREFIX: &str = ".torchobj-parts/";
@@ -83,6 +83,11 @@ impl Parts {
         name
     }
 
+    /// Whether no object of the upload may be in the bucket, except those of lost requests.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sent().objects.values().all(Option::is_none)
+    }
+
     /// Replaces the objects whose responses were lost by those that are in the bucket.
     fn replace_unknown(&self, listed: &[(String, Version)]) {
         let mut sent = self.sent();
@@ -142,8 +147,8 @@ impl Bucket {
     ) -> Result<PartReceipt> {
         let name = parts.new_name(upload, (number, number));
         let resource = part_resource(name.clone(), template, upload);
-        let (size, crc32c) = (payload.len() as u64, crc32c(payload));
         let (operation, key) = (Operation::PutPart, upload.key.as_str());
+        let (size, crc32c) = (payload.len() as u64, self.crc32c(operation, key, payload)?);
         let written = self.insert(operation, key, resource, crc32c, payload, &Condition::Always).await?;
         let generation = self.version_of(operation, key, &written)?;
         let part = Source { name, generation: generation.clone(), numbers: (number, number), size, crc32c };
@@ -262,48 +267,62 @@ impl Bucket {
         let headers = vec![("content-type", "application/json".into())];
         let request = self.request(operation, "POST", Some(key), path, &query, headers, &payload);
         let made: Resource = self.json(&request).await?;
-        self.verify(operation, key, target, &made, size, crc32c).await?;
+        self.verify(operation, key, target, &made, destination.nonce(), size, crc32c).await?;
         Ok(made)
     }
 
     /// Compares size and CRC32C of an object that a request has created with those of the bytes that were sent. Deletes an
-    /// object that differs.
+    /// object that differs, if its nonce or its name shows that this upload has created it.
+    #[expect(clippy::too_many_arguments, reason = "the object, and what is known about it")]
     pub(super) async fn verify(
         &self,
         operation: Operation,
         key: &str,
         target: &str,
         made: &Resource,
+        nonce: Option<&str>,
         size: u64,
         crc32c: u32,
     ) -> Result<()> {
         let found = made.crc32c.as_deref().and_then(decode);
-        if made.size() == Some(size) && found.is_none_or(|found| found == crc32c) {
+        if made.size().is_none_or(|found| found == size) && found.is_none_or(|found| found == crc32c) {
             return Ok(());
         }
-        let generation = self.version_of(operation, key, made)?;
         let message = format!(
-            "the store made an object of {:?} bytes with CRC32C {:?} from {size} bytes with CRC32C {}; it is deleted",
+            "the store made an object of {:?} bytes with CRC32C {:?} from {size} bytes with CRC32C {}",
             made.size(),
             made.crc32c,
             encode(crc32c)
         );
         let error = self.error(ErrorKind::Integrity, operation, Some(key), &message);
+        if !target.starts_with(PREFIX) && (nonce.is_none() || made.nonce() != nonce) {
+            return Err(error);
+        }
+        let generation = self.version_of(operation, key, made)?;
         match self.delete_one(target, Some(&generation)).await {
-            Ok(()) => Err(error),
+            Ok(()) => Err(error.with_hint("the object was deleted")),
             Err(problem) => Err(error.with_hint(format!("the object could not be deleted: {problem}"))),
         }
     }
 
     /// Deletes all objects of an upload that this process may have created, after its commit.
     pub(super) async fn delete_parts(&self, upload: &Upload, parts: &Parts) {
-        let (known, unknown): (Vec<_>, Vec<_>) =
-            parts.sent().objects.clone().into_iter().partition(|(_, generation)| generation.is_some());
-        let known = known.into_iter().filter_map(|(name, generation)| Some((name, generation?)));
-        self.delete_objects(parts, known.collect()).await;
+        self.delete_known(parts).await;
+        let unknown: Vec<_> =
+            parts.sent().objects.clone().into_iter().filter(|(_, generation)| generation.is_none()).collect();
         if !unknown.is_empty() {
             match self.list_parts(Operation::Abort, upload).await {
                 Ok(listed) => {
+                    let missing = unknown.iter().filter(|(name, _)| listed.iter().all(|(listed, _)| listed != name));
+                    let missing = missing.count();
+                    if missing > 0 {
+                        log::warn!(
+                            "upload {} of {} is complete; {missing} requests for its parts had no response, and may still \
+                             create objects: see Store.unfinished_uploads",
+                            upload.id,
+                            self.url_of(Some(&upload.key)),
+                        );
+                    }
                     parts.replace_unknown(&listed);
                     self.delete_objects(parts, listed).await;
                 }
@@ -318,6 +337,12 @@ impl Bucket {
                 self.url_of(Some(&upload.key)),
             );
         }
+    }
+
+    /// Deletes the objects of an upload whose generations are known.
+    pub(super) async fn delete_known(&self, parts: &Parts) {
+        let known = parts.sent().objects.clone().into_iter();
+        self.delete_objects(parts, known.filter_map(|(name, generation)| Some((name, generation?))).collect()).await;
     }
 
     async fn delete_objects(&self, parts: &Parts, objects: Vec<(String, Version)>) {

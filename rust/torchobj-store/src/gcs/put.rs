@@ -8,7 +8,7 @@ use torchobj_core::types::{Attributes, Condition, Payload, PutOptions, Version};
 
 use super::request::Bucket;
 use super::resource::{FIELDS, Resource, crc32c, encode};
-use crate::http::{encode::query_into, metadata_problem};
+use crate::http::{encode::query_into, is_header_value, metadata_problem};
 
 /// The condition of a write.
 pub(super) fn condition_parameter(condition: &Condition) -> Option<(&'static str, &str)> {
@@ -25,8 +25,19 @@ impl Bucket {
         let operation = Operation::Put;
         let mut object = self.new_resource(operation, key, &options.attributes)?;
         key.clone_into(&mut object.name);
-        let written = self.insert(operation, key, object, crc32c(payload), payload, &options.condition).await?;
+        let written = self
+            .insert(operation, key, object, self.crc32c(operation, key, payload)?, payload, &options.condition)
+            .await?;
         self.version_of(operation, key, &written)
+    }
+
+    /// CRC32C of a payload.
+    ///
+    /// # Errors
+    /// `Integrity`: the memory was changed.
+    pub(super) fn crc32c(&self, operation: Operation, key: &str, payload: &Payload) -> Result<u32> {
+        let changed = || self.error(ErrorKind::Integrity, operation, Some(key), "the bytes differ from their CRC-32");
+        crc32c(payload).ok_or_else(changed)
     }
 
     /// The version in the response to a write, which must have one.
@@ -40,10 +51,16 @@ impl Bucket {
     /// # Errors
     /// `Config`: metadata that no header can contain.
     pub(super) fn new_resource(&self, operation: Operation, key: &str, attributes: &Attributes) -> Result<Resource> {
-        match metadata_problem(attributes) {
-            None => Ok(Resource::new(attributes, self.account.config.storage_class.as_deref())),
-            Some(problem) => Err(self.error(ErrorKind::Config, operation, Some(key), &problem)),
+        let refuse = |problem: &str| Err(self.error(ErrorKind::Config, operation, Some(key), problem));
+        if let Some(problem) = metadata_problem(attributes) {
+            return refuse(&problem);
         }
+        let object = Resource::new(attributes, self.account.config.storage_class.as_deref());
+        // The content type is part of the head of a body, and a response has all of them as headers.
+        if object.headers().into_iter().flatten().any(|value| !is_header_value(value.as_bytes())) {
+            return refuse("a content type or another header of the object has control characters");
+        }
+        Ok(object)
     }
 
     /// The parameters of a request that writes an object.

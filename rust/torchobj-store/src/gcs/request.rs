@@ -13,7 +13,7 @@ use torchobj_core::types::{Condition, Payload, Version};
 use super::config::Account;
 use super::credentials::Token;
 use super::error::{hint, refusal};
-use super::multipart::State;
+use super::multipart::{Restrictions, State};
 use crate::credentials::Loaded;
 use crate::http::{
     self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, Origin, Refusal, Request, RequestHead, Response,
@@ -31,15 +31,15 @@ const MAX_JSON_BYTES: usize = 16 << 20;
 pub(super) struct Bucket {
     pub(super) account: Arc<Account>,
     pub(super) name: String,
-    /// Whether parts of uploads can be composed and deleted; found at the first upload.
-    pub(super) parallel: OnceCell<bool>,
+    /// Found at the first upload.
+    pub(super) restrictions: OnceCell<Restrictions>,
     /// Uploads of this process that have begun, by id.
     pub(super) uploads: Mutex<HashMap<String, Arc<State>>>,
 }
 
 impl Bucket {
     pub(super) fn new(account: Arc<Account>, name: &str) -> Self {
-        Self { account, name: name.to_owned(), parallel: OnceCell::new(), uploads: Mutex::default() }
+        Self { account, name: name.to_owned(), restrictions: OnceCell::new(), uploads: Mutex::default() }
     }
 
     /// The URL of a key or of the bucket.
@@ -60,7 +60,8 @@ impl Bucket {
     /// Returns an error if no object has this version: a generation is a positive number, and 0 would mean that there is no
     /// object.
     pub(super) fn check_version(&self, operation: Operation, key: &str, version: &Version) -> Result<()> {
-        if version.as_str().parse::<u64>().is_ok_and(|generation| generation > 0) {
+        let text = version.as_str();
+        if text.starts_with(|first: char| matches!(first, '1'..='9')) && text.parse::<i64>().is_ok() {
             return Ok(());
         }
         let kind = if operation == Operation::Get { ErrorKind::Changed } else { ErrorKind::Precondition };

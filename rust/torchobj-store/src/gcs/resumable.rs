@@ -13,7 +13,7 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, PartReceipt, Payload};
 
 use super::request::{Bucket, BucketDialect};
-use super::resource::{FIELDS, Resource, combine, crc32c};
+use super::resource::{FIELDS, Resource, combine, encode};
 use crate::http::{Dialect, ErrorResponse, Request, Response, error_of, exchange, redirect};
 
 /// Chunks other than the last are multiples of this size.
@@ -24,6 +24,8 @@ pub(super) struct Resumable {
     /// Path and query of its session. Whoever knows them can write to it, so `Debug` omits them.
     session: Vec<u8>,
     condition: Condition,
+    /// That in the metadata of the object.
+    nonce: Option<String>,
     /// Held while a chunk is sent.
     progress: Mutex<Progress>,
 }
@@ -75,7 +77,8 @@ impl Bucket {
             // The message must not contain the location: it authorizes writes.
             self.error(ErrorKind::Protocol, operation, Some(key), &message)
         })?;
-        Ok(Resumable { session, condition: condition.clone(), progress: Mutex::default() })
+        let nonce = object.nonce().map(str::to_owned);
+        Ok(Resumable { session, condition: condition.clone(), nonce, progress: Mutex::default() })
     }
 
     /// Path and query of a session, which must be on the server of the bucket.
@@ -104,11 +107,12 @@ impl Bucket {
         payload: &Payload,
     ) -> Result<u32> {
         let operation = Operation::PutPart;
+        let crc32c = self.crc32c(operation, key, payload)?;
         let mut progress = upload.progress.lock().await;
         let wrong = |message: &str| self.error(ErrorKind::Protocol, operation, Some(key), message);
         let end = offset + payload.len() as u64;
         if progress.uncertain {
-            match self.chunk(operation, key, upload, &Payload::default(), "bytes */*".to_owned()).await? {
+            match self.chunk(operation, key, upload, &Payload::default(), "bytes */*".to_owned(), None).await? {
                 Answer::Stored(stored) if stored >= progress.stored && stored <= end => {
                     // A stored multiple of 256 KiB may lie within `rest` only if it is at its start.
                     if stored > progress.stored {
@@ -130,7 +134,7 @@ impl Bucket {
             let chunk = bytes_from(&progress, offset, payload, until);
             let range = format!("bytes {}-{}/*", progress.stored, until - 1);
             progress.uncertain = true;
-            match self.chunk(operation, key, upload, &chunk, range).await? {
+            match self.chunk(operation, key, upload, &chunk, range, None).await? {
                 Answer::Stored(stored) if stored > progress.stored && stored <= until && stored >= offset => {
                     *progress = Progress { stored, ..Progress::default() };
                 }
@@ -142,7 +146,7 @@ impl Bucket {
         }
         let rest = bytes_from(&progress, offset, payload, end);
         progress.rest = rest.pieces().concat().into();
-        Ok(crc32c(payload))
+        Ok(crc32c)
     }
 
     /// Sends the last bytes, which makes the object.
@@ -173,7 +177,8 @@ impl Bucket {
         }
         let mut answer = Answer::Stored(progress.stored);
         if progress.uncertain {
-            answer = self.chunk(operation, key, upload, &Payload::default(), format!("bytes */{size}")).await?;
+            let query = format!("bytes */{size}");
+            answer = self.chunk(operation, key, upload, &Payload::default(), query, Some(crc32c)).await?;
         }
         if let Answer::Stored(stored) = answer {
             if stored != progress.stored && stored != size {
@@ -184,11 +189,11 @@ impl Bucket {
             let range =
                 if rest.is_empty() { format!("bytes */{size}") } else { format!("bytes {stored}-{}/{size}", size - 1) };
             progress.uncertain = true;
-            answer = self.chunk(operation, key, upload, &Payload::from(rest), range).await?;
+            answer = self.chunk(operation, key, upload, &Payload::from(rest), range, Some(crc32c)).await?;
         }
         match answer {
             Answer::Complete(object) => {
-                self.verify(operation, key, key, &object, size, crc32c).await?;
+                self.verify(operation, key, key, &object, upload.nonce.as_deref(), size, crc32c).await?;
                 Ok(*object)
             }
             Answer::Stored(stored) => {
@@ -211,7 +216,8 @@ impl Bucket {
         }
     }
 
-    /// Sends a chunk, or a query without bytes. `range` is its `Content-Range`.
+    /// Sends a chunk, or a query without bytes. `range` is its `Content-Range`; `crc32c` that of the object, which the server
+    /// compares before it makes the object.
     async fn chunk(
         &self,
         operation: Operation,
@@ -219,9 +225,11 @@ impl Bucket {
         upload: &Resumable,
         chunk: &Payload,
         range: String,
+        crc32c: Option<u32>,
     ) -> Result<Answer> {
         let path = upload.session.clone();
-        let headers = vec![("content-range", Cow::Owned(range))];
+        let mut headers = vec![("content-range", Cow::Owned(range))];
+        headers.extend(crc32c.map(|crc32c| ("x-goog-hash", Cow::Owned(format!("crc32c={}", encode(crc32c))))));
         let request = self.request(operation, "PUT", Some(key), path, &[], headers, chunk);
         let (response, dialect) = self.answer(&request).await?;
         match response.status {

@@ -218,13 +218,13 @@ impl Account {
     /// Returns whether the server compares versions before it writes. The S3 interface of Google Cloud Storage ignores
     /// If-Match and If-None-Match.
     pub(super) fn conditional_writes(&self) -> bool {
-        const GOOGLE: &str = "storage.googleapis.com";
+        const GOOGLE: &str = ".googleapis.com";
         self.config.conditional_writes.unwrap_or_else(|| {
             let loaded = self.environment.get().and_then(|environment| environment.endpoint_url.clone());
             let variable = || env::first_of(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"]).map(|(_, url)| url);
             let url = loaded.or_else(|| self.config.endpoint_url.clone()).or_else(variable);
             let host = url.and_then(|url| url.parse::<http::Uri>().ok()?.host().map(str::to_ascii_lowercase));
-            host.is_none_or(|host| host != GOOGLE && !host.ends_with(&format!(".{GOOGLE}")))
+            host.is_none_or(|host| !host.trim_end_matches('.').ends_with(GOOGLE))
         })
     }
 

@@ -52,6 +52,16 @@ impl S3Store {
     pub fn new(account: Arc<Account>, name: &str) -> Self {
         Self(Arc::new(Bucket::new(account, name)))
     }
+
+    /// Returns an error if the server ignores conditions of writes. The endpoint may be in a profile, which
+    /// [`ObjectStore::capabilities`] does not wait for.
+    async fn check_conditional(&self, operation: Operation, key: &str) -> Result<()> {
+        self.0.account.environment().await;
+        if self.0.account.conditional_writes() {
+            return Ok(());
+        }
+        Err(self.error(ErrorKind::Unsupported, operation, key, "this store does not support this write condition"))
+    }
 }
 
 #[async_trait]
@@ -96,6 +106,9 @@ impl ObjectStore for S3Store {
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
+        if options.condition != Condition::Always {
+            self.check_conditional(Operation::Put, key).await?;
+        }
         if self.0.by_sdk().await? {
             self.0.sdk_put(key, payload, options).await
         } else {
@@ -116,6 +129,9 @@ impl ObjectStore for S3Store {
     }
 
     async fn commit(&self, upload: &Upload, parts: &[PartReceipt], condition: &Condition) -> Result<Version> {
+        if *condition != Condition::Always {
+            self.check_conditional(Operation::Commit, &upload.key).await?;
+        }
         self.0.commit(upload, parts, condition).await
     }
 
@@ -140,10 +156,7 @@ impl ObjectStore for S3Store {
     }
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
-        if !self.0.account.conditional_writes() {
-            let message = "this store ignores the condition of a delete";
-            return Err(self.error(ErrorKind::Unsupported, Operation::Delete, key, message));
-        }
+        self.check_conditional(Operation::Delete, key).await?;
         self.0.delete_one(key, Some(version)).await
     }
 }

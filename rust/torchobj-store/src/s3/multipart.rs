@@ -17,6 +17,7 @@ use super::put::condition_header;
 use super::sdk::customer_key;
 use super::xml;
 use crate::http::encode::decode_listed;
+use crate::id::unique_id;
 
 /// Maximum size of the response to a commit, including white space: S3 sends one byte every few seconds.
 const MAX_RESPONSE_BYTES: usize = 1 << 20;
@@ -30,7 +31,7 @@ impl Bucket {
         let operation = Operation::BeginUpload;
         let attributes = &options.attributes;
         self.check_options(operation, key, options)?;
-        let nonce = format!("{:032x}", fastrand::u128(..));
+        let nonce = unique_id();
         let mut metadata: std::collections::HashMap<String, String> = self
             .metadata_headers(operation, key, attributes)?
             .into_iter()
