@@ -1,6 +1,7 @@
 """Stops background work when the process exits. Forks are handled in Rust."""
 
 import atexit
+import sys
 
 from torchobj import _torchobj
 from torchobj.config import credentials
@@ -14,3 +15,9 @@ def register() -> None:
     # Handlers run in reverse order: aborting an upload at exit may need credentials.
     atexit.register(credentials.close)
     atexit.register(_torchobj.finish, _FINISH_TIMEOUT_S)
+
+
+def finish_dropped() -> None:
+    """Waits until dropped uploads are aborted, if the process exits and the functions above were called already."""
+    if sys.is_finalizing():
+        _torchobj.finish(_FINISH_TIMEOUT_S)

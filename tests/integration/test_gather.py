@@ -87,7 +87,6 @@ def test_uploads_respect_the_rate_limit(bucket):
     assert time.monotonic() - began > 0.8
 
 
-@pytest.mark.providers("s3")
 def test_memory_that_changes_while_it_is_sent_is_an_error_without_a_retry(bucket, control):
     record = _record(40 << 20, 4)
     gather = _torchobj.NativeGather(_store(bucket, upload_mbit_s=8 * 40), "gathered", NO_ATTRIBUTES)

@@ -116,7 +116,6 @@ def test_a_read_only_bucket_raises_access_denied_and_keeps_the_last_step(manager
     assert nothing_of(bucket, 2)
 
 
-@pytest.mark.providers("s3")
 def test_occasionally_refused_requests_do_not_fail_a_save(manager, bucket, control):
     control.faults({"probability": 0.1, "seed": 4, "action": {"status": 503, "code": "SlowDown"}})
     for step in range(6):

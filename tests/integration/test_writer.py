@@ -208,7 +208,6 @@ def test_a_dropped_writer_commits_nothing_and_warns(good, caplog):
     assert still_good(good)
 
 
-@pytest.mark.providers("s3")
 def test_a_process_that_exits_with_an_open_writer_leaves_no_upload(good):
     script = (
         "import sys, torchobj, pickle\n"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
 
-from torchobj import _torchobj
+from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
 from torchobj.buffers import contiguous
 from torchobj.checkpoint.archive import records_in
@@ -244,6 +244,7 @@ class ObjectWriter(_BinaryFile):
         if getattr(self, "_native", None) is not None:
             logger.warning("%s was dropped before it was closed: nothing was written", self._url)
             self._native = None
+            _shutdown.finish_dropped()
 
 
 def store_of(url: str, config: StoreConfig, *, is_written: bool = False) -> tuple[Url, "_torchobj.NativeStore"]:

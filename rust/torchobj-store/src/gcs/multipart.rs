@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::Deserialize;
+use tokio::time::sleep;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result, Retry};
 use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
@@ -20,6 +22,10 @@ pub(super) const KEY: &str = "torchobj-key";
 
 /// The class whose objects can be deleted at any time without a fee ("Storage classes", "Minimum storage duration").
 const STANDARD: &str = "STANDARD";
+
+/// Pauses before the bucket is searched for parts of an aborted upload. A server may store a part that it received before its
+/// connection was closed.
+const LATE_PARTS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(300), Duration::from_millis(700)];
 
 /// An upload of this process.
 #[derive(Debug)]
@@ -229,25 +235,33 @@ impl Bucket {
             Some(Sending::Resumable(session)) => self.cancel_resumable(&upload.key, session).await?,
             Some(Sending::Parts(parts)) => {
                 self.delete_known(parts).await;
-                match self.delete_listed(operation, upload).await {
-                    // The parts that have a response are deleted.
-                    Err(error) if error.kind() == ErrorKind::AccessDenied && parts.is_empty() => {}
-                    deleted => deleted?,
+                for pause in LATE_PARTS {
+                    sleep(pause).await;
+                    match self.delete_listed(operation, upload).await {
+                        // The parts that have a response are deleted.
+                        Err(error) if error.kind() == ErrorKind::AccessDenied && parts.is_empty() => break,
+                        deleted => parts.deleted(&deleted?),
+                    }
+                    if !parts.has_unanswered() {
+                        break;
+                    }
                 }
             }
-            None => self.delete_listed(operation, upload).await?,
+            None => drop(self.delete_listed(operation, upload).await?),
         }
         self.uploads.lock().expect("no holder of this lock panics").remove(&upload.id);
         Ok(())
     }
 
-    /// Deletes the parts of an upload that are in the bucket.
-    async fn delete_listed(&self, operation: Operation, upload: &Upload) -> Result<()> {
+    /// Deletes the parts of an upload that are in the bucket. Returns their names.
+    async fn delete_listed(&self, operation: Operation, upload: &Upload) -> Result<Vec<String>> {
         if upload.id.is_empty() || !upload.id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            return Ok(());
+            return Ok(Vec::new());
         }
-        match self.delete_generations(self.list_parts(operation, upload).await?).await.pop() {
-            None => Ok(()),
+        let listed = self.list_parts(operation, upload).await?;
+        let names = listed.iter().map(|(name, _)| name.clone()).collect();
+        match self.delete_generations(listed).await.pop() {
+            None => Ok(names),
             Some((_, error)) => Err(error),
         }
     }

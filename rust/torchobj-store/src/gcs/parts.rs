@@ -88,6 +88,19 @@ impl Parts {
         self.sent().objects.values().all(Option::is_none)
     }
 
+    /// Whether requests without a response may still create objects.
+    pub(super) fn has_unanswered(&self) -> bool {
+        self.sent().objects.values().any(Option::is_none)
+    }
+
+    /// Removes objects that are deleted.
+    pub(super) fn deleted(&self, names: &[String]) {
+        let mut sent = self.sent();
+        for name in names {
+            sent.objects.remove(name);
+        }
+    }
+
     /// Replaces the objects whose responses were lost by those that are in the bucket.
     fn replace_unknown(&self, listed: &[(String, Version)]) {
         let mut sent = self.sent();
@@ -351,10 +364,8 @@ impl Bucket {
             log::debug!("{error}");
         }
         let failed: HashSet<_> = failed.into_iter().map(|(name, _)| name).collect();
-        let mut sent = parts.sent();
-        for (name, _) in objects.iter().filter(|(name, _)| !failed.contains(name)) {
-            sent.objects.remove(name);
-        }
+        let deleted = objects.into_iter().map(|(name, _)| name).filter(|name| !failed.contains(name));
+        parts.deleted(&deleted.collect::<Vec<_>>());
     }
 }
 
