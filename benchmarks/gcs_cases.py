@@ -185,7 +185,7 @@ class Bench:
 
     def _get(self, entry: Entry, case: Case) -> measure.Measured:
         many = case.kind == "many"
-        min_s = self._min_s if many else self._min_s / 4
+        min_s = self._min_s if many else self._min_s / 2
         job = measure.Job(self._read["plain", entry.scheme], case.family, BATCH if many else 0, min_s)
         return self._clients.read(entry.client, job)
 
@@ -246,7 +246,11 @@ class Bench:
         return self._failed[name]
 
     def run(self, case: Case, without: Sequence[str]) -> Done:
-        """Runs all rounds of a case: A B C A B C. A client that fails is left out of later rounds."""
+        """Runs all rounds of a case: A B C, B C A, C A B. A client that fails is left out of later rounds.
+
+        The order changes, because the first process after another client's large object pays for memory that the
+        machine took back.
+        """
         runners: dict[str, tuple[Callable[[Entry, Case], Any], Any, Callable[[Any], str]]] = {
             "many": (self._get, Outcome(case.label, case.family.size, BATCH), report.table),
             "one": (self._get, Outcome(case.label, case.family.size, 0), report.table),
@@ -260,7 +264,8 @@ class Bench:
         measure_one, rounds, table = runners[case.kind]
         entries = [entry for entry in case.entries if entry.name not in without]
         failed = {entry.name: wrong for entry in entries if (wrong := self.check(case, entry))}
-        for _, entry in itertools.product(range(self._rounds), entries):
+        for number, position in itertools.product(range(self._rounds), range(len(entries))):
+            entry = entries[(number + position) % len(entries)]
             if entry.name in failed:
                 continue
             try:
