@@ -100,6 +100,7 @@ bench: build venv ## The benchmarks, with their tables
 	$(PY) benchmarks/loader.py
 	$(PY) benchmarks/mlperf.py
 	$(PY) benchmarks/checkpoint.py
+	$(PY) benchmarks/gcs.py
 
 faults: build venv ## Every operation under every fault: correct bytes or a typed error, and the delay
 	$(PY) benchmarks/faults.py

@@ -18,6 +18,6 @@ def register() -> None:
 
 
 def finish_dropped() -> None:
-    """Waits until dropped uploads are aborted, if the process exits and the functions above were called already."""
+    """Waits until dropped uploads are aborted, if the interpreter is finalizing: exit functions have run by then."""
     if sys.is_finalizing():
         _torchobj.finish(_FINISH_TIMEOUT_S)

@@ -14,6 +14,7 @@ import fsspec as package  # type: ignore[import-untyped]
 
 from torchobj.checkpoint.files import open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config.checks import check
 from torchobj.exceptions import (
     AccessDeniedError,
     ConfigError,
@@ -388,6 +389,8 @@ def register(
         ```
     """
     global _default  # noqa: PLW0603  state of the process
+    ok = isinstance(schemes, tuple) and set(schemes) <= _CLASSES.keys()
+    check("schemes", schemes, "a tuple of s3 and gs", ok=ok)
     served = register_classes(_CLASSES, schemes, replace=replace)
     if served and not (config is None and region is None and endpoint_url is None):
         _default = store_config(config, region, endpoint_url)

@@ -63,7 +63,7 @@ class ListPage(NamedTuple):
 
 
 class UnfinishedUpload(NamedTuple):
-    """A multipart upload that was neither committed nor aborted. Its parts are stored and billed.
+    """An upload in parts that was neither committed nor aborted. Its parts are stored and billed.
 
     Example:
         ```python

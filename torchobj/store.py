@@ -87,7 +87,7 @@ class Store:
 
         Args:
             key: The object.
-            version: The version to read.
+            version: The version to read, as of `put` and `head`; on Google Cloud Storage also a noncurrent generation.
 
         Returns:
             The bytes, in memory that lives as long as the buffer and its views.
@@ -265,8 +265,7 @@ class Store:
 
         Args:
             keys: The object or objects.
-            if_version: Deletes only this version of a single object. AWS checks it; other servers may ignore it and
-                delete.
+            if_version: Deletes only this version of a single object. AWS and GCS check it; other servers may not.
             if_match: `if_version` by its name in HTTP.
 
         Raises:
@@ -284,7 +283,8 @@ class Store:
             raise ConfigError(f"if_version={version!r}: requires a single key, got {len(names)}")
 
     def unfinished_uploads(self, prefix: str = "") -> Sequence[UnfinishedUpload]:
-        """Returns multipart uploads of writers that were killed. Other failed uploads are aborted immediately.
+        """Returns uploads in parts of writers that were killed. Other failed uploads are aborted immediately. Resumable
+        uploads to Google Cloud Storage are not listed; the store deletes them after a week.
 
         Args:
             prefix: Selects uploads of keys that start with it.

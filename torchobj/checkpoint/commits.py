@@ -43,7 +43,7 @@ _COMMIT_KEY = re.compile(rf"commits/([0-9]{{{DIGITS}}})\.json")
 _POINTER = "latest.json"
 #: Not a version in any store.
 _NO_VERSION = '"torchobj-no-version"'
-#: Not a generation of any object: they are times in microseconds. GCS refuses conditions that are not numbers.
+#: A generation that no object has. Other texts are refused without a request, which would not test the server.
 _NO_GENERATION = "1"
 #: Attempts to update the pointer while other processes update it.
 _POINTER_ATTEMPTS = 3
@@ -209,8 +209,8 @@ class Commits:
         info = self._info(key)
         if (None if info is None else info.version) != expected:
             raise PreconditionFailedError(f"put {self.store.url}/{key}: the object was replaced") from None
-        logger.warning(
-            "%s does not support conditional writes: two writers of the same step may overwrite each other", self.url
+        self.warn_once(
+            f"{self.url} does not support conditional writes: two writers of the same step may overwrite each other"
         )
 
     def _info(self, key: str) -> ObjectInfo | None:
@@ -307,6 +307,8 @@ class Commits:
             self.store.put(self.key(name), b"probe")
             try:
                 self.store.delete(self.key(name), if_match=self._no_version)
+                self._is_delete_conditional = False
+            except UnsupportedError:
                 self._is_delete_conditional = False
             except PreconditionFailedError:
                 self._is_delete_conditional = True

@@ -24,10 +24,11 @@ class GCSOptions(ProviderOptions):
     these are written as `gcs://`.
 
     Args:
-        endpoint_url: URL of the store. None: `STORAGE_EMULATOR_HOST`, which names an emulator that gets no credentials,
-            or `https://storage.<universe_domain>`.
+        endpoint_url: URL of the store. None: `STORAGE_EMULATOR_HOST`, an emulator, to which requests are sent without a
+            token; or `https://storage.<universe_domain>`.
         user_project: Project that is billed for requests and traffic, which requester-pays buckets require. It is sent
-            with every request. None: that of the bucket.
+            with every request. None: the quota project of the credentials, if they have one; otherwise that of the
+            bucket.
         universe_domain: Domain of a cloud other than Google's public one. None: `googleapis.com`.
         anonymous: Whether requests are sent without a token, for public buckets and emulators.
         credential_provider: A callable that returns credentials, in place of Application Default Credentials: a dict of
@@ -43,16 +44,19 @@ class GCSOptions(ProviderOptions):
 
             None: Application Default Credentials: the file that `GOOGLE_APPLICATION_CREDENTIALS` names, the credentials
             of `gcloud auth application-default login`, or the service account of the machine.
-        storage_class: Storage class of written objects, such as `NEARLINE`. None: the default class of the bucket.
+        storage_class: Storage class of uploaded objects, such as `NEARLINE`; copies are not affected. None: the default
+            class of the bucket.
         kms_key_name: Cloud KMS key that encrypts written objects:
             `projects/P/locations/L/keyRings/R/cryptoKeys/K`. None: the default of the bucket.
-        parallel_upload: How large objects are written. `auto`: in parts that are composed at the end, if the bucket's
-            default class is STANDARD and parts can be deleted, because other classes bill deleted parts for their
-            minimum storage duration; otherwise by one resumable upload. True: always in parts. False: always by a
-            resumable upload. Parts are sent in parallel, under names that begin with `.torchobj-parts/`, and are
-            deleted when the upload ends. A bucket with soft delete bills them for its retention duration.
-        force_sdk: Whether reads and writes go through the crate google-cloud-storage instead of torchobj's own
-            connections; slower, for comparison.
+        parallel_upload: How large objects are written. `auto`: in parts, if the storage class of the object is STANDARD
+            (others bill deleted parts for their minimum storage duration), the bucket has no retention policy or
+            default hold, and the credentials have the permissions to read its settings and to delete objects; otherwise
+            by one resumable upload, which sends parts one after the other. True: always in parts. False: always by a
+            resumable upload. Parts are sent in parallel as objects whose names begin with `.torchobj-parts/`, composed,
+            and deleted when the upload ends. A bucket with soft delete bills them for its retention duration.
+        force_sdk: Whether GET requests and uploads of whole objects or parts go through the crate google-cloud-storage,
+            for comparison; slower. It connects by itself: TLS and connection settings, and a path in `endpoint_url`, do
+            not apply.
 
     Raises:
         ConfigError: A value is not allowed; the message names the field and the allowed values.
@@ -75,8 +79,8 @@ class GCSOptions(ProviderOptions):
     parallel_upload: bool | Literal["auto"] = "auto"
     force_sdk: bool = False
 
-    _credential_place: ClassVar[str] = "use Application Default Credentials, or pass a credential_provider"
-    _credential_fields: ClassVar[tuple[str, ...]] = ("anonymous",)
+    _credential_hint: ClassVar[str] = "use Application Default Credentials, or pass a credential_provider"
+    _excludes_provider: ClassVar[tuple[str, ...]] = ("anonymous",)
 
     def __post_init__(self) -> None:
         texts = ("endpoint_url", "user_project", "universe_domain", "storage_class", "kms_key_name")

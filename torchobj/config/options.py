@@ -92,8 +92,8 @@ class S3Options(ProviderOptions):
     conditional_writes: bool | Literal["auto"] = "auto"
     force_sdk: bool = False
 
-    _credential_place: ClassVar[str] = "store credentials where the AWS SDKs look for them"
-    _credential_fields: ClassVar[tuple[str, ...]] = ("profile", "anonymous")
+    _credential_hint: ClassVar[str] = "store credentials where the AWS SDKs look for them"
+    _excludes_provider: ClassVar[tuple[str, ...]] = ("profile", "anonymous")
 
     def __post_init__(self) -> None:
         texts = ("region", "endpoint_url", "profile", "kms_key_id", "storage_class")

@@ -12,9 +12,9 @@ class ProviderOptions(ExplicitFields):
     """Base class of a dataclass with the fields `endpoint_url` and `credential_provider`."""
 
     #: Where credentials belong that are not allowed in a URL.
-    _credential_place: ClassVar[str]
+    _credential_hint: ClassVar[str]
     #: Fields that exclude a `credential_provider`.
-    _credential_fields: ClassVar[tuple[str, ...]]
+    _excludes_provider: ClassVar[tuple[str, ...]]
 
     if TYPE_CHECKING:
 
@@ -46,7 +46,7 @@ class ProviderOptions(ExplicitFields):
         url = self.endpoint_url or ""
         # The part before an @ may be a password, which must not be logged.
         if "@" in url:
-            raise ConfigError(f"endpoint_url: must have no user and password; {self._credential_place}")
+            raise ConfigError(f"endpoint_url: must have no user and password; {self._credential_hint}")
         if any(mark in url for mark in "?#"):
             raise ConfigError("endpoint_url: must have no query or fragment")
         check(
@@ -61,6 +61,6 @@ class ProviderOptions(ExplicitFields):
         provider = self.credential_provider
         is_callable = provider is None or callable(provider)
         check("credential_provider", type(provider), "a callable, or None", ok=is_callable)
-        for name in self._credential_fields if provider is not None else ():
+        for name in self._excludes_provider if provider is not None else ():
             if getattr(self, name):
                 raise ConfigError(f"credential_provider: must be None if {name} is set")

@@ -15,17 +15,28 @@ from torchobj.exceptions import ConfigError
 
 _Config = TypeVar("_Config")
 
-#: Names of options that are not fields of `StoreConfig`, by the field that holds them. Names of both are those of S3.
+#: Names of options that are not fields of `StoreConfig`, by the field that holds them; names of both by that of S3.
 _OPTIONS: dict[str, tuple[str, type]] = {
     field.name: (name, kind)
     for name, kind in (("gcs", GCSOptions), ("s3", S3Options))
     for field in dataclasses.fields(kind)
 }
 
+#: Names of options of both providers.
+_SHARED = {field.name for field in dataclasses.fields(S3Options)} & {
+    field.name for field in dataclasses.fields(GCSOptions)
+}
+
 
 def _moved(names: list[str]) -> str:
     name, kind = _OPTIONS[names[0]]
     same = [each for each in names if _OPTIONS[each][0] == name]
+    if all(each in _SHARED for each in same):
+        options = ", ".join(f"{each}=..." for each in same)
+        return (
+            f"{', '.join(same)}: belongs to a provider: StoreConfig(s3=S3Options({options})) or "
+            f"StoreConfig(gcs=GCSOptions({options}))"
+        )
     verb, options = "is" if len(same) == 1 else "are", ", ".join(f"{each}=..." for each in same)
     return f"{', '.join(same)}: {verb} in {kind.__name__}: StoreConfig({name}={kind.__name__}({options}))"
 
@@ -57,7 +68,7 @@ class StoreConfig(ExplicitFields):
         gcs: Options of `gs://` URLs.
         file: Options of `file://` URLs.
         verify_tls: Whether to verify the certificate of the server.
-        ca_bundle: PEM file of trusted certificates. None: `AWS_CA_BUNDLE`, or those of the system.
+        ca_bundle: PEM file of trusted certificates. None: those of the system; for `s3://`, `AWS_CA_BUNDLE` first.
         part_bytes: Size of the ranges of a large read, and of the first parts of an upload. AWS recommends 8 or 16 MiB.
             5 MiB..5 GiB.
         whole_below_bytes: Objects below this size are read and written in one request, if their size is known.
@@ -71,8 +82,9 @@ class StoreConfig(ExplicitFields):
         max_in_flight_cap: Upper limit of `max_in_flight="auto"`, for all ranks of a host together. 1..4096.
         hedge: Whether reads whose response is late are hedged with a second request on another connection: at most one
             in twenty, and none for 10 s after the store throttled.
-        verify_checksums: Whether objects that are read whole are compared with the checksum in the response, if it has
-            one. Google Cloud Storage always sends a CRC32C; S3 sends none.
+        verify_checksums: Whether `Store.get`, `get_many` and the prefetcher compare objects that they read whole with
+            the CRC in the response, and raise `IntegrityError` if they differ. Google Cloud Storage sends a CRC32C; S3
+            sends none, because torchobj does not request it.
         max_attempts: Maximum number of attempts of a request, including the first. Received bytes reset the count.
             While the store throttles (503, 429) or sends `Retry-After`, attempts are not counted, and only
             `retry_timeout_s` ends them. 1: no retries. 1..1000.

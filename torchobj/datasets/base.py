@@ -209,7 +209,7 @@ class ListingDataset(Generic[Sample_co]):
 
     @property
     def region(self) -> str | None:
-        """The configured region; None for objects of other providers than S3."""
+        """The configured region of S3; None if all objects are on Google Cloud Storage."""
         return None if self._listing.is_gcs else self._listing.config.s3.region
 
     @property

@@ -16,7 +16,7 @@ from torchobj.datasets.reader_constructor import ReaderConstructor
 __all__ = ["GCSIterableDataset", "GCSMapDataset", "S3IterableDataset", "S3MapDataset"]
 
 
-class _Connector(ListingDataset[Sample_co]):
+class _S3ConnectorMethods(ListingDataset[Sample_co]):
     """The classmethods of s3torchconnector's datasets."""
 
     @classmethod
@@ -89,7 +89,7 @@ class _Connector(ListingDataset[Sample_co]):
         return cls._from_listing(Listing(chosen, cls._parse, objects=named), transform, reader_constructor)
 
 
-class S3MapDataset(_Connector[Sample_co], ObjectMapDataset[Sample_co], scheme="s3"):  # type: ignore[misc]  # the classmethods
+class S3MapDataset(_S3ConnectorMethods[Sample_co], ObjectMapDataset[Sample_co], scheme="s3"):  # type: ignore[misc]  # the classmethods
     """An `ObjectMapDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
 
     Example:
@@ -100,7 +100,7 @@ class S3MapDataset(_Connector[Sample_co], ObjectMapDataset[Sample_co], scheme="s
     """
 
 
-class S3IterableDataset(_Connector[Sample_co], ObjectIterableDataset[Sample_co], scheme="s3"):
+class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sample_co], scheme="s3"):
     """An `ObjectIterableDataset` of `s3://` URLs only. URLs of other schemes raise a `ConfigError`.
 
     Example:

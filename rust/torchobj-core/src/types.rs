@@ -328,7 +328,7 @@ impl KeyRules {
                 return Some("keys must not begin with `.well-known/acme-challenge/`");
             }
             Self::Gcs { reserved } if key.starts_with(reserved) => {
-                return Some("keys with this prefix are reserved for parts of uploads");
+                return Some("keys that begin with `.torchobj-parts/` are reserved for parts of uploads");
             }
             Self::Gcs { .. } => return None,
             Self::Path => {}

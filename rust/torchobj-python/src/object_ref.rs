@@ -28,7 +28,8 @@ use crate::wait::wait;
 ///     end: End of the range, exclusive; clamped to the size of the object. None: the end of the object.
 ///     size: Size of the whole object in bytes, if it is known. It saves a request for large objects, and determines
 ///         the memory that is reserved for it. Reading an object of another size is an error.
-///     version: The version to read, on S3 the ETag. Reading another one raises `ObjectChangedError`.
+///     version: The version to read: on S3 the ETag, on GCS the generation, which may be noncurrent. Reading another
+///         one raises `ObjectChangedError`.
 ///
 /// Raises:
 ///     ConfigError: The URL has no key or is too long, a number is negative, or the range ends before it begins.

@@ -25,7 +25,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(10);
 
 /// Time limit of a call of a credential provider: less than `first_byte_timeout`, so that a request that waits for it fails
 /// with its error and is not retried.
-const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The reason why credentials could not be loaded.
 pub(crate) type LoadError = Arc<dyn Error + Send + Sync>;

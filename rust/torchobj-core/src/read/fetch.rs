@@ -61,8 +61,9 @@ impl Client {
     ///
     /// # Errors
     /// `NotFound`, `AccessDenied`, `Changed` if the requested version does not exist any more or another one appeared
-    /// during the read, `Integrity` if `verify_checksums` is set and the bytes of a whole object differ, `Range` if the range starts beyond the object's end, `Config` if the caller's memory is too
-    /// small, and errors that persist after the retries.
+    /// during the read, `Integrity` if `verify_checksums` is set and the bytes of a whole object differ, `Range` if the range
+    /// starts beyond the object's end, `Config` if the caller's memory is too small, and errors that persist after the
+    /// retries.
     pub async fn get_into<A: Allocate>(self: &Arc<Self>, read: Read, allocator: A) -> Result<(ReadResult, A::Handle)> {
         let Read { key, range, size, version } = read;
         self.store().check_key(Operation::Get, &key)?;

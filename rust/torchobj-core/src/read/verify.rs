@@ -13,8 +13,7 @@ pub(super) fn mismatch(expected: ObjectChecksum, bytes: &[u8]) -> Option<String>
         ObjectChecksum::Md5(_) | ObjectChecksum::Sha256(_) => return None,
     };
     let found = checksum(algorithm, bytes);
-    (found != expected)
-        .then(|| format!("the received bytes have {name} {found:x}, those of the store have {expected:x}"))
+    (found != expected).then(|| format!("the received bytes have {name} {found:08x}, the store sent {expected:08x}"))
 }
 
 #[cfg(test)]
@@ -33,6 +32,6 @@ mod tests {
             assert_eq!(mismatch(right, b"123456789"), None);
         }
         let message = mismatch(ObjectChecksum::Crc32C(1), b"123456789").unwrap();
-        assert_eq!(message, "the received bytes have CRC32C e3069283, those of the store have 1");
+        assert_eq!(message, "the received bytes have CRC32C e3069283, the store sent 00000001");
     }
 }

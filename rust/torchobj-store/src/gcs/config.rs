@@ -21,7 +21,7 @@ const VARIABLES: Variables =
 /// URL of an emulator, as the client libraries of Google read it. Without a scheme it is `http`.
 const EMULATOR_HOST: &str = "STORAGE_EMULATOR_HOST";
 
-/// The universe of google.com.
+/// Domain of the public cloud.
 const DEFAULT_UNIVERSE: &str = "googleapis.com";
 
 /// A configuration, and the state that its buckets share.
@@ -51,11 +51,12 @@ impl Account {
         let emulator = env::first_of(&[EMULATOR_HOST]).map(|(_, host)| host);
         let emulator = emulator.filter(|_| config.endpoint_url.is_none());
         let emulator = emulator.map(|host| if host.contains("://") { host } else { format!("http://{host}") });
-        // An emulator has no accounts.
+        // Requests to an emulator have no token.
         let anonymous = config.anonymous || emulator.is_some();
         let universe = config.universe_domain.as_deref().unwrap_or(DEFAULT_UNIVERSE);
         let url = config.endpoint_url.clone().or(emulator).unwrap_or_else(|| format!("https://storage.{universe}"));
-        let origin = origin(&url, &pools)?;
+        let setting = if config.endpoint_url.is_some() { "endpoint_url" } else { EMULATOR_HOST };
+        let origin = origin(setting, &url, &pools)?;
         let loader: Option<Box<dyn Loader<Token>>> = match &config.credential_provider {
             _ if anonymous => None,
             Some(provider) => Some(Box::new(provider.clone())),
@@ -86,14 +87,13 @@ impl Account {
     }
 }
 
-/// The origin of requests to `url`.
-fn origin(url: &str, pools: &PoolMap) -> Result<Origin> {
+/// The origin of requests to `url`, the value of `setting`.
+fn origin(setting: &str, url: &str, pools: &PoolMap) -> Result<Origin> {
     // The message omits the URL, which may contain a password or a token.
     if url.contains(['@', '?', '#']) {
-        let message = "endpoint_url or STORAGE_EMULATOR_HOST: must have no user, password, query or fragment";
-        return Err(misconfigured(message));
+        return Err(misconfigured(&format!("{setting}: must have no user, password, query or fragment")));
     }
-    let refuse = |reason: &str| misconfigured(&format!("endpoint_url={url}: {reason}"));
+    let refuse = |reason: &str| misconfigured(&format!("{setting}={url}: {reason}"));
     let parsed: http::Uri = url.parse().map_err(|error| refuse("not a URL").with_source(error))?;
     if !matches!(parsed.scheme_str(), Some("https" | "http")) {
         return Err(refuse("must begin with https:// or http://"));

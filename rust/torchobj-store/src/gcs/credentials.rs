@@ -12,18 +12,15 @@ use http::{Extensions, HeaderMap, HeaderValue};
 use tokio::sync::Mutex;
 use torchobj_core::transfer::within;
 
-use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, required};
+use crate::credentials::{CALL_TIMEOUT, CredentialProvider, Credentials, Fresh, LoadError, Loader, required};
 use crate::http::sanitize;
 
-/// The permission to read and write objects ("Cloud Storage authentication", "Scopes").
+/// OAuth 2.0 scope for reading and writing objects ("Cloud Storage authentication", "Scopes").
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
-/// google-cloud-auth caches a token, refreshes it 240 s before it expires, and does not tell when. Its cache is read again
-/// after this time at the latest.
+/// google-cloud-auth caches a token, refreshes it 240 s before it expires, and does not expose the time of expiry. Its cache is
+/// read again at most this much later.
 const READ_CACHE_AFTER: Duration = Duration::from_secs(60);
-
-/// Time limit of a load: less than `first_byte_timeout`, so that a request that waits for it fails with its error.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Headers that authenticate requests.
 #[derive(Clone, PartialEq, Eq)]
@@ -65,13 +62,13 @@ impl Loader<Token> for Adc {
             Some(credentials) => credentials.clone(),
             None => self.build()?,
         };
-        // After a permanent error its refresh task has ended, so a new source is built for the next load.
+        // After a permanent error google-cloud-auth stops refreshing, so a new source is built for the next load.
         *source = None;
-        let headers = match within(LOAD_TIMEOUT, credentials.headers(Extensions::new())).await {
+        let headers = match within(CALL_TIMEOUT, credentials.headers(Extensions::new())).await {
             Some(Ok(CacheableResource::New { data, .. })) => data,
             Some(Ok(CacheableResource::NotModified)) => return Err(failed("google-cloud-auth returned no token")),
             Some(Err(error)) => return Err(failed(&root_cause(&error))),
-            None => return Err(failed("no token within 20 s")),
+            None => return Err(failed(&format!("no token within {} s", CALL_TIMEOUT.as_secs()))),
         };
         *source = Some(credentials);
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).map(str::to_owned);

@@ -31,8 +31,8 @@ impl Bucket {
             .await
     }
 
-    /// Deletes generations of objects for good: also in a bucket with versioning, none is kept as noncurrent. Retries, because
-    /// the caller has no other attempt. Returns the names of those that could not be deleted, and the errors.
+    /// Deletes generations of objects: versioning does not keep them as noncurrent. Retries, because the caller makes no other
+    /// attempt. Returns the names of those that could not be deleted, and the errors.
     pub(super) async fn delete_generations(&self, mut objects: Vec<(String, Version)>) -> Vec<(String, Error)> {
         let delete = |(name, generation): (String, Version)| async move {
             let error = self.delete_by(&name, Some(("generation", generation.as_str()))).await.err()?;

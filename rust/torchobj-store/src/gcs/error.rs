@@ -42,7 +42,7 @@ fn kind_of(operation: Operation, status: u16, reason: Option<&str>, message: &st
 /// The next step for the user, if there is one.
 pub(super) fn hint(operation: Operation, kind: ErrorKind) -> Option<&'static str> {
     match kind {
-        ErrorKind::AccessDenied if operation == Operation::Get => Some(
+        ErrorKind::AccessDenied if matches!(operation, Operation::Get | Operation::Head) => Some(
             "without the permission storage.objects.list, Cloud Storage also returns this if the object does not exist",
         ),
         ErrorKind::AccessDenied => Some("the credentials do not have permission for this operation"),

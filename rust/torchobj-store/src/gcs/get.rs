@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use torchobj_core::error::{ErrorKind, Operation, Result};
+use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::{GetResult, ObjectChecksum};
 use torchobj_core::types::{GetRequest, ObjectHead, Payload, Version};
 
@@ -30,13 +30,7 @@ impl Bucket {
         let payload = Payload::default();
         let request =
             self.request(operation, "GET", Some(get.key), self.path("/o/", get.key), query, headers, &payload);
-        let response = self.send(&request).await.map_err(|error| match get.version {
-            Some(version) if version.is_selected() && error.kind() == ErrorKind::NotFound => {
-                let hint = format!("generation {version:?} was replaced or deleted, or never existed");
-                error.with_kind(ErrorKind::Changed).with_hint(hint)
-            }
-            _ => error,
-        })?;
+        let response = self.send(&request).await.map_err(|error| or_changed(error, get.version))?;
         let version = response.header("x-goog-generation").map(Version::new);
         if version.is_none() {
             // Later ranges could be those of another object.
@@ -65,6 +59,17 @@ impl Bucket {
         let (payload, query) = (Payload::default(), [("fields", FIELDS)]);
         let request = self.request(operation, "GET", Some(key), self.path("/o/", key), &query, Vec::new(), &payload);
         self.json(&request).await
+    }
+}
+
+/// The error of a read: a generation that the caller selected and that does not exist is `Changed`.
+pub(super) fn or_changed(error: Error, version: Option<&Version>) -> Error {
+    match version {
+        Some(version) if version.is_selected() && error.kind() == ErrorKind::NotFound => {
+            let hint = format!("generation {version:?} was replaced or deleted, or never existed");
+            error.with_kind(ErrorKind::Changed).with_hint(hint)
+        }
+        _ => error,
     }
 }
 

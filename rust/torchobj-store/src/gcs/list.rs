@@ -34,7 +34,7 @@ impl Bucket {
         let query = [
             Some(("prefix", listing.prefix)),
             Some(("maxResults", max.as_str())),
-            Some(("fields", "items(name,size,generation,updated,storageClass),prefixes,nextPageToken")),
+            Some(("fields", "items(name,size,generation,timeCreated,storageClass),prefixes,nextPageToken")),
             listing.delimiter.map(|delimiter| ("delimiter", delimiter)),
             // Inclusive.
             listing.start_after.map(|key| ("startOffset", key)),
@@ -55,7 +55,7 @@ impl Bucket {
         Ok(ListPage { entries, prefixes, continuation })
     }
 
-    /// One page of a listing with these parameters; `prefix` is that in error messages.
+    /// One page of a listing with these parameters; `prefix` is used in error messages.
     pub(super) async fn page(&self, operation: Operation, prefix: &str, query: &[(&str, &str)]) -> Result<Page> {
         let payload = Payload::default();
         let request = self.request(operation, "GET", Some(prefix), self.path("/o", ""), query, Vec::new(), &payload);

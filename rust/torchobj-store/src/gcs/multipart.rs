@@ -20,8 +20,9 @@ use crate::id::unique_id;
 /// Name of the metadata entry of a part with the key of its object.
 pub(super) const KEY: &str = "torchobj-key";
 
-/// The class whose objects can be deleted at any time without a fee ("Storage classes", "Minimum storage duration").
-const STANDARD: &str = "STANDARD";
+/// Classes without a minimum storage duration, whose objects can be deleted at any time without a fee ("Storage classes").
+/// The last three are names of earlier versions of the API.
+const WITHOUT_FEE: [&str; 4] = ["STANDARD", "REGIONAL", "MULTI_REGIONAL", "DURABLE_REDUCED_AVAILABILITY"];
 
 /// Pauses before the bucket is searched for parts of an aborted upload. A server may store a part that it received before its
 /// connection was closed.
@@ -52,7 +53,7 @@ struct BucketSettings {
 
 impl Default for BucketSettings {
     fn default() -> Self {
-        Self { storage_class: STANDARD.to_owned(), retention_policy: None, default_event_based_hold: false }
+        Self { storage_class: WITHOUT_FEE[0].to_owned(), retention_policy: None, default_event_based_hold: false }
     }
 }
 
@@ -105,19 +106,21 @@ impl Bucket {
             ParallelUpload::Off => return Ok(false),
             ParallelUpload::Auto => {}
         }
-        if storage_class.is_some_and(|class| class != STANDARD) {
+        if storage_class.is_some_and(|class| !WITHOUT_FEE.contains(&class)) {
             return Ok(false);
         }
         let restrictions = self.restrictions.get_or_try_init(|| self.find_restrictions(operation)).await?;
         let reason = match &restrictions.reason {
-            None if storage_class.is_some() || restrictions.storage_class == STANDARD => return Ok(true),
+            None if storage_class.is_some() || WITHOUT_FEE.contains(&restrictions.storage_class.as_str()) => {
+                return Ok(true);
+            }
             None => format!("its storage class is {}", restrictions.storage_class),
             Some(reason) => reason.clone(),
         };
         if !restrictions.warned.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "{}: objects are uploaded one part after the other, because {reason}; GCSOptions(parallel_upload=True) \
-                 uploads parts in parallel, and False silences this warning",
+                "{}: large objects are uploaded sequentially, because {reason}. GCSOptions(parallel_upload=False) silences \
+                 this warning; True uploads in parallel parts, if parts can be deleted at no cost",
                 self.url_of(None)
             );
         }
@@ -239,7 +242,7 @@ impl Bucket {
                     sleep(pause).await;
                     match self.delete_listed(operation, upload).await {
                         // The parts that have a response are deleted.
-                        Err(error) if error.kind() == ErrorKind::AccessDenied && parts.is_empty() => break,
+                        Err(error) if error.kind() == ErrorKind::AccessDenied && parts.has_none_known() => break,
                         deleted => parts.deleted(&deleted?),
                     }
                     if !parts.has_unanswered() {
@@ -279,14 +282,14 @@ impl Bucket {
         let mut uploads: BTreeMap<(String, String), Option<i64>> = BTreeMap::new();
         for part in self.list_objects(Operation::ListUploads, prefix, PREFIX).await? {
             let Some(key) = part.metadata.get(KEY).filter(|key| key.starts_with(prefix)) else { continue };
-            let Some((id, _)) = part.name[PREFIX.len()..].split_once('/') else { continue };
+            let Some((id, _)) = part.name[PREFIX.len()..].split_once('-') else { continue };
             let begun = uploads.entry((key.clone(), id.to_owned())).or_default();
             *begun = (*begun).into_iter().chain(part.created_ms()).min();
         }
         Ok(uploads.into_iter().map(|((key, id), begun_ms)| Upload::of_other_client(key, id, begun_ms)).collect())
     }
 
-    /// Lists objects whose names begin with `prefix`. `key` is that in error messages.
+    /// Lists objects whose names begin with `prefix`. `key` is used in error messages.
     async fn list_objects(&self, operation: Operation, key: &str, prefix: &str) -> Result<Vec<Resource>> {
         let (mut found, mut token, mut tokens) = (Vec::new(), None::<String>, HashSet::new());
         loop {

@@ -1,5 +1,5 @@
-//! Parts of an upload as objects, and their composition. A part has a name that no listing of ours shows; at most 32 objects
-//! are composed into one, so that more parts make a tree. Groups of 32 parts are composed while later parts are being sent.
+//! Parts of an upload as objects, and their composition. Listings omit them. At most 32 objects can be composed into one, so
+//! more parts are composed in levels. Groups of 32 parts are composed while later parts are being sent.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
@@ -23,9 +23,10 @@ const MAX_SOURCES: usize = 32;
 /// Number of concurrent composes of a commit, which holds one permit.
 const CONCURRENT: usize = 16;
 
-/// The prefix of the names of the parts of an upload.
+/// The prefix of the names of the parts of an upload. Without a slash, which would create a folder in a bucket with a
+/// hierarchical namespace.
 pub(super) fn prefix_of(upload_id: &str) -> String {
-    format!("{PREFIX}{upload_id}/")
+    format!("{PREFIX}{upload_id}-")
 }
 
 /// An object that contains consecutive parts.
@@ -83,8 +84,8 @@ impl Parts {
         name
     }
 
-    /// Whether no object of the upload may be in the bucket, except those of lost requests.
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether no object is known to be in the bucket. Requests without a response may have created some.
+    pub(super) fn has_none_known(&self) -> bool {
         self.sent().objects.values().all(Option::is_none)
     }
 
@@ -119,7 +120,7 @@ impl Parts {
                 None => {
                     for receipt in group {
                         let part = sent.parts.get(&receipt.number)?;
-                        // A part that was sent again has the same bytes, but the receipt must be one of ours.
+                        // A part that was sent again has the same bytes, but the receipt must be of this upload.
                         (receipt.version == part.generation && receipt.size == part.size)
                             .then(|| sources.push(part.clone()))?;
                     }
@@ -255,7 +256,7 @@ impl Bucket {
         Ok(composed)
     }
 
-    /// Composes `sources` into the object `target`, and compares its size and CRC32C. `key` is that in error messages.
+    /// Composes `sources` into the object `target`, and compares its size and CRC32C. `key` is used in error messages.
     async fn compose(
         &self,
         operation: Operation,
@@ -302,9 +303,9 @@ impl Bucket {
             return Ok(());
         }
         let message = format!(
-            "the store made an object of {:?} bytes with CRC32C {:?} from {size} bytes with CRC32C {}",
-            made.size(),
-            made.crc32c,
+            "the store made an object of {} bytes with CRC32C {} from {size} bytes with CRC32C {}",
+            made.size().unwrap_or(size),
+            made.crc32c.as_deref().unwrap_or("unknown"),
             encode(crc32c)
         );
         let error = self.error(ErrorKind::Integrity, operation, Some(key), &message);

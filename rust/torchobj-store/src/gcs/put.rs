@@ -70,7 +70,7 @@ impl Bucket {
     }
 
     /// Writes an object with this metadata and this CRC32C, which the server verifies, and returns its metadata. `key` is
-    /// that in error messages.
+    /// used in error messages.
     pub(super) async fn insert(
         &self,
         operation: Operation,
@@ -86,7 +86,7 @@ impl Bucket {
         resource.crc32c = Some(encode(crc32c));
         let boundary = format!("torchobj{:032x}", fastrand::u128(..));
         let content_type = format!("multipart/related; boundary={boundary}");
-        let payload = multipart(&boundary, &resource, payload);
+        let payload = related_body(&boundary, &resource, payload);
         let mut query = self.write_query(condition);
         query.extend([("uploadType", "multipart"), ("fields", FIELDS)]);
         let headers = vec![("content-type", Cow::Borrowed(content_type.as_str()))];
@@ -104,7 +104,7 @@ impl Bucket {
 }
 
 /// The body of a multipart upload: the metadata and the bytes (JSON API, "Upload objects", "Multipart upload").
-fn multipart(boundary: &str, resource: &Resource, payload: &Payload) -> Payload {
+fn related_body(boundary: &str, resource: &Resource, payload: &Payload) -> Payload {
     let json = serde_json::to_string(resource).expect("strings are valid JSON");
     let content_type = resource.content_type.as_deref().unwrap_or("application/octet-stream");
     let head = format!(

@@ -14,7 +14,7 @@ use crate::http::date;
 pub(super) const NONCE: &str = "torchobj-upload";
 
 /// The fields of [`Resource`] in a response.
-pub(super) const FIELDS: &str = "name,size,generation,updated,timeCreated,storageClass,contentType,contentEncoding,\
+pub(super) const FIELDS: &str = "name,size,generation,timeCreated,storageClass,contentType,contentEncoding,\
     contentDisposition,contentLanguage,cacheControl,crc32c,metadata";
 
 /// The metadata of an object. In a request, only the fields that are set.
@@ -44,8 +44,6 @@ pub(super) struct Resource {
     size: Option<String>,
     #[serde(skip_serializing)]
     generation: Option<String>,
-    #[serde(skip_serializing)]
-    updated: Option<String>,
     #[serde(skip_serializing)]
     time_created: Option<String>,
 }
@@ -88,7 +86,7 @@ impl Resource {
         self.size.as_deref()?.parse().ok()
     }
 
-    /// Time of creation of this generation, in milliseconds since 1970.
+    /// Time of creation of this generation, in milliseconds since 1970. `updated` also changes with the metadata.
     pub(super) fn created_ms(&self) -> Option<i64> {
         date::rfc3339_ms(self.time_created.as_deref()?)
     }
@@ -104,7 +102,7 @@ impl Resource {
         Some(ObjectHead {
             size: self.size()?,
             version: Some(self.version()?),
-            modified_ms: self.updated.as_deref().and_then(date::rfc3339_ms),
+            modified_ms: self.created_ms(),
             attributes: Attributes {
                 content_type: self.content_type,
                 content_encoding: self.content_encoding,
@@ -122,7 +120,7 @@ impl Resource {
         ListEntry {
             size: self.size(),
             version: self.version(),
-            modified_ms: self.updated.as_deref().and_then(date::rfc3339_ms),
+            modified_ms: self.created_ms(),
             storage_class: self.storage_class,
             key: self.name,
         }

@@ -21,10 +21,10 @@ const GRANULARITY: u64 = 256 << 10;
 
 /// A resumable upload.
 pub(super) struct Resumable {
-    /// Path and query of its session. Whoever knows them can write to it, so `Debug` omits them.
+    /// Path and query of its session. They authorize writes, so `Debug` omits them.
     session: Vec<u8>,
     condition: Condition,
-    /// That in the metadata of the object.
+    /// The nonce in the metadata of the object.
     nonce: Option<String>,
     /// Held while a chunk is sent.
     progress: Mutex<Progress>,
@@ -48,7 +48,7 @@ struct Progress {
 }
 
 /// The response to a chunk.
-enum Answer {
+enum ChunkResponse {
     /// The number of bytes that the server has stored.
     Stored(u64),
     /// The object.
@@ -113,7 +113,7 @@ impl Bucket {
         let end = offset + payload.len() as u64;
         if progress.uncertain {
             match self.chunk(operation, key, upload, &Payload::default(), "bytes */*".to_owned(), None).await? {
-                Answer::Stored(stored) if stored >= progress.stored && stored <= end => {
+                ChunkResponse::Stored(stored) if stored >= progress.stored && stored <= end => {
                     // A stored multiple of 256 KiB may lie within `rest` only if it is at its start.
                     if stored > progress.stored {
                         if stored < offset {
@@ -122,10 +122,10 @@ impl Bucket {
                         (progress.stored, progress.rest) = (stored, Bytes::new());
                     }
                 }
-                Answer::Stored(stored) => {
-                    return Err(wrong(&format!("the server has {stored} bytes, sent were {end}")));
+                ChunkResponse::Stored(stored) => {
+                    return Err(wrong(&format!("the server has {stored} bytes, but only {end} were sent")));
                 }
-                Answer::Complete(_) => return Err(wrong("the server completed the upload before its end")),
+                ChunkResponse::Complete(_) => return Err(wrong("the server completed the upload before its end")),
             }
             progress.uncertain = false;
         }
@@ -135,13 +135,13 @@ impl Bucket {
             let range = format!("bytes {}-{}/*", progress.stored, until - 1);
             progress.uncertain = true;
             match self.chunk(operation, key, upload, &chunk, range, None).await? {
-                Answer::Stored(stored) if stored > progress.stored && stored <= until && stored >= offset => {
+                ChunkResponse::Stored(stored) if stored > progress.stored && stored <= until && stored >= offset => {
                     *progress = Progress { stored, ..Progress::default() };
                 }
-                Answer::Stored(stored) => {
+                ChunkResponse::Stored(stored) => {
                     return Err(wrong(&format!("the server stored no byte of the chunk: it has {stored} bytes")));
                 }
-                Answer::Complete(_) => return Err(wrong("the server completed the upload before its end")),
+                ChunkResponse::Complete(_) => return Err(wrong("the server completed the upload before its end")),
             }
         }
         let rest = bytes_from(&progress, offset, payload, end);
@@ -172,15 +172,15 @@ impl Bucket {
             .iter()
             .try_fold(0, |at, receipt| (receipt.version.as_str() == at.to_string()).then_some(at + receipt.size));
         if in_order != Some(expected) {
-            let message = format!("the parts have {in_order:?} bytes, sent were {expected}");
+            let message = format!("the parts are not consecutive, or do not have the {expected} bytes that were sent");
             return Err(self.error(ErrorKind::InvalidRequest, operation, Some(key), &message));
         }
-        let mut answer = Answer::Stored(progress.stored);
+        let mut chunk = ChunkResponse::Stored(progress.stored);
         if progress.uncertain {
             let query = format!("bytes */{size}");
-            answer = self.chunk(operation, key, upload, &Payload::default(), query, Some(crc32c)).await?;
+            chunk = self.chunk(operation, key, upload, &Payload::default(), query, Some(crc32c)).await?;
         }
-        if let Answer::Stored(stored) = answer {
+        if let ChunkResponse::Stored(stored) = chunk {
             if stored != progress.stored && stored != size {
                 let message = format!("the server has {stored} of {size} bytes");
                 return Err(self.error(ErrorKind::Protocol, operation, Some(key), &message));
@@ -189,14 +189,14 @@ impl Bucket {
             let range =
                 if rest.is_empty() { format!("bytes */{size}") } else { format!("bytes {stored}-{}/{size}", size - 1) };
             progress.uncertain = true;
-            answer = self.chunk(operation, key, upload, &Payload::from(rest), range, Some(crc32c)).await?;
+            chunk = self.chunk(operation, key, upload, &Payload::from(rest), range, Some(crc32c)).await?;
         }
-        match answer {
-            Answer::Complete(object) => {
+        match chunk {
+            ChunkResponse::Complete(object) => {
                 self.verify(operation, key, key, &object, upload.nonce.as_deref(), size, crc32c).await?;
                 Ok(*object)
             }
-            Answer::Stored(stored) => {
+            ChunkResponse::Stored(stored) => {
                 let message = format!("the server has {stored} of {size} bytes");
                 Err(self.error(ErrorKind::Protocol, operation, Some(key), &message))
             }
@@ -208,7 +208,7 @@ impl Bucket {
         let (operation, payload) = (Operation::Abort, Payload::default());
         let path = upload.session.clone();
         let request = self.request(operation, "DELETE", Some(key), path, &[], Vec::new(), &payload);
-        let (response, dialect) = self.answer(&request).await?;
+        let (response, dialect) = self.response_of(&request).await?;
         match response.status {
             // 499: cancelled.
             200..=299 | 404 | 410 | 499 => Ok(()),
@@ -226,24 +226,24 @@ impl Bucket {
         chunk: &Payload,
         range: String,
         crc32c: Option<u32>,
-    ) -> Result<Answer> {
+    ) -> Result<ChunkResponse> {
         let path = upload.session.clone();
         let mut headers = vec![("content-range", Cow::Owned(range))];
         headers.extend(crc32c.map(|crc32c| ("x-goog-hash", Cow::Owned(format!("crc32c={}", encode(crc32c))))));
         let request = self.request(operation, "PUT", Some(key), path, &[], headers, chunk);
-        let (response, dialect) = self.answer(&request).await?;
+        let (response, dialect) = self.response_of(&request).await?;
         match response.status {
             // The header is absent if nothing is stored. The last byte is inclusive.
             308 => match response.header("range") {
-                None => Ok(Answer::Stored(0)),
+                None => Ok(ChunkResponse::Stored(0)),
                 Some(range) => {
                     let last = range.strip_prefix("bytes=0-").and_then(|last| last.parse::<u64>().ok());
                     let invalid =
                         || self.error(ErrorKind::Protocol, operation, Some(key), "the Range header is not valid");
-                    Ok(Answer::Stored(last.and_then(|last| last.checked_add(1)).ok_or_else(invalid)?))
+                    Ok(ChunkResponse::Stored(last.and_then(|last| last.checked_add(1)).ok_or_else(invalid)?))
                 }
             },
-            200..=299 => Ok(Answer::Complete(Box::new(self.parse(operation, request.key, response).await?))),
+            200..=299 => Ok(ChunkResponse::Complete(Box::new(self.parse(operation, request.key, response).await?))),
             404 | 410 => {
                 let error = refused(&request, response, &dialect).await;
                 Err(error.with_kind(ErrorKind::UploadGone))
@@ -253,7 +253,7 @@ impl Bucket {
     }
 
     /// Sends a request and returns its response with any status.
-    async fn answer(&self, request: &Request<'_>) -> Result<(Response, BucketDialect<'_>)> {
+    async fn response_of(&self, request: &Request<'_>) -> Result<(Response, BucketDialect<'_>)> {
         let dialect = self.dialect(request.operation).await?;
         let response = exchange(request, &self.account.origin, &dialect).await;
         let url = || dialect.url(request.key);

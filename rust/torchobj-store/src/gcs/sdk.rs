@@ -1,6 +1,6 @@
 //! Reads and writes objects through the client of google-cloud-storage, if `force_sdk` is set. It connects by itself: settings
-//! of connections other than the endpoint do not apply. Checksums are verified by the server, and lengths by
-//! [`HttpGetResult`]: the client accepts a response that ignores a range.
+//! of connections and a path in the endpoint do not apply. The server verifies checksums of writes. Those of reads are not
+//! verified here, and the client does not expose the range of a response: only its length is checked.
 
 use std::convert::Infallible;
 use std::io;
@@ -13,6 +13,7 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::store::{GetResult, ObjectChecksum};
 use torchobj_core::types::{Attributes, ByteRange, Condition, GetRequest, Payload, Version};
 
+use super::get::or_changed;
 use super::request::Bucket;
 use super::resource::{NONCE, Resource};
 use crate::http::{BodyHeaders, Chain, ErrorResponse, HttpGetResult, error_of};
@@ -48,7 +49,7 @@ impl Bucket {
         }
         let response = match read.send().await {
             Ok(response) => response,
-            Err(error) => return Err(self.sdk_error(operation, get.key, error).await),
+            Err(error) => return Err(or_changed(self.sdk_error(operation, get.key, error).await, get.version)),
         };
         let object = response.object();
         let size = u64::try_from(object.size).unwrap_or_default();
@@ -159,7 +160,7 @@ fn generation(version: &Version) -> i64 {
 fn details(object: &ObjectHighlights) -> (Attributes, Option<ObjectChecksum>) {
     let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     let metadata = object.metadata.iter().filter(|(name, _)| *name != NONCE);
-    let mut metadata: Vec<_> = metadata.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut metadata: Vec<_> = metadata.map(|(name, value)| (name.to_ascii_lowercase(), value.clone())).collect();
     metadata.sort();
     let attributes = Attributes {
         content_type: text(&object.content_type),

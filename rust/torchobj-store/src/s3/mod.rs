@@ -60,7 +60,11 @@ impl S3Store {
         if self.0.account.conditional_writes() {
             return Ok(());
         }
-        Err(self.error(ErrorKind::Unsupported, operation, key, "this store does not support this write condition"))
+        let message = "the server does not compare versions before it writes or deletes";
+        let error = self.error(ErrorKind::Unsupported, operation, key, message);
+        Err(error.with_hint(
+            "for Google Cloud Storage use gs:// URLs; S3Options(conditional_writes=True) if the server supports If-Match",
+        ))
     }
 }
 
