@@ -93,7 +93,7 @@ def test_a_process_waits_at_exit_for_its_save_and_logs_it(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_one_process_saves_a_sharded_state_too(bucket, config, tmp_path):
-    for url in (f"{bucket.url}/run", f"file://{tmp_path}/run", "memory://sharded/run"):
+    for url in (f"{bucket.url}/run", f"file://{tmp_path}/run", f"memory://{bucket.name}/run"):
         manager = CheckpointManager(url, 1, sharded=True, config=config)
         model, nested = torch.nn.Linear(3, 2), {"deep": {"y": tensor(2)}}
         weight = model.weight.detach().clone()
