@@ -323,7 +323,7 @@ def failed_on_one(rank, url, config):
 @pytest.mark.filterwarnings("ignore")
 def test_the_error_of_one_rank_is_raised_on_all_and_nothing_is_committed(bucket, url):
     first, second = run_ranks(failed_on_one, url, bucket.config)
-    assert first == second == (["AccessDeniedError", "AccessDeniedError"], [], [])
+    assert first == second == (["StoreConnectionError", "StoreConnectionError"], [], [])
 
 
 class Deadly:
