@@ -207,6 +207,9 @@ MOVED = [
 @pytest.mark.parametrize("name", MOVED)
 def test_a_field_that_moved_is_refused_with_its_new_location(name):
     message = f"{name}: is in S3Options: StoreConfig(s3=S3Options({name}=...))"
+    if name in {field.name for field in dataclasses.fields(torchobj.GCSOptions)}:
+        both = f"StoreConfig(s3=S3Options({name}=...)) or StoreConfig(gcs=GCSOptions({name}=...))"
+        message = f"{name}: belongs to a provider: {both}"
     for call in (torchobj.StoreConfig, functools.partial(dataclasses.replace, torchobj.StoreConfig())):
         with pytest.raises(ConfigError) as refused:
             call(**{name: None})
