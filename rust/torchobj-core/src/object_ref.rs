@@ -4,7 +4,7 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::{read_number, read_version, write_number, write_version};
 use crate::read::Read;
 use crate::types::{ByteRange, Version};
-use crate::url::ObjectUrl;
+use crate::url::{ObjectUrl, canonical};
 
 /// Maximum length of the URL and the version of a reference, in bytes. Keys of S3 have up to 1024 bytes, paths of Linux up
 /// to 4096. A request of a worker holds at least one reference.
@@ -42,10 +42,7 @@ impl ObjectRef {
         if let Some(end) = end.filter(|end| *end < start) {
             return refuse(&url, format!("range {start}..{end}: must have start <= end"));
         }
-        let url = match url.strip_prefix("gcs://") {
-            Some(rest) => format!("gs://{rest}"),
-            None => url,
-        };
+        let url = canonical(url);
         // The caller named this version, so it is read even if it is not the current one.
         let version = version.map(|version| Version::selected(version.as_str()));
         Ok(Self { key_at: url.len() - key, url, start, end, size, version })

@@ -17,6 +17,17 @@ pub struct ObjectUrl {
     pub key: String,
 }
 
+/// An alias of a scheme, and the scheme.
+const ALIAS: (&str, &str) = ("gcs", "gs");
+
+/// Replaces an alias at the start of a URL by its scheme.
+pub(crate) fn canonical(url: String) -> String {
+    match url.strip_prefix(ALIAS.0) {
+        Some(rest) if rest.starts_with("://") => [ALIAS.1, rest].concat(),
+        _ => url,
+    }
+}
+
 impl ObjectUrl {
     /// Parses a URL.
     ///
@@ -39,7 +50,7 @@ impl ObjectUrl {
             }
             _ => {}
         }
-        let scheme = if scheme == "gcs" { "gs" } else { scheme };
+        let scheme = if scheme == ALIAS.0 { ALIAS.1 } else { scheme };
         Ok(Self { scheme: scheme.to_owned(), bucket: bucket.to_owned(), key: key.to_owned() })
     }
 }

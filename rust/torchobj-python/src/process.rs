@@ -102,7 +102,7 @@ impl Clients {
     }
 }
 
-/// Returns the account of a configuration; makes it if there is none.
+/// Returns the cached account of a configuration, or makes it.
 fn cached<C: Clone + Eq + Hash, A>(
     accounts: &mut HashMap<C, Arc<A>>,
     config: &C,

@@ -126,6 +126,11 @@ pub(crate) fn required(name: &str, value: Option<String>) -> Result<String, Stri
     }
 }
 
+/// The error of a load.
+pub(crate) fn failed(message: &str) -> LoadError {
+    Arc::from(Box::<dyn Error + Send + Sync>::from(message))
+}
+
 /// Credentials returned by a [`Loader`].
 pub(crate) struct Fresh<I> {
     pub(crate) identity: I,
@@ -305,7 +310,7 @@ mod tests {
             self.0[1].fetch_add(u32::from(bypass_cache), Ordering::SeqCst);
             let count = self.0[0].fetch_add(1, Ordering::SeqCst) + 1;
             tokio::time::sleep(Duration::from_millis(10)).await;
-            (self.1)(count).map_err(|message| LoadError::from(Box::<dyn Error + Send + Sync>::from(message)))
+            (self.1)(count).map_err(|message| failed(&message))
         }
     }
 

@@ -41,7 +41,7 @@ class Action:
     redirect_to: str | None = None
     # While performing it.
     ignore_range: bool = False
-    # A chunk of a resumable upload to GCS: only so many of its bytes are persisted.
+    # Maximum number of bytes of a chunk of a resumable upload to GCS that are persisted.
     persist_bytes: int | None = None
     lose_response: bool = False
     # In the response's head.

@@ -11,7 +11,7 @@ use super::credentials::{Adc, Token, TokensForSdk};
 use crate::config::GcsConfig;
 use crate::credentials::{Credentials, Loader};
 use crate::env::{self, Variables};
-use crate::http::{Dialer, Origin, PoolMap, Target};
+use crate::http::{Dialer, Origin, PoolMap};
 
 /// Variables that Application Default Credentials depend on (google-cloud-auth), and the endpoint of an emulator. The file
 /// of gcloud's credentials is below HOME.
@@ -98,15 +98,10 @@ fn origin(setting: &str, url: &str, pools: &PoolMap) -> Result<Origin> {
     if !matches!(parsed.scheme_str(), Some("https" | "http")) {
         return Err(refuse("must begin with https:// or http://"));
     }
-    let target = Target::of(&parsed);
-    if target.host.is_empty() {
+    if parsed.host().is_none_or(str::is_empty) {
         return Err(refuse("the URL has no host"));
     }
-    let mut path = parsed.path().as_bytes().to_vec();
-    if path.last() != Some(&b'/') {
-        path.push(b'/');
-    }
-    Ok(Origin { host: target.host_header(), pool: pools.pool(&target), path })
+    Ok(Origin::of(&parsed, pools))
 }
 
 fn misconfigured(message: &str) -> Error {

@@ -12,11 +12,14 @@ use http::{Extensions, HeaderMap, HeaderValue};
 use tokio::sync::Mutex;
 use torchobj_core::transfer::within;
 
-use crate::credentials::{CALL_TIMEOUT, CredentialProvider, Credentials, Fresh, LoadError, Loader, required};
+use crate::credentials::{CALL_TIMEOUT, CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
 use crate::http::sanitize;
 
 /// OAuth 2.0 scope for reading and writing objects ("Cloud Storage authentication", "Scopes").
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
+
+/// Header with the project that is billed.
+pub(super) const USER_PROJECT: &str = "x-goog-user-project";
 
 /// google-cloud-auth caches a token, refreshes it 240 s before it expires, and does not expose the time of expiry. Its cache is
 /// read again at most this much later.
@@ -27,7 +30,7 @@ const READ_CACHE_AFTER: Duration = Duration::from_secs(60);
 pub(super) struct Token {
     /// `Authorization`.
     pub(super) authorization: String,
-    /// `x-goog-user-project`, if the credentials have a quota project.
+    /// [`USER_PROJECT`], if the credentials have a quota project.
     pub(super) quota_project: Option<String>,
 }
 
@@ -73,7 +76,7 @@ impl Loader<Token> for Adc {
         *source = Some(credentials);
         let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).map(str::to_owned);
         let authorization = text("authorization").ok_or_else(|| failed("the credentials have no access token"))?;
-        let identity = Token { authorization, quota_project: text("x-goog-user-project") };
+        let identity = Token { authorization, quota_project: text(USER_PROJECT) };
         Ok(Fresh { identity, expires: Some(SystemTime::now() + READ_CACHE_AFTER) })
     }
 }
@@ -82,10 +85,6 @@ impl Loader<Token> for Adc {
 fn root_cause(error: &dyn std::error::Error) -> String {
     let cause = std::iter::successors(Some(error), |error| error.source()).last();
     sanitize(&cause.map_or_else(String::new, ToString::to_string), 500)
-}
-
-fn failed(message: &str) -> LoadError {
-    Arc::from(Box::<dyn std::error::Error + Send + Sync>::from(message))
 }
 
 #[async_trait]
@@ -117,7 +116,7 @@ impl CredentialsProvider for TokensForSdk {
         };
         push("authorization", &loaded.identity.authorization)?;
         if let Some(project) = &loaded.identity.quota_project {
-            push("x-goog-user-project", project)?;
+            push(USER_PROJECT, project)?;
         }
         Ok(CacheableResource::New { entity_tag: EntityTag::new(), data: headers })
     }

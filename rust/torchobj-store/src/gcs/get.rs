@@ -74,7 +74,7 @@ pub(super) fn or_changed(error: Error, version: Option<&Version>) -> Error {
 }
 
 /// The parameter of a read that requires a version: `generation` also reads generations that are not current.
-pub(super) fn version_parameter(version: &Version) -> &'static str {
+fn version_parameter(version: &Version) -> &'static str {
     if version.is_selected() { "generation" } else { "ifGenerationMatch" }
 }
 

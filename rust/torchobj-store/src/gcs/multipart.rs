@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use tokio::time::sleep;
-use torchobj_core::error::{Error, ErrorKind, Operation, Result, Retry};
+use torchobj_core::error::{ErrorKind, Operation, Result, Retry};
 use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version};
 
 use super::parts::{self, PREFIX, Parts};
@@ -95,7 +95,7 @@ impl Bucket {
             checksum: options.checksum,
             sequential: !parallel,
         };
-        self.uploads.lock().expect("no holder of this lock panics").insert(id, Arc::new(State { object, sending }));
+        self.begun().insert(id, Arc::new(State { object, sending }));
         Ok(upload)
     }
 
@@ -161,12 +161,9 @@ impl Bucket {
     }
 
     fn state(&self, operation: Operation, upload: &Upload) -> Result<Arc<State>> {
-        let found = self.uploads.lock().expect("no holder of this lock panics").get(&upload.id).cloned();
-        found.ok_or_else(|| self.gone(operation, upload))
-    }
-
-    fn gone(&self, operation: Operation, upload: &Upload) -> Error {
-        self.error(ErrorKind::UploadGone, operation, Some(&upload.key), "no such upload in this process")
+        let found = self.begun().get(&upload.id).cloned();
+        let message = "no such upload in this process";
+        found.ok_or_else(|| self.error(ErrorKind::UploadGone, operation, Some(&upload.key), message))
     }
 
     /// Writes a part.
@@ -200,14 +197,13 @@ impl Bucket {
         let state = self.state(operation, upload)?;
         let object = match &state.sending {
             Sending::Parts(parts) => {
-                let object = state.object.clone();
-                let made = self.compose_object(upload, parts, &state.object, object, receipts, condition).await?;
+                let made = self.compose_object(upload, parts, &state.object, receipts, condition).await?;
                 self.delete_parts(upload, parts).await;
                 made
             }
             Sending::Resumable(session) => self.finish_resumable(&upload.key, session, receipts, condition).await?,
         };
-        self.uploads.lock().expect("no holder of this lock panics").remove(&upload.id);
+        self.begun().remove(&upload.id);
         self.version_of(operation, &upload.key, &object)
     }
 
@@ -225,7 +221,7 @@ impl Bucket {
             if let Sending::Parts(parts) = &state.sending {
                 self.delete_parts(upload, parts).await;
             }
-            self.uploads.lock().expect("no holder of this lock panics").remove(&upload.id);
+            self.begun().remove(&upload.id);
         }
         Ok(version)
     }
@@ -252,7 +248,7 @@ impl Bucket {
             }
             None => drop(self.delete_listed(operation, upload).await?),
         }
-        self.uploads.lock().expect("no holder of this lock panics").remove(&upload.id);
+        self.begun().remove(&upload.id);
         Ok(())
     }
 

@@ -155,12 +155,12 @@ impl Bucket {
         &self,
         upload: &Upload,
         parts: &Parts,
-        template: &Resource,
+        object: &Resource,
         number: u32,
         payload: &Payload,
     ) -> Result<PartReceipt> {
         let name = parts.new_name(upload, (number, number));
-        let resource = part_resource(name.clone(), template, upload);
+        let resource = part_resource(name.clone(), object, upload);
         let (operation, key) = (Operation::PutPart, upload.key.as_str());
         let (size, crc32c) = (payload.len() as u64, self.crc32c(operation, key, payload)?);
         let written = self.insert(operation, key, resource, crc32c, payload, &Condition::Always).await?;
@@ -174,7 +174,7 @@ impl Bucket {
         };
         if let Some(group) = group {
             // If this fails, the commit composes the group.
-            let composed = self.compose_parts(upload, parts, template, &group).await;
+            let composed = self.compose_parts(upload, parts, object, &group).await;
             parts.sent().composing.remove(&group[0].numbers.0);
             if let Err(error) = composed {
                 log::debug!("parts {}.. of {} are composed at the commit: {error}", group[0].numbers.0, upload.key);
@@ -188,8 +188,7 @@ impl Bucket {
         &self,
         upload: &Upload,
         parts: &Parts,
-        template: &Resource,
-        object: Resource,
+        object: &Resource,
         receipts: &[PartReceipt],
         condition: &Condition,
     ) -> Result<Resource> {
@@ -202,13 +201,13 @@ impl Bucket {
             let is_part = |source: &Source| source.numbers.0 == source.numbers.1;
             let group = |source: &Source| is_part(source).then(|| group_of(source.numbers.0));
             let groups = sources.chunk_by(|one, next| group(one).is_some() && group(one) == group(next));
-            sources = self.compose_each(upload, parts, template, groups.map(<[Source]>::to_vec).collect()).await?;
+            sources = self.compose_each(upload, parts, object, groups.map(<[Source]>::to_vec).collect()).await?;
         }
         while sources.len() > MAX_SOURCES {
             let groups = sources.chunks(MAX_SOURCES).map(<[Source]>::to_vec);
-            sources = self.compose_each(upload, parts, template, groups.collect()).await?;
+            sources = self.compose_each(upload, parts, object, groups.collect()).await?;
         }
-        self.compose(operation, key, key, &sources, object, condition).await
+        self.compose(operation, key, key, &sources, object.clone(), condition).await
     }
 
     /// Composes each group of consecutive objects of an upload.
@@ -216,10 +215,10 @@ impl Bucket {
         &self,
         upload: &Upload,
         parts: &Parts,
-        template: &Resource,
+        object: &Resource,
         groups: Vec<Vec<Source>>,
     ) -> Result<Vec<Source>> {
-        let compose = |group: Vec<Source>| async move { self.compose_parts(upload, parts, template, &group).await };
+        let compose = |group: Vec<Source>| async move { self.compose_parts(upload, parts, object, &group).await };
         stream::iter(groups.into_iter().map(compose)).buffered(CONCURRENT).try_collect().await
     }
 
@@ -228,7 +227,7 @@ impl Bucket {
         &self,
         upload: &Upload,
         parts: &Parts,
-        template: &Resource,
+        object: &Resource,
         group: &[Source],
     ) -> Result<Source> {
         let (Some(first), Some(last)) = (group.first(), group.last()) else { unreachable!("a group has sources") };
@@ -240,7 +239,7 @@ impl Bucket {
             return Ok(composed.clone());
         }
         let name = parts.new_name(upload, numbers);
-        let resource = part_resource(name.clone(), template, upload);
+        let resource = part_resource(name.clone(), object, upload);
         let operation = Operation::Commit;
         let made = self.compose(operation, &upload.key, &name, group, resource, &Condition::Always).await?;
         let generation = self.version_of(operation, &upload.key, &made)?;
@@ -376,9 +375,9 @@ fn totals(sources: &[Source]) -> (u64, u32) {
 }
 
 /// The metadata of an object of an upload: the storage class of its target, and the target's key.
-fn part_resource(name: String, template: &Resource, upload: &Upload) -> Resource {
+fn part_resource(name: String, object: &Resource, upload: &Upload) -> Resource {
     let metadata = BTreeMap::from([(KEY.to_owned(), upload.key.clone())]);
-    let mut part = Resource::new(&Attributes::default(), template.storage_class.as_deref());
+    let mut part = Resource::new(&Attributes::default(), object.storage_class.as_deref());
     (part.name, part.metadata) = (name, metadata);
     part
 }

@@ -11,7 +11,7 @@ use super::resource::{FIELDS, Resource, crc32c, encode};
 use crate::http::{encode::query_into, is_header_value, metadata_problem};
 
 /// The condition of a write.
-pub(super) fn condition_parameter(condition: &Condition) -> Option<(&'static str, &str)> {
+fn condition_parameter(condition: &Condition) -> Option<(&'static str, &str)> {
     match condition {
         Condition::Always => None,
         Condition::Absent => Some(("ifGenerationMatch", "0")),

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use async_trait::async_trait;
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, Payload, Version};
 
 use super::config::Account;
-use super::credentials::Token;
+use super::credentials::{Token, USER_PROJECT};
 use super::error::{hint, refusal};
 use super::multipart::{Restrictions, State};
 use crate::credentials::Loaded;
@@ -19,9 +19,6 @@ use crate::http::{
     self, Authorize, Chain, Dialect, ErrorResponse, Failure, Headers, Origin, Refusal, Request, RequestHead, Response,
     Target, Unauthorized, encode, sanitize,
 };
-
-/// Header with the project that is billed.
-const USER_PROJECT: &str = "x-goog-user-project";
 
 /// Maximum size of the JSON of a response. A page of 1000 names of 1024 bytes, each escaped, has 6 MiB.
 const MAX_JSON_BYTES: usize = 16 << 20;
@@ -33,13 +30,18 @@ pub(super) struct Bucket {
     pub(super) name: String,
     /// Found at the first upload.
     pub(super) restrictions: OnceCell<Restrictions>,
-    /// Uploads of this process that have begun, by id.
-    pub(super) uploads: Mutex<HashMap<String, Arc<State>>>,
+    /// By id.
+    uploads: Mutex<HashMap<String, Arc<State>>>,
 }
 
 impl Bucket {
     pub(super) fn new(account: Arc<Account>, name: &str) -> Self {
         Self { account, name: name.to_owned(), restrictions: OnceCell::new(), uploads: Mutex::default() }
+    }
+
+    /// The uploads of this process that have begun.
+    pub(super) fn begun(&self) -> MutexGuard<'_, HashMap<String, Arc<State>>> {
+        self.uploads.lock().expect("no holder of this lock panics")
     }
 
     /// The URL of a key or of the bucket.

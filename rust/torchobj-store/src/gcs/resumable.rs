@@ -9,12 +9,12 @@ use std::fmt;
 
 use bytes::Bytes;
 use tokio::sync::Mutex;
-use torchobj_core::error::{Error, ErrorKind, Operation, Result};
+use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, PartReceipt, Payload};
 
 use super::request::{Bucket, BucketDialect};
 use super::resource::{FIELDS, Resource, combine, encode};
-use crate::http::{Dialect, ErrorResponse, Request, Response, error_of, exchange, redirect};
+use crate::http::{Dialect, Request, Response, exchange, redirect};
 
 /// Chunks other than the last are multiples of this size.
 const GRANULARITY: u64 = 256 << 10;
@@ -212,7 +212,7 @@ impl Bucket {
         match response.status {
             // 499: cancelled.
             200..=299 | 404 | 410 | 499 => Ok(()),
-            _ => Err(refused(&request, response, &dialect).await),
+            _ => Err(response.into_error(operation, request.key, &dialect).await),
         }
     }
 
@@ -245,10 +245,10 @@ impl Bucket {
             },
             200..=299 => Ok(ChunkResponse::Complete(Box::new(self.parse(operation, request.key, response).await?))),
             404 | 410 => {
-                let error = refused(&request, response, &dialect).await;
+                let error = response.into_error(operation, request.key, &dialect).await;
                 Err(error.with_kind(ErrorKind::UploadGone))
             }
-            _ => Err(refused(&request, response, &dialect).await),
+            _ => Err(response.into_error(operation, request.key, &dialect).await),
         }
     }
 
@@ -259,14 +259,6 @@ impl Bucket {
         let url = || dialect.url(request.key);
         Ok((response.map_err(|failure| failure.into_error(request.operation, url()))?, dialect))
     }
-}
-
-/// The error of a response.
-async fn refused(request: &Request<'_>, mut response: Response, dialect: &BucketDialect<'_>) -> Error {
-    let body = response.error_body().await;
-    let header = |name: &str| response.header(name).map(str::to_owned);
-    let response = ErrorResponse { status: response.status, header: &header, body: &body };
-    error_of(dialect, request.operation, request.key, &response).await
 }
 
 /// The bytes from what is stored to `until`: those of the rest, and those of the part at `offset`.

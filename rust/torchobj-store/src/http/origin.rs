@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::ConnectionPool;
+use super::{ConnectionPool, PoolMap, Target};
 
 /// The server and path prefix of requests.
 #[derive(Clone, Debug)]
@@ -15,6 +15,16 @@ pub(crate) struct Origin {
 }
 
 impl Origin {
+    /// The server of `url`, with its path.
+    pub(crate) fn of(url: &http::Uri, pools: &PoolMap) -> Self {
+        let target = Target::of(url);
+        let mut path = url.path().as_bytes().to_vec();
+        if path.last() != Some(&b'/') {
+            path.push(b'/');
+        }
+        Self { host: target.host_header(), pool: pools.pool(&target), path }
+    }
+
     /// The URL of the server, for messages.
     pub(crate) fn url(&self) -> String {
         let scheme = if self.pool.target().tls { "https" } else { "http" };

@@ -6,8 +6,8 @@ use std::borrow::Cow;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::Payload;
 
-use super::dialect::{Dialect, error_of};
-use super::{ErrorResponse, Failure, Origin, Proxy, Response, encode, redirect};
+use super::dialect::Dialect;
+use super::{Failure, Origin, Proxy, Response, encode, redirect};
 
 /// Maximum number of redirects of a request.
 const MAX_REDIRECTS: usize = 3;
@@ -76,7 +76,7 @@ pub(crate) async fn send(
     for _ in 0..=MAX_REDIRECTS {
         let origin = redirected.as_ref().unwrap_or(origin);
         let response = exchange(request, origin, authorize).await;
-        let mut response = response.map_err(|failure| failure.into_error(operation, url()))?;
+        let response = response.map_err(|failure| failure.into_error(operation, url()))?;
         if (200..=299).contains(&response.status) {
             return Ok(response);
         }
@@ -93,12 +93,7 @@ pub(crate) async fn send(
                     redirected = to;
                 }
             }
-            _ => {
-                let body = response.error_body().await;
-                let header = |name: &str| response.header(name).map(str::to_owned);
-                let response = ErrorResponse { status: response.status, header: &header, body: &body };
-                return Err(error_of(dialect, operation, request.key, &response).await);
-            }
+            _ => return Err(response.into_error(operation, request.key, dialect).await),
         }
     }
     Err(Failure::new(ErrorKind::Protocol, "too many redirects").into_error(operation, url()))

@@ -2,7 +2,7 @@
 
 use torchobj_core::error::{Error, Operation, Result};
 
-use super::dialect::Dialect;
+use super::dialect::{Dialect, error_of};
 use super::{ErrorResponse, Failure, Framing, Lease};
 
 /// Maximum size of the body of an error. Those of S3 have a few hundred bytes; a larger page of a proxy is not read.
@@ -49,8 +49,16 @@ impl Response {
         refusal.code.is_some().then(|| refusal.into_error(operation, dialect.url(key), &response))
     }
 
+    /// Receives the body of an error response, and returns its error.
+    pub(crate) async fn into_error(mut self, operation: Operation, key: Option<&str>, dialect: &dyn Dialect) -> Error {
+        let body = self.error_body().await;
+        let header = |name: &str| self.header(name).map(str::to_owned);
+        let response = ErrorResponse { status: self.status, header: &header, body: &body };
+        error_of(dialect, operation, key, &response).await
+    }
+
     /// Receives the body of an error; empty if the response has none or it cannot be received.
-    pub(crate) async fn error_body(&mut self) -> Vec<u8> {
+    async fn error_body(&mut self) -> Vec<u8> {
         if self.method == "HEAD" || self.lease.get_ref().framing() == Framing::Empty {
             return Vec::new();
         }

@@ -10,7 +10,7 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvider, future};
 
 use super::sign::Identity;
-use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, required};
+use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
 
 /// Makes a new provider of the SDK. A provider reads the shared configuration files only once.
 pub(super) type ProviderFactory =
@@ -57,7 +57,7 @@ impl Loader<Identity> for CredentialProvider {
             };
             Ok(Fresh { identity, expires: provided.expires_at })
         };
-        keys.await.map_err(|message: String| LoadError::from(Box::<dyn std::error::Error + Send + Sync>::from(message)))
+        keys.await.map_err(|message: String| failed(&message))
     }
 }
 

@@ -61,17 +61,12 @@ impl Account {
             None => host.strip_prefix(&format!("{bucket}.")).unwrap_or(&host).to_owned(),
         };
         let bucket_in_host = host == format!("{bucket}.{endpoint_host}");
-        let target = Target::of(&uri);
-        let mut path = uri.path().as_bytes().to_vec();
-        if path.last() != Some(&b'/') {
-            path.push(b'/');
-        }
         // The preferred scheme comes first.
         let scheme = endpoint.auth_schemes().first();
         let property = |name: &str| scheme?.get(name)?.as_string().map(str::to_owned);
         let sdk_only = scheme.is_some_and(|scheme| scheme.name() != "sigv4");
         Ok(Address {
-            origin: Origin { host: target.host_header(), pool: self.pools.pool(&target), path },
+            origin: Origin::of(&uri, &self.pools),
             endpoint_host,
             bucket_in_host,
             region: property("signingRegion").unwrap_or_else(|| region.to_owned()),

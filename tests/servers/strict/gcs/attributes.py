@@ -18,7 +18,7 @@ CONTENT_FIELDS: Mapping[str, str] = {
 }
 STORAGE_CLASSES = ("STANDARD", "NEARLINE", "COLDLINE", "ARCHIVE", "MULTI_REGIONAL", "REGIONAL")
 # Clients return resources that they have received; GCS ignores these fields of them.
-_OUTPUT_FIELDS = frozenset(
+OUTPUT_FIELDS = frozenset(
     [
         "kind",
         "id",
@@ -46,7 +46,7 @@ _OUTPUT_FIELDS = frozenset(
         "retentionExpirationTime",
     ]
 )
-_HOLDS = ("temporaryHold", "eventBasedHold")
+HOLDS = ("temporaryHold", "eventBasedHold")
 # GCS documentation, "Object metadata": custom metadata of an object is limited to 8 KiB.
 METADATA_LIMIT_BYTES = 8 * 1024
 DEFAULT_CONTENT_TYPE = "application/octet-stream"
@@ -117,10 +117,10 @@ def patched(current: Attributes, resource: Mapping[str, Any]) -> Attributes:
             changes["storage_class"] = value
         elif name == "customTime":
             changes["custom_time"] = _text(name, value) if value is not None else None
-        elif name in _HOLDS:
+        elif name in HOLDS:
             if not isinstance(value, bool):
                 raise GcsError("invalid", f"Invalid value for: {name}={value!r} is not a boolean")
             changes["temporary_hold" if name == "temporaryHold" else "event_based_hold"] = value
-        elif name not in _OUTPUT_FIELDS:
+        elif name not in OUTPUT_FIELDS:
             raise GcsError("parseError", f"Unknown name {name!r}: an object has no such field.")
     return replace(current, content=content, **changes)

@@ -25,7 +25,7 @@ def check(
 ) -> None:
     """Raises conditionNotMet, or notModified for a read, if a condition does not hold.
 
-    live: the object that the generation is compared with, which is 0 where there is none.
+    live: the object whose generation is compared; None counts as generation 0.
     addressed: the object that the metageneration is compared with, if it is not the live one.
     prefix: "ifSource" checks the conditions on the source of a rewrite.
     """

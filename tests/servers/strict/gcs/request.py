@@ -21,7 +21,7 @@ _LARGEST = 2**63 - 1
 class Request:
     """A request with a verified head and a complete body.
 
-    persist_bytes: a fault; a chunk keeps only so many of its bytes.
+    persist_bytes: a fault; the maximum number of bytes of a chunk that are persisted.
     """
 
     state: State

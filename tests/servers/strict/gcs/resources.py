@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..response import Response
+from .attributes import CONTENT_FIELDS, HOLDS, OUTPUT_FIELDS
 from .masks import ANY, Schema, masked
 from .request import Request
 from .store import Bucket, StoredObject
@@ -16,41 +17,7 @@ from .store import Bucket, StoredObject
 SOFT_DELETE_S = 7 * 24 * 3600
 
 OBJECT: Schema = {
-    **dict.fromkeys(
-        [
-            "kind",
-            "id",
-            "selfLink",
-            "mediaLink",
-            "name",
-            "bucket",
-            "generation",
-            "metageneration",
-            "contentType",
-            "contentEncoding",
-            "contentDisposition",
-            "contentLanguage",
-            "cacheControl",
-            "storageClass",
-            "size",
-            "md5Hash",
-            "crc32c",
-            "etag",
-            "timeCreated",
-            "updated",
-            "timeDeleted",
-            "timeFinalized",
-            "timeStorageClassUpdated",
-            "softDeleteTime",
-            "hardDeleteTime",
-            "componentCount",
-            "customTime",
-            "temporaryHold",
-            "eventBasedHold",
-            "retentionExpirationTime",
-            "kmsKeyName",
-        ]
-    ),
+    **dict.fromkeys([*OUTPUT_FIELDS, *CONTENT_FIELDS, *HOLDS, "storageClass", "customTime"]),
     "metadata": ANY,
     "owner": ANY,
     "acl": ANY,

@@ -41,7 +41,7 @@ def start_resumable(request: Request) -> Response:
 
 
 def session_of(request: Request) -> Session:
-    """Returns the session of a request; raises notFound if there is none, gone if it was cancelled."""
+    """Returns the session of a request; raises notFound if it does not exist, gone if it was cancelled."""
     session = request.project.sessions.get(request.query.get("upload_id", ""))
     if session is None or session.bucket != request.target.names["bucket"]:
         raise GcsError("notFound", "The upload session does not exist.")
