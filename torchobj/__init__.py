@@ -15,7 +15,8 @@ from torchobj.checkpoint.files import ObjectWriter, S3Checkpoint, open  # noqa: 
 from torchobj.config import FileOptions, GCSOptions, S3ClientConfig, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.memory import set_budget, set_memory_budget
-from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload, get_many
+from torchobj.reads import get_many
+from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload
 from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:

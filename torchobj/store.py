@@ -8,12 +8,13 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectRef
 from torchobj.buffers import contiguous
 from torchobj.conditions import condition
-from torchobj.config import Prefix, S3ClientConfig, StoreConfig, prefix_in_bucket, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError
 from torchobj.object_info import Listing, ListPage, ObjectInfo, UnfinishedUpload, time_of
+from torchobj.reads import checked_list, read_jobs
 from torchobj.urls import SCHEMES, canonical_url, parse_url
 
-__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "get_many"]
+__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload"]
 
 #: Larger than any object; twice this value fits a signed 64-bit integer.
 _MAX_OFFSET = 1 << 62
@@ -130,8 +131,8 @@ class Store:
             ConfigError: A buffer is too small for its object; `keys` is a str; or an `ObjectRef` is of another store.
             ValueError: A buffer is read-only, or the number of buffers differs from that of the keys.
         """
-        jobs = [self._job_of(key) for key in _checked_list("keys", keys)]
-        return _get_jobs(jobs, into, return_errors=return_errors)
+        jobs = [self._job_of(key) for key in checked_list("keys", keys)]
+        return read_jobs(jobs, into, return_errors=return_errors)
 
     def _job_of(self, key: str | ObjectRef) -> tuple["_torchobj.NativeStore", str | ObjectRef]:
         if not isinstance(key, ObjectRef):
@@ -314,87 +315,3 @@ def _range(start: int, end: int | None) -> tuple[int, int | None]:
     if start < 0 or length < 0:
         raise ConfigError(f"range {start}..{end}: must have 0 <= start <= end, or a negative start alone")
     return first, first + min(length, _MAX_OFFSET)
-
-
-def _checked_list(name: str, values: Iterable[str | ObjectRef]) -> Iterable[str | ObjectRef]:
-    if isinstance(values, str):
-        raise ConfigError(f"{name}={values!r}: must be a list, such as [{values!r}]")
-    return values
-
-
-def _get_jobs(
-    jobs: Sequence[tuple["_torchobj.NativeStore", str | ObjectRef]], into: Sequence[Any] | None, *, return_errors: bool
-) -> Any:
-    if into is None:
-        return _torchobj.get_many(jobs, return_errors=return_errors)
-    if len(into) != len(jobs):
-        raise ConfigError(f"into has {len(into)} buffers for {len(jobs)} objects")
-    return _torchobj.get_many(jobs, [contiguous(buffer) for buffer in into], return_errors=return_errors)
-
-
-@overload
-def get_many(
-    urls: Iterable[str | ObjectRef],
-    into: None = None,
-    *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    return_errors: Literal[False] = False,
-) -> list[Buffer]: ...
-@overload
-def get_many(
-    urls: Iterable[str | ObjectRef],
-    into: Sequence[Any],
-    *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    return_errors: Literal[False] = False,
-) -> list[int]: ...
-@overload
-def get_many(
-    urls: Iterable[str | ObjectRef],
-    into: Sequence[Any] | None = None,
-    *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    return_errors: bool,
-) -> list[Buffer | int | Exception]: ...
-
-
-def get_many(
-    urls: Iterable[str | ObjectRef],
-    into: Sequence[Any] | None = None,
-    *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    return_errors: bool = False,
-) -> Any:
-    """Reads objects of any buckets and schemes, or ranges of them, in one call.
-
-    Args:
-        urls: The objects: URLs, or `ObjectRef`s with the range or version to read.
-        into: A writable, contiguous buffer per object, as for `Store.get_many`.
-        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        return_errors: Whether to return exceptions in place of objects that cannot be read.
-
-    Returns:
-        A `Buffer` per URL, in order, as `Store.get` returns it; with `into` the number of bytes written to each buffer.
-
-    Raises:
-        StoreError: The first error that persists after its retries; the other reads are aborted.
-        ConfigError: `urls` is a str, or contains an invalid URL; or a buffer is too small for its object.
-        ValueError: A buffer is read-only, or the number of buffers differs from that of the URLs.
-
-    Example:
-        >>> Store("memory://a").put("x", b"1") and Store("memory://b").put("y", b"234") and None
-        >>> [bytes(data) for data in get_many(["memory://a/x", ObjectRef("memory://b/y", start=1)])]
-        [b'1', b'34']
-    """
-    config = store_config(config)
-    stores: dict[tuple[str, Prefix | None], _torchobj.NativeStore] = {}
-    jobs: list[tuple[_torchobj.NativeStore, str | ObjectRef]] = []
-    for target in _checked_list("urls", urls):
-        url = target.url if isinstance(target, ObjectRef) else target
-        parsed = parse_url(url)
-        configured = (parsed.base, prefix_in_bucket(url, config))
-        store = stores.get(configured)
-        if store is None:
-            store = stores[configured] = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
-        jobs.append((store, target if isinstance(target, ObjectRef) else parsed.key))
-    return _get_jobs(jobs, into, return_errors=return_errors)

@@ -26,6 +26,7 @@ LAYERS = [
     ["_torchobj"],
     ["_shutdown", "checkpoint.memory", "memory"],
     ["buffers", "conditions", "object_info"],
+    ["reads"],
     ["store", "checkpoint.archive"],
     [
         "checkpoint.files",
