@@ -5,6 +5,7 @@ from unittest import mock
 
 import pytest
 
+from tests.command_line import CommandLine
 from tests.managers import Gate
 from tests.saved_objects import planning
 from torchobj.checkpoint import CheckpointManager
@@ -40,3 +41,9 @@ def planned():
     """Saves small states in the same way as large ones."""
     with mock.patch.object(planning, "_COPIED_BYTES", 0):
         yield
+
+
+@pytest.fixture
+def cli(bucket, tmp_path, monkeypatch):
+    """The command line with access to `bucket`."""
+    return CommandLine(bucket, tmp_path, monkeypatch)

@@ -94,6 +94,15 @@ LAYERS = [
     ["checkpoint.state_shards"],
     ["checkpoint.save_step"],
     ["checkpoint.manager"],
+    ["cli.output"],
+    ["cli.checks", "cli.errors"],
+    ["cli.options", "cli.targets", "cli.credential_sources"],
+    ["cli.url_argument", "cli.machine_checks", "cli.store_checks"],
+    ["cli.bench_levels", "cli.objects", "cli.listing", "cli.removing"],
+    ["cli.bench", "cli.checkpoints", "cli.doctor", "cli.uploads"],
+    ["cli.program"],
+    ["cli"],
+    ["__main__"],
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

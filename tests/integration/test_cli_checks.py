@@ -1,0 +1,149 @@
+"""`torchobj doctor` and `torchobj bench`."""
+
+import pytest
+
+import torchobj
+from torchobj.cli.bench import knee, suggestions
+from torchobj.cli.bench_levels import Level
+from torchobj.cli.credential_sources import gcs_source, s3_source
+
+
+def states(records):
+    return {record["name"]: record["state"] for record in records}
+
+
+@pytest.mark.providers("s3", "gs")
+class TestDoctor:
+    def test_it_lists_and_reads_without_writing(self, cli, bucket, control):
+        bucket.write("train/k", b"1")
+        control.clear_requests()
+        found = states(cli.records("doctor", f"{bucket.url}/train/"))
+        assert {found[name] for name in ("LIST", "GET", "DNS", "connection", "clock", "memfd")} == {"ok"}
+        assert found["PUT"] == "note" and found["credentials"] in ("ok", "note")
+        assert {request.method for request in control.requests()} <= {"GET", "HEAD"}
+
+    def test_write_deletes_its_own_object_only(self, cli, bucket, control):
+        bucket.write("train/k", b"1")
+        found = states(cli.records("doctor", f"{bucket.url}/train/", "--write"))
+        assert found["PUT"] == "ok" and bucket.keys() == ["train/k"]
+        deleted = [request.key for request in control.requests() if request.method == "DELETE"]
+        assert len(deleted) == 1 and deleted[0].startswith("train/.torchobj-doctor-")
+
+    def test_an_object_that_could_not_be_read_back_is_deleted(self, cli, bucket, control):
+        control.faults({"operation": "GetObject", "action": {"status": 403, "code": "AccessDenied"}})
+        done = cli.run("doctor", f"{bucket.url}/train/", "--write", "--json")
+        assert done.exit_code == 1 and bucket.keys() == []
+
+    def test_a_failed_check_is_exit_code_1_with_advice(self, cli, bucket):
+        done = cli.run("doctor", bucket.url.replace("test-", "missing-"))
+        assert done.exit_code == 1 and "FAILED  LIST" in done.stdout
+
+    def test_a_clock_that_differs_is_a_warning(self, cli, bucket, control):
+        control.clock(-3600)
+        assert states(cli.records("doctor", bucket.url))["clock"] == "warning"
+
+    def test_no_secret_is_shown(self, cli, bucket, control):
+        shown = cli.run("doctor", bucket.url, "--write").output
+        assert bucket.server.secret_key not in shown and str(bucket.server.token) not in shown
+
+
+def test_doctor_without_a_url_checks_the_machine(cli):
+    found = states(cli.records("doctor"))
+    assert {"versions", "open files", "locked memory", "/dev/shm", "memfd", "memory budget"} <= found.keys()
+
+
+def test_doctor_of_an_endpoint_without_a_server_fails(cli, bucket):
+    done = cli.run("doctor", bucket.url, "--endpoint-url", "http://127.0.0.1:9", "--json")
+    assert done.exit_code == 1 and '"connection", "state": "failed"' in done.stdout
+
+
+S3 = torchobj.S3Options
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "expected"),
+    [
+        (S3(anonymous=True), {}, "not signed"),
+        (S3(), {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "topsecret"}, "without AWS_SESSION_TOKEN"),
+        (S3(profile="p"), {}, "profile p in"),
+        (S3(), {"AWS_PROFILE": "sso"}, "SSO"),
+        (S3(profile="unknown"), {}, "the profile unknown has none"),
+        (S3(), {"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://x"}, "container's credential service"),
+        (S3(), {"AWS_EC2_METADATA_DISABLED": "true"}, "none, and AWS_EC2_METADATA_DISABLED=true"),
+        (S3(), {}, "those of the machine's role"),
+    ],
+)
+def test_the_source_of_credentials_of_s3_is_named(tmp_path, options, environ, expected):
+    (tmp_path / "credentials").write_text("[p]\naws_access_key_id = a\naws_secret_access_key = topsecret\n")
+    (tmp_path / "config").write_text("[profile sso]\nsso_session = s\n")
+    files = {
+        name: str(tmp_path / file)
+        for name, file in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config"))
+    }
+    check = s3_source(options, files | environ)
+    assert expected in check.found and "topsecret" not in str(check)
+
+
+def test_the_source_of_credentials_of_gcs_is_named(tmp_path):
+    key = tmp_path / "key.json"
+    key.write_text('{"type": "service_account", "private_key": "topsecret"}')
+    options, named = torchobj.GCSOptions(), {"GOOGLE_APPLICATION_CREDENTIALS": str(key)}
+    assert gcs_source(options, named).found == f"GOOGLE_APPLICATION_CREDENTIALS={key}: service_account"
+    assert gcs_source(options, {"GOOGLE_APPLICATION_CREDENTIALS": str(tmp_path / "none")}).state == "failed"
+    assert "emulator" in gcs_source(options, {"STORAGE_EMULATOR_HOST": "localhost:1"}).found
+    assert "service account of the machine" in gcs_source(options, {"CLOUDSDK_CONFIG": str(tmp_path)}).found
+
+
+@pytest.mark.providers("s3", "gs")
+def test_bench_measures_each_number_of_requests_and_suggests_one(cli, bucket):
+    for number in range(20):
+        bucket.write(f"train/{number}", bytes(1000))
+    listed, first, second, advice = cli.records(
+        "bench", f"{bucket.url}/train/", "--seconds", "0.1", "--concurrency", "1,8"
+    )
+    assert listed["objects"] == 20 and listed["bytes"] == 20_000
+    assert (first["concurrency"], second["concurrency"]) == (1, 8)
+    assert first["objects_per_s"] > 0 and first["p50_s"] <= first["p99_s"] and second["errors"] == {}
+    assert advice["suggested_max_in_flight"] in (1, 8)
+
+
+def test_bench_sends_no_more_requests_at_a_time_than_it_says(cli, bucket, control):
+    control.reset()
+    bucket.boto.create_bucket(Bucket=bucket.name)
+    for number in range(20):
+        bucket.write(f"train/{number}", bytes(1000))
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.05}})
+    cli.lines("bench", f"{bucket.url}/train/", "--seconds", "0.1", "--concurrency", "5")
+    # And a hedged read.
+    assert 2 <= control.connections().most_in_flight <= 5 + 1
+
+
+def test_bench_counts_failed_reads_by_type(cli, bucket, control):
+    bucket.write("k", b"1")
+    control.faults({"operation": "GetObject", "action": {"status": 403, "code": "AccessDenied"}})
+    records = cli.records("bench", bucket.url, "--seconds", "0.1", "--concurrency", "4")
+    assert records[1]["errors"].keys() == {"AccessDeniedError"}
+    assert "No object could be read" in records[-1]["suggestions"][0]
+
+
+def test_bench_refuses_other_numbers_of_requests(cli, bucket):
+    assert cli.run("bench", bucket.url, "--concurrency", "0,1").exit_code == 2
+
+
+def level(concurrency, objects, errors=None, cpu_s=0.1):
+    return Level(concurrency, 1.0, objects, objects * 1000, cpu_s, [0.01] * 10, errors or {})
+
+
+def test_the_knee_is_the_lowest_number_with_nearly_all_of_the_throughput():
+    assert knee([level(1, 100), level(4, 380), level(16, 400), level(64, 390)]).concurrency == 4
+
+
+def test_suggestions_name_the_limit():
+    rising = suggestions([level(1, 100), level(256, 25_000)], 1000, 8)
+    assert any("still rising: try --concurrency 256,512,1024" in line for line in rising)
+    busy = suggestions([level(1, 100), level(64, 400, cpu_s=7.5), level(256, 400)], 1000, 8)
+    assert any("The CPU is the limit: 7.5 of 8 cores" in line for line in busy)
+    throttled = suggestions([level(1, 100), level(64, 90, {"ThrottledError": 3})], 1000, 8)
+    assert any("The store throttled" in line for line in throttled)
+    large = suggestions([level(64, 400)], 1 << 30, 8)
+    assert any("torchobj.set_memory_budget(" in line for line in large)

@@ -1,0 +1,126 @@
+"""The process of the command line: its start, Ctrl-C, pipes, and what it imports."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.interrupting import HELD_BACK_S
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_python_m_torchobj_is_the_same_program(cli, bucket):
+    bucket.write("k", b"1")
+    done = cli.process("ls", bucket.url, "--bytes")
+    assert done.returncode == 0 and done.stdout.split()[1:] == [b"1", b"k"] and done.stderr == b""
+
+
+def test_ls_imports_neither_torch_nor_rich_nor_other_commands(cli, bucket):
+    bucket.write("k", b"1")
+    script = (
+        "import sys, torchobj.cli; sys.argv = ['torchobj', 'ls', sys.argv[1]]\n"
+        "try: torchobj.cli.main()\n"
+        "except SystemExit: pass\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, bucket.url], cwd=ROOT, capture_output=True, text=True)
+    modules = set(done.stderr.split())
+    assert "torchobj.cli.listing" in modules and " k" in done.stdout
+    assert not modules & {
+        "torch",
+        "numpy",
+        "rich",
+        "asyncio",
+        "http.client",
+        "torchobj.cli.doctor",
+        "torchobj.cli.bench",
+    }
+
+
+@pytest.mark.parametrize("command", ["checkpoints", "uploads", "doctor", "bench", "scan", "rm"])
+def test_no_command_imports_torch(command):
+    script = (
+        "import sys, torchobj.cli; sys.argv = ['torchobj', sys.argv[1], '--help']\n"
+        "try: torchobj.cli.main()\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'rich'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script, command], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_a_missing_click_is_named_with_the_extra():
+    script = "import sys; sys.modules['click'] = None; import torchobj.cli; torchobj.cli.main()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "torchobj: click is not installed: pip install 'torchobj[cli]'\n"
+
+
+@pytest.mark.providers("s3", "gs")
+@pytest.mark.parametrize(
+    ("arguments", "operation"),
+    [(["cat", "{}/k"], "GetObject"), (["ls", "{}"], "ListObjectsV2"), (["bench", "{}"], "GetObject")],
+    ids=["cat", "ls", "bench"],
+)
+def test_ctrl_c_ends_a_command_within_a_second(cli, bucket, control, arguments, operation):
+    bucket.write("k", bytes(1000))
+    control.faults({"operation": operation, "action": {"delay_first_byte_s": HELD_BACK_S}})
+    process = cli.start(*[each.format(bucket.url) for each in arguments], stdout=-1, stderr=-1)
+    while not control.fault_report()[0]["fired"]:
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    sent = time.monotonic()
+    out, err = process.communicate(timeout=HELD_BACK_S / 2)
+    took_s = time.monotonic() - sent
+    assert process.returncode == 130 and err == b"torchobj: interrupted\n"
+    assert took_s < HELD_BACK_S / 4, out
+
+
+def test_a_closed_pipe_ends_a_listing_quietly(cli, bucket):
+    for number in range(3):
+        bucket.write(f"k{number}", b"1")
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = cli.process("ls", bucket.url, stdout=writer)
+    os.close(writer)
+    assert done.returncode == -signal.SIGPIPE and done.stderr == b""
+
+
+def test_a_full_disk_is_an_error_of_one_line(cli, bucket):
+    bucket.write("k", bytes(1 << 20))
+    with Path("/dev/full").open("wb") as full:
+        done = cli.process("cat", f"{bucket.url}/k", stdout=full)
+    assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"No space left" in done.stderr
+
+
+@pytest.mark.providers("s3", "gs")
+def test_keys_are_completed_level_by_level(cli, bucket, monkeypatch):
+    for key in ("train/0.jpg", "train/x/1.jpg", "val"):
+        bucket.write(key, b"1")
+    monkeypatch.setenv("_TORCHOBJ_COMPLETE", "zsh_complete")
+
+    def completed(text):
+        monkeypatch.setenv("COMP_WORDS", f"torchobj ls {text}")
+        monkeypatch.setenv("COMP_CWORD", "2")
+        lines = cli.process().stdout.decode().splitlines()
+        return [line for line in lines if "://" in line]
+
+    assert completed(f"{bucket.url}/tr") == [f"{bucket.url}/train/"]
+    assert len(completed(f"{bucket.url}/train/")) == 2
+
+
+def test_commands_are_completed(cli, monkeypatch):
+    monkeypatch.setenv("_TORCHOBJ_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "torchobj ch")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert cli.process().stdout == b"plain,checkpoints\n"
+
+
+def test_an_error_is_json_on_stderr_with_json(cli, bucket):
+    done = cli.process("head", f"{bucket.url}/missing", "--json")
+    assert done.returncode == 1 and json.loads(done.stderr)["status"] == 404

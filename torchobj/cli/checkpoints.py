@@ -1,0 +1,147 @@
+"""`torchobj checkpoints`: the folder of a `CheckpointManager`. Imports no torch: it reads commit objects only."""
+
+import math
+from typing import Any
+
+import click
+
+from torchobj.checkpoint import leftovers as leftover_data
+from torchobj.checkpoint.commit_format import Commit
+from torchobj.checkpoint.commits import Commits
+from torchobj.cli.errors import CommandError
+from torchobj.cli.options import Command, Settings, age_option, settings
+from torchobj.cli.output import human_size, print_json, print_line, shown, time_shown
+from torchobj.cli.removing import confirm
+from torchobj.cli.targets import parse_target
+from torchobj.cli.url_argument import URL
+
+__all__ = ["checkpoints"]
+
+
+@click.group(short_help="Checkpoints by step: steps, latest, metrics, leftovers.")
+def checkpoints() -> None:
+    """Shows the checkpoints in the folder of a `CheckpointManager`, and what interrupted saves left in it."""
+
+
+def _commits(url: str) -> Commits:
+    target = parse_target(url, raw=True)
+    return Commits(str(target.url).rstrip("/"), settings().config(url))
+
+
+@checkpoints.command(cls=Command)
+@click.argument("url", type=URL)
+def steps(url: str) -> None:
+    """Lists the committed steps of the folder at URL: step, time of the commit, kind, objects, size and metrics."""
+    chosen, commits = settings(), _commits(url)
+    known = {commit.step: commit for commit in commits.readable()}
+    # A commit object that cannot be read was logged; its step is committed nevertheless.
+    for step in sorted(commits.versions()):
+        commit = known.get(step)
+        if chosen.json:
+            print_json({"step": step} if commit is None else _fields(commit))
+        else:
+            print_line(f"{step:>12}  " + ("commit object cannot be read" if commit is None else _row(commit)))
+
+
+@checkpoints.command(cls=Command)
+@click.argument("url", type=URL)
+def latest(url: str) -> None:
+    """Prints the latest committed step of the folder at URL: the one with the largest number."""
+    commits = _commits(url)
+    step = max(commits.versions(), default=None)
+    if step is None:
+        raise _none(commits)
+    if settings().json:
+        print_json({"step": step})
+    else:
+        print_line(str(step))
+
+
+@checkpoints.command(cls=Command)
+@click.argument("url", type=URL)
+@click.argument("step", type=click.IntRange(min=0), required=False)
+def metrics(url: str, step: int | None) -> None:
+    """Prints the metrics of STEP, or of all steps, of the folder at URL."""
+    chosen, commits = settings(), _commits(url)
+    found = [commit for commit in commits.readable() if step in (None, commit.step)]
+    if not found:
+        raise (
+            _none(commits)
+            if step is None
+            else CommandError(
+                f"{commits.url}: step {step} is not committed; `torchobj checkpoints steps` lists the steps"
+            )
+        )
+    for commit in found:
+        if chosen.json:
+            print_json({"step": commit.step, "metrics": _numbers(commit)})
+        else:
+            print_line(f"{commit.step:>12}  {_metrics(commit)}")
+
+
+@checkpoints.command(cls=Command)
+@click.argument("url", type=URL)
+@click.option("--sweep", is_flag=True, help="Delete them.")
+@click.option(
+    "--older-than",
+    metavar="AGE",
+    default="1h",
+    show_default=True,
+    callback=age_option,
+    help="With --sweep: only those of saves that wrote nothing for this time, by the clock of the store.",
+)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+def leftovers(url: str, *, sweep: bool, older_than: float, yes: bool) -> None:
+    """Lists data of saves that were interrupted, and of running ones: time, size, step and key."""
+    chosen, commits = settings(), _commits(url)
+    found = leftover_data.leftovers(commits)
+    if not sweep:
+        for item in found:
+            _report(chosen, item, "leftover")
+        return
+    if found and not yes:
+        confirm(f"delete old ones of {len(found)} leftovers of {commits.url}?", "--yes deletes without a question")
+    for item in leftover_data.sweep(commits, older_than):
+        _report(chosen, item, "delete")
+
+
+def _none(commits: Commits) -> CommandError:
+    return CommandError(f"{commits.url}: no step is committed; URL must be that of a CheckpointManager")
+
+
+def _numbers(commit: Commit) -> dict[str, float | str]:
+    # JSON has no infinite numbers and no NaN.
+    return {name: value if math.isfinite(value) else str(value) for name, value in commit.metrics.items()}
+
+
+def _metrics(commit: Commit) -> str:
+    return " ".join(f"{shown(name)}={value:g}" for name, value in sorted(commit.metrics.items()))
+
+
+def _row(commit: Commit) -> str:
+    size = human_size(sum(item.size for item in commit.objects))
+    kind = "sharded" if commit.kind == "dcp" else "one file"
+    objects = f"{len(commit.objects)} {'object' if len(commit.objects) == 1 else 'objects'}"
+    return f"{time_shown(commit.time)}  {kind:<8}  {objects:>12}  {size:>10}  {_metrics(commit)}".rstrip()
+
+
+def _fields(commit: Commit) -> dict[str, Any]:
+    return {
+        "step": commit.step,
+        "time": commit.time.isoformat(),
+        "sharded": commit.kind == "dcp",
+        "objects": len(commit.objects),
+        "bytes": sum(item.size for item in commit.objects),
+        "metrics": _numbers(commit),
+    }
+
+
+def _report(chosen: Settings, item: leftover_data.Leftover, action: str) -> None:
+    if chosen.json:
+        modified = None if item.modified is None else item.modified.isoformat()
+        is_upload = item.upload is not None
+        fields = {"key": item.key, "step": item.step, "size": item.size, "modified": modified, "upload": is_upload}
+        print_json({"action": action, **fields})
+        return
+    size = "upload" if item.upload is not None else human_size(item.size)
+    print_line(f"{action}  {time_shown(item.modified)}  {size:>10}  step {item.step}  {shown(item.key)}")

@@ -1,0 +1,99 @@
+"""`torchobj ls` and `torchobj du`."""
+
+from collections.abc import Iterator
+
+import click
+
+from torchobj.cli.options import Command, settings
+from torchobj.cli.output import exact_size, fields_of, human_size, print_json, print_line, shown, time_shown
+from torchobj.cli.targets import Target, parse_target
+from torchobj.cli.url_argument import URL
+from torchobj.object_info import ObjectInfo
+from torchobj.store import Store
+
+__all__ = ["du", "ls"]
+
+_ROW = "{:>20}  {:>10}  {}"
+
+
+@click.command(cls=Command, short_help="List objects and folders.")
+@click.argument("urls", nargs=-1, required=True, type=URL)
+@click.option("-r", "--recursive", is_flag=True, help="List all objects below, with their whole keys.")
+@click.option("--bytes", "exact", is_flag=True, help="Print sizes in bytes.")
+@click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
+def ls(urls: tuple[str, ...], *, recursive: bool, exact: bool, raw: bool) -> None:
+    """Lists the objects and folders at URLS: time of the last write, size, and name.
+
+    A prefix is compared as a string, as the store does: s3://bucket/train also lists training/. With a slash at the end
+    it names a folder. With wildcards, objects that match are listed with their whole keys.
+    """
+    chosen = settings()
+    config = chosen.config(*urls)
+    for target in [parse_target(url, raw=raw) for url in urls]:
+        store, prefix = target.open(config)
+        found = _all(target, store, prefix) if recursive or target.glob is not None else _level(store, prefix)
+        count = 0
+        for count, item in enumerate(found, 1):  # noqa: B007  used after the loop
+            if chosen.json:
+                print_json(_fields(target, store, item))
+            else:
+                print_line(_row(item, exact=exact))
+        if count == 0 and not (target.url.key == "" and target.glob is None):
+            raise target.nothing()
+
+
+def _all(target: Target, store: Store, prefix: str) -> Iterator[tuple[str, ObjectInfo | None]]:
+    return ((info.key, info) for info in target.objects(store, prefix))
+
+
+def _level(store: Store, prefix: str) -> Iterator[tuple[str, ObjectInfo | None]]:
+    """Objects and common prefixes of a level, in key order within each page."""
+    above = prefix.rpartition("/")[0]
+    start = len(above) + 1 if above or prefix.startswith("/") else 0
+    for page in store.list(prefix, "/").pages():
+        items: list[tuple[str, ObjectInfo | None]] = [(info.key, info) for info in page.objects]
+        items += [(name, None) for name in page.prefixes]
+        for key, info in sorted(items, key=lambda item: item[0]):
+            yield key[start:] or key.rpartition("/")[0].rpartition("/")[2] + "/", info
+
+
+def _row(item: tuple[str, ObjectInfo | None], *, exact: bool) -> str:
+    name, info = item
+    if info is None:
+        return _ROW.format("", "DIR", shown(name))
+    size = exact_size(info.size) if exact else human_size(info.size)
+    return _ROW.format(time_shown(info.last_modified), size, shown(name))
+
+
+def _fields(target: Target, store: Store, item: tuple[str, ObjectInfo | None]) -> dict[str, object]:
+    name, info = item
+    if info is not None:
+        return fields_of(info, target.url_of(store, info.key))
+    above = target.url.key.rpartition("/")[0] if not target.is_local else ""
+    key = f"{above}/{name}" if above else name
+    return {"url": target.url_of(store, key), "prefix": key}
+
+
+@click.command(cls=Command, short_help="Add up the sizes of objects.")
+@click.argument("urls", nargs=-1, required=True, type=URL)
+@click.option("--bytes", "exact", is_flag=True, help="Print sizes in bytes.")
+@click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
+def du(urls: tuple[str, ...], *, exact: bool, raw: bool) -> None:
+    """Adds up the sizes of the objects under URLS, whose keys are compared as by `ls`.
+
+    Only current objects count: noncurrent versions and unfinished uploads, which are billed too, are not included.
+    """
+    chosen = settings()
+    config = chosen.config(*urls)
+    for target in [parse_target(url, raw=raw) for url in urls]:
+        store, prefix = target.open(config)
+        count, total = 0, 0
+        for info in target.objects(store, prefix):
+            count, total = count + 1, total + (info.size or 0)
+        if count == 0 and target.glob is not None:
+            raise target.nothing()
+        if chosen.json:
+            print_json({"url": target.text, "objects": count, "bytes": total})
+        else:
+            size = exact_size(total) if exact else human_size(total)
+            print_line(f"{size:>10}  {count} {'object' if count == 1 else 'objects'}  {shown(target.text)}")

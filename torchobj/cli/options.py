@@ -1,0 +1,183 @@
+"""Options that every command has, the store configuration that they make, and the errors that end a command."""
+
+import contextlib
+import dataclasses
+import logging
+import sys
+import traceback
+from typing import Any, NoReturn
+
+import click
+
+from torchobj.cli.errors import CommandError, described
+from torchobj.cli.output import age_s, escaped, print_json
+from torchobj.config import GCSOptions, S3Options, StoreConfig
+from torchobj.exceptions import TorchobjError
+from torchobj.urls import canonical_url
+
+__all__ = [
+    "BROKEN_PIPE",
+    "INTERRUPTED",
+    "Command",
+    "Settings",
+    "age_option",
+    "fail_with",
+    "settings",
+    "shared_options",
+]
+
+#: Exit codes of a shell for a process that SIGINT or SIGPIPE ended.
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+
+@dataclasses.dataclass
+class Settings:
+    """Values of the options that every command has."""
+
+    json: bool = False
+    log_level: str = "warning"
+    endpoint_url: str | None = None
+    profile: str | None = None
+    region: str | None = None
+    no_sign_request: bool = False
+
+    def config(self, *urls: str) -> StoreConfig:
+        """The configuration for URLs. Options of a provider apply to its URLs only.
+
+        Raises:
+            CommandError: An option applies to none of the URLs, or an endpoint to two providers.
+        """
+        schemes = {canonical_url(url).partition("://")[0] for url in urls}
+        s3: dict[str, Any] = {"profile": self.profile, "region": self.region}
+        both: dict[str, Any] = {"endpoint_url": self.endpoint_url, "anonymous": self.no_sign_request or None}
+        given = {_option(name) for name, value in (s3 | both).items() if value is not None}
+        usable = {_option(name) for name in both} if "gs" in schemes else set()
+        usable |= {_option(name) for name in s3 | both} if "s3" in schemes else set()
+        for name in sorted(given - usable):
+            scheme = "s3://" if name in ("--profile", "--region") else "s3:// or gs://"
+            raise CommandError(f"{name}: applies to URLs of {scheme}, not to {' '.join(urls) or 'local files'}")
+        if self.endpoint_url is not None and {"s3", "gs"} <= schemes:
+            raise CommandError(
+                "--endpoint-url: s3:// and gs:// URLs have different endpoints; set AWS_ENDPOINT_URL and "
+                "STORAGE_EMULATOR_HOST, or name a configuration file in TORCHOBJ_CONFIG"
+            )
+        s3 = {name: value for name, value in (s3 | both).items() if value is not None}
+        gcs = {name: value for name, value in both.items() if value is not None}
+        return StoreConfig(
+            s3=S3Options(**(s3 if "s3" in schemes else {})), gcs=GCSOptions(**(gcs if "gs" in schemes else {}))
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """Prints an error to stderr: a line, or an object with `--json`."""
+        if self.log_level == "debug":
+            text = "".join(traceback.format_exception(error))
+            click.echo("\n".join(map(escaped, text.splitlines())), err=True)
+        self.error(described(error), error)
+
+    def error(self, text: str, error: BaseException | None = None) -> None:
+        """Prints an error to stderr, given its text without control characters."""
+        if not self.json:
+            click.echo(f"torchobj: {text}", err=True)
+            return
+        fields: dict[str, Any] = {"error": text}
+        if isinstance(error, TorchobjError):
+            named = {name: getattr(error, name) for name in ("url", "operation", "status", "code", "request_id")}
+            fields |= {"type": type(error).__name__} | {name: value for name, value in named.items() if value}
+        print_json_error(fields)
+
+    def note(self, text: str) -> None:
+        """Prints a line to stderr for people; nothing with `--json`."""
+        if not self.json:
+            click.echo(text, err=True)
+
+
+def print_json_error(fields: dict[str, Any]) -> None:
+    """Prints an object to stderr as a line of JSON."""
+    with contextlib.redirect_stdout(sys.stderr):
+        print_json(fields)
+
+
+def _option(name: str) -> str:
+    return {"anonymous": "--no-sign-request"}.get(name, "--" + name.replace("_", "-"))
+
+
+def settings() -> Settings:
+    """The settings of the running command."""
+    return click.get_current_context().ensure_object(Settings)
+
+
+def _set(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:
+    # An option of the command overrides the same one before the command.
+    if value is not None and value is not False and parameter.name is not None:
+        setattr(ctx.ensure_object(Settings), parameter.name, value)
+
+
+def shared_options() -> list[click.Parameter]:
+    """The options that every command has, before and after its name."""
+
+    def option(*names: str, **attributes: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=_set, **attributes)
+
+    levels = click.Choice(["debug", "info", "warning", "error"])
+    return [
+        option("--json", is_flag=True, help="Print JSON: an object per line."),
+        option("--log-level", type=levels, help="Log to stderr from this level; debug shows tracebacks.  [warning]"),
+        option("--endpoint-url", metavar="URL", help="Endpoint of an S3-compatible store or of a GCS emulator."),
+        option("--profile", metavar="NAME", help="Profile of the AWS configuration files."),
+        option("--region", metavar="NAME", help="Region of the S3 bucket, if it is not to be detected."),
+        option("--no-sign-request", is_flag=True, help="Send requests without credentials, for public buckets."),
+    ]
+
+
+class _Handler(logging.Handler):
+    """Writes records to the current stderr, each on one line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"torchobj: {record.levelname.lower()}: {escaped(record.getMessage())}", err=True)
+
+
+def start_logging(level: str) -> None:
+    """Logs to stderr from a level: debug, info, warning or error."""
+    logger = logging.getLogger("torchobj")
+    if not any(isinstance(handler, _Handler) for handler in logger.handlers):
+        logger.addHandler(_Handler())
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+class Command(click.Command):
+    """A command with the shared options, whose errors are one line on stderr and an exit code."""
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.params += shared_options()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Runs the command."""
+        chosen = ctx.ensure_object(Settings)
+        start_logging(chosen.log_level)
+        try:
+            return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except KeyboardInterrupt:
+            chosen.error("interrupted")
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        except BrokenPipeError:
+            raise click.exceptions.Exit(BROKEN_PIPE) from None
+        except Exception as error:  # noqa: BLE001  the user sees a line, and a traceback with debug
+            chosen.fail(error)
+            raise click.exceptions.Exit(1) from None
+
+
+def fail_with(code: int = 1) -> NoReturn:
+    """Ends the command with an exit code, after errors that were printed."""
+    raise click.exceptions.Exit(code)
+
+
+def age_option(_: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """Callback of options that are ages."""
+    try:
+        return None if value is None else age_s(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=parameter) from None

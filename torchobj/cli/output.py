@@ -1,0 +1,129 @@
+"""Prints rows and JSON lines, and formats sizes, times and keys for them."""
+
+import json
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from torchobj.object_info import ObjectInfo
+
+__all__ = [
+    "age_s",
+    "duration",
+    "escaped",
+    "exact_size",
+    "fields_of",
+    "human_size",
+    "print_json",
+    "print_line",
+    "rows",
+    "shown",
+    "time_shown",
+]
+
+#: Control characters, also those that change the direction of text, line separators and lone surrogates.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+_AGE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)?")
+_AGE_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def escaped(text: str) -> str:
+    r"""Replaces control characters, so that a key cannot send commands to a terminal.
+
+    Example:
+        >>> print(escaped("a\x1b[2Jb"))
+        a\x1b[2Jb
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def shown(text: str) -> str:
+    """A key or URL for the output: escaped on a terminal, as it is in a file or pipe."""
+    return escaped(text) if sys.stdout.isatty() else text
+
+
+def human_size(size: int | None) -> str:
+    """A size in bytes with a binary unit and three digits.
+
+    Example:
+        >>> human_size(512), human_size(1536), human_size(20 << 20), human_size(None)
+        ('512 B', '1.50 KiB', '20.0 MiB', '?')
+    """
+    if size is None:
+        return "?"
+    value, unit = float(size), 0
+    while value >= 999.5 and unit + 1 < len(_UNITS):
+        value, unit = value / 1024, unit + 1
+    digits = 0 if unit == 0 else 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{digits}f} {_UNITS[unit]}"
+
+
+def exact_size(size: int | None) -> str:
+    """A size in bytes, without a unit."""
+    return "?" if size is None else str(size)
+
+
+def time_shown(time: datetime | None) -> str:
+    """A time in UTC, to the second."""
+    return "-" if time is None else time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def duration(seconds: float) -> str:
+    """A duration for people.
+
+    Example:
+        >>> duration(0.0123), duration(3.21), duration(3725)
+        ('12.3 ms', '3.2 s', '1:02:05')
+    """
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))
+
+
+def age_s(text: str) -> float:
+    """Seconds of an age such as `90`, `30m`, `12h` or `7d`.
+
+    Raises:
+        ValueError: It has another form.
+
+    Example:
+        >>> age_s("90"), age_s("1.5h")
+        (90.0, 5400.0)
+    """
+    found = _AGE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r}: must be a number and s, m, h, d or w, such as 12h")
+    return float(found[1]) * _AGE_UNITS[found[2] or "s"]
+
+
+def fields_of(info: ObjectInfo, url: str) -> dict[str, Any]:
+    """The fields of an object for JSON, without those that are unknown."""
+    fields: dict[str, Any] = {"url": url, "key": info.key, "size": info.size, "version": info.version}
+    fields["last_modified"] = None if info.last_modified is None else info.last_modified.isoformat()
+    for name in ("storage_class", "content_type", "content_encoding", "content_disposition", "content_language"):
+        fields[name] = getattr(info, name)
+    fields["cache_control"] = info.cache_control
+    if info.metadata:
+        fields["metadata"] = dict(info.metadata)
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def print_json(value: Any) -> None:
+    """Prints a value as one line of JSON. Control characters and characters above ASCII are escaped."""
+    print_line(json.dumps(value, default=str))
+
+
+def print_line(text: str) -> None:
+    """Prints a line. `click.echo` would remove ANSI sequences from keys, and flush after each line."""
+    sys.stdout.write(f"{text}\n")
+
+
+def rows(table: list[tuple[str, str]]) -> None:
+    """Prints names and values in two columns."""
+    width = max((len(name) for name, _ in table), default=0)
+    for name, value in table:
+        print_line(f"{name:<{width}}  {value}")

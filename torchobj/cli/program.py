@@ -1,0 +1,104 @@
+"""The program `torchobj`: its commands, which are imported when they are called, and how the process ends."""
+
+import importlib
+import os
+import signal
+import sys
+from typing import NoReturn
+
+import click
+
+from torchobj import _torchobj
+from torchobj.cli.options import BROKEN_PIPE, INTERRUPTED, Settings, shared_options
+
+__all__ = ["program", "run"]
+
+#: Time for which an interrupted command waits until its uploads are aborted.
+_ABORT_LIMIT_S = 0.5
+
+#: Modules of the commands, in the order of the help.
+_COMMANDS = {
+    "ls": "listing:ls",
+    "du": "listing:du",
+    "head": "objects:head",
+    "cat": "objects:cat",
+    "scan": "objects:scan",
+    "rm": "removing:rm",
+    "uploads": "uploads:uploads",
+    "checkpoints": "checkpoints:checkpoints",
+    "bench": "bench:bench",
+    "doctor": "doctor:doctor",
+}
+
+_HELP = """Lists, copies, reads and checks objects of S3 and Google Cloud Storage.
+
+Arguments are URLs, s3://bucket/key, gs://bucket/key or file:///path, or local paths. In keys, * and ? match within a
+folder, ** across folders, and {a,b} and [ab] alternatives; quote them. Credentials, regions and endpoints are found as
+the SDKs of AWS and Google find them, or in the file that TORCHOBJ_CONFIG names.
+
+Exit codes: 0, all was done; 1, an error; 2, the command was called wrongly; 130, Ctrl-C.
+"""
+
+
+class _Program(click.Group):
+    """A group that imports a command when it is called or described."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  as in click
+        """The names, in the order of the help."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  as in click
+        """The command of a name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(f"torchobj.cli.{module}"), name)
+        return command
+
+
+program = _Program(
+    "torchobj",
+    help=_HELP,
+    params=shared_options(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
+click.version_option(_torchobj.__version__, prog_name="torchobj")(program)
+
+
+def run() -> NoReturn:
+    """Runs the command of `sys.argv` and exits."""
+    for stream in (sys.stdout, sys.stderr):
+        # Keys may contain characters that the encoding of the stream lacks.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    code: int | str | None = 0
+    try:
+        program.main(prog_name="torchobj", obj=Settings())
+    except SystemExit as end:
+        code = end.code
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Exception as error:  # noqa: BLE001  outside of a command: in its import or arguments
+        Settings().fail(error)
+        code = 1
+    _end(code if isinstance(code, int) else 0 if code is None else 1)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process. After Ctrl-C it waits neither for threads nor for a store that stalls."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = BROKEN_PIPE if code == 0 else code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    if code not in (INTERRUPTED, BROKEN_PIPE):
+        sys.exit(code)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _torchobj.finish(_ABORT_LIMIT_S)
+    sys.stderr.flush()
+    if code == BROKEN_PIPE:
+        # As cat(1): the shell and its parent see that the pipe was closed.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGPIPE)
+    os._exit(code)

@@ -1,0 +1,121 @@
+"""Parses URLs, local paths and globs of the command line, and lists what they name."""
+
+import dataclasses
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchobj._torchobj import Manifest
+from torchobj.cli.errors import CommandError
+from torchobj.config import StoreConfig
+from torchobj.object_info import Listing, ObjectInfo
+from torchobj.store import Store
+from torchobj.urls import Url, parse_url
+
+__all__ = ["Target", "parse_target"]
+
+#: Characters that begin a wildcard.
+_WILDCARD = re.compile(r"[*?\[{]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What an argument names: an object, a prefix, a folder, or the objects that match a glob."""
+
+    text: str
+    """The argument."""
+    url: Url
+    """The URL before the wildcards; that of a local path has the scheme `file`."""
+    glob: str | None
+    """Pattern for the part of a key after `url.key`."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a local file or folder."""
+        return self.url.scheme == "file"
+
+    @property
+    def names_folder(self) -> bool:
+        """Whether it names a bucket or folder: by its slash, or because the local folder exists."""
+        ends = self.url.key == "" or self.url.key.endswith("/")
+        return ends or (self.is_local and self.path.is_dir())
+
+    @property
+    def path(self) -> Path:
+        """The local path."""
+        return Path("/", self.url.key)
+
+    def folder(self) -> "Target":
+        """The same with a slash at the end: keys of a folder, and not all that begin with its name."""
+        key = self.url.key
+        return (
+            self if key == "" or key.endswith("/") else dataclasses.replace(self, url=self.url._replace(key=f"{key}/"))
+        )
+
+    def open(self, config: StoreConfig) -> tuple[Store, str]:
+        """The store and the key or prefix in it. The store of a local path is its folder."""
+        if not self.is_local:
+            return Store(self.url.base, config=config), self.url.key
+        target = self.folder() if self.names_folder else self
+        folder, _, name = target.url.key.rpartition("/")
+        return Store(f"file:///{folder}", config=config), name
+
+    def url_of(self, store: Store, key: str) -> str:
+        """The URL of a key of the store; the path of a local file."""
+        return f"{store.url}/{key}".removeprefix("file://") if self.is_local else f"{store.url}/{key}"
+
+    def objects(self, store: Store, prefix: str) -> "Iterator[ObjectInfo]":
+        """Lists the objects that it names, in key order."""
+        yield from listing(store, prefix, self.glob)
+
+    def nothing(self) -> CommandError:
+        """The error if it names no object."""
+        if self.glob is not None:
+            hint = "* matches within a folder, ** across folders; --raw takes wildcards as they are"
+            return CommandError(f"{self.text}: no key matches; {hint}")
+        return CommandError(f"{self.text}: no objects; check the prefix with `torchobj ls {self.url.base}/`")
+
+
+def listing(store: Store, prefix: str, glob: str | None) -> "Iterator[ObjectInfo] | Listing":
+    """Lists the objects under a prefix, in key order, whose part after the prefix matches."""
+    if glob is None:
+        return store.list(prefix)
+    manifest = Manifest.from_listing(store._native, store.url, prefix, glob)
+    keys = {manifest.entry(index)[1] for index in range(len(manifest))}
+    return (info for info in store.list(prefix) if info.key in keys)
+
+
+def parse_target(text: str, *, raw: bool = False) -> Target:
+    """Parses an argument.
+
+    Args:
+        text: A URL such as `s3://bucket/key`, or a local path.
+        raw: Whether wildcards are taken as they are.
+
+    Raises:
+        ConfigError: Not a URL of a known scheme.
+
+    Example:
+        >>> parse_target("s3://bucket/train/n01*.jpg")
+        Target(text='s3://bucket/train/n01*.jpg', url=Url(scheme='s3', bucket='bucket', key='train/n01'), glob='*.jpg')
+        >>> parse_target("/data/a[1].jpg", raw=True).path
+        PosixPath('/data/a[1].jpg')
+    """
+    url = parse_url(text) if "://" in text else _of_path(text)
+    found = _WILDCARD.search(url.key)
+    if found is None or raw or (url.scheme == "file" and os.path.lexists(f"/{url.key}")):
+        return Target(text, url, None)
+    start = found.start()
+    if url.key.startswith("**", start):
+        # `**` matches across folders only if it is a whole component.
+        start = url.key.rfind("/", 0, start) + 1
+    return Target(text, url._replace(key=url.key[:start]), url.key[start:])
+
+
+def _of_path(text: str) -> Url:
+    if not text:
+        raise CommandError("an empty path names nothing; . is this folder")
+    path = os.path.abspath(os.path.expanduser(text)).lstrip("/")  # noqa: PTH100, PTH111  removes `..`
+    ends = text.endswith("/") and path != ""
+    return Url("file", "", f"{path}/" if ends else path)

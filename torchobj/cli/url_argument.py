@@ -1,0 +1,50 @@
+"""The type of arguments that are URLs or paths, with completion of local files and of keys."""
+
+import click
+from click.shell_completion import CompletionItem
+
+from torchobj.cli.options import Settings
+from torchobj.config import StoreConfig
+from torchobj.store import Store
+from torchobj.urls import canonical_url, parse_url
+
+__all__ = ["URL"]
+
+#: Maximum number of keys that are offered.
+_MOST = 200
+#: Limit of a listing for completion.
+_LIMIT_S = 2.0
+
+
+class _UrlType(click.ParamType):  # type: ignore[type-arg]  # not generic at runtime before click 8.4
+    """A URL or path, as a string."""
+
+    name = "url"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,
+        param: click.Parameter,  # noqa: ARG002  as in click
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Keys below a URL, level by level; otherwise local files."""
+        if "://" not in incomplete:
+            return [CompletionItem(incomplete, type="file")]
+        try:
+            return [CompletionItem(url) for url in _keys(ctx.ensure_object(Settings), canonical_url(incomplete))]
+        except Exception:  # noqa: BLE001  a completion has nowhere to report an error
+            return []
+
+
+def _keys(chosen: Settings, incomplete: str) -> list[str]:
+    url = parse_url(incomplete)
+    given = chosen.config(incomplete)
+    limits = {"connect_timeout_s": _LIMIT_S, "first_byte_timeout_s": _LIMIT_S, "retry_timeout_s": _LIMIT_S}
+    store = Store(url.base, config=StoreConfig(s3=given.s3, gcs=given.gcs, max_attempts=1, **limits))  # type: ignore[arg-type]
+    for page in store.list(url.key, "/").pages():
+        return sorted(f"{url.base}/{key}" for key in [info.key for info in page.objects] + page.prefixes)[:_MOST]
+    return []
+
+
+#: Type of arguments that are URLs or local paths.
+URL = _UrlType()
