@@ -8,6 +8,7 @@ from pathlib import Path
 import lightning.pytorch
 import torch
 
+from torchobj.fsspec import register
 from torchobj.lightning import ObjectCheckpointIO
 
 
@@ -26,6 +27,8 @@ class Module(lightning.pytorch.LightningModule):
 
 
 def fit(url, config, epochs):
+    # Lightning's own checks of paths use it too, also if s3fs is installed.
+    register(config=config)
     plugin = ObjectCheckpointIO(config=config)
     callback = lightning.pytorch.callbacks.ModelCheckpoint(dirpath=url, monitor="loss", save_top_k=2, save_last=True)
     trainer = lightning.pytorch.Trainer(
