@@ -19,6 +19,7 @@ import torchobj
 import torchobj.fsspec
 from tests.servers.strict.control import FaultAction
 from torchobj import exceptions
+from torchobj.fsspec import instances
 from torchobj.lightning import ObjectCheckpointIO, S3LightningCheckpoint
 
 pytestmark = [
@@ -46,7 +47,7 @@ def pl(request):
 @pytest.fixture(autouse=True)
 def registration(monkeypatch):
     """Restores fsspec's filesystem for s3://."""
-    monkeypatch.setattr(torchobj.fsspec, "_default", None)
+    monkeypatch.setattr(instances, "_default", None)
     yield
     torchobj.fsspec.register()
 
@@ -317,7 +318,7 @@ def test_other_than_plain_data_is_loaded_if_lightning_or_the_user_allows_it(buck
 
 def test_a_plugin_is_pickled_with_its_configuration(bucket):
     for plugin in (ObjectCheckpointIO(config=bucket.config), S3LightningCheckpoint("us-east-1", bucket.config)):
-        torchobj.fsspec._default = None
+        instances._default = None
         again = pickle.loads(pickle.dumps(plugin))
         assert type(again) is type(plugin)
         assert vars(again) == vars(plugin)
@@ -362,7 +363,7 @@ def test_an_installed_s3fs_is_kept_with_a_warning(pytestconfig, tmp_path):
         "ObjectCheckpointIO(endpoint_url='http://localhost:1');"
         "assert type(fsspec.filesystem('s3')).__module__ == 's3fs';"
         "assert torchobj.fsspec.register(endpoint_url='http://localhost:1');"
-        "assert type(fsspec.filesystem('s3')).__module__ == 'torchobj.fsspec'"
+        "assert type(fsspec.filesystem('s3')).__module__ == 'torchobj.fsspec.file_system'"
     )
     printed = alone(script, PYTHONPATH=f"{pytestconfig.rootpath}:{tmp_path}")
     assert "torchobj.fsspec.register(config=...)" in printed

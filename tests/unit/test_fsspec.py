@@ -12,7 +12,7 @@ from fsspec.tests import abstract
 import torchobj
 import torchobj.fsspec
 from torchobj import exceptions
-from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, register
+from torchobj.fsspec import GCSFileSystem, ObjectFileSystem, file_system, instances, register
 
 
 class InMemory(ObjectFileSystem):
@@ -115,7 +115,7 @@ def test_created_folders_exist_for_every_instance_until_removed(files):
 
 
 def test_only_the_most_recently_created_folders_are_remembered(files, monkeypatch):
-    monkeypatch.setattr(torchobj.fsspec, "_MAX_REMEMBERED", 2)
+    monkeypatch.setattr(file_system, "_MAX_REMEMBERED", 2)
     for name in "abab":
         files.makedirs(f"files/{name}", exist_ok=True)
     files.makedirs("files/c")
@@ -249,8 +249,8 @@ def test_moving_and_removing_do_not_touch_objects_with_the_same_prefix(files):
 def test_other_modes_and_options_are_refused(files):
     with pytest.raises(exceptions.ConfigError, match="r\\+b"):
         files.open("files/k", "r+b")
-    with pytest.raises(TypeError, match="anon"):
-        InMemory(anon=True)
+    with pytest.raises(TypeError, match="unknown options: anonymus"):
+        InMemory(anonymus=True)
     with pytest.raises(FileNotFoundError), files.open("files/never was") as file:
         file.read()
 
@@ -314,7 +314,7 @@ def test_configurations_of_gcs_that_differ_have_different_instances():
 
 
 def test_a_file_system_of_gcs_addresses_buckets_of_gcs(monkeypatch):
-    monkeypatch.setattr(torchobj.fsspec, "Store", lambda url, config: url)
+    monkeypatch.setattr(file_system, "Store", lambda url, config: url)
     files = GCSFileSystem(endpoint_url="http://gcs")
     assert (files._config.gcs.endpoint_url, files._config.s3.endpoint_url) == ("http://gcs", None)
     for path in ("bucket/some key", "gs://bucket/some key", "gcs://bucket/some key", "tobj+gs://bucket/some key"):
@@ -333,7 +333,7 @@ def test_a_folder_of_one_scheme_does_not_exist_in_another():
 @pytest.fixture
 def registry(monkeypatch):
     """fsspec's registry, restored afterwards."""
-    monkeypatch.setattr(torchobj.fsspec, "_default", None)
+    monkeypatch.setattr(instances, "_default", None)
     for name in ("s3", "gs", "gcs", "tobj+s3", "tobj+gs"):
         monkeypatch.setitem(_registry, name, fsspec.AbstractFileSystem)
         monkeypatch.delitem(_registry, name)
@@ -366,7 +366,7 @@ def test_one_scheme_can_be_registered_alone(registry):
 
 def test_a_registered_scheme_uses_the_given_configuration(monkeypatch):
     monkeypatch.setitem(_registry, "s3", fsspec.AbstractFileSystem)
-    monkeypatch.setattr(torchobj.fsspec, "_default", None)
+    monkeypatch.setattr(instances, "_default", None)
     monkeypatch.setitem(conf, "s3", {})
     before = ObjectFileSystem()
     assert not register(replace=False, region="eu-west-1")
@@ -380,7 +380,7 @@ def test_a_registered_scheme_uses_the_given_configuration(monkeypatch):
     # A file system created earlier is another instance; a pickled one keeps its configuration.
     assert (before._config.s3.region, ObjectFileSystem()._config.s3.region) == (None, "eu-west-1")
     travelling = pickle.dumps(ObjectFileSystem())
-    monkeypatch.setattr(torchobj.fsspec, "_default", None)
+    monkeypatch.setattr(instances, "_default", None)
     assert pickle.loads(travelling)._config.s3.region == "eu-west-1"
     # s3fs receives all of fsspec's configuration for s3.
     assert conf["s3"] == {}

@@ -1,69 +1,62 @@
-"""fsspec file systems over `Store`, for S3 and GCS, and their registration.
-
-Frameworks open `s3://` and `gs://` paths through fsspec: Lightning for checkpoints and logs,
-`torch.distributed.checkpoint` for URLs. fsspec itself supports neither; s3fs and gcsfs do. Nothing is registered
-without a call of `register`. Does not import torch.
-"""
+"""The classes `ObjectFileSystem` and `GCSFileSystem`: paths, folders and files. Does not import torch."""
 
 import itertools
 import shutil
 from datetime import datetime
 from typing import Any
 
-import fsspec as package  # type: ignore[import-untyped]
-
 from torchobj.checkpoint.files import open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.config.checks import check
 from torchobj.exceptions import (
     AccessDeniedError,
     ConfigError,
     ObjectNotFoundError,
     PreconditionFailedError,
-    RangeError,
     StoreError,
     UnsupportedError,
 )
-from torchobj.fsspec_files import TextFile, TransactionFile, file_entry, folder_entry
-from torchobj.fsspec_instances import CachedByConfig
-from torchobj.fsspec_registry import register_classes
+from torchobj.fsspec.concurrency import concurrently
+from torchobj.fsspec.files import TextFile, TransactionFile, file_entry, folder_entry
+from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
+from torchobj.fsspec.instances import CachedByConfig
+from torchobj.fsspec.many_objects import ManyObjects
+from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, s3fs_config
+from torchobj.fsspec.transfers import Transfers
 from torchobj.store import Store
 
-__all__ = ["GCSFileSystem", "ObjectFileSystem", "register"]
+__all__ = ["GCSFileSystem", "ObjectFileSystem"]
 
 #: Folders that were created, by scheme and configuration. Stores have no folders; an empty one is known to this process
 #: only.
 _created_folders: dict[tuple[str, StoreConfig], dict[str, None]] = {}
 
+#: Arguments of `open` about caches that torchobj does not have.
+_HINTS = ("cache_type", "fill_cache", "size")
+
 #: Maximum number of remembered folders.
 _MAX_REMEMBERED = 10_000
 
-#: Configuration from `register`, for file systems without one. Not in fsspec's configuration, which s3fs also reads.
-_default: StoreConfig | None = None
 
-
-class _Cached(CachedByConfig):
-    """Passes the default configuration as an argument, so that fsspec caches and pickles instances with it."""
-
-    def __call__(cls, *arguments: Any, **named: Any) -> Any:  # noqa: N805  of a metaclass
-        if not arguments and named.get("config") is None and _default is not None:
-            named["config"] = _default
-        return super().__call__(*arguments, **named)
-
-
-class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: ignore[misc]
+class ObjectFileSystem(ManyObjects, Transfers, metaclass=CachedByConfig):
     """An fsspec file system for S3 buckets. Paths are `bucket/key` or `s3://bucket/key`; a folder is a prefix of keys.
 
     Listings are not cached. `info` and `ls` return `LastModified`, in UTC, and `ETag`. A written file appears whole on
     `close()`, or at the end of its transaction; it does not appear if the `with` block raises, also with `fsspec.open`
     and in text mode. Appending rewrites the whole object. Opening a file for reading sends no request, so that a
-    missing file raises at the first read.
+    missing file raises at the first read. Methods for many objects send their requests concurrently.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Override those of `config`. GCS has no region.
+        options: Options of s3fs, on `GCSFileSystem` of gcsfs, which override fields of `config`: `anon`, `key`,
+            `secret`, `token`, `profile`, `requester_pays`, `client_kwargs`, `config_kwargs`, `s3_additional_kwargs`;
+            `token`, `project`, `requester_pays`, `requests_timeout`. Those without effect here, such as `block_size`,
+            are logged once. Keys and tokens are in no pickle: another process than a forked child takes the same keys
+            from `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, and raises a `CredentialsError` without them.
 
     Raises:
+        TypeError: An option is unknown.
+        ConfigError: The value of an option is not allowed.
         FileNotFoundError, FileExistsError, PermissionError: Raised as their subclasses in `torchobj.exceptions`.
 
     Example:
@@ -76,13 +69,19 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
 
     protocol: str | tuple[str, ...] = ("s3", "tobj+s3")
     _extra_tokenize_attributes = ("config_number",)
+    _strip_tokenize_options = tuple(sorted(S3FS_OPTIONS))
+    _translate = staticmethod(s3fs_config)
 
     def __init__(
         self,
         config: StoreConfig | S3ClientConfig | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
+        **options: Any,
     ) -> None:
+        # The metaclass has translated the known ones.
+        if unknown := sorted(options.keys() - set(self._strip_tokenize_options)):
+            raise TypeError(f"{type(self).__name__}: unknown options: {', '.join(unknown)}")
         super().__init__()
         self._scheme = self.protocol if isinstance(self.protocol, str) else self.protocol[0]
         self._config = store_config(config, region, endpoint_url, url="gs://" if self._scheme == "gs" else None)
@@ -167,6 +166,13 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
             ObjectNotFoundError: Neither exists.
         """
         path = self._strip_protocol(path)
+        found = self._children(path)
+        if found is None:
+            found = [self.info(path)]
+        return found if detail else [entry["name"] for entry in found]
+
+    def _children(self, path: str) -> list[dict[str, Any]] | None:
+        """The entries directly below a folder, by name; None if it is not a folder."""
         store, key = self._locate(path)
         prefix, base = f"{key}/" if key else "", path.partition("/")[0]
         found, is_folder = [], not key or path in self._created_folders
@@ -176,11 +182,10 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
             # A folder without a name cannot be addressed by a path.
             found += [folder_entry(f"{base}/{name[:-1]}") for name in page.prefixes if not name.endswith("//")]
         if not is_folder:
-            found = [self.info(path)]
+            return None
         names = {entry["name"] for entry in found}
         found += [folder_entry(made) for made in self._created_folders.keys() - names if self._parent(made) == path]
-        found.sort(key=lambda entry: str(entry["name"]))
-        return found if detail else [entry["name"] for entry in found]
+        return sorted(found, key=lambda entry: str(entry["name"]))
 
     def find(
         self,
@@ -196,8 +201,8 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
 
         Args:
             path: The folder.
-            maxdepth: Maximum depth, listed level by level; None for all levels.
-            withdirs: Whether to include folders.
+            maxdepth: Maximum depth; each level is listed concurrently. None for all levels.
+            withdirs: Whether to include folders, also `path` itself.
             detail: Whether to return a dict from names to the results of `info`.
             prefix: Selects objects whose path after the folder starts with it, as in s3fs and gcsfs.
 
@@ -206,18 +211,62 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         """
         if prefix and (maxdepth is not None or withdirs):
             raise ConfigError(f"prefix={prefix!r}: cannot be combined with maxdepth or withdirs")
-        if not self._strip_protocol(path) or maxdepth is not None or withdirs:
+        path = self._strip_protocol(path)
+        if not path:
             return super().find(path, maxdepth, withdirs, detail, **kwargs)
-        store, key = self._locate(path)
-        base, below = self._strip_protocol(path).partition("/")[0], f"{key}/" if key else ""
-        found = {}
-        for info in store.list(below + prefix):
-            # Empty path components and markers of folders cannot be addressed by a path.
-            if all(info.key.removeprefix(below).split("/")):
-                found[f"{base}/{info.key}"] = file_entry(f"{base}/{info.key}", info)
-        if not found and not prefix and self.isfile(path):
-            found = {f"{base}/{key}": self.info(path)}
+        entries = self._all_below(path, prefix) if maxdepth is None else self._levels_below(path, maxdepth)
+        if withdirs and (entries or self.isdir(path)):
+            entries[path] = folder_entry(path)
+        if not entries and not prefix and self.isfile(path):
+            entries = {path: self.info(path)}
+        found = {name: entries[name] for name in sorted(entries) if withdirs or entries[name]["type"] != "directory"}
         return found if detail else list(found)
+
+    def _all_below(self, path: str, prefix: str) -> dict[str, dict[str, Any]]:
+        """The objects at all depths, and their folders."""
+        store, key = self._locate(path)
+        base, below = path.partition("/")[0], f"{key}/" if key else ""
+        files, folders = {}, {made for made in self._created_folders if made.startswith(f"{path}/")}
+        folder = ""
+        for info in store.list(below + prefix):
+            *parents, name = info.key.removeprefix(below).split("/")
+            # Empty path components and markers of folders cannot be addressed by a path.
+            if name and all(parents):
+                files[f"{base}/{info.key}"] = file_entry(f"{base}/{info.key}", info)
+            if (parent := "/".join(parents)) != folder:
+                folder = parent
+                named = list(itertools.takewhile(bool, parents))
+                folders |= {"/".join((path, *named[: depth + 1])) for depth in range(len(named))}
+        # An object with the name of a folder takes precedence.
+        return {made: folder_entry(made) for made in folders} | files
+
+    def _levels_below(self, path: str, maxdepth: int) -> dict[str, dict[str, Any]]:
+        """The objects and folders down to a depth, level by level."""
+        found: dict[str, dict[str, Any]] = {}
+        level = [path]
+        for _ in range(maxdepth):
+            entries = []
+            for _, children in concurrently(self._children, level):
+                if isinstance(children, Exception) and not isinstance(children, ObjectNotFoundError):
+                    raise children
+                entries += children if isinstance(children, list) else []
+            # An object with the name of a folder takes precedence.
+            found |= {entry["name"]: entry for entry in sorted(entries, key=lambda entry: entry["type"] == "file")}
+            level = [entry["name"] for entry in entries if entry["type"] == "directory"]
+        return found
+
+    def du(
+        self,
+        path: str,
+        total: bool = True,  # noqa: FBT001, FBT002  fsspec's signature
+        maxdepth: int | None = None,
+        withdirs: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        **kwargs: Any,
+    ) -> Any:
+        """The size of all objects below a folder, from their listing; with `total=False` a dict of names and sizes."""
+        entries = self.find(path, maxdepth, withdirs, detail=True, **kwargs)
+        sizes = {name: entry["size"] for name, entry in entries.items()}
+        return sum(size or 0 for size in sizes.values()) if total else sizes
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: FBT001, FBT002  fsspec's signature
         """Records a folder and its parents as created. Nothing is written; with `exist_ok` no request is sent.
@@ -290,29 +339,6 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
                 raise
             self.makedirs(path2, exist_ok=True)
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """Bytes `start:end` of an object, with the semantics of slices."""
-        store, key = self._locate(path)
-        if start is None and end is None:
-            return bytes(store.get(key))
-        if (end is not None and start is not None and start < 0) or (end is not None and end < 0):
-            start, end, _step = slice(start, end).indices(store.head(key).size or 0)
-        start = start or 0
-        if end is not None and end <= start:
-            return b""
-        try:
-            return bytes(store.get_range(key, start, end))
-        except RangeError:
-            return b""
-
-    def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
-        """Writes an object. With `mode="create"` the store refuses to replace an existing one.
-
-        Other arguments are those of `Store.put`, such as `overwrite`, `if_version` and `content_type`.
-        """
-        store, key = self._locate(path)
-        store.put(key, value, if_none_match=mode == "create", **kwargs)
-
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         """Opens an object: `rb`, `wb`, `xb`, `ab`, and the same modes without `b` for text.
 
@@ -333,6 +359,7 @@ class ObjectFileSystem(package.AbstractFileSystem, metaclass=_Cached):  # type: 
         **kwargs: Any,
     ) -> Any:
         url = self.unstrip_protocol(path)
+        kwargs = {name: value for name, value in kwargs.items() if name not in _HINTS}
         if mode == "rb":
             return open_reader(url, self._locate(path)[0].config)
         if mode not in ("wb", "xb", "ab"):
@@ -351,47 +378,5 @@ class GCSFileSystem(ObjectFileSystem):
     """An `ObjectFileSystem` for buckets of Google Cloud Storage: `gs://bucket/key`, or `gcs://bucket/key`."""
 
     protocol = ("gs", "gcs", "tobj+gs")
-
-
-#: The classes that `register` registers, by scheme.
-_CLASSES = {"s3": ObjectFileSystem, "gs": GCSFileSystem}
-
-
-def register(
-    *,
-    config: StoreConfig | S3ClientConfig | None = None,
-    region: str | None = None,
-    endpoint_url: str | None = None,
-    replace: bool = True,
-    schemes: tuple[str, ...] = ("s3", "gs"),
-) -> bool:
-    """Makes fsspec open `s3://`, `gs://` and `gcs://` with torchobj in this process, and `tobj+s3://` and `tobj+gs://`.
-
-    s3fs and gcsfs remain available by their own names.
-
-    Args:
-        config: Default for file systems that are created without a configuration. If neither this nor the next two are
-            given, that of an earlier call is kept.
-        region, endpoint_url: Override those of `config` for `s3://`.
-        replace: Whether to replace other implementations that are registered or installed for a scheme.
-        schemes: `s3`, or `gs`, or both; `gs` includes `gcs`.
-
-    Returns:
-        Whether torchobj now serves all `schemes`.
-
-    Example:
-        ```python
-        import fsspec, torchobj.fsspec
-
-        torchobj.fsspec.register(endpoint_url="http://localhost:9000")
-        with fsspec.open("s3://bucket/metrics.csv", "r") as file:
-            rows = list(csv.DictReader(file))
-        ```
-    """
-    global _default  # noqa: PLW0603  state of the process
-    ok = isinstance(schemes, tuple) and set(schemes) <= _CLASSES.keys()
-    check("schemes", schemes, "a tuple of s3 and gs", ok=ok)
-    served = register_classes(_CLASSES, schemes, replace=replace)
-    if served and not (config is None and region is None and endpoint_url is None):
-        _default = store_config(config, region, endpoint_url)
-    return served == set(schemes)
+    _strip_tokenize_options = tuple(sorted(GCSFS_OPTIONS))
+    _translate = staticmethod(gcsfs_config)

@@ -1,39 +1,73 @@
-"""Registers classes of file systems with fsspec. Does not import torch."""
+"""Registers the file systems with fsspec: `register`. Does not import torch."""
 
 import importlib.util
-from collections.abc import Mapping
 from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
 from fsspec.registry import known_implementations  # type: ignore[import-untyped]
 
-__all__ = ["register_classes", "serves"]
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config.checks import check
+from torchobj.fsspec.file_system import GCSFileSystem, ObjectFileSystem
+from torchobj.fsspec.instances import set_default_config
+
+__all__ = ["register"]
+
+#: The classes, by scheme.
+_CLASSES: dict[str, type] = {"s3": ObjectFileSystem, "gs": GCSFileSystem}
 
 #: Names that fsspec knows for a scheme.
 _NAMES = {"gs": ("gs", "gcs")}
 
 
-def register_classes(classes: Mapping[str, type], schemes: tuple[str, ...], *, replace: bool) -> set[str]:
-    """Makes fsspec open URLs with the classes, by scheme. Returns those of `schemes` that it opens with them.
+def register(
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    region: str | None = None,
+    endpoint_url: str | None = None,
+    replace: bool = True,
+    schemes: tuple[str, ...] = ("s3", "gs"),
+) -> bool:
+    """Makes fsspec open `s3://`, `gs://` and `gcs://` with torchobj in this process, and `tobj+s3://` and `tobj+gs://`.
+
+    s3fs and gcsfs remain available by their own names.
 
     Args:
-        classes: All classes, which are also registered as `tobj+` and the scheme.
-        schemes: Schemes to register without `tobj+`.
-        replace: Whether to replace other implementations of these.
+        config: Default for file systems that are created without a configuration. If neither this nor the next two are
+            given, that of an earlier call is kept.
+        region, endpoint_url: Override those of `config` for `s3://`.
+        replace: Whether to replace other implementations that are registered or installed for a scheme.
+        schemes: `s3`, or `gs`, or both; `gs` includes `gcs`. None of them, `()`, leaves their implementations alone.
+
+    Returns:
+        Whether torchobj now serves all `schemes`.
+
+    Example:
+        ```python
+        import pandas, torchobj.fsspec
+
+        torchobj.fsspec.register(endpoint_url="http://localhost:9000")
+        metrics = pandas.read_parquet("s3://bucket/metrics.parquet", storage_options={"profile": "minio"})
+        ```
     """
-    for scheme, kind in classes.items():
+    ok = isinstance(schemes, tuple) and set(schemes) <= _CLASSES.keys()
+    check("schemes", schemes, "a tuple of s3 and gs", ok=ok)
+    served = _register_classes(schemes, replace=replace)
+    if (served or not schemes) and not (config is None and region is None and endpoint_url is None):
+        set_default_config(store_config(config, region, endpoint_url))
+    return served == set(schemes)
+
+
+def _register_classes(schemes: tuple[str, ...], *, replace: bool) -> set[str]:
+    """Makes fsspec open URLs with the classes. Returns those of `schemes` that it opens with them."""
+    for scheme, kind in _CLASSES.items():
         package.register_implementation(f"tobj+{scheme}", kind, clobber=True)
     for scheme in schemes:
         names = _NAMES.get(scheme, (scheme,))
-        if replace or not any(_is_served_by_another(name, classes[scheme]) for name in names):
+        if replace or not any(_is_served_by_another(name, _CLASSES[scheme]) for name in names):
             for name in names:
-                package.register_implementation(name, classes[scheme], clobber=True)
-    return {scheme for scheme in schemes if serves(classes[scheme], scheme)}
-
-
-def serves(kind: Any, scheme: str) -> bool:
-    """Whether fsspec opens a scheme with a class."""
-    return package.registry.get(scheme) is kind
+                package.register_implementation(name, _CLASSES[scheme], clobber=True)
+    return {scheme for scheme in schemes if package.registry.get(scheme) is _CLASSES[scheme]}
 
 
 def _is_served_by_another(name: str, kind: Any) -> bool:

@@ -1,0 +1,243 @@
+"""Methods of the fsspec file system for many objects: what they read, write and report."""
+
+import threading
+
+import pytest
+from fsspec.callbacks import Callback
+
+import torchobj
+from torchobj import exceptions, reads
+from torchobj.fsspec import ObjectFileSystem, concurrency
+
+
+class InMemory(ObjectFileSystem):
+    protocol = "memory"
+
+
+@pytest.fixture
+def files():
+    store = torchobj.Store("memory://many")
+    store.delete([info.key for info in store.list()])
+    files = InMemory()
+    files._created_folders.clear()
+    return files
+
+
+@pytest.fixture
+def filled(files):
+    files.pipe({f"many/d/{number}": str(number).encode() * 3 for number in range(5)})
+    files.pipe({"many/d/deep/x": b"xyz", "many/e": b""})
+    return files
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The number of references in each call of get_many."""
+    made, real = [], reads.get_many
+
+    def counted(refs, **settings):
+        made.append(len(refs))
+        return real(refs, **settings)
+
+    monkeypatch.setattr(reads, "get_many", counted)
+    return made
+
+
+def test_ranges_are_read_in_one_call_with_the_semantics_of_slices(files, calls):
+    data = bytes(range(10))
+    files.pipe("many/k", data)
+    bounds = [None, 0, 1, 5, 10, 20, -1, -5, -10, -20]
+    pairs = [(start, end) for start in bounds for end in bounds]
+    starts, ends = (list(values) for values in zip(*pairs, strict=True))
+    assert files.cat_ranges(["many/k"] * len(pairs), starts, ends) == [data[start:end] for start, end in pairs]
+    assert len(calls) == 1
+    assert files.cat_ranges(["many/k", "memory://many/k"], 2, [3, None], on_error="raise") == [data[2:3], data[2:]]
+
+
+def test_failed_ranges_are_returned_or_raised(filled):
+    paths = ["many/d/1", "many/no", "many/d/2"]
+    first, error, second = filled.cat_ranges(paths, [0, 0, 1], 2)
+    assert (first, second) == (b"11", b"2")
+    assert isinstance(error, FileNotFoundError)
+    [error] = filled.cat_ranges(["many/no"], -5, -2)
+    assert isinstance(error, FileNotFoundError)
+    for end in (2, -1):
+        with pytest.raises(exceptions.ObjectNotFoundError, match="many/no"):
+            filled.cat_ranges(paths, 0, end, on_error="raise")
+    assert filled.cat_ranges([], [], []) == []
+    with pytest.raises(exceptions.ConfigError, match="starts has 1 values for 3 paths"):
+        filled.cat_ranges(paths, [0], 2)
+    with pytest.raises(exceptions.ConfigError, match="on_error='omit'"):
+        filled.cat_ranges(paths, 0, 2, on_error="omit")
+    with pytest.raises(NotImplementedError):
+        filled.cat_ranges(paths, 0, 2, max_gap=1)
+
+
+def test_cat_reads_globs_lists_and_trees_in_one_call(filled, calls):
+    files = {f"many/d/{number}": str(number).encode() * 3 for number in range(5)}
+    assert filled.cat("many/d/1") == b"111"
+    assert filled.cat(["many/d/1"]) == {"many/d/1": b"111"}
+    assert filled.cat("many/d/*") == files
+    assert filled.cat("many/d", recursive=True) == files | {"many/d/deep/x": b"xyz"}
+    assert filled.cat(["memory://many/d/3", "many/e"], start=1) == {"many/d/3": b"33", "many/e": b""}
+    # A range after the end of an object is read again with the others.
+    assert calls == [1, 1, 5, 6, 2, 2]
+
+
+def test_cat_raises_omits_or_returns_errors(filled):
+    paths = ["many/d/1", "many/no"]
+    with pytest.raises(FileNotFoundError):
+        filled.cat(paths)
+    assert filled.cat(paths, on_error="omit") == {"many/d/1": b"111"}
+    assert isinstance(filled.cat(paths, on_error="return")["many/no"], FileNotFoundError)
+    with pytest.raises(FileNotFoundError):
+        filled.cat("many/none*")
+    with pytest.raises(exceptions.ConfigError, match="on_error='ignore'"):
+        filled.cat(paths, on_error="ignore")
+
+
+def test_pipe_writes_concurrently(files, monkeypatch):
+    together, put = threading.Barrier(4), torchobj.Store.put
+
+    def waiting(*arguments, **settings):
+        together.wait(timeout=60)
+        return put(*arguments, **settings)
+
+    monkeypatch.setattr(torchobj.Store, "put", waiting)
+    files.pipe({f"many/{name}": name.encode() for name in "abcd"})
+    assert files.cat("many/*") == {f"many/{name}": name.encode() for name in "abcd"}
+
+
+def test_pipe_raises_the_first_error(files):
+    files.pipe("many/b", b"old")
+    with pytest.raises(FileExistsError):
+        files.pipe({"many/a": b"1", "many/b": b"2"}, mode="create")
+    assert files.cat("many/b") == b"old"
+    with pytest.raises(exceptions.ConfigError, match="path as <class 'list'>"):
+        files.pipe(["many/a"], b"")
+
+
+def test_calls_that_did_not_start_are_not_made_after_an_error(monkeypatch):
+    monkeypatch.setattr(concurrency, "MAX_CALLS", 2)
+    made = []
+    outcomes = concurrency.concurrently(lambda item: made.append(item) or item / 0, range(100))
+    item, error = next(outcomes)
+    outcomes.close()
+    assert isinstance(error, ZeroDivisionError)
+    assert item in (0, 1)
+    assert len(made) <= 4
+
+
+def test_find_with_folders_is_one_listing(filled, monkeypatch):
+    filled.pipe({"many/d/deep/er/y": b"", "many/d//unseen": b""})
+    torchobj.Store("memory://many").put("marked/", b"")
+    filled.makedirs("many/made", exist_ok=True)
+    listings, listed = [], torchobj.Store.list
+    monkeypatch.setattr(torchobj.Store, "list", lambda *given: listings.append(given) or listed(*given))
+    found = filled.find("many", withdirs=True, detail=True)
+    folders = {name for name, entry in found.items() if entry["type"] == "directory"}
+    assert folders == {"many", "many/d", "many/d/deep", "many/d/deep/er", "many/made", "many/marked"}
+    assert set(found) - folders == {
+        *(f"many/d/{number}" for number in range(5)),
+        "many/d/deep/x",
+        "many/d/deep/er/y",
+        "many/e",
+    }
+    assert len(listings) == 1
+
+
+def test_find_to_a_depth_lists_each_folder_once(filled, monkeypatch):
+    filled.pipe("many/d/deep/er/y", b"")
+    listings, listed = [], torchobj.Store.list
+    monkeypatch.setattr(torchobj.Store, "list", lambda *given: listings.append(given[1:]) or listed(*given))
+    assert filled.find("many", maxdepth=1) == ["many/e"]
+    assert filled.find("many", maxdepth=3, withdirs=True) == [
+        "many", "many/d", *(f"many/d/{number}" for number in range(5)), "many/d/deep", "many/d/deep/er", "many/d/deep/x",
+        "many/e",
+    ]  # fmt: skip
+    assert listings == [("", "/"), ("", "/"), ("d/", "/"), ("d/deep/", "/")]
+    assert filled.find("many/e", maxdepth=1) == ["many/e"]
+    assert filled.find("many/no", maxdepth=1) == []
+
+
+def test_the_size_of_a_folder_takes_one_listing(filled, monkeypatch):
+    monkeypatch.setattr(torchobj.Store, "head", None)
+    assert filled.du("many") == 18
+    assert filled.du("many/d", total=False)["many/d/deep/x"] == 3
+
+
+class Branches(Callback):
+    """Counts files, and the bytes of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.children = {}
+
+    def branched(self, path_1, path_2, **_):
+        child = self.children[path_1] = Callback()
+        return child
+
+
+def test_a_tree_is_downloaded_and_uploaded_with_callbacks(filled, tmp_path):
+    told = Branches()
+    filled.get("many/d", str(tmp_path / "down"), recursive=True, callback=told)
+    # The folders are counted, as by fsspec.
+    assert (told.size, told.value) == (8, 8)
+    assert told.children["many/d/1"].value == told.children["many/d/1"].size == 3
+    assert (tmp_path / "down/deep/x").read_bytes() == b"xyz"
+    told = Branches()
+    filled.put(f"{tmp_path}/down/", "many/up/", recursive=True, callback=told)
+    assert told.value == told.size
+    assert filled.cat("many/up", recursive=True) == {
+        name.replace("/d/", "/up/", 1): content for name, content in filled.cat("many/d", recursive=True).items()
+    }
+
+
+def test_transfers_run_concurrently(filled, tmp_path, monkeypatch):
+    together, opened = threading.Barrier(5), InMemory.open
+
+    def waiting(*arguments, **settings):
+        together.wait(timeout=60)
+        return opened(*arguments, **settings)
+
+    monkeypatch.setattr(InMemory, "open", waiting)
+    filled.get("many/d/*", f"{tmp_path}/down/")
+    assert len(list((tmp_path / "down").iterdir())) == 5
+    filled.put(f"{tmp_path}/down/*", "many/up/")
+    assert len(filled.find("many/up")) == 5
+
+
+@pytest.mark.parametrize("key", ["../escaped", "a/../../escaped"])
+def test_a_key_is_not_written_outside_of_the_target(files, tmp_path, key):
+    torchobj.Store("memory://many").put(f"t/{key}", b"x")
+    (tmp_path / "target").mkdir()
+    with pytest.raises((ValueError, exceptions.InvalidKeyError)):
+        files.get("many/t", f"{tmp_path}/target/", recursive=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["target"]
+
+
+def test_a_link_in_the_target_is_not_followed_out_of_it(filled, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/deep").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(exceptions.InvalidKeyError, match="outside of"):
+        filled.get("many/d/", f"{tmp_path}/target", recursive=True)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_failed_download_leaves_the_old_file(filled, tmp_path):
+    target = tmp_path / "k"
+    target.write_bytes(b"old")
+    with pytest.raises(FileNotFoundError):
+        filled.get("many/no", str(target))
+    assert [path.name for path in tmp_path.iterdir()] == ["k"]
+    assert target.read_bytes() == b"old"
+    filled.get("many/d", str(tmp_path / "none"))
+    assert [path.name for path in tmp_path.iterdir()] == ["k"]
+
+
+def test_uploads_can_refuse_to_replace_objects(filled, tmp_path):
+    (tmp_path / "k").write_bytes(b"new")
+    with pytest.raises(FileExistsError):
+        filled.put(str(tmp_path / "k"), "many/d/1", mode="create")
+    assert filled.cat("many/d/1") == b"111"

@@ -1,0 +1,57 @@
+"""Expands globs and folders to the objects and folders that they select, with one listing each."""
+
+from collections.abc import Iterable
+from glob import has_magic
+from typing import Any, Literal
+
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
+
+__all__ = ["expanded", "is_glob"]
+
+#: What is known of a path without a request; None: nothing, because a caller named it.
+Kind = Literal["file", "directory"] | None
+
+
+def is_glob(path: Any) -> bool:
+    """Whether a path, or one of several, contains wildcards."""
+    return any(has_magic(each) for each in _listed(path))
+
+
+def expanded(files: Any, path: Any, *, recursive: bool, maxdepth: int | None = None) -> dict[str, Kind]:
+    """The selected paths, sorted, by the rules of `expand_path` of fsspec, which sends a request for each.
+
+    Args:
+        files: A file system.
+        path: A path, glob or list of them.
+        recursive: Whether all that is below selected folders is selected.
+        maxdepth: Maximum depth of selected paths.
+
+    Raises:
+        ObjectNotFoundError: Nothing is selected.
+    """
+    if maxdepth is not None and maxdepth < 1:
+        raise ConfigError(f"maxdepth={maxdepth!r}: must be at least 1")
+    found: dict[str, Kind] = {}
+    for name in map(files._strip_protocol, _listed(path)):
+        if has_magic(name):
+            matched = _kinds(files.glob(name, maxdepth=maxdepth, detail=True))
+            found |= matched
+            if recursive and maxdepth != 1:
+                below = None if maxdepth is None else maxdepth - 1
+                for folder in [each for each, kind in matched.items() if kind == "directory"]:
+                    found |= _kinds(files.find(folder, maxdepth=below, withdirs=True, detail=True))
+        elif recursive:
+            found |= _kinds(files.find(name, maxdepth=maxdepth, withdirs=True, detail=True))
+        else:
+            found[name] = None
+    if not found:
+        raise ObjectNotFoundError(f"{path!r}: no object or folder is selected")
+    return dict(sorted(found.items()))
+
+
+def _listed(path: Any) -> Iterable[str]:
+    return path if isinstance(path, (list, tuple, set)) else [path]
+
+
+def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
+    return {name: entry["type"] for name, entry in entries.items()}

@@ -1,0 +1,190 @@
+"""Translates the options of s3fs, such as `storage_options` of pandas, to a `StoreConfig`. Does no I/O."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from torchobj.config import StoreConfig
+from torchobj.config.explicit_fields import replace_fields
+from torchobj.exceptions import ConfigError
+from torchobj.fsspec.passed_credentials import PassedKeys
+
+__all__ = ["S3FS_OPTIONS", "s3fs_config", "warn_ignored"]
+
+logger = logging.getLogger("torchobj")
+
+#: Options of fsspec and s3fs about caches, blocks and event loops that torchobj does not have.
+TUNING = (
+    "asynchronous",
+    "batch_size",
+    "block_size",
+    "cache_regions",
+    "default_block_size",
+    "default_cache_type",
+    "default_fill_cache",
+    "fixed_upload_size",
+    "listings_expiry_time",
+    "local_expiry_check",
+    "loop",
+    "max_concurrency",
+    "max_paths",
+    "use_listings_cache",
+)
+
+_KEYS = ("key", "secret", "token", "username", "password")
+
+#: All options, also those without effect. `hf` are the settings of Hugging Face's own file system, which `datasets`
+#: passes to every other one.
+S3FS_OPTIONS = frozenset(
+    {
+        *TUNING,
+        *_KEYS,
+        "anon",
+        "client_kwargs",
+        "config_kwargs",
+        "hf",
+        "profile",
+        "requester_pays",
+        "s3_additional_kwargs",
+        "session",
+        "use_ssl",
+        "version_aware",
+    }
+)
+
+#: Names of options that were warned about.
+_warned: set[str] = set()
+
+
+def warn_ignored(ignored: list[str]) -> None:
+    """Warns once per process of each option that has no effect."""
+    new = sorted(set(ignored) - _warned)
+    if new:
+        _warned.update(new)
+        logger.warning(
+            "fsspec file system of torchobj: ignored %s, which have no effect here; remove them, or set the fields of "
+            "StoreConfig",
+            ", ".join(new),
+        )
+
+
+def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
+    """The configuration with the options, which override its fields.
+
+    Args:
+        config: The configuration.
+        options: Options of s3fs; those that are None are not set.
+
+    Raises:
+        ConfigError: A value is not allowed; messages contain no keys.
+    """
+    given = {name: value for name, value in options.items() if value is not None and name != "hf"}
+    translated = _Translated()
+    translated.ignored += [name for name in TUNING if name in given]
+    translated.client(_mapping(given, "client_kwargs"))
+    translated.botocore(_mapping(given, "config_kwargs"))
+    translated.requests(_mapping(given, "s3_additional_kwargs"))
+    translated.keys |= {name: given[name] for name in _KEYS if name in given}
+    for name, field in (("profile", "profile"), ("requester_pays", "requester_pays"), ("anon", "anonymous")):
+        if name in given:
+            translated.s3[field] = given[name]
+    if given.get("use_ssl") is False:
+        translated.ignored.append("use_ssl=False (the scheme of endpoint_url decides)")
+    translated.ignored += [name for name in ("session", "version_aware") if given.get(name)]
+    warn_ignored(translated.ignored)
+    fields = translated.s3_fields()
+    return replace_fields(config, s3=replace_fields(config.s3, **fields), **translated.shared)
+
+
+def _mapping(options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = options.get(name, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} as {type(value)}: must be a dict")
+    return {key: inner for key, inner in value.items() if inner is not None}
+
+
+class _Translated:
+    """Collects the fields of a configuration, and names of options without effect."""
+
+    def __init__(self) -> None:
+        self.s3: dict[str, Any] = {}
+        self.shared: dict[str, Any] = {}
+        self.keys: dict[str, Any] = {}
+        self.ignored: list[str] = []
+
+    def client(self, options: dict[str, Any]) -> None:
+        """Arguments of a client of botocore."""
+        for name, field in (("endpoint_url", "endpoint_url"), ("region_name", "region")):
+            if name in options:
+                self.s3[field] = options.pop(name)
+        for name, key in (
+            ("aws_access_key_id", "key"),
+            ("aws_secret_access_key", "secret"),
+            ("aws_session_token", "token"),
+        ):
+            if name in options:
+                self.keys[key] = options.pop(name)
+        verify = options.pop("verify", None)
+        if isinstance(verify, bool):
+            self.shared["verify_tls"] = verify
+        elif verify is not None:
+            self.shared["ca_bundle"] = verify
+        self.ignored += [f"client_kwargs[{name!r}]" for name in options]
+
+    def botocore(self, options: dict[str, Any]) -> None:
+        """Fields of `botocore.config.Config`."""
+        if "region_name" in options:
+            self.s3.setdefault("region", options.pop("region_name"))
+        s3 = dict(options.pop("s3", {}))
+        if "addressing_style" in s3:
+            self.s3["addressing_style"] = s3.pop("addressing_style")
+        # botocore's UNSIGNED is an object of its own class.
+        version = options.pop("signature_version", None)
+        if version is not None and (version == "unsigned" or type(version).__name__.strip("_") == "UNSIGNED"):
+            self.s3["anonymous"] = True
+        elif version not in (None, "s3v4"):
+            self.ignored.append("config_kwargs['signature_version']")
+        retries = dict(options.pop("retries", {}))
+        if "total_max_attempts" in retries:
+            self.shared["max_attempts"] = retries["total_max_attempts"]
+        elif "max_attempts" in retries:
+            self.shared["max_attempts"] = retries["max_attempts"] + 1
+        if "connect_timeout" in options:
+            self.shared["connect_timeout_s"] = options.pop("connect_timeout")
+        if "read_timeout" in options:
+            self.shared["first_byte_timeout_s"] = self.shared["idle_timeout_s"] = options.pop("read_timeout")
+        self.ignored += [f"config_kwargs[{name!r}]" for name in options]
+        self.ignored += [f"config_kwargs['s3'][{name!r}]" for name in s3]
+
+    def requests(self, options: dict[str, Any]) -> None:
+        """Parameters of requests."""
+        for name, field in (
+            ("ServerSideEncryption", "encryption"),
+            ("SSEKMSKeyId", "kms_key_id"),
+            ("StorageClass", "storage_class"),
+        ):
+            if name in options:
+                self.s3[field] = options.pop(name)
+        if options.get("RequestPayer") == "requester":
+            self.s3["requester_pays"] = bool(options.pop("RequestPayer"))
+        self.ignored += [f"s3_additional_kwargs[{name!r}]" for name in options]
+
+    def s3_fields(self) -> dict[str, Any]:
+        """The fields of `S3Options`. Only one source of credentials remains, that of the options."""
+        key = self.keys.get("key", self.keys.get("username"))
+        secret = self.keys.get("secret", self.keys.get("password"))
+        token = self.keys.get("token")
+        if self.s3.get("anonymous") is True:
+            return {"credential_provider": None, **self.s3}
+        if key is not None or secret is not None or token is not None:
+            # Only types and names are shown, because the values are secrets.
+            for name, value in (("key", key), ("secret", secret)):
+                if not isinstance(value, str) or not value:
+                    raise ConfigError(f"{name} as {type(value)}: key and secret must both be strings")
+            if not isinstance(token, str | None):
+                raise ConfigError(f"token as {type(token)}: must be a string, the session token of key and secret")
+            provider = PassedKeys((str(key), str(secret), token))
+            return {"anonymous": False, **self.s3, "profile": None, "credential_provider": provider}
+        if self.s3.get("profile") is not None:
+            return {"anonymous": False, "credential_provider": None, **self.s3}
+        return self.s3

@@ -1,0 +1,223 @@
+"""Local files and folders to and from a bucket: `get`, `put`. fsspec's defaults transfer one file after the other."""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import fsspec as package  # type: ignore[import-untyped]
+from fsspec.callbacks import DEFAULT_CALLBACK  # type: ignore[import-untyped]
+from fsspec.utils import isfilelike  # type: ignore[import-untyped]
+
+from torchobj.exceptions import InvalidKeyError, ObjectNotFoundError
+from torchobj.fsspec.concurrency import concurrently
+from torchobj.fsspec.expansion import Kind, expanded
+
+__all__ = ["Transfers"]
+
+
+class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
+    """Copies files, for a file system that has `open` and `_locate`."""
+
+    def get(
+        self,
+        rpath: Any,
+        lpath: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Downloads objects concurrently, with the rules of fsspec for targets.
+
+        Args:
+            rpath: An object, folder or glob, or a list of them.
+            lpath: The file or folder to write, or a list with one for each of `rpath`.
+            recursive: Whether everything below folders is downloaded. Otherwise folders are left out.
+            callback: Its size is the number of files; its branches receive the bytes of each.
+            maxdepth: Maximum depth of downloaded files.
+
+        Raises:
+            InvalidKeyError: A key would be written outside of `lpath`, by its name or by a link in that folder.
+            StoreError: The first error; downloads that did not start by then are not made.
+        """
+        plan = _GetPlan(self)
+        package.AbstractFileSystem.get(plan, rpath, lpath, recursive=recursive, maxdepth=maxdepth)
+        if isinstance(lpath, (str, os.PathLike)):
+            _check_below(lpath, plan.pairs)
+        skips_folder = isinstance(rpath, str) and not recursive
+
+        def transfer(source: str, target: Any, child: Any) -> None:
+            if plan.kinds.get(source) == "directory":
+                Path(target).mkdir(parents=True, exist_ok=True)
+                return
+            try:
+                self.get_file(source, target, callback=child, is_folder=False, **kwargs)
+            except ObjectNotFoundError:
+                if plan.kinds.get(source) == "file" or not self.isdir(source):
+                    raise
+                if not skips_folder:
+                    Path(target).mkdir(parents=True, exist_ok=True)
+
+        _run(transfer, plan.pairs, callback)
+
+    def get_file(
+        self, rpath: str, lpath: Any = None, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **kwargs: Any
+    ) -> None:
+        """Downloads an object to a file, which appears whole or not at all; or creates the folder of a folder.
+
+        Args:
+            rpath: The object.
+            lpath: The file to write, whose folder is created, or an open binary file.
+            callback: Receives the size and the number of bytes.
+            outfile: An open binary file, in place of `lpath`.
+        """
+        is_folder = kwargs.pop("is_folder", None)
+        if outfile is None and isfilelike(lpath):
+            outfile = lpath
+        try:
+            if outfile is not None:
+                self._copy_to(rpath, outfile, callback)
+                return
+            target = Path(lpath)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
+            try:
+                with part.open("xb") as file:
+                    self._copy_to(rpath, file, callback)
+                part.replace(target)
+            finally:
+                part.unlink(missing_ok=True)
+        except ObjectNotFoundError:
+            if outfile is not None or is_folder is False or not self.isdir(rpath):
+                raise
+            Path(lpath).mkdir(parents=True, exist_ok=True)
+
+    def _copy_to(self, path: str, file: Any, callback: Any) -> None:
+        with self.open(path, "rb") as source:
+            callback.set_size(source.size)
+            while data := source.read(self.blocksize):
+                file.write(data)
+                callback.relative_update(len(data))
+
+    def put(
+        self,
+        lpath: Any,
+        rpath: Any,
+        recursive: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
+        callback: Any = DEFAULT_CALLBACK,
+        maxdepth: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Uploads files concurrently, with the rules of fsspec for targets.
+
+        Args:
+            lpath: A file, folder or glob, or a list of them.
+            rpath: The object or folder to write, or a list with one for each of `lpath`.
+            recursive: Whether everything below folders is uploaded. Otherwise folders are left out.
+            callback: Its size is the number of files; its branches receive the bytes of each.
+            maxdepth: Maximum depth of uploaded files.
+            kwargs: As for `put_file`, for each file.
+
+        Raises:
+            StoreError: The first error; uploads that did not start by then are not made.
+        """
+        plan = _PutPlan(self)
+        package.AbstractFileSystem.put(plan, lpath, rpath, recursive=recursive, maxdepth=maxdepth)
+
+        def transfer(source: str, target: str, child: Any) -> None:
+            self.put_file(source, target, callback=child, **kwargs)
+
+        _run(transfer, plan.pairs, callback)
+
+    def put_file(
+        self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **kwargs: Any
+    ) -> None:
+        """Uploads a file; a folder is only created.
+
+        Args:
+            lpath: The file.
+            rpath: The object.
+            callback: Receives the size and the number of bytes.
+            mode: `create`: the store refuses to replace an object.
+            kwargs: As for `ObjectWriter`, such as `content_type` and `if_version`.
+        """
+        if mode == "create":
+            kwargs["overwrite"] = False
+        source = Path(lpath)
+        if source.is_dir():
+            self.makedirs(rpath, exist_ok=True)
+            return
+        with source.open("rb") as file:
+            callback.set_size(os.fstat(file.fileno()).st_size)
+            with self.open(rpath, "wb", **kwargs) as out:
+                shutil.copyfileobj(_Counted(file, callback), cast("Any", out), self.blocksize)
+
+
+class _Counted:
+    """A file whose reads are passed to a callback."""
+
+    def __init__(self, file: Any, callback: Any) -> None:
+        self._file, self._callback = file, callback
+
+    def read(self, size: int = -1, /) -> bytes:
+        data: bytes = self._file.read(size)
+        self._callback.relative_update(len(data))
+        return data
+
+
+class _GetPlan:
+    """Collects what `AbstractFileSystem.get` would download. `kinds` are those of paths that a listing returned."""
+
+    def __init__(self, files: Any) -> None:
+        self._files = files
+        self.kinds: dict[str, Kind] = {}
+        self.pairs: list[tuple[str, Any]] = []
+
+    def expand_path(self, path: Any, recursive: bool, maxdepth: int | None, **_: Any) -> list[str]:  # noqa: FBT001
+        self.kinds = expanded(self._files, path, recursive=recursive, maxdepth=maxdepth)
+        return list(self.kinds)
+
+    def isdir(self, path: str) -> bool:
+        return self.kinds.get(path) == "directory"
+
+    def get_file(self, rpath: str, lpath: Any, **_: Any) -> None:
+        self.pairs.append((rpath, lpath))
+
+
+class _PutPlan:
+    """Collects what `AbstractFileSystem.put` would upload."""
+
+    def __init__(self, files: Any) -> None:
+        self.isdir, self._strip_protocol = files.isdir, files._strip_protocol
+        self.pairs: list[tuple[str, Any]] = []
+
+    def put_file(self, lpath: str, rpath: Any, **_: Any) -> None:
+        self.pairs.append((lpath, rpath))
+
+
+def _run(transfer: Any, pairs: list[tuple[str, Any]], callback: Any) -> None:
+    """Transfers pairs of source and target concurrently. The callback itself is called by this thread only."""
+
+    def run(pair: tuple[str, Any]) -> None:
+        with callback.branched(*pair) as child:
+            transfer(*pair, child)
+
+    callback.set_size(len(pairs))
+    for _, outcome in concurrently(run, pairs):
+        if isinstance(outcome, Exception):
+            raise outcome
+        callback.relative_update(1)
+
+
+def _check_below(folder: Any, pairs: list[tuple[str, Any]]) -> None:
+    """Refuses keys that contain `..`, and targets outside of the folder, to which links in it lead."""
+    root = os.path.realpath(folder)
+    for source, target in pairs:
+        if Path(target).parts.count("..") > Path(folder).parts.count(".."):
+            raise InvalidKeyError(f"{source!r}: is no path below {str(folder)!r}, because it contains '..'")
+        # The file itself is replaced, also if it is a link.
+        parent = os.path.realpath(Path(target).parent)
+        if Path(target) != Path(folder) and os.path.commonpath([root, parent]) != root:
+            raise InvalidKeyError(f"{source!r}: would be written to {parent!r}, which is outside of {str(folder)!r}")
