@@ -101,6 +101,9 @@ bench: build venv ## The benchmarks, with their tables
 	$(PY) benchmarks/mlperf.py
 	$(PY) benchmarks/checkpoint.py
 	$(PY) benchmarks/gcs.py
+	$(PY) benchmarks/list.py
+	$(PY) benchmarks/scan.py
+	$(PY) benchmarks/files.py
 
 faults: build venv ## Every operation under every fault: correct bytes or a typed error, and the delay
 	$(PY) benchmarks/faults.py

@@ -4,6 +4,7 @@ A fork server is a process that has imported what one client needs and created n
 since torch alone takes three seconds to import. Jobs and results are lines of JSON on its stdin and stdout.
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -89,8 +90,11 @@ class ForkServer:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None, "stdin=PIPE was passed at the start"
         assert stdout is not None, "stdout=PIPE was passed at the start"
-        stdin.write(json.dumps(job).encode() + b"\n")
-        stdin.flush()
+        try:
+            stdin.write(json.dumps(job).encode() + b"\n")
+            stdin.flush()
+        except BrokenPipeError:
+            return {"error": "the fork server ended"}
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             # A line is written at once, so that it is complete when its first byte is readable.
@@ -110,7 +114,9 @@ class ForkServer:
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                # A server that has ended leaves what it did not read.
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
         self._process.wait()
 
     def close(self) -> None:

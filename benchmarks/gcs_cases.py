@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import checkpoint_measure, checkpoint_report, feeds, gcs_report, loader, loop, measure, report
+from benchmarks import checkpoint_measure, checkpoint_report, feeds, gcs_report, loader, loop, measure, report, timed
 from benchmarks.gcs_measure import Clients, Move
 from benchmarks.gcs_report import FILE, S3, Moved, Moves
 from benchmarks.lab import nginx, origin
@@ -246,11 +246,7 @@ class Bench:
         return self._failed[name]
 
     def run(self, case: Case, without: Sequence[str]) -> Done:
-        """Runs all rounds of a case: A B C, B C A, C A B. A client that fails is left out of later rounds.
-
-        The order changes, because the first process after another client's large object pays for memory that the
-        machine took back.
-        """
+        """Runs all rounds of a case in turn."""
         runners: dict[str, tuple[Callable[[Entry, Case], Any], Any, Callable[[Any], str]]] = {
             "many": (self._get, Outcome(case.label, case.family.size, BATCH), report.table),
             "one": (self._get, Outcome(case.label, case.family.size, 0), report.table),
@@ -264,23 +260,10 @@ class Bench:
         measure_one, rounds, table = runners[case.kind]
         entries = [entry for entry in case.entries if entry.name not in without]
         failed = {entry.name: wrong for entry in entries if (wrong := self.check(case, entry))}
-        for number, position in itertools.product(range(self._rounds), range(len(entries))):
-            entry = entries[(number + position) % len(entries)]
-            if entry.name in failed:
-                continue
-            try:
-                found = measure_one(entry, case)
-            except RuntimeError as error:
-                failed[entry.name] = str(error)
-                rounds.runs.pop(entry.name, None)
-            else:
-                rounds.runs.setdefault(entry.name, []).append(found)
+        by_name = {entry.name: entry for entry in entries}
+        timed.in_turn(list(by_name), self._rounds, lambda name: measure_one(by_name[name], case), rounds.runs, failed)
         for place in self._folders:
             self._delete(place)
         lines = [table(rounds) if rounds.runs else f"{case.label}: not measured"]
-        lines += [f"  {name} is left out: {_last_line(text)}" for name, text in failed.items()]
+        lines += timed.left_out(failed)
         return Done(rounds, "\n".join(lines), failed)
-
-
-def _last_line(text: str) -> str:
-    return text.strip().splitlines()[-1]

@@ -7,7 +7,6 @@ import functools
 import gc
 import mmap
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from benchmarks.gcs_rivals import Mover, load
 from benchmarks.lab import origin
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import GIB, Family, check
+from benchmarks.timed import all_cpu_s
 
 _LIMIT_S = 300.0
 
@@ -39,12 +39,6 @@ class Move:
     """Another pair, transferred once before the measurement."""
     counted: bool = False
     """A location of `lab.origin`."""
-
-
-def _used_cpu_s() -> float:
-    """CPU time of this process and of the processes that it has started and that have ended."""
-    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return measure.used_cpu_s() + ended.ru_utime + ended.ru_stime
 
 
 def _check(path: str, key: str) -> None:
@@ -74,9 +68,9 @@ def move(make: Callable[[Location], Mover], job: Move) -> dict[str, Any]:
     measure.touch(min(job.payload_bytes, 2 * GIB) * 5 // 4)
     gc.collect()
     kinds = origin.kinds(job.location) if job.counted else None
-    started_s, started_cpu_s = time.perf_counter(), _used_cpu_s()
+    started_s, started_cpu_s = time.perf_counter(), all_cpu_s()
     transfer(job.pairs)
-    wall_s, cpu_s = time.perf_counter() - started_s, _used_cpu_s() - started_cpu_s
+    wall_s, cpu_s = time.perf_counter() - started_s, all_cpu_s() - started_cpu_s
     found = None if kinds is None else origin.kinds(job.location) - kinds
     if job.action == "down":
         for path, key in job.pairs:

@@ -1,13 +1,13 @@
 """The targets of `gcs.py`, and whether they are met, by medians of ratios. Measures nothing."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.checkpoint_measure import Run as Stated
 from benchmarks.gcs_report import FILE, S3, Moved
 from benchmarks.lab.objects import MIB, size_text
 from benchmarks.loop import Run as Looped
+from benchmarks.ratio_target import Target
 from benchmarks.report import OURS, Outcome, Rounds, Verdict
 
 # Rival, the maximum of our CPU time as a multiple of theirs.
@@ -20,37 +20,15 @@ _UPLOAD_CPU, _UPLOAD_RATE = 0.2, 3.0
 _LIKE_S3 = 0.85
 
 
-@dataclass(frozen=True)
-class _Target:
-    """Our figure as a multiple of a rival's."""
-
-    what: str
-    rival: str
-    limit: float
-    least: bool = False
-    """The minimum instead of the maximum."""
-    ours: str = OURS
-    beyond: bool = False
-
-    def verdict(self, case: Rounds, figure: Callable[[Any], float]) -> Verdict:
-        ours = "" if self.ours == OURS else f"{self.ours}: "
-        name = f"{case.label}: {ours}{self.what} {'>=' if self.least else '<='} {self.limit:g}x {self.rival}"
-        if not {self.ours, self.rival} <= case.runs.keys():
-            return Verdict(name, "not measured", met=False, beyond=self.beyond)
-        ratio = case.ratio(figure, self.rival, self.ours)
-        met = ratio.median >= self.limit if self.least else ratio.median <= self.limit
-        return Verdict(name, f"{ratio.text(2)}x", met, beyond=self.beyond)
-
-
 def _small(case: Outcome) -> Iterator[Verdict]:
     for rival, most in _SMALL_CPU.items():
-        yield _Target("CPU", rival, most).verdict(case, case.cpu_us)
-    yield _Target("objects/s", "gcsfs", _SMALL_RATE, least=True).verdict(case, case.rate)
+        yield Target("CPU", rival, most).verdict(case, case.cpu_us)
+    yield Target("objects/s", "gcsfs", _SMALL_RATE, least=True).verdict(case, case.rate)
 
 
 def _large(case: Outcome) -> Iterator[Verdict]:
     for rival in ("gcsfs", "gcsfs by hand"):
-        yield _Target("MB/s", rival, _LARGE_RATE, least=True, beyond=rival != "gcsfs").verdict(case, case.rate)
+        yield Target("MB/s", rival, _LARGE_RATE, least=True, beyond=rival != "gcsfs").verdict(case, case.rate)
     target = f"{case.label}: RSS grows by <= {size_text(case.size)} + {_EXTRA_MIB} MiB"
     grown = case.grown_mib(OURS) if OURS in case.runs else None
     if grown is None:
@@ -63,16 +41,16 @@ def _large(case: Outcome) -> Iterator[Verdict]:
 def _upload(case: Rounds) -> Iterator[Verdict]:
     rival = "transfer_manager"
     for ours in (OURS, FILE):
-        yield _Target("CPU-s per GB", rival, _UPLOAD_CPU, ours=ours).verdict(case, Moved.cpu_s_per_gb)
-        yield _Target("MB/s", rival, _UPLOAD_RATE, least=True, ours=ours).verdict(case, Moved.rate)
+        yield Target("CPU-s per GB", rival, _UPLOAD_CPU, ours=ours).verdict(case, Moved.cpu_s_per_gb)
+        yield Target("MB/s", rival, _UPLOAD_RATE, least=True, ours=ours).verdict(case, Moved.rate)
 
 
 def _state(case: Rounds) -> Iterator[Verdict]:
-    yield _Target("MB/s", S3, _LIKE_S3, least=True).verdict(case, Stated.rate)
+    yield Target("MB/s", S3, _LIKE_S3, least=True).verdict(case, Stated.rate)
 
 
 def _loop(case: Rounds) -> Iterator[Verdict]:
-    yield _Target("samples/s", S3, _LIKE_S3, least=True).verdict(case, Looped.rate)
+    yield Target("samples/s", S3, _LIKE_S3, least=True).verdict(case, Looped.rate)
 
 
 # The beginning of a case's label.

@@ -2,9 +2,9 @@
  * The cheapest server of S3 and Google Cloud Storage that accepts uploads. It receives objects of the bucket "discard"
  * without a copy, and keeps only their sizes; it keeps objects of any other bucket in memory, and sends them by sendfile.
  * Verifies no signature and no checksum, and gives every object the same ETag. origin_objects.c stores objects,
- * origin_gcs.c answers the JSON API.
+ * origin_gcs.c answers the JSON API, origin_listing.c lists buckets of keys without bytes.
  *
- *     origin LATENCY_MS       prints its port, and serves until its stdin ends
+ *     origin LATENCY_MS [KEYS...]     prints its port, and serves until its stdin ends; KEYS are files of keys
  *
  * One thread per connection: clients have few, and keep them. GET /-/counters returns requests, and bytes of bodies
  * that were received and sent; GET /-/kinds returns requests by kind. Linux only.
@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "origin.h"
+#include "origin_listing.h"
 
 enum { COPIED_BYTES = 1 << 20 };
 
@@ -263,6 +264,7 @@ static int respond(struct request *r) {
         return answer(r, "200 OK", ETAG, "", 0);
     }
     blob_release(body);
+    if (listing_is(r->name)) return listing_respond(r, is_bucket);
     if (is_put) return answer(r, "200 OK", "", "", 0);
     if (!strcmp(r->method, "HEAD") || !strcmp(r->method, "GET")) return read_object(r, is_bucket);
     if (!strcmp(r->method, "DELETE")) {
@@ -348,6 +350,11 @@ int main(int count, char **arguments) {
     pthread_t thread;
     char byte;
     latency_us = count > 1 ? atol(arguments[1]) * 1000 : 0;
+    for (int i = 2; i < count; i++)
+        if (!listing_load(arguments[i])) {
+            perror(arguments[i]);
+            return 1;
+        }
     signal(SIGPIPE, SIG_IGN);
     if (bind(listener, (struct sockaddr *)&address, length) || listen(listener, 4096) ||
         getsockname(listener, (struct sockaddr *)&address, &length) ||

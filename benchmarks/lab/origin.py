@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -21,7 +21,8 @@ from tests.servers.install import cache_directory
 from tests.servers.lifetime import die_with_parent
 
 _FOLDER = Path(__file__).resolve().parent
-_SOURCES = [_FOLDER / name for name in ("origin.c", "origin_gcs.c", "origin_objects.c", "origin.h", "origin_objects.h")]
+_SOURCES = [_FOLDER / name for name in ("origin.c", "origin_gcs.c", "origin_listing.c", "origin_objects.c")]
+_SOURCES += [_FOLDER / name for name in ("origin.h", "origin_listing.h", "origin_objects.h")]
 _DISCARD, _MEMORY = "discard", "memory"
 
 
@@ -59,6 +60,10 @@ class Origin:
         other = Origin(self._process, self._port)
         other.discard, other.memory = (replace(each, scheme=scheme) for each in (self.discard, self.memory))
         return other
+
+    def listed(self, bucket: str) -> Location:
+        """A bucket of keys, which has the name of their file."""
+        return self._location(bucket)
 
     def _location(self, bucket: str) -> Location:
         endpoint_url = f"http://127.0.0.1:{self._port}"
@@ -108,9 +113,14 @@ def _built() -> Path:
 
 
 @contextlib.contextmanager
-def running(latency_ms: int = 0) -> Iterator[Origin]:
-    """Runs an origin that waits for `latency_ms` before each response."""
-    command = [str(_built()), str(latency_ms)]
+def running(latency_ms: int = 0, keys: Sequence[Path] = ()) -> Iterator[Origin]:
+    """Runs an origin that waits for `latency_ms` before each response, without delaying others.
+
+    Args:
+        latency_ms: The wait.
+        keys: Files of keys, a sorted one per line: each is a bucket that can be listed, with the name of its file.
+    """
+    command = [str(_built()), str(latency_ms), *map(str, keys)]
     pipe = subprocess.PIPE
     process = psutil.Popen(command, stdin=pipe, stdout=pipe, preexec_fn=die_with_parent)
     try:

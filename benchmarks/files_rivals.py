@@ -1,0 +1,261 @@
+"""Clients that write and read objects and files with Python threads: `files.py` measures them with `timed`.
+
+Each action is the call that the users of a client make. Downloaded files are deleted at once, so that they take the
+memory of as many files as there are threads.
+"""
+
+import importlib.util
+import io
+import mmap
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lab.boto import boto_client
+from benchmarks.lab.location import Location
+from benchmarks.lab.objects import MIB, Family, check
+from benchmarks.lab.settings import store_config
+
+ACTIONS = ("put", "get", "upload_file", "download_file")
+
+
+class Mover:
+    """Does `action` `calls` times with objects or files of `family`, in `threads` threads. Uploads are of the file `0`
+    in `folder`; downloads go there.
+    """
+
+    modules: tuple[str, ...] = ()
+
+    def __init__(
+        self, location: Location, action: str, family: list[int], threads: int, calls: int, folder: str
+    ) -> None:
+        self._action, self._family, self._threads, self._calls = action, Family(*family), threads, calls
+        self._folder, self._last = folder, b""
+        self._names = self._family.names()
+        self.bucket = location.bucket
+        self.open(location)
+
+    def open(self, location: Location) -> None:
+        """Makes the client."""
+        raise NotImplementedError
+
+    def put(self, key: str, content: bytes) -> None:
+        """Writes an object."""
+        raise NotImplementedError
+
+    def get(self, key: str) -> Any:
+        """Returns the bytes of an object."""
+        raise NotImplementedError
+
+    def upload_file(self, path: str, key: str) -> None:
+        """Writes an object with the content of a file."""
+        raise NotImplementedError
+
+    def download_file(self, key: str, path: str) -> None:
+        """Writes a file with the content of an object."""
+        raise NotImplementedError
+
+    def _call(self) -> Callable[[int], None]:
+        size, count = self._family.size, self._family.count
+        if self._action == "put":
+            content = Path(self._folder, "0").read_bytes()
+            return lambda number: self.put(f"put/{number}", content)
+        if self._action == "get":
+
+            def get(number: int) -> None:
+                found = self.get(self._names[number % count])
+                if number == self._calls - 1:
+                    self._last = found
+
+            return get
+        if self._action == "upload_file":
+            path = str(Path(self._folder, "0"))
+            return lambda number: self.upload_file(path, f"up/{number}")
+
+        def download(number: int) -> None:
+            target = Path(self._folder, f"down-{os.getpid()}-{threading.get_ident()}")
+            self.download_file(self._names[number % count], str(target))
+            if target.stat().st_size != size:
+                raise AssertionError(f"{target}: {target.stat().st_size} bytes instead of {size}")
+            if number == self._calls - 1:
+                # Of the warm-up as well, which the measurement replaces.
+                target.rename(Path(self._folder, f"last-{os.getpid()}"))
+            else:
+                target.unlink()
+
+        return download
+
+    def warm(self) -> None:
+        # Also a single thread is not the main one. There, `asyncio.run` of Python 3.11 formats the result of a task
+        # when it restores the handler of SIGINT, for which MSC needs seconds.
+        self._pool = ThreadPoolExecutor(self._threads)
+        self._work = self._call()
+        # One call of each thread: connections are opened, and memory that a client keeps is touched. The first read of
+        # one large object is the measured one.
+        if self._calls > 1:
+            self._run(self._threads)
+
+    def run(self) -> int:
+        self._run(self._calls)
+        return self._calls * self._family.size
+
+    def _run(self, calls: int) -> None:
+        for _ in self._pool.map(self._work, range(calls)):
+            pass
+
+    def check(self) -> None:
+        number = (self._calls - 1) % self._family.count
+        if self._action == "get":
+            check(self._names[number], self._family.size, self._last)
+        if self._action == "download_file":
+            last = Path(self._folder, f"last-{os.getpid()}")
+            try:
+                with last.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                    check(self._names[number], self._family.size, content)
+            finally:
+                last.unlink()
+
+
+class Torchobj(Mover):
+    """`Store.put`, `Store.get`, `torchobj.files.upload_file`, `torchobj.files.download_file`."""
+
+    modules = ("torchobj",)
+
+    def open(self, location: Location) -> None:
+        import torchobj
+
+        self._config = store_config(location)
+        self._store = torchobj.Store(f"s3://{location.bucket}", config=self._config)
+
+    def put(self, key: str, content: bytes) -> None:
+        self._store.put(key, content)
+
+    def get(self, key: str) -> Any:
+        return self._store.get(key)
+
+    def upload_file(self, path: str, key: str) -> None:
+        from torchobj import files
+
+        files.upload_file(path, f"s3://{self.bucket}/{key}", config=self._config)
+
+    def download_file(self, key: str, path: str) -> None:
+        from torchobj import files
+
+        files.download_file(f"s3://{self.bucket}/{key}", path, config=self._config)
+
+
+class TorchobjFsspec(Mover):
+    """`torchobj.fsspec`: `pipe_file`, `cat_file`, `put_file`, `get_file`."""
+
+    modules = ("torchobj.fsspec",)
+
+    def open(self, location: Location) -> None:
+        from torchobj.fsspec import ObjectFileSystem
+
+        self._files: Any = ObjectFileSystem(store_config(location))
+
+    def put(self, key: str, content: bytes) -> None:
+        self._files.pipe_file(f"{self.bucket}/{key}", content)
+
+    def get(self, key: str) -> Any:
+        return self._files.cat_file(f"{self.bucket}/{key}")
+
+    def upload_file(self, path: str, key: str) -> None:
+        self._files.put_file(path, f"{self.bucket}/{key}")
+
+    def download_file(self, key: str, path: str) -> None:
+        self._files.get_file(f"{self.bucket}/{key}", path)
+
+
+class S3fs(TorchobjFsspec):
+    """s3fs with its defaults: `pipe_file`, `cat_file`, `put_file`, `get_file`, on one event loop."""
+
+    modules = ("s3fs",)
+
+    def open(self, location: Location) -> None:
+        import s3fs
+
+        where = {"client_kwargs": {"endpoint_url": location.endpoint_url}, "max_concurrency": 10}
+        self._files = s3fs.S3FileSystem(**where, config_kwargs={"max_pool_connections": 256})
+
+
+class Msc(Mover):
+    """multi-storage-client with its Rust client and its defaults: `read`, `write`, `upload_file`, `download_file`."""
+
+    modules = ("multistorageclient", "multistorageclient_rust", "multistorageclient.providers.s3")
+
+    def open(self, location: Location) -> None:
+        from multistorageclient import StorageClient, StorageClientConfig
+
+        options = {
+            "base_path": location.bucket,
+            "endpoint_url": location.endpoint_url,
+            "region_name": location.region or "us-east-1",
+            "rust_client": {"allow_http": True},
+            "max_pool_connections": 256,
+        }
+        credentials = {"access_key": location.access_key, "secret_key": location.secret_key}
+        profile = {
+            "storage_provider": {"type": "s3", "options": options},
+            "credentials_provider": {"type": "S3Credentials", "options": credentials},
+        }
+        self._client = StorageClient(StorageClientConfig.from_dict({"profiles": {"lab": profile}}, profile="lab"))
+
+    def put(self, key: str, content: bytes) -> None:
+        self._client.write(key, content)
+
+    def get(self, key: str) -> Any:
+        return self._client.read(key)
+
+    def upload_file(self, path: str, key: str) -> None:
+        self._client.upload_file(key, path)
+
+    def download_file(self, key: str, path: str) -> None:
+        self._client.download_file(key, path)
+
+
+class Boto3Get(Mover):
+    """boto3's `get_object`, one connection."""
+
+    modules = ("boto3", "botocore.config", "s3transfer")
+
+    def open(self, location: Location) -> None:
+        self._client = boto_client(location, max_pool_connections=64)
+
+    def get(self, key: str) -> Any:
+        return self._client.get_object(Bucket=self.bucket, Key=key)["Body"].read()
+
+    def download_file(self, key: str, path: str) -> None:
+        self._client.download_file(self.bucket, key, path)
+
+
+class Boto3Fileobj(Boto3Get):
+    """boto3's `download_fileobj` into a `BytesIO`: parallel ranges of 8 MiB."""
+
+    def get(self, key: str) -> Any:
+        file = io.BytesIO()
+        self._client.download_fileobj(self.bucket, key, file)
+        return file.getbuffer()
+
+
+CLIENTS: dict[str, Any] = {
+    "torchobj": Torchobj,
+    "torchobj fsspec": TorchobjFsspec,
+    "MSC Rust": Msc,
+    "s3fs": S3fs,
+    "boto3 get_object": Boto3Get,
+    "boto3 download_fileobj": Boto3Fileobj,
+}
+
+
+def has_files() -> bool:
+    """Whether torchobj transfers files."""
+    return importlib.util.find_spec("torchobj.files") is not None
+
+
+def touched_bytes(family: Family, threads: int) -> int:
+    """The memory to touch before a measurement: what the client with the largest need uses."""
+    return min(threads * family.size * 2, 1024 * MIB)
