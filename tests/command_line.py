@@ -25,20 +25,14 @@ LIMIT_S = 60.0
 class CommandLine:
     """The program `torchobj` with access to a bucket, by a configuration file and credentials of the environment."""
 
-    def __init__(self, bucket, folder, monkeypatch):
-        self.bucket = bucket
+    def __init__(self, folder, monkeypatch, *buckets):
         file = Path(folder) / "torchobj.toml"
-        options = self._options()
+        options = dict(map(_options, buckets))
         file.write_text("".join(f'["{scheme}://"]\n{line}\n' for scheme, line in options.items()))
         monkeypatch.setenv("TORCHOBJ_CONFIG", str(file))
-        if "gs" in options:
-            monkeypatch.setenv("GCE_METADATA_HOST", urlsplit(bucket.server.endpoint).netloc)
-
-    def _options(self):
-        if self.bucket.url.startswith("gs://"):
-            return {"gs": f'gcs = {{ endpoint_url = "{self.bucket.server.endpoint}" }}'}
-        s3 = self.bucket.config.s3
-        return {"s3": f's3 = {{ endpoint_url = "{s3.endpoint_url}", profile = "{s3.profile}" }}'}
+        for bucket in buckets:
+            if bucket.url.startswith("gs://"):
+                monkeypatch.setenv("GCE_METADATA_HOST", urlsplit(bucket.server.endpoint).netloc)
 
     def run(self, *arguments, stdin=None):
         """Runs a command in this process."""
@@ -111,3 +105,11 @@ class CommandLine:
             process.kill()
             process.wait()
             os.close(ours)
+
+
+def _options(bucket):
+    """Scheme and settings of a bucket, as a line of the configuration file."""
+    if bucket.url.startswith("gs://"):
+        return "gs", f'gcs = {{ endpoint_url = "{bucket.server.endpoint}" }}'
+    s3 = bucket.config.s3
+    return "s3", f's3 = {{ endpoint_url = "{s3.endpoint_url}", profile = "{s3.profile}" }}'

@@ -46,4 +46,4 @@ def planned():
 @pytest.fixture
 def cli(bucket, tmp_path, monkeypatch):
     """The command line with access to `bucket`."""
-    return CommandLine(bucket, tmp_path, monkeypatch)
+    return CommandLine(tmp_path, monkeypatch, bucket)

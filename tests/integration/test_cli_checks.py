@@ -57,6 +57,12 @@ def test_doctor_of_an_endpoint_without_a_server_fails(cli, bucket):
     assert done.exit_code == 1 and '"connection", "state": "failed"' in done.stdout
 
 
+def test_doctor_shows_a_proxy_without_its_password(cli, bucket, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://user:topsecret@127.0.0.1:9")
+    done = cli.run("doctor", bucket.url)
+    assert done.exit_code == 1 and "http://...@127.0.0.1:9" in done.stdout and "topsecret" not in done.output
+
+
 S3 = torchobj.S3Options
 
 

@@ -1,13 +1,14 @@
 """Checks of a store for `torchobj doctor`: its address, its clock, and one request of each kind."""
 
-import contextlib
 import http.client
 import os
 import secrets
 import socket
 import ssl
 import time
+import urllib.error
 import urllib.parse
+import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -19,7 +20,7 @@ from torchobj.config import StoreConfig
 from torchobj.exceptions import RangeError, StoreError, TorchobjError
 from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
-from torchobj.urls import Url
+from torchobj.urls import Url, shown_url
 
 __all__ = ["endpoint_of", "store_checks"]
 
@@ -52,10 +53,7 @@ def endpoint_of(url: Url, config: StoreConfig) -> tuple[str, str]:
 def store_checks(url: Url, store: Store, prefix: str, *, write: bool) -> Iterator[Check]:
     """Checks a store: name resolution and clock of a cloud, then LIST, GET, and PUT if `write`."""
     if url.scheme in ("s3", "gs"):
-        endpoint, where = endpoint_of(url, store.config)
-        yield Check("endpoint", "note", f"{endpoint} ({where})")
-        yield _addresses(endpoint)
-        yield from _answer(url, endpoint, store.config)
+        yield from _network(url, store.config)
     found: list[ObjectInfo] = []
     yield _timed("LIST", lambda: _list(store, prefix, found))
     if found:
@@ -66,6 +64,19 @@ def store_checks(url: Url, store: Store, prefix: str, *, write: bool) -> Iterato
         yield _timed("PUT", lambda: _put(store, prefix))
     else:
         yield Check("PUT", "note", "not tried; --write writes, reads and deletes a small object of its own")
+
+
+def _network(url: Url, config: StoreConfig) -> Iterator[Check]:
+    endpoint, where = endpoint_of(url, config)
+    if not endpoint.startswith(("http://", "https://")):
+        yield Check("endpoint", "failed", f"{shown_url(endpoint)} ({where})", "must begin with http:// or https://")
+        return
+    yield Check("endpoint", "note", f"{shown_url(endpoint)} ({where})")
+    proxy = _proxy(endpoint)
+    if proxy is not None:
+        yield Check("proxy", "note", shown_url(proxy))
+    yield _addresses(proxy or endpoint)
+    yield from _answer(url, endpoint, config)
 
 
 def _addresses(endpoint: str) -> Check:
@@ -88,7 +99,7 @@ def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
         headers, took = _head(endpoint, "" if url.scheme == "gs" else url.bucket, config)
     except (OSError, http.client.HTTPException) as error:
         advice = "check the endpoint, proxies, firewalls and --endpoint-url"
-        yield Check("connection", "failed", f"{endpoint}: {type(error).__name__}: {error}", advice)
+        yield Check("connection", "failed", f"{shown_url(endpoint)}: {type(error).__name__}: {error}", advice)
         return
     yield Check("connection", "ok", f"response after {took}" + (", with TLS" if endpoint.startswith("https") else ""))
     if url.scheme == "s3":
@@ -115,21 +126,34 @@ def _answer(url: Url, endpoint: str, config: StoreConfig) -> Iterator[Check]:
 
 
 def _head(endpoint: str, bucket: str, config: StoreConfig) -> tuple[dict[str, str], str]:
-    parts = urllib.parse.urlsplit(endpoint)
-    connection: http.client.HTTPConnection
-    if parts.scheme == "https":
-        bundle = config.ca_bundle or os.environ.get("AWS_CA_BUNDLE")
-        context = ssl.create_default_context(cafile=None if bundle is None else os.fspath(bundle))
-        if not config.verify_tls:
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=_LIMIT_S, context=context)
-    else:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_LIMIT_S)
+    bundle = config.ca_bundle or os.environ.get("AWS_CA_BUNDLE")
+    context = ssl.create_default_context(cafile=None if bundle is None else os.fspath(bundle))
+    if not config.verify_tls:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    proxy = _proxy(endpoint)
+    proxies = {} if proxy is None else {urllib.parse.urlsplit(endpoint).scheme: proxy}
+    opener = urllib.request.build_opener(
+        urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler(proxies)
+    )
+    url = f"{endpoint.rstrip('/')}/{urllib.parse.quote(bucket)}"
     started = time.perf_counter()
-    with contextlib.closing(connection):
-        connection.request("HEAD", f"{parts.path.rstrip('/')}/{urllib.parse.quote(bucket)}")
-        headers = connection.getresponse().headers
+    try:
+        # `_network` has checked the scheme.
+        with opener.open(urllib.request.Request(url, method="HEAD"), timeout=_LIMIT_S) as response:  # noqa: S310
+            headers = response.headers
+    except urllib.error.HTTPError as error:
+        # A store refuses the request, which has no signature; its headers are those of any response.
+        with error:
+            headers = error.headers
     return {name.lower(): value for name, value in headers.items()}, duration(time.perf_counter() - started)
+
+
+def _proxy(endpoint: str) -> str | None:
+    """The proxy of an endpoint, from the variables that the core reads."""
+    parts = urllib.parse.urlsplit(endpoint)
+    names = ("https_proxy", "HTTPS_PROXY") if parts.scheme == "https" else ("http_proxy",)
+    proxy = next((os.environ[name] for name in names if os.environ.get(name)), None)
+    return None if proxy is None or urllib.request.proxy_bypass(parts.netloc) else proxy
 
 
 def _timed(name: str, check: Callable[[], str]) -> Check:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchobj._torchobj import Manifest
+from torchobj import _torchobj
 from torchobj.cli.errors import CommandError
 from torchobj.config import StoreConfig
 from torchobj.object_info import Listing, ObjectInfo
@@ -42,6 +42,11 @@ class Target:
         return ends or (self.is_local and self.path.is_dir())
 
     @property
+    def shown(self) -> str:
+        """The URL, or the local path."""
+        return str(self.path) if self.is_local else str(self.url)
+
+    @property
     def path(self) -> Path:
         """The local path."""
         return Path("/", self.url.key)
@@ -52,6 +57,17 @@ class Target:
         return (
             self if key == "" or key.endswith("/") else dataclasses.replace(self, url=self.url._replace(key=f"{key}/"))
         )
+
+    def child(self, name: str) -> "Target":
+        """The file or object of this name in the folder."""
+        url = self.url._replace(key=f"{self.url.key}{name}")
+        return Target(f"/{url.key}" if self.is_local else str(url), url, None)
+
+    def split_glob(self) -> tuple["Target", str]:
+        """The folder above the wildcards, and the pattern for keys below it."""
+        start = self.url.key.rfind("/") + 1
+        folder = dataclasses.replace(self, url=self.url._replace(key=self.url.key[:start]), glob=None)
+        return folder, f"{self.url.key[start:]}{self.glob or ''}"
 
     def open(self, config: StoreConfig) -> tuple[Store, str]:
         """The store and the key or prefix in it. The store of a local path is its folder."""
@@ -81,8 +97,8 @@ def listing(store: Store, prefix: str, glob: str | None) -> "Iterator[ObjectInfo
     """Lists the objects under a prefix, in key order, whose part after the prefix matches."""
     if glob is None:
         return store.list(prefix)
-    manifest = Manifest.from_listing(store._native, store.url, prefix, glob)
-    keys = {manifest.entry(index)[1] for index in range(len(manifest))}
+    pages = _torchobj.ManifestPages(store._native, store.url, prefix, glob, [], None)
+    keys = {page.entry(index)[1] for page in pages for index in range(len(page))}
     return (info for info in store.list(prefix) if info.key in keys)
 
 
