@@ -169,6 +169,7 @@ impl ObjectStore for MemoryStore {
             max_delete_keys: 1000,
             checksums: &[],
             ordered_listing: true,
+            parallel_listing: true,
         }
     }
 
@@ -223,7 +224,7 @@ impl ObjectStore for MemoryStore {
                 size: Some(object.body.len() as u64),
                 version: Some(object.version.clone()),
                 modified_ms: Some(object.modified_ms),
-                storage_class: object.attributes.storage_class.clone(),
+                storage_class: object.attributes.storage_class.as_deref().map(Into::into),
             });
         }
     }

@@ -211,6 +211,8 @@ pub struct ListRequest<'a> {
     pub delimiter: Option<&'a str>,
     /// Only keys that sort after this one.
     pub start_after: Option<&'a str>,
+    /// Keys after this one are not needed. The store may list them.
+    pub end: Option<&'a str>,
     /// The continuation token of the previous page.
     pub continuation: Option<&'a str>,
     /// Maximum number of entries; the store may return fewer.
@@ -229,7 +231,7 @@ pub struct ListEntry {
     /// Time of the last write, in milliseconds since 1970.
     pub modified_ms: Option<i64>,
     /// Storage class as named by the store, if the listing has it.
-    pub storage_class: Option<String>,
+    pub storage_class: Option<Arc<str>>,
 }
 
 /// A page of a listing.
@@ -376,4 +378,6 @@ pub struct Capabilities {
     pub checksums: &'static [ChecksumAlgorithm],
     /// Whether listings are sorted by the bytes of their keys.
     pub ordered_listing: bool,
+    /// Whether ranges of keys can be listed concurrently, each from its own `start_after`.
+    pub parallel_listing: bool,
 }

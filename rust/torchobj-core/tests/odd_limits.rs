@@ -145,6 +145,7 @@ impl ObjectStore for Dictionary {
             max_delete_keys: MAX_KEYS,
             checksums: &[ChecksumAlgorithm::Md5],
             ordered_listing: true,
+            parallel_listing: false,
         }
     }
 

@@ -169,7 +169,8 @@ impl ManifestPages {
         limit: Option<usize>,
     ) -> PyResult<Self> {
         let filter = Filter::new(glob, suffixes, limit).or_raise(py)?;
-        let (client, listed) = (store.client(py)?, Listed::new(&prefix));
+        let client = store.client(py)?;
+        let listed = Listed::new(&client, &prefix, &filter);
         let objects = Objects { client, base, filter, listed, ended: false };
         Ok(Self { next: Local::new(NextPage::new(py, objects)), whole: Packed::default() })
     }

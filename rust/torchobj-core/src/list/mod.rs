@@ -1,7 +1,16 @@
-//! Lists a prefix into a manifest. A filter selects the objects; `pages` validates the pages.
+//! Lists a prefix, and lists one into a manifest. A filter selects the objects.
+//!
+//! `stream` runs the requests of a listing, page after page or for several ranges of keys concurrently. `ranges` holds the
+//! state of the ranges, `split` chooses where to divide them, and `pages` validates the pages of each.
 
 mod pages;
+mod ranges;
+mod split;
+mod stream;
+#[cfg(test)]
+mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use globset::{GlobBuilder, GlobMatcher};
@@ -13,6 +22,7 @@ use crate::manifest::Manifest;
 use crate::types::ListEntry;
 
 pub use self::pages::Pages;
+pub use self::stream::ListStream;
 
 /// Interval at which the progress of a long listing is logged.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
@@ -43,6 +53,13 @@ impl Filter {
         Ok(Self { glob: glob.map(compile).transpose()?, suffixes, limit })
     }
 
+    /// The prefix of all keys that match, given that of the listing: `glob` is literal up to its first special character.
+    fn narrow(&self, prefix: &str) -> String {
+        let pattern = self.glob.as_ref().map_or("", |glob| glob.glob().glob());
+        let literal = pattern.find(['*', '?', '[', '{', '\\']).unwrap_or(pattern.len());
+        format!("{prefix}{}", &pattern[..literal])
+    }
+
     fn selects(&self, prefix: &str, entry: &ListEntry) -> bool {
         let marker = entry.size == Some(0) && entry.key.ends_with('/');
         let suffix = self.suffixes.is_empty() || self.suffixes.iter().any(|suffix| entry.key.ends_with(suffix));
@@ -54,7 +71,7 @@ impl Filter {
 /// The state of a listing into a manifest.
 #[derive(Debug)]
 pub struct Listed {
-    pages: Pages,
+    stream: ListStream,
     prefix: String,
     /// Number of objects that the filter selected.
     selected: usize,
@@ -65,16 +82,16 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// A listing of `prefix`, before its first page.
-    pub fn new(prefix: &str) -> Self {
+    /// A listing of the objects of `prefix` that `filter` selects, before its first page.
+    pub fn new(client: &Arc<Client>, prefix: &str, filter: &Filter) -> Self {
         let now = Instant::now();
-        let pages = Pages::new(prefix, None, None);
-        Self { pages, prefix: prefix.to_owned(), selected: 0, received: 0, started: now, reported: now }
+        let stream = ListStream::new(client.clone(), &filter.narrow(prefix), None, None, true);
+        Self { stream, prefix: prefix.to_owned(), selected: 0, received: 0, started: now, reported: now }
     }
 
     /// Returns the entries of the next page that `filter` selects.
     async fn page(&mut self, client: &Client, filter: &Filter) -> Result<Vec<ListEntry>> {
-        let Some(mut page) = self.pages.next(client).await? else { return Ok(Vec::new()) };
+        let Some(mut page) = self.stream.next().await? else { return Ok(Vec::new()) };
         self.received += page.entries.len();
         if self.reported.elapsed() >= REPORT_INTERVAL {
             self.reported = Instant::now();
@@ -92,8 +109,14 @@ impl Client {
     ///
     /// # Errors
     /// Those of [`Pages::next`].
-    pub async fn list_into(&self, manifest: &mut Manifest, base: &str, prefix: &str, filter: &Filter) -> Result<()> {
-        let mut listed = Listed::new(prefix);
+    pub async fn list_into(
+        self: &Arc<Self>,
+        manifest: &mut Manifest,
+        base: &str,
+        prefix: &str,
+        filter: &Filter,
+    ) -> Result<()> {
+        let mut listed = Listed::new(self, prefix, filter);
         while self.list_page_into(manifest, base, filter, &mut listed).await? {}
         manifest.shrink();
         Ok(())
@@ -113,7 +136,7 @@ impl Client {
     ) -> Result<bool> {
         let mut entries = listed.page(self, filter).await?;
         if !self.store().capabilities().ordered_listing {
-            while !listed.pages.ended() {
+            while !listed.stream.ended() {
                 entries.extend(listed.page(self, filter).await?);
             }
             pages::sort(self, &listed.prefix, &mut entries)?;
@@ -125,12 +148,12 @@ impl Client {
             listed.selected += 1;
             manifest.push(base, &entry.key, entry.size, entry.version.as_ref());
         }
-        Ok(!listed.pages.ended())
+        Ok(!listed.stream.ended())
     }
 }
 
 #[cfg(test)]
-mod tests {
+mod filter_tests {
     use super::*;
 
     fn entry(key: &str, size: u64) -> ListEntry {
@@ -144,6 +167,15 @@ mod tests {
         assert!(one.selects("train/", &entry("train/a.jpg", 1)));
         assert!(!one.selects("train/", &entry("train/x/a.jpg", 1)));
         assert!(any.selects("train/", &entry("train/x/y/a.jpg", 1)) && any.selects("train/", &entry("train/a.jpg", 1)));
+    }
+
+    #[test]
+    fn a_glob_narrows_the_prefix_up_to_its_first_special_character() {
+        for (glob, prefix) in [("2024/*.jpg", "p/2024/"), ("a{b,c}", "p/a"), ("*.jpg", "p/"), ("key", "p/key")] {
+            assert_eq!(Filter::new(Some(glob), Vec::new(), None).unwrap().narrow("p/"), prefix);
+        }
+        assert_eq!(Filter::new(Some(r"a\*b"), Vec::new(), None).unwrap().narrow("p/"), "p/a");
+        assert_eq!(Filter::default().narrow("p/"), "p/");
     }
 
     #[test]

@@ -17,9 +17,11 @@ pub struct Pages {
     prefix: String,
     delimiter: Option<String>,
     start_after: Option<String>,
+    /// Keys after it are not needed. A continuation token is for the end of its request.
+    end: Option<String>,
     continuation: Option<String>,
     ended: bool,
-    /// All continuation tokens so far.
+    /// The continuation tokens since the last key of an ordered listing, or all of them.
     tokens: HashSet<String>,
     last_key: Option<String>,
     last_prefix: Option<String>,
@@ -46,13 +48,25 @@ impl Pages {
     /// `NoBucket`, `AccessDenied`, and errors that persist after the retries; `Protocol` if a key is repeated, is out of
     /// order although the store lists in order, or does not begin with the prefix, or if a token is repeated.
     pub async fn next(&mut self, client: &Client) -> Result<Option<ListPage>> {
+        self.next_until(client, None).await
+    }
+
+    /// Returns the next page; keys after `end` are not needed, and may be among its entries. `None` after the last page.
+    ///
+    /// # Errors
+    /// Those of [`next`](Self::next).
+    pub(super) async fn next_until(&mut self, client: &Client, end: Option<&str>) -> Result<Option<ListPage>> {
         if self.ended {
             return Ok(None);
+        }
+        if self.continuation.is_none() {
+            self.end = end.map(str::to_owned);
         }
         let request = ListRequest {
             prefix: &self.prefix,
             delimiter: self.delimiter.as_deref(),
             start_after: self.start_after.as_deref().filter(|_| self.continuation.is_none()),
+            end: self.end.as_deref(),
             continuation: self.continuation.as_deref(),
             max_entries: None,
         };
@@ -67,7 +81,12 @@ impl Pages {
     }
 
     fn check(&mut self, page: &ListPage, ordered: bool) -> Result<(), String> {
-        let Self { prefix, last_key, last_prefix, .. } = self;
+        let Self { prefix, last_key, last_prefix, start_after, .. } = self;
+        if let (Some(start), Some(first)) = (start_after.as_ref().filter(|_| ordered), page.entries.first())
+            && first.key < *start
+        {
+            return Err(format!("the listing of keys after {start:?} has {:?}", first.key));
+        }
         let keys = page.entries.iter().map(|entry| &entry.key);
         check_order(prefix, last_key, keys, ordered)?;
         check_order(prefix, last_prefix, page.prefixes.iter(), ordered)?;
@@ -75,6 +94,10 @@ impl Pages {
             self.empty_pages += 1;
         } else {
             self.empty_pages = 0;
+        }
+        if ordered && !page.entries.is_empty() {
+            // Keys ascend, so only pages without keys can be repeated.
+            self.tokens.clear();
         }
         let Some(token) = &page.continuation else { return Ok(()) };
         if !self.tokens.insert(token.clone()) {
@@ -145,10 +168,10 @@ mod tests {
     use crate::wrap::FaultyStore;
 
     /// A client whose listing pages are returned by `page`, called with the page number from 0 and the request.
-    fn client(ordered: bool, page: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) -> Client {
+    fn client(ordered: bool, page: impl FnMut(usize, &ListRequest<'_>) -> ListPage + Send + 'static) -> Arc<Client> {
         let faulty = FaultyStore::new(Arc::new(MemoryStore::new("m")));
         faulty.list_by(ordered, page);
-        Client::new(Arc::new(faulty), Policy::default())
+        Arc::new(Client::new(Arc::new(faulty), Policy::default()))
     }
 
     fn page(keys: &[&str], continuation: Option<&str>) -> ListPage {
@@ -164,11 +187,11 @@ mod tests {
     }
 
     /// A listing of two pages.
-    fn two_pages(ordered: bool, first: &'static [&str], second: &'static [&str]) -> Client {
+    fn two_pages(ordered: bool, first: &'static [&str], second: &'static [&str]) -> Arc<Client> {
         client(ordered, move |number, _| if number == 0 { page(first, Some("t")) } else { page(second, None) })
     }
 
-    async fn listed(client: &Client, limit: Option<usize>) -> Result<Vec<String>> {
+    async fn listed(client: &Arc<Client>, limit: Option<usize>) -> Result<Vec<String>> {
         let mut manifest = Manifest::default();
         let filter = Filter::new(None, Vec::new(), limit).unwrap();
         client.list_into(&mut manifest, "m://m", "", &filter).await?;
@@ -200,8 +223,8 @@ mod tests {
         let error = listed(&two_pages(false, &["d", "b"], &["a", "d"]), None).await.unwrap_err();
         assert!(error.to_string().contains("\"d\" after \"d\""), "{error}");
         // `list_page_into` gives the same order.
-        let (client, mut listed, mut manifest) = (client(), Listed::new(""), Manifest::default());
-        let filter = Filter::default();
+        let (client, filter, mut manifest) = (client(), Filter::default(), Manifest::default());
+        let mut listed = Listed::new(&client, "", &filter);
         while client.list_page_into(&mut manifest, "m://m", &filter, &mut listed).await.unwrap() {}
         assert_eq!((0..4).map(|index| manifest.get(index).unwrap().key).collect::<String>(), "abcd");
     }

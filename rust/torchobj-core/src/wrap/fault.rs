@@ -198,7 +198,9 @@ impl ObjectStore for FaultyStore {
     fn capabilities(&self) -> Capabilities {
         let capabilities = self.inner.capabilities();
         match &*self.listings.lock().expect("no holder of this lock panics") {
-            Some(listings) => Capabilities { ordered_listing: listings.ordered, ..capabilities },
+            Some(listings) => {
+                Capabilities { ordered_listing: listings.ordered, parallel_listing: false, ..capabilities }
+            }
             None => capabilities,
         }
     }

@@ -123,6 +123,7 @@ impl ObjectStore for FileStore {
             max_delete_keys: 1000,
             checksums: &[],
             ordered_listing: true,
+            parallel_listing: false,
         }
     }
 

@@ -31,6 +31,8 @@ impl Bucket {
     /// One page of a listing, without the parts of uploads.
     pub(super) async fn list(&self, listing: &ListRequest<'_>) -> Result<ListPage> {
         let max = listing.max_entries.unwrap_or(MAX_ENTRIES).min(MAX_ENTRIES).to_string();
+        // Exclusive: the smallest end after the key itself and before other keys without control characters.
+        let end = listing.end.map(|key| format!("{key} "));
         let query = [
             Some(("prefix", listing.prefix)),
             Some(("maxResults", max.as_str())),
@@ -38,6 +40,7 @@ impl Bucket {
             listing.delimiter.map(|delimiter| ("delimiter", delimiter)),
             // Inclusive.
             listing.start_after.map(|key| ("startOffset", key)),
+            end.as_deref().map(|end| ("endOffset", end)),
             listing.continuation.map(|token| ("pageToken", token)),
         ];
         let query: Vec<_> = query.into_iter().flatten().collect();

@@ -68,6 +68,7 @@ impl ObjectStore for GcsStore {
             max_delete_keys: 256,
             checksums: &[ChecksumAlgorithm::Crc32C],
             ordered_listing: true,
+            parallel_listing: true,
         }
     }
 

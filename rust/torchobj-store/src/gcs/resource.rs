@@ -121,7 +121,7 @@ impl Resource {
             size: self.size(),
             version: self.version(),
             modified_ms: self.created_ms(),
-            storage_class: self.storage_class,
+            storage_class: self.storage_class.map(Into::into),
             key: self.name,
         }
     }

@@ -94,6 +94,7 @@ impl ObjectStore for S3Store {
                 Checksum::Auto => &[ChecksumAlgorithm::Crc64Nvme, ChecksumAlgorithm::Crc32C, ChecksumAlgorithm::Crc32],
             },
             ordered_listing: !self.0.is_directory_bucket(),
+            parallel_listing: !self.0.is_directory_bucket(),
         }
     }
 

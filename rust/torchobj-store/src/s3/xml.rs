@@ -1,5 +1,7 @@
 //! Parses the XML documents of S3.
 
+use std::sync::Arc;
+
 use quick_xml::Reader;
 use quick_xml::events::Event;
 use torchobj_core::types::{ListEntry, ListPage, Version};
@@ -25,42 +27,47 @@ impl std::fmt::Display for XmlError {
 
 /// Calls `leaf` with the path and the text of each element that contains no other element.
 pub(super) fn for_each_leaf(document: &[u8], mut leaf: impl FnMut(&[String], String)) -> Result<(), XmlError> {
-    parse(document, |event| {
-        if let XmlEvent::Leaf(path, text) = event {
-            leaf(path, text);
+    let mut path: Vec<String> = Vec::new();
+    parse(document, |event| match event {
+        XmlEvent::Start(name) => path.push(name.to_owned()),
+        XmlEvent::End(text) => {
+            if let Some(text) = text {
+                leaf(&path, text.to_owned());
+            }
+            path.pop();
         }
     })
 }
 
 enum XmlEvent<'a> {
-    /// The path and the text of an element that contains no other element.
-    Leaf(&'a [String], String),
-    /// The path of another element, at its end.
-    End(&'a [String]),
+    /// The name of an element, without its namespace.
+    Start(&'a str),
+    /// The end of an element, with its text if it contains no other element.
+    End(Option<&'a str>),
 }
 
-/// Maximum depth of elements; that of S3 is 4. The time to parse a document grows with its depth.
+/// Maximum depth of elements; that of S3 is 4.
 const MAX_DEPTH: usize = 16;
 
 fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), XmlError> {
     let mut reader = Reader::from_reader(document);
-    let mut path: Vec<String> = Vec::new();
+    let mut depth = 0;
     let mut text = String::new();
     let mut is_leaf = false;
     loop {
         match reader.read_event()? {
-            Event::Start(_) if path.len() == MAX_DEPTH => {
+            Event::Start(_) if depth == MAX_DEPTH => {
                 return Err(XmlError(format!("more than {MAX_DEPTH} nested elements")));
             }
             Event::Start(tag) => {
-                path.push(tag.local_name().as_ref().to_owned());
+                depth += 1;
                 text.clear();
                 is_leaf = true;
+                on_event(XmlEvent::Start(tag.local_name().as_ref()));
             }
             Event::Empty(tag) => {
-                path.push(tag.local_name().as_ref().to_owned());
-                on_event(XmlEvent::Leaf(&path, String::new()));
-                path.pop();
+                on_event(XmlEvent::Start(tag.local_name().as_ref()));
+                on_event(XmlEvent::End(Some("")));
                 is_leaf = false;
             }
             Event::Text(piece) => text.push_str(&piece),
@@ -70,13 +77,12 @@ fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), 
                 None => text.push_str(quick_xml::escape::resolve_xml_entity(&entity).unwrap_or_default()),
             },
             Event::End(_) => {
-                let text = std::mem::take(&mut text);
-                on_event(if is_leaf { XmlEvent::Leaf(&path, text) } else { XmlEvent::End(&path) });
-                path.pop();
+                on_event(XmlEvent::End(is_leaf.then_some(text.as_str())));
+                depth -= 1;
                 is_leaf = false;
             }
-            Event::Eof if path.is_empty() => return Ok(()),
-            Event::Eof => return Err(XmlError(format!("it ends within <{}>", path.join("><")))),
+            Event::Eof if depth == 0 => return Ok(()),
+            Event::Eof => return Err(XmlError(format!("it ends within {depth} elements"))),
             _ => {}
         }
     }
@@ -84,55 +90,146 @@ fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), 
 
 /// Parses a page of ListObjectsV2. Decodes keys by the encoding in the response, which may differ from the requested one.
 pub(super) fn list_page(document: &[u8]) -> Result<ListPage, XmlError> {
-    let mut page = ListPage::default();
-    let mut encoded = false;
-    let mut truncated = false;
-    let mut next = None;
-    let mut entry = Entry::default();
-    let mut root = None;
-    let mut without_key = false;
+    let mut page = PageBuilder::default();
     parse(document, |event| match event {
-        XmlEvent::Leaf(path, text) => match path.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-            [_, "EncodingType"] => encoded = text == "url",
-            [_, "IsTruncated"] => truncated = text == "true",
-            [_, "NextContinuationToken"] => next = Some(text),
-            [_, "CommonPrefixes", "Prefix"] => page.prefixes.push(text),
-            [_, "Contents", "Key"] => entry.key = Some(text),
-            [_, "Contents", "Size"] => entry.size = text.trim().parse().ok(),
-            [_, "Contents", "ETag"] => entry.etag = Some(text),
-            [_, "Contents", "LastModified"] => entry.modified_ms = date::rfc3339_ms(&text),
-            [_, "Contents", "StorageClass"] => entry.storage_class = Some(text),
+        XmlEvent::Start(name) => page.start(name),
+        XmlEvent::End(text) => page.end(text),
+    })?;
+    page.finish()
+}
+
+/// An element of a listing that is read.
+#[derive(Clone, Copy, Default)]
+enum Element {
+    EncodingType,
+    IsTruncated,
+    NextContinuationToken,
+    Contents,
+    CommonPrefixes,
+    Prefix,
+    Key,
+    Size,
+    ETag,
+    LastModified,
+    StorageClass,
+    #[default]
+    Other,
+}
+
+/// A page that is being parsed.
+#[derive(Default)]
+struct PageBuilder {
+    page: ListPage,
+    is_listing: bool,
+    encoded: bool,
+    truncated: bool,
+    next: Option<String>,
+    entry: Entry,
+    /// Depth of the current element; the root has 1.
+    depth: usize,
+    /// The current element of depth 2, and the current element.
+    section: Element,
+    element: Element,
+    without_key: bool,
+    /// The last date and the last storage class; those of the next entry are often the same.
+    date: (String, Option<i64>),
+    storage_class: Arc<str>,
+}
+
+impl PageBuilder {
+    fn start(&mut self, name: &str) {
+        self.depth += 1;
+        self.element = match (self.depth, name) {
+            (1, _) => {
+                self.is_listing = name == "ListBucketResult";
+                Element::Other
+            }
+            (2, "EncodingType") => Element::EncodingType,
+            (2, "IsTruncated") => Element::IsTruncated,
+            (2, "NextContinuationToken") => Element::NextContinuationToken,
+            (2, "Contents") => Element::Contents,
+            (2, "CommonPrefixes") => Element::CommonPrefixes,
+            (3, "Prefix") => Element::Prefix,
+            (3, "Key") => Element::Key,
+            (3, "Size") => Element::Size,
+            (3, "ETag") => Element::ETag,
+            (3, "LastModified") => Element::LastModified,
+            (3, "StorageClass") => Element::StorageClass,
+            _ => Element::Other,
+        };
+        if self.depth == 2 {
+            self.section = self.element;
+        }
+    }
+
+    fn end(&mut self, text: Option<&str>) {
+        match (text, self.section, self.element) {
+            (Some(text), Element::EncodingType, _) => self.encoded = text == "url",
+            (Some(text), Element::IsTruncated, _) => self.truncated = text == "true",
+            (Some(text), Element::NextContinuationToken, _) => self.next = Some(text.to_owned()),
+            (Some(text), Element::CommonPrefixes, Element::Prefix) => self.page.prefixes.push(text.to_owned()),
+            (Some(text), Element::Contents, element) => self.field(element, text),
             _ => {}
-        },
-        XmlEvent::End(path) => {
-            if matches!(path, [_, contents] if contents == "Contents") {
-                match std::mem::take(&mut entry).into_list_entry() {
-                    Some(entry) => page.entries.push(entry),
-                    None => without_key = true,
-                }
-            } else if let [name] = path {
-                root = Some(name.clone());
+        }
+        if let (2, Element::Contents) = (self.depth, self.section) {
+            match std::mem::take(&mut self.entry).into_list_entry() {
+                Some(entry) => self.page.entries.push(entry),
+                None => self.without_key = true,
             }
         }
-    })?;
-    if root.as_deref() != Some("ListBucketResult") {
-        return Err(XmlError(format!("<{}> is not a listing", root.unwrap_or_default())));
+        self.depth -= 1;
+        self.element = Element::Other;
+        if self.depth == 1 {
+            self.section = Element::Other;
+        }
     }
-    if without_key {
-        return Err(XmlError("an object without a key".to_owned()));
-    }
-    if encoded {
-        // `EncodingType` may follow the keys, so they are decoded at the end.
-        let decode = |text: &mut String| {
-            if let Some(decoded) = decode_listed(text) {
-                *text = decoded;
+
+    /// Adds an element of `Contents`.
+    fn field(&mut self, element: Element, text: &str) {
+        let Self { entry, date, storage_class, .. } = self;
+        match element {
+            Element::Key => entry.key = Some(text.to_owned()),
+            Element::Size => entry.size = text.trim().parse().ok(),
+            Element::ETag => entry.version = listed_version(text),
+            Element::LastModified => {
+                if date.0 != text {
+                    *date = (text.to_owned(), date::rfc3339_ms(text));
+                }
+                entry.modified_ms = date.1;
             }
-        };
-        page.entries.iter_mut().for_each(|entry| decode(&mut entry.key));
-        page.prefixes.iter_mut().for_each(decode);
+            Element::StorageClass => {
+                if **storage_class != *text {
+                    *storage_class = text.into();
+                }
+                entry.storage_class = Some(storage_class.clone());
+            }
+            _ => {}
+        }
     }
-    page.continuation = continuation(truncated, next).map_err(|problem| XmlError(problem.to_owned()))?;
-    Ok(page)
+
+    fn finish(self) -> Result<ListPage, XmlError> {
+        let Self { mut page, is_listing, encoded, truncated, next, without_key, .. } = self;
+        if !is_listing {
+            return Err(XmlError("it is not a listing".to_owned()));
+        }
+        if without_key {
+            return Err(XmlError("an object without a key".to_owned()));
+        }
+        if encoded {
+            // `EncodingType` may follow the keys, so they are decoded at the end.
+            let decode = |text: &mut String| {
+                if text.contains(['%', '+'])
+                    && let Some(decoded) = decode_listed(text)
+                {
+                    *text = decoded;
+                }
+            };
+            page.entries.iter_mut().for_each(|entry| decode(&mut entry.key));
+            page.prefixes.iter_mut().for_each(decode);
+        }
+        page.continuation = continuation(truncated, next).map_err(|problem| XmlError(problem.to_owned()))?;
+        Ok(page)
+    }
 }
 
 /// The continuation of a listing. A truncated page without one is an error, because it would be mistaken for the last.
@@ -147,15 +244,14 @@ pub(super) fn continuation(truncated: bool, next: Option<String>) -> Result<Opti
 struct Entry {
     key: Option<String>,
     size: Option<u64>,
-    etag: Option<String>,
+    version: Option<Version>,
     modified_ms: Option<i64>,
-    storage_class: Option<String>,
+    storage_class: Option<Arc<str>>,
 }
 
 impl Entry {
     fn into_list_entry(self) -> Option<ListEntry> {
-        let Self { key, size, etag, modified_ms, storage_class } = self;
-        let version = etag.and_then(|etag| listed_version(&etag));
+        let Self { key, size, version, modified_ms, storage_class } = self;
         Some(ListEntry { key: key?, size, version, modified_ms, storage_class })
     }
 }

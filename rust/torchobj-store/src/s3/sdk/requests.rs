@@ -150,7 +150,7 @@ impl Bucket {
                 size: object.size.and_then(|size| u64::try_from(size).ok()),
                 version: object.e_tag.and_then(|etag| xml::listed_version(&etag)),
                 modified_ms: object.last_modified.and_then(|time| time.to_millis().ok()),
-                storage_class: object.storage_class.map(|class| class.as_str().to_owned()),
+                storage_class: object.storage_class.map(|class| class.as_str().into()),
             })
         });
         let prefixes = output.common_prefixes.unwrap_or_default().into_iter().filter_map(|prefix| prefix.prefix);

@@ -1,0 +1,134 @@
+//! Lists a prefix, in parallel where the store allows it. `ranges` decides what to request; `pages` validates the responses.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::pages::Pages;
+use super::ranges::{Job, Ranges};
+use crate::client::Client;
+use crate::engine::{Batch, Request, permitted};
+use crate::error::Result;
+use crate::types::{ListPage, ListRequest};
+
+/// Maximum number of concurrent requests of one listing. A response of S3 with 1000 keys has about 350 KB.
+const MAX_REQUESTS: usize = 32;
+
+/// A listing and its position. Dropping it aborts its requests.
+pub struct ListStream {
+    client: Arc<Client>,
+    listing: Listing,
+}
+
+enum Listing {
+    /// Page after page.
+    Serial(Pages),
+    /// Ranges of keys.
+    Parallel { ranges: Ranges, requests: Option<Batch<RangeRequest>> },
+}
+
+impl ListStream {
+    /// A listing of the keys that begin with `prefix` and sort after `start_after`, in key order if `ordered` and the store
+    /// lists in order. Keys with `delimiter` after the prefix are grouped into common prefixes.
+    pub fn new(
+        client: Arc<Client>,
+        prefix: &str,
+        delimiter: Option<&str>,
+        start_after: Option<&str>,
+        ordered: bool,
+    ) -> Self {
+        let listing = if client.store().capabilities().parallel_listing && delimiter.is_none() {
+            Listing::Parallel { ranges: Ranges::new(prefix, start_after, ordered), requests: None }
+        } else {
+            Listing::Serial(Pages::new(prefix, delimiter, start_after))
+        };
+        Self { client, listing }
+    }
+
+    /// Returns whether the last page was returned.
+    pub fn ended(&self) -> bool {
+        match &self.listing {
+            Listing::Serial(pages) => pages.ended(),
+            Listing::Parallel { ranges, .. } => ranges.ended(),
+        }
+    }
+
+    /// Returns the next page; `None` after the last one.
+    ///
+    /// # Errors
+    /// Those of [`Pages::next`].
+    pub async fn next(&mut self) -> Result<Option<ListPage>> {
+        match &mut self.listing {
+            Listing::Serial(pages) => pages.next(&self.client).await,
+            Listing::Parallel { ranges, requests } => {
+                let new = || Batch::new(permitted([self.client.permits()]), true);
+                next_of(&self.client, ranges, requests.get_or_insert_with(new)).await
+            }
+        }
+    }
+}
+
+async fn next_of(
+    client: &Arc<Client>,
+    ranges: &mut Ranges,
+    requests: &Batch<RangeRequest>,
+) -> Result<Option<ListPage>> {
+    loop {
+        let limit = requests.limit().min(MAX_REQUESTS);
+        while let Some(job) = ranges.next_job(requests.pending(), limit) {
+            requests.push(RangeRequest { client: client.clone(), job });
+        }
+        if let Some(page) = ranges.pop() {
+            return Ok(Some(page));
+        }
+        let Some((_, response)) = requests.next().await else { return Ok(None) };
+        match response? {
+            Response::Page { lower, pages, page } => ranges.received(&lower, pages, page),
+            Response::Directories(page) => ranges.directories(&page),
+        }
+        // The first page is returned without requests for others, which the caller may not need.
+        if requests.pending() == 0
+            && let Some(page) = ranges.pop()
+        {
+            return Ok(Some(page));
+        }
+    }
+}
+
+struct RangeRequest {
+    client: Arc<Client>,
+    job: Job,
+}
+
+/// The response to a [`Job`].
+enum Response {
+    Page { lower: String, pages: Pages, page: Option<ListPage> },
+    Directories(ListPage),
+}
+
+impl Request for RangeRequest {
+    type Output = Response;
+
+    async fn run(self) -> Result<Response> {
+        match self.job {
+            Job::Page { lower, mut pages, end } => {
+                let page = pages.next_until(&self.client, end.as_deref()).await?;
+                Ok(Response::Page { lower, pages, page })
+            }
+            Job::Directories { parent, start_after } => {
+                let request = ListRequest {
+                    prefix: &parent,
+                    delimiter: Some("/"),
+                    start_after: Some(&start_after),
+                    ..ListRequest::default()
+                };
+                Ok(Response::Directories(self.client.list(request).await?))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for ListStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ListStream of {:?}", self.client.store())
+    }
+}
