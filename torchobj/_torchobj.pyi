@@ -22,12 +22,14 @@ __all__ = [
     "ObjectReader",
     "ObjectRef",
     "RefSource",
+    "ScanPages",
     "__version__",
     "adopt",
     "close_gathers",
     "default_config",
     "finish",
     "get_many",
+    "heads",
     "offer",
     "pickle_nesting",
     "prefetch_stats",
@@ -55,6 +57,23 @@ class Attributes(TypedDict):
     cache_control: NotRequired[str | None]
     storage_class: NotRequired[str | None]
     metadata: Required[Mapping[str, str]]
+
+# Key, size, version, modified (milliseconds since 1970), attributes.
+Head: TypeAlias = tuple[str, int, str | None, int | None, Attributes]
+
+def heads(store: NativeStore, keys: Sequence[str], return_errors: bool = False) -> Sequence[Head | Exception]:
+    """Returns the attributes of objects, by concurrent HEAD requests.
+
+    Args:
+        store: The store.
+        keys: Keys of the objects.
+        return_errors: Whether the list contains an exception for each object whose request failed, instead of
+            raising the first one.
+
+    Returns:
+        Key, size, version, time of the last modification in milliseconds since 1970, and attributes of each object,
+        in order.
+    """
 
 def close_gathers(gathers: Sequence[tuple[NativeGather, Sequence[Any]]]) -> list[tuple[str, int, int]]:
     """Writes the last pieces of several objects and commits them, concurrently.
@@ -519,7 +538,7 @@ def read_refs(configs: Sequence[tuple[str, StoreConfig]], refs: Sequence[ObjectR
 
 @final
 class NativeStore:
-    """A bucket or folder, and its configuration. Creating one sends no request.
+    """A bucket or folder, or a prefix in it, and its configuration. Creating one sends no request.
 
     Stores with equal arguments share connections, credentials and the concurrency limit. A forked child makes
     its own. Methods raise subclasses of `StoreError` and release the GIL.
@@ -528,11 +547,12 @@ class NativeStore:
         scheme: `s3`, `gs`, `file` or `memory`.
         bucket: Name of the bucket, or path of the folder.
         config: Configuration of the store.
+        prefix: Prefix of all keys, which methods take and return without it.
 
     Raises:
         ConfigError: The scheme is not supported.
     """
-    def __new__(cls, scheme: str, bucket: str, config: StoreConfig) -> Self: ...
+    def __new__(cls, scheme: str, bucket: str, config: StoreConfig, prefix: str = "") -> Self: ...
     def url(self, key: str) -> str:
         """Returns the URL of a key."""
     def get(self, key: str, start: int | None = None, end: int | None = None, version: str | None = None) -> Buffer:
@@ -592,13 +612,22 @@ class NativeStore:
         Raises:
             PreconditionFailedError: The condition is not met.
         """
-    def list(self, prefix: str, delimiter: str | None = None, start_after: str | None = None) -> ListPages:
+    def list(
+        self,
+        prefix: str,
+        delimiter: str | None = None,
+        start_after: str | None = None,
+        glob: str | None = None,
+        ordered: bool = True,
+    ) -> ListPages:
         """Lists keys.
 
         Args:
             prefix: Prefix of the keys.
             delimiter: Keys that contain it after the prefix are listed as common prefixes.
             start_after: Lists only keys after this one.
+            glob: Keeps only keys whose part after the prefix matches.
+            ordered: Whether pages are in key order, or as they arrive.
 
         Returns:
             An iterator over pages.
@@ -634,6 +663,35 @@ class ListPages:
     """
     def __iter__(self) -> Self: ...
     def __next__(self) -> tuple[Sequence[_Entry], Sequence[str]]: ...
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Exports the objects of the remaining pages as an Arrow stream. The iterator is exhausted then.
+
+        Args:
+            requested_schema: Ignored.
+        """
+
+@final
+class ScanPages:
+    """Iterator over the attributes of all objects under a prefix, in lists and in no order. Requests the next ones
+    while the caller uses a list. An object is key, size, version, time of the last modification in milliseconds
+    since 1970, and attributes.
+
+    Args:
+        store: The store.
+        prefix: Prefix of the keys.
+        glob: Keeps only keys whose part after the prefix matches.
+        has_metadata: Keeps only objects with user metadata: of this name, or any if it is the empty string.
+    """
+
+    def __new__(cls, store: NativeStore, prefix: str, glob: str | None, has_metadata: str | None) -> Self: ...
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Sequence[Head]: ...
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Exports the remaining objects as an Arrow stream. The iterator is exhausted then.
+
+        Args:
+            requested_schema: Ignored.
+        """
 
 @final
 class NativeSlicePlan:

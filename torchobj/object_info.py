@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchobj import _torchobj
+from torchobj.exceptions import ConfigError
 
-__all__ = ["ListPage", "Listing", "ObjectInfo", "UnfinishedUpload", "time_of"]
+__all__ = ["ListPage", "Listing", "ObjectInfo", "Scan", "UnfinishedUpload", "info_of", "time_of"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class ObjectInfo:
     """
 
     key: str
-    """The whole key."""
+    """The key, as methods of the store take it."""
     size: int | None
     """Size in bytes; None if a listing omits it."""
     version: str | None = None
@@ -89,16 +90,37 @@ def time_of(modified_ms: int | None) -> datetime | None:
 
 
 class Listing:
-    """Iterates over the objects under a prefix. The next page is fetched while a page is used."""
+    """Iterates over the objects under a prefix. Each iteration lists again.
+
+    Libraries of Arrow read it without a Python object per key: `pyarrow.table(listing)`, `polars.DataFrame(listing)`.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://listing")
+        >>> for key in ("a.txt", "b.jpg", "c.jpg"):
+        ...     _ = store.put(key, b"1234")
+        >>> [info.key for info in store.list(glob="*.jpg")]
+        ['b.jpg', 'c.jpg']
+        >>> store.list().to_arrow().read_all()["size"].to_pylist()
+        [4, 4, 4]
+    """
 
     def __init__(
-        self, native: "_torchobj.NativeStore", prefix: str, delimiter: str | None, start_after: str | None
+        self,
+        native: "_torchobj.NativeStore",
+        prefix: str,
+        delimiter: str | None,
+        start_after: str | None,
+        glob: str | None,
+        *,
+        ordered: bool,
     ) -> None:
-        self._native, self._arguments = native, (prefix, delimiter, start_after)
+        self._native, self._arguments = native, (prefix, delimiter, start_after, glob, ordered)
 
     def __repr__(self) -> str:
-        prefix, delimiter, start_after = self._arguments
-        return f"<Listing of prefix={prefix!r}, delimiter={delimiter!r}, start_after={start_after!r}>"
+        names = ("prefix", "delimiter", "start_after", "glob", "ordered")
+        given = zip(names, self._arguments, strict=True)
+        return f"<Listing of {', '.join(f'{name}={value!r}' for name, value in given)}>"
 
     def pages(self) -> Iterator[ListPage]:
         """Iterates over the pages of the listing, with common prefixes."""
@@ -109,3 +131,78 @@ class Listing:
     def __iter__(self) -> Iterator[ObjectInfo]:
         for page in self.pages():
             yield from page.objects
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Lists, and exports the objects by the Arrow PyCapsule interface. The columns are those of `to_arrow`."""
+        return self._native.list(*self._arguments).__arrow_c_stream__(requested_schema)
+
+    def to_arrow(self) -> Any:
+        """Lists into record batches of 16,384 rows or more.
+
+        Returns:
+            A `pyarrow.RecordBatchReader` with the columns key (string), size (uint64), version (string), last_modified
+            (timestamp in ms, UTC) and storage_class (dictionary of strings). It raises OSError with the message of the
+            `StoreError` if the listing fails.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
+        return _record_batch_reader(self)
+
+
+class Scan:
+    """Iterates over the objects under a prefix with their headers and user metadata, in no order. Each iteration lists
+    again.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://scan")
+        >>> _ = store.put("a", b"", metadata={"label": "cat"}), store.put("b", b"")
+        >>> [(info.key, info.metadata) for info in store.scan(has_metadata="label")]
+        [('a', {'label': 'cat'})]
+    """
+
+    def __init__(
+        self, native: "_torchobj.NativeStore", prefix: str, glob: str | None, has_metadata: str | None
+    ) -> None:
+        self._native, self._arguments = native, (prefix, glob, has_metadata)
+
+    def __repr__(self) -> str:
+        prefix, glob, has_metadata = self._arguments
+        return f"<Scan of prefix={prefix!r}, glob={glob!r}, has_metadata={has_metadata!r}>"
+
+    def __iter__(self) -> Iterator[ObjectInfo]:
+        for page in _torchobj.ScanPages(self._native, *self._arguments):
+            yield from map(info_of, page)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Scans, and exports the objects by the Arrow PyCapsule interface. The columns are those of `to_arrow`."""
+        return _torchobj.ScanPages(self._native, *self._arguments).__arrow_c_stream__(requested_schema)
+
+    def to_arrow(self) -> Any:
+        """Scans into record batches of 16,384 rows or more.
+
+        Returns:
+            A `pyarrow.RecordBatchReader` with the columns of `Listing.to_arrow`, content_type (string) and metadata (map
+            of strings). It raises OSError with the message of the `StoreError` if a request fails.
+
+        Raises:
+            ConfigError: pyarrow is not installed.
+        """
+        return _record_batch_reader(self)
+
+
+def info_of(head: "_torchobj.Head") -> ObjectInfo:
+    """Converts the result of a HEAD request."""
+    key, size, version, modified_ms, attributes = head
+    return ObjectInfo(key, size, version, time_of(modified_ms), **attributes)
+
+
+def _record_batch_reader(stream: Listing | Scan) -> Any:
+    try:
+        import pyarrow as package  # type: ignore[import-untyped]  # noqa: PLC0415  optional
+    except ImportError as error:
+        raise ConfigError(
+            "to_arrow() returns objects of pyarrow, which is not installed: pip install pyarrow"
+        ) from error
+    return package.RecordBatchReader.from_stream(stream)

@@ -1,7 +1,7 @@
 """Reads objects of any buckets and schemes in one call. Does not import torch."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectRef
@@ -12,8 +12,10 @@ from torchobj.urls import parse_url
 
 __all__ = ["checked_list", "get_many", "read_jobs"]
 
+_Target = TypeVar("_Target", bound=str | ObjectRef)
 
-def checked_list(name: str, values: Iterable[str | ObjectRef]) -> Iterable[str | ObjectRef]:
+
+def checked_list(name: str, values: Iterable[_Target]) -> Iterable[_Target]:
     """Raises ConfigError if `values`, the argument `name`, is a single string; otherwise returns it."""
     if isinstance(values, str):
         raise ConfigError(f"{name}={values!r}: must be a list, such as [{values!r}]")

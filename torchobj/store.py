@@ -9,8 +9,8 @@ from torchobj._torchobj import Buffer, ObjectRef
 from torchobj.buffers import contiguous
 from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
-from torchobj.exceptions import ConfigError
-from torchobj.object_info import Listing, ListPage, ObjectInfo, UnfinishedUpload, time_of
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.object_info import Listing, ListPage, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
 from torchobj.reads import checked_list, read_jobs
 from torchobj.urls import SCHEMES, canonical_url, parse_url
 
@@ -28,13 +28,14 @@ class Store:
 
     Args:
         url: `s3://bucket`, `gs://bucket`, `file:///folder` or `memory://name`. Keys are the full keys of the bucket, or
-            paths below the folder. A `memory://` store exists as long as the process.
+            paths below the folder. With a prefix, as in `s3://bucket/prefix/`, keys are relative to it, as if it were a
+            folder; the slash may be omitted. A `memory://` store exists as long as the process.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region: Overrides that of `config`.
         endpoint_url: Overrides that of `config`.
 
     Raises:
-        ConfigError: The URL has another scheme, no bucket, or a key.
+        ConfigError: The URL has another scheme, or no bucket.
 
     Example:
         >>> store = Store("memory://example")
@@ -51,23 +52,20 @@ class Store:
         endpoint_url: str | None = None,
     ) -> None:
         parsed = parse_url(url)
+        name, prefix = parsed.bucket, parsed.key.removesuffix("/")
         if parsed.scheme == "file":
-            name = parsed.key.strip("/")
+            name, prefix = parsed.key.strip("/"), ""
             self._url = f"file:///{name}".rstrip("/") if name else "file://"
         else:
-            if parsed.key:
-                raise ConfigError(
-                    f"url={url!r}: must be a whole bucket, such as {parsed.base!r}; pass keys to the methods"
-                )
-            name, self._url = parsed.bucket, parsed.base
+            self._url = f"{parsed.base}/{prefix}" if prefix else parsed.base
         self._config = resolved(self._url, store_config(config, region, endpoint_url, url=self._url))
-        self._native = _torchobj.NativeStore(parsed.scheme, name, self._config)
-        # Keys of references to files start at the root.
+        self._native = _torchobj.NativeStore(parsed.scheme, name, self._config, prefix and f"{prefix}/")
+        # Keys of references are whole keys; those of files start at the root.
         self._root = _torchobj.NativeStore(parsed.scheme, parsed.bucket, self._config)
 
     @property
     def url(self) -> str:
-        """The URL, without a trailing slash."""
+        """The URL of the bucket, folder or prefix, without a trailing slash."""
         return self._url
 
     @property
@@ -232,21 +230,90 @@ class Store:
         Raises:
             ObjectNotFoundError: The object does not exist.
         """
-        size, version, modified_ms, attributes = self._native.head(key)
-        return ObjectInfo(key, size, version, time_of(modified_ms), **attributes)
+        return info_of((key, *self._native.head(key)))
 
-    def list(self, prefix: str = "", delimiter: str | None = None, *, start_after: str | None = None) -> Listing:
+    @overload
+    def head_many(self, keys: Iterable[str], *, return_errors: Literal[False] = False) -> list[ObjectInfo]: ...
+    @overload
+    def head_many(self, keys: Iterable[str], *, return_errors: bool) -> list[ObjectInfo | Exception]: ...
+
+    def head_many(self, keys: Iterable[str], *, return_errors: bool = False) -> Any:
+        """Returns size, version, headers and metadata of objects, by concurrent requests, up to `max_in_flight`.
+
+        Args:
+            keys: The objects.
+            return_errors: Whether to return exceptions in place of objects whose request fails.
+
+        Returns:
+            An `ObjectInfo` per key, in order.
+
+        Raises:
+            StoreError: The first error that persists after its retries; the other requests are aborted.
+            ConfigError: `keys` is a str.
+        """
+        heads = _torchobj.heads(self._native, list(checked_list("keys", keys)), return_errors)
+        return [head if isinstance(head, Exception) else info_of(head) for head in heads]
+
+    def exists(self, key: str) -> bool:
+        """Returns whether an object exists, by a HEAD request.
+
+        Args:
+            key: The object. A prefix of keys is no object.
+
+        Raises:
+            StoreError: The request failed: the bucket does not exist, or access is denied.
+        """
+        try:
+            self._native.head(key)
+        except ObjectNotFoundError:
+            return False
+        return True
+
+    def list(
+        self,
+        prefix: str = "",
+        delimiter: str | None = None,
+        *,
+        start_after: str | None = None,
+        glob: str | None = None,
+        ordered: bool = True,
+    ) -> Listing:
         """Lists objects whose keys start with `prefix`, in key order; S3 Express lists without an order.
+
+        The first page is one request. After it, ranges of keys are requested concurrently, up to 32, so that millions
+        of keys take seconds. Memory stays below about 50 MB.
 
         Args:
             prefix: Compared as a string: `train` also selects `training/x`.
             delimiter: Keys that contain it after the prefix are grouped into the common prefixes of `Listing.pages()`.
             start_after: Lists keys after this one.
+            glob: Selects keys whose part after `prefix` matches: `*` and `?` match within a component, `**` across
+                components. Directory markers (empty objects whose keys end in `/`) are not selected.
+            ordered: Whether objects are returned in key order, rather than as they arrive, which is faster.
 
         Raises:
             StoreError: The listing repeats a key or page, or is not ordered; or an error persists after the retries.
+            ConfigError: `glob` is not a pattern, or is combined with `delimiter`.
         """
-        return Listing(self._native, prefix, delimiter, start_after)
+        if glob is not None and delimiter is not None:
+            raise ConfigError(f"glob={glob!r}: cannot be combined with delimiter={delimiter!r}")
+        return Listing(self._native, prefix, delimiter, start_after, glob, ordered=ordered)
+
+    def scan(self, prefix: str = "", *, glob: str | None = None, has_metadata: str | bool | None = None) -> Scan:
+        """Lists objects with their headers and user metadata: HEAD requests are sent while the listing goes on.
+
+        Args:
+            prefix, glob: Select keys, as for `list`.
+            has_metadata: Selects objects that have user metadata of this name, or any, if True.
+
+        Returns:
+            An iterable of `ObjectInfo`, in no order. Objects that are deleted meanwhile are omitted.
+
+        Raises:
+            StoreError: An error of the listing or of a HEAD request persists after the retries.
+            ConfigError: `glob` is not a pattern.
+        """
+        return Scan(self._native, prefix, glob, "" if has_metadata is True else has_metadata or None)
 
     def copy(self, source: str, key: str) -> str:
         """Copies an object on the server, with its attributes. Returns the version of the copy.

@@ -189,7 +189,8 @@ def test_a_listing_has_pages_and_common_prefixes(bucket, control):
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda key: store.put(key, b"."), keys))
     assert [info.key for info in store.list("many/")] == keys[:1203]
-    assert [len(page.objects) for page in store.list("many/").pages()] == [1000, 203]
+    sizes = [len(page.objects) for page in store.list("many/").pages()]
+    assert (sizes[0], sum(sizes)) == (1000, 1203)
     [page] = store.list("other/", "/").pages()
     assert ([info.key for info in page.objects], page.prefixes) == (["other/y"], ["other/x/"])
     assert [info.key for info in store.list("many/", start_after="many/1200")] == ["many/1201", "many/1202"]

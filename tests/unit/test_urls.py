@@ -48,11 +48,9 @@ def test_an_invalid_object_url_is_refused_with_the_expected_form(url, words):
         assert words in str(caught.value)
 
 
-def test_an_object_needs_a_url_with_a_key_and_a_store_one_without():
+def test_an_object_needs_a_url_with_a_key():
     with pytest.raises(ConfigError, match="names no object"):
         torchobj.open("s3://bucket/", "wb")
-    with pytest.raises(ConfigError, match="must be a whole bucket"):
-        torchobj.Store("s3://bucket/prefix/")
     with pytest.raises(ConfigError, match="expected s3://"):
         torchobj.S3MapDataset("file:///data/")
 

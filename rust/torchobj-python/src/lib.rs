@@ -1,12 +1,13 @@
 //! Python bindings: extract arguments, release the GIL, call torchobj-core and torchobj-store, and wrap the result.
 //!
-//! `store`, `manifest`, `pages`, `object_ref`, `writer` and `gather` define classes. `scatter` reads into Python buffers, and
+//! `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer` and `gather` define classes. `arrow` exports listings. `scatter` reads into Python buffers, and
 //! `slice_plan` slices of arrays.
 //! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
 //! the calling thread waits without the GIL. `credentials` calls credential providers of the user. `pickle` measures
 //! pickles. `attributes`, `config`, `error` and `log` convert values.
 
+mod arrow;
 mod attributes;
 mod buffer;
 mod config;
@@ -23,6 +24,7 @@ mod prefetcher;
 mod process;
 #[cfg(target_os = "linux")]
 mod ref_source;
+mod scan;
 mod scatter;
 mod slice_plan;
 #[cfg(target_os = "linux")]
@@ -59,6 +61,8 @@ mod native {
     #[cfg(target_os = "linux")]
     #[pymodule_export]
     use crate::ref_source::RefSource;
+    #[pymodule_export]
+    use crate::scan::{ScanPages, heads};
     #[pymodule_export]
     use crate::scatter::scatter;
     #[pymodule_export]

@@ -141,7 +141,7 @@ pub(crate) fn clients(configs: &[(String, StoreConfig)]) -> impl Fn(&str) -> Don
         };
         let found = configs.iter().find(|(prefix, ..)| applies(prefix));
         let (_, providers, policy) = found.expect("the last prefix is empty and matches all");
-        process::client(&StoreKey::new(&scheme, bucket, providers, policy.clone())?)
+        process::client(&StoreKey::new(&scheme, bucket, String::new(), providers, policy.clone())?)
     }
 }
 

@@ -5,21 +5,23 @@ use std::sync::Arc;
 
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
 use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyString};
 use torchobj_core::client::Client;
 use torchobj_core::error::Result;
 use torchobj_core::fork::Local;
-use torchobj_core::list::{Filter, Listed, Pages};
+use torchobj_core::list::{Filter, ListStream, Listed};
 use torchobj_core::manifest::Manifest as Packed;
-use torchobj_core::runtime::{Task, runtime};
+use torchobj_core::runtime::Task;
 use torchobj_core::types::ListPage;
 
+use crate::arrow;
 use crate::error::OrRaise;
 use crate::manifest::Manifest;
 use crate::store::NativeStore;
 use crate::wait::wait;
 
 /// A listing and its position.
-trait Listing: Sized + Send + 'static {
+pub(crate) trait Listing: Sized + Send + 'static {
     type Page: Send + 'static;
 
     /// Requests the next page. Advances the position.
@@ -32,17 +34,16 @@ trait Listing: Sized + Send + 'static {
 /// A listing and its next page; `None` at its end.
 type Requested<L> = (L, Result<Option<<L as Listing>::Page>>);
 
-/// A listing, the next page of which is requested in the background.
-struct NextPage<L: Listing>(Option<Task<Requested<L>>>);
+/// A listing. After its second page, the next one is requested in the background: a caller may need the first page only.
+pub(crate) enum NextPage<L: Listing> {
+    Unused(L),
+    /// After the first page.
+    Used(L),
+    Requested(Task<Requested<L>>),
+    Ended,
+}
 
 impl<L: Listing> NextPage<L> {
-    fn new(py: Python<'_>, listing: L) -> Self {
-        py.detach(|| {
-            let _runtime = runtime().enter();
-            Self(Some(Self::request(listing)))
-        })
-    }
-
     fn request(mut listing: L) -> Task<Requested<L>> {
         Task::spawn(async move {
             let page = listing.next().await;
@@ -50,55 +51,82 @@ impl<L: Listing> NextPage<L> {
         })
     }
 
-    /// Waits for the next page and requests the one after it; `None` at the end of the listing.
-    fn take(&mut self, py: Python<'_>) -> PyResult<Option<L::Page>> {
-        let Some(next) = self.0.take() else { return Ok(None) };
+    /// Waits for the next page and may request the one after it; `None` at the end of the listing.
+    pub(crate) fn take(&mut self, py: Python<'_>) -> PyResult<Option<L::Page>> {
+        let current = std::mem::replace(self, Self::Ended);
+        let ahead = !matches!(current, Self::Unused(_));
         let (page, next) = wait(py, async move {
-            let (listing, page) = next.await.unwrap_or_else(|lost| resume_unwind(lost.into_panic()));
-            let more = page.is_ok() && !listing.ended();
-            (page, more.then(|| Self::request(listing)))
+            let (listing, page) = match current {
+                Self::Ended => return (Ok(None), Self::Ended),
+                Self::Unused(mut listing) | Self::Used(mut listing) => {
+                    let page = listing.next().await;
+                    (listing, page)
+                }
+                Self::Requested(next) => next.await.unwrap_or_else(|lost| resume_unwind(lost.into_panic())),
+            };
+            let next = match page.is_ok() && !listing.ended() {
+                true if ahead => Self::Requested(Self::request(listing)),
+                true => Self::Used(listing),
+                false => Self::Ended,
+            };
+            (page, next)
         })?;
-        self.0 = next;
+        *self = next;
         page.or_raise(py)
     }
 }
 
 /// The next page of a listing of this process.
-fn own<L: Listing>(next: &mut Local<NextPage<L>>) -> PyResult<&mut NextPage<L>> {
+pub(crate) fn own<L: Listing>(next: &mut Local<NextPage<L>>) -> PyResult<&mut NextPage<L>> {
     let inherited = || PyRuntimeError::new_err("this listing belongs to the parent of this forked process");
     next.get_mut().ok_or_else(inherited)
 }
 
+/// Exports the remaining pages as an Arrow stream. `push` appends a page to the columns.
+pub(crate) fn export<'py, L: Listing>(
+    py: Python<'py>,
+    next: &mut Local<NextPage<L>>,
+    with_attributes: bool,
+    push: impl Fn(&mut arrow::Columns, L::Page) + Send + 'static,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let mut remaining = Local::new(std::mem::replace(own(next)?, NextPage::Ended));
+    let rows = move |py: Python<'_>, columns: &mut arrow::Columns| {
+        let page = own(&mut remaining)?.take(py)?;
+        let more = page.is_some();
+        page.into_iter().for_each(|page| push(columns, page));
+        Ok(more)
+    };
+    arrow::stream(py, with_attributes, Box::new(rows))
+}
+
 /// Key, size, version, modified (milliseconds since 1970), storage class.
-type Entry = (String, Option<u64>, Option<String>, Option<i64>, Option<String>);
+type Entry<'py> = (String, Option<u64>, Option<Bound<'py, PyString>>, Option<i64>, Option<Bound<'py, PyString>>);
+
+/// Entries and common prefixes.
+type Page<'py> = (Vec<Entry<'py>>, Vec<String>);
 
 /// Iterator over the pages of a listing: pairs of entries and common prefixes. Requests the next page while the caller uses
 /// one. An entry is key, size, version, time of the last modification in milliseconds since 1970, and storage class.
 #[pyclass(module = "torchobj._torchobj")]
 pub(crate) struct ListPages {
-    next: Local<NextPage<Keys>>,
+    next: Local<NextPage<ListStream>>,
 }
 
-struct Keys {
-    client: Arc<Client>,
-    pages: Pages,
-}
-
-impl Listing for Keys {
+impl Listing for ListStream {
     type Page = ListPage;
 
     async fn next(&mut self) -> Result<Option<ListPage>> {
-        self.pages.next(&self.client).await
+        self.next().await
     }
 
     fn ended(&self) -> bool {
-        self.pages.ended()
+        self.ended()
     }
 }
 
 impl ListPages {
-    pub(crate) fn new(py: Python<'_>, client: Arc<Client>, pages: Pages) -> Self {
-        Self { next: Local::new(NextPage::new(py, Keys { client, pages })) }
+    pub(crate) fn new(stream: ListStream) -> Self {
+        Self { next: Local::new(NextPage::Unused(stream)) }
     }
 }
 
@@ -108,13 +136,28 @@ impl ListPages {
         slf
     }
 
-    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<(Vec<Entry>, Vec<String>)>> {
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Page<'py>>> {
         let Some(page) = own(&mut self.next)?.take(py)? else { return Ok(None) };
         let entries = page.entries.into_iter().map(|entry| {
-            let version = entry.version.map(|version| version.as_str().to_owned());
-            (entry.key, entry.size, version, entry.modified_ms, entry.storage_class)
+            let version = entry.version.map(|version| PyString::new(py, version.as_str()));
+            let storage_class = entry.storage_class.map(|class| PyString::intern(py, &class));
+            (entry.key, entry.size, version, entry.modified_ms, storage_class)
         });
         Ok(Some((entries.collect(), page.prefixes)))
+    }
+
+    /// Exports the objects of the remaining pages as an Arrow stream. The iterator is exhausted then.
+    ///
+    /// Args:
+    ///     requested_schema: Ignored.
+    #[pyo3(signature = (requested_schema=None))]
+    #[expect(unused_variables, reason = "the protocol allows to return another schema")]
+    fn __arrow_c_stream__<'py>(
+        &mut self,
+        py: Python<'py>,
+        requested_schema: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        export(py, &mut self.next, false, |columns, page| page.entries.iter().for_each(|entry| columns.push(entry)))
     }
 }
 
@@ -172,7 +215,7 @@ impl ManifestPages {
         let client = store.client(py)?;
         let listed = Listed::new(&client, &prefix, &filter);
         let objects = Objects { client, base, filter, listed, ended: false };
-        Ok(Self { next: Local::new(NextPage::new(py, objects)), whole: Packed::default() })
+        Ok(Self { next: Local::new(NextPage::Unused(objects)), whole: Packed::default() })
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -16,6 +16,7 @@ use torchobj_core::memory::MemoryStore;
 use torchobj_core::runtime::{cleaned_up, start};
 use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::Policy;
+use torchobj_core::wrap::PrefixStore;
 use torchobj_store::config::{GcsConfig, ProviderConfig, ProviderConfigs, S3Config};
 use torchobj_store::file::FileStore;
 use torchobj_store::gcs::{self, GcsStore};
@@ -30,16 +31,24 @@ pub(crate) struct StoreKey {
     policy: Policy,
     /// The bucket, or the folder of a `file` URL.
     bucket: String,
+    /// Prefix of all keys.
+    prefix: String,
 }
 
 impl StoreKey {
-    /// The key of a bucket or folder.
+    /// The key of a bucket or folder, or of a prefix in it.
     ///
     /// # Errors
     /// `Config`: no provider has this scheme.
-    pub(crate) fn new(scheme: &str, bucket: String, providers: &ProviderConfigs, policy: Policy) -> Result<Self> {
+    pub(crate) fn new(
+        scheme: &str,
+        bucket: String,
+        prefix: String,
+        providers: &ProviderConfigs,
+        policy: Policy,
+    ) -> Result<Self> {
         match providers.for_scheme(scheme) {
-            Some(provider) => Ok(Self { provider, policy, bucket }),
+            Some(provider) => Ok(Self { provider, policy, bucket, prefix }),
             None => {
                 let url = format!("{scheme}://{bucket}");
                 let message = format!("no store for scheme {scheme:?}: must be s3, gs, file or memory");
@@ -71,7 +80,10 @@ pub(crate) fn client(key: &StoreKey) -> Result<Arc<Client>> {
     if let Some(client) = clients.clients.get(key) {
         return Ok(client.clone());
     }
-    let store = clients.store(key)?;
+    let mut store = clients.store(key)?;
+    if !key.prefix.is_empty() {
+        store = Arc::new(PrefixStore::new(store, &key.prefix));
+    }
     let StoreKey { provider, policy, .. } = key.clone();
     let client = match clients.first.entry((provider, policy.clone())) {
         Entry::Occupied(first) => Arc::new(first.get().sharing(store)),

@@ -9,7 +9,7 @@ use pyo3::types::PyList;
 use torchobj_core::client::Client;
 use torchobj_core::engine::Destination;
 use torchobj_core::error::{ErrorKind, Operation};
-use torchobj_core::list::Pages;
+use torchobj_core::list::{Filter, ListOptions, ListStream};
 use torchobj_core::read::{Job, Read, get_many as read_many, try_get_many};
 use torchobj_core::types::{ByteRange, Condition, PutOptions, Upload, Version};
 use torchobj_core::url::ObjectUrl;
@@ -23,7 +23,7 @@ use crate::pages::ListPages;
 use crate::process::{self, StoreKey};
 use crate::wait::wait;
 
-/// A bucket or folder, and its configuration. Creating one sends no request.
+/// A bucket or folder, or a prefix in it, and its configuration. Creating one sends no request.
 ///
 /// Stores with equal arguments share connections, credentials and the concurrency limit. A forked child makes its own.
 /// Methods raise subclasses of `StoreError` and release the GIL.
@@ -32,6 +32,7 @@ use crate::wait::wait;
 ///     scheme: `s3`, `gs`, `file` or `memory`.
 ///     bucket: Name of the bucket, or path of the folder.
 ///     config: Configuration of the store.
+///     prefix: Prefix of all keys, which methods take and return without it.
 ///
 /// Raises:
 ///     ConfigError: The scheme is not supported.
@@ -50,8 +51,9 @@ impl NativeStore {
 #[pymethods]
 impl NativeStore {
     #[new]
-    fn new(py: Python<'_>, scheme: &str, bucket: String, config: StoreConfig) -> PyResult<Self> {
-        let key = StoreKey::new(scheme, bucket, &config.providers(), config.policy()).or_raise(py)?;
+    #[pyo3(signature = (scheme, bucket, config, prefix=String::new()))]
+    fn new(py: Python<'_>, scheme: &str, bucket: String, config: StoreConfig, prefix: String) -> PyResult<Self> {
+        let key = StoreKey::new(scheme, bucket, prefix, &config.providers(), config.policy()).or_raise(py)?;
         Ok(Self { key })
     }
 
@@ -184,19 +186,24 @@ impl NativeStore {
     ///     prefix: Prefix of the keys.
     ///     delimiter: Keys that contain it after the prefix are listed as common prefixes.
     ///     start_after: Lists only keys after this one.
+    ///     glob: Keeps only keys whose part after the prefix matches.
+    ///     ordered: Whether pages are in key order, or as they arrive.
     ///
     /// Returns:
     ///     An iterator over pages.
-    #[pyo3(signature = (prefix, delimiter=None, start_after=None))]
+    #[pyo3(signature = (prefix, delimiter=None, start_after=None, glob=None, ordered=true))]
     fn list(
         &self,
         py: Python<'_>,
-        prefix: String,
-        delimiter: Option<String>,
-        start_after: Option<String>,
+        prefix: &str,
+        delimiter: Option<&str>,
+        start_after: Option<&str>,
+        glob: Option<&str>,
+        ordered: bool,
     ) -> PyResult<ListPages> {
-        let client = self.client(py)?;
-        Ok(ListPages::new(py, client, Pages::new(&prefix, delimiter.as_deref(), start_after.as_deref())))
+        let filter = glob.map(|glob| Filter::new(Some(glob), Vec::new(), None)).transpose().or_raise(py)?;
+        let options = ListOptions { delimiter, start_after, filter, ordered };
+        Ok(ListPages::new(ListStream::new(self.client(py)?, prefix, options)))
     }
 
     /// Copies an object on the server.

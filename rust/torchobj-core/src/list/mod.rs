@@ -1,8 +1,10 @@
 //! Lists a prefix, and lists one into a manifest. A filter selects the objects.
 //!
 //! `stream` runs the requests of a listing, page after page or for several ranges of keys concurrently. `ranges` holds the
-//! state of the ranges, `split` chooses where to divide them, and `pages` validates the pages of each.
+//! state of the ranges, `split` chooses where to divide them, and `pages` validates the pages of each. `heads` sends HEAD
+//! requests for listed objects.
 
+mod heads;
 mod pages;
 mod ranges;
 mod split;
@@ -21,14 +23,15 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::manifest::Manifest;
 use crate::types::ListEntry;
 
+pub use self::heads::{HasMetadata, Scan, head_many, try_head_many};
 pub use self::pages::Pages;
-pub use self::stream::ListStream;
+pub use self::stream::{ListOptions, ListStream};
 
 /// Interval at which the progress of a long listing is logged.
 const REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Selects objects of a listing. Directory markers (empty objects whose keys end in `/`) are never selected.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Filter {
     glob: Option<GlobMatcher>,
     suffixes: Vec<String>,
@@ -75,7 +78,7 @@ pub struct Listed {
     prefix: String,
     /// Number of objects that the filter selected.
     selected: usize,
-    /// Number of keys received.
+    /// Number of objects received, which may exceed the limit of the filter.
     received: usize,
     started: Instant,
     reported: Instant,
@@ -85,20 +88,20 @@ impl Listed {
     /// A listing of the objects of `prefix` that `filter` selects, before its first page.
     pub fn new(client: &Arc<Client>, prefix: &str, filter: &Filter) -> Self {
         let now = Instant::now();
-        let stream = ListStream::new(client.clone(), &filter.narrow(prefix), None, None, true);
+        let options = ListOptions { filter: Some(filter.clone()), ..ListOptions::default() };
+        let stream = ListStream::new(client.clone(), prefix, options);
         Self { stream, prefix: prefix.to_owned(), selected: 0, received: 0, started: now, reported: now }
     }
 
-    /// Returns the entries of the next page that `filter` selects.
-    async fn page(&mut self, client: &Client, filter: &Filter) -> Result<Vec<ListEntry>> {
-        let Some(mut page) = self.stream.next().await? else { return Ok(Vec::new()) };
+    /// Returns the selected entries of the next page.
+    async fn page(&mut self, client: &Client) -> Result<Vec<ListEntry>> {
+        let Some(page) = self.stream.next().await? else { return Ok(Vec::new()) };
         self.received += page.entries.len();
         if self.reported.elapsed() >= REPORT_INTERVAL {
             self.reported = Instant::now();
             let seconds = self.started.elapsed().as_secs_f64();
-            log::info!("listing {}: {} keys after {seconds:.1} s", client.store().url(&self.prefix), self.received);
+            log::info!("listing {}: {} objects after {seconds:.1} s", client.store().url(&self.prefix), self.received);
         }
-        page.entries.retain(|entry| filter.selects(&self.prefix, entry));
         Ok(page.entries)
     }
 }
@@ -134,10 +137,10 @@ impl Client {
         filter: &Filter,
         listed: &mut Listed,
     ) -> Result<bool> {
-        let mut entries = listed.page(self, filter).await?;
+        let mut entries = listed.page(self).await?;
         if !self.store().capabilities().ordered_listing {
             while !listed.stream.ended() {
-                entries.extend(listed.page(self, filter).await?);
+                entries.extend(listed.page(self).await?);
             }
             pages::sort(self, &listed.prefix, &mut entries)?;
         }

@@ -30,7 +30,7 @@ const MIN_PARTS: usize = 4;
 #[derive(Debug)]
 pub(super) enum Job {
     /// For the next page of the range `lower`.
-    Page { lower: String, pages: Pages, end: Option<String> },
+    Page { lower: String, pages: Box<Pages>, end: Option<String> },
     /// For the directories of `parent` after `start_after`.
     Directories { parent: String, start_after: String },
 }
@@ -47,7 +47,7 @@ struct Range {
     end: Option<String>,
     state: State,
     /// `None` while a page is requested.
-    pages: Option<Pages>,
+    pages: Option<Box<Pages>>,
     /// The first and the last key of the last page.
     listed: Option<(String, String)>,
     /// Whether it was divided, or need not be, since the last page.
@@ -60,7 +60,7 @@ struct Range {
 impl Range {
     fn new(pages: Pages, end: Option<String>) -> Self {
         let ready = VecDeque::new();
-        Self { end, state: State::Waiting, pages: Some(pages), listed: None, divided: false, asked: 0, ready }
+        Self { end, state: State::Waiting, pages: Some(Box::new(pages)), listed: None, divided: false, asked: 0, ready }
     }
 }
 
@@ -224,7 +224,7 @@ impl Ranges {
     }
 
     /// Adds a page of the range `lower`, or its end.
-    pub(super) fn received(&mut self, lower: &str, pages: Pages, page: Option<ListPage>) {
+    pub(super) fn received(&mut self, lower: &str, pages: Box<Pages>, page: Option<ListPage>) {
         self.requested -= 1;
         let range = self.ranges.get_mut(lower).expect("a running range is kept");
         let mut page = page.unwrap_or_default();

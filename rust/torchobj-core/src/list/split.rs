@@ -123,13 +123,13 @@ impl Alphabets {
     /// The value of a key as a fraction of 1, from position `from`.
     fn value(&self, key: &[char], from: usize) -> f64 {
         let (mut value, mut unit) = (0.0, 1.0);
-        for position in from..key.len() {
+        for (position, character) in key.iter().enumerate().skip(from) {
             let (end, base) = self.base(position);
             unit /= base;
             if unit < f64::EPSILON {
                 break;
             }
-            let digit = match self.at(position).binary_search(&key[position]) {
+            let digit = match self.at(position).binary_search(character) {
                 Ok(index) => (index + end) as f64,
                 // Between two recorded characters.
                 Err(index) => (index + end) as f64 - 0.5,

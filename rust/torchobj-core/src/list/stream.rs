@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::Filter;
 use super::pages::Pages;
 use super::ranges::{Job, Ranges};
 use crate::client::Client;
@@ -13,10 +14,31 @@ use crate::types::{ListPage, ListRequest};
 /// Maximum number of concurrent requests of one listing. A response of S3 with 1000 keys has about 350 KB.
 const MAX_REQUESTS: usize = 32;
 
+/// Options of a listing.
+#[derive(Debug)]
+pub struct ListOptions<'a> {
+    /// Keys with this delimiter after the prefix are grouped into common prefixes.
+    pub delimiter: Option<&'a str>,
+    /// Only keys that sort after this one.
+    pub start_after: Option<&'a str>,
+    /// Selects the objects. Its limit has no effect.
+    pub filter: Option<Filter>,
+    /// Whether pages are in key order, if the store lists in order.
+    pub ordered: bool,
+}
+
+impl Default for ListOptions<'_> {
+    fn default() -> Self {
+        Self { delimiter: None, start_after: None, filter: None, ordered: true }
+    }
+}
+
 /// A listing and its position. Dropping it aborts its requests.
 pub struct ListStream {
     client: Arc<Client>,
     listing: Listing,
+    /// Selects entries, given the prefix.
+    filter: Option<(Filter, String)>,
 }
 
 enum Listing {
@@ -27,21 +49,16 @@ enum Listing {
 }
 
 impl ListStream {
-    /// A listing of the keys that begin with `prefix` and sort after `start_after`, in key order if `ordered` and the store
-    /// lists in order. Keys with `delimiter` after the prefix are grouped into common prefixes.
-    pub fn new(
-        client: Arc<Client>,
-        prefix: &str,
-        delimiter: Option<&str>,
-        start_after: Option<&str>,
-        ordered: bool,
-    ) -> Self {
+    /// A listing of the keys that begin with `prefix`.
+    pub fn new(client: Arc<Client>, prefix: &str, options: ListOptions<'_>) -> Self {
+        let ListOptions { delimiter, start_after, filter, ordered } = options;
+        let narrowed = filter.as_ref().map_or_else(|| prefix.to_owned(), |filter| filter.narrow(prefix));
         let listing = if client.store().capabilities().parallel_listing && delimiter.is_none() {
-            Listing::Parallel { ranges: Ranges::new(prefix, start_after, ordered), requests: None }
+            Listing::Parallel { ranges: Ranges::new(&narrowed, start_after, ordered), requests: None }
         } else {
-            Listing::Serial(Pages::new(prefix, delimiter, start_after))
+            Listing::Serial(Pages::new(&narrowed, delimiter, start_after))
         };
-        Self { client, listing }
+        Self { client, listing, filter: filter.map(|filter| (filter, prefix.to_owned())) }
     }
 
     /// Returns whether the last page was returned.
@@ -57,13 +74,17 @@ impl ListStream {
     /// # Errors
     /// Those of [`Pages::next`].
     pub async fn next(&mut self) -> Result<Option<ListPage>> {
-        match &mut self.listing {
-            Listing::Serial(pages) => pages.next(&self.client).await,
+        let mut page = match &mut self.listing {
+            Listing::Serial(pages) => pages.next(&self.client).await?,
             Listing::Parallel { ranges, requests } => {
                 let new = || Batch::new(permitted([self.client.permits()]), true);
-                next_of(&self.client, ranges, requests.get_or_insert_with(new)).await
+                next_of(&self.client, ranges, requests.get_or_insert_with(new)).await?
             }
+        };
+        if let (Some(page), Some((filter, prefix))) = (&mut page, &self.filter) {
+            page.entries.retain(|entry| filter.selects(prefix, entry));
         }
+        Ok(page)
     }
 }
 
@@ -101,7 +122,7 @@ struct RangeRequest {
 
 /// The response to a [`Job`].
 enum Response {
-    Page { lower: String, pages: Pages, page: Option<ListPage> },
+    Page { lower: String, pages: Box<Pages>, page: Option<ListPage> },
     Directories(ListPage),
 }
 

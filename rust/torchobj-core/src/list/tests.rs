@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::SizeRange;
 use tokio::time::Instant;
 
-use super::ListStream;
+use super::{ListOptions, ListStream};
 use crate::client::Client;
 use crate::error::Operation;
 use crate::memory::MemoryStore;
@@ -44,7 +44,11 @@ impl Bucket {
     /// Lists `prefix`. Returns the number of requests and the time relative to those of a serial listing.
     async fn list(&self, prefix: &str, start_after: Option<&str>, ordered: bool) -> (f64, f64) {
         let (started, before) = (Instant::now(), self.store.pending());
-        let mut stream = ListStream::new(self.client.clone(), prefix, None, start_after, ordered);
+        let mut stream = ListStream::new(
+            self.client.clone(),
+            prefix,
+            ListOptions { start_after, ordered, ..ListOptions::default() },
+        );
         let mut listed = Vec::new();
         while let Some(page) = stream.next().await.unwrap() {
             listed.extend(page.entries.into_iter().map(|entry| entry.key));
@@ -147,7 +151,7 @@ async fn a_listing_of_few_pages_is_not_slower_than_page_after_page() {
 #[tokio::test(start_paused = true)]
 async fn the_first_page_sends_one_request() {
     let bucket = Bucket::new((0..10_000).map(|index| format!("{index:06}"))).await;
-    let mut stream = ListStream::new(bucket.client.clone(), "", None, None, true);
+    let mut stream = ListStream::new(bucket.client.clone(), "", ListOptions::default());
     assert_eq!(stream.next().await.unwrap().unwrap().entries.len(), PAGE);
     assert_eq!(MAX_REQUESTS - bucket.store.pending(), 1);
 }
@@ -155,7 +159,7 @@ async fn the_first_page_sends_one_request() {
 #[tokio::test(start_paused = true)]
 async fn pages_of_a_slow_caller_do_not_accumulate() {
     let bucket = Bucket::new((0..40_000).map(|index| format!("{:016x}", hash(index)))).await;
-    let mut stream = ListStream::new(bucket.client.clone(), "", None, None, true);
+    let mut stream = ListStream::new(bucket.client.clone(), "", ListOptions::default());
     for page in 0..20 {
         stream.next().await.unwrap().unwrap();
         tokio::time::sleep(LATENCY * 10).await;
