@@ -183,8 +183,8 @@ class Scan:
         """Scans into record batches of 16,384 rows or more.
 
         Returns:
-            A `pyarrow.RecordBatchReader` with the columns of `Listing.to_arrow`, content_type (string) and metadata (map
-            of strings). It raises OSError with the message of the `StoreError` if a request fails.
+            A `pyarrow.RecordBatchReader` with the columns of `Listing.to_arrow`, content_type (string) and metadata
+            (map of strings). It raises OSError with the message of the `StoreError` if a request fails.
 
         Raises:
             ConfigError: pyarrow is not installed.

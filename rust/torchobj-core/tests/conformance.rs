@@ -9,8 +9,10 @@ use torchobj_core::client::Client;
 use torchobj_core::conformance::SUITE;
 use torchobj_core::error::{ErrorKind, Operation};
 use torchobj_core::memory::MemoryStore;
+use torchobj_core::store::ObjectStore;
 use torchobj_core::transfer::Policy;
-use torchobj_core::wrap::{Fault, FaultyStore};
+use torchobj_core::types::{Payload, PutOptions};
+use torchobj_core::wrap::{Fault, FaultyStore, PrefixStore};
 
 /// Small parts, so that the large objects of the suite have a few hundred kilobytes.
 fn policy() -> Policy {
@@ -22,6 +24,18 @@ async fn the_memory_store_passes_the_suite() {
     for (name, check) in SUITE {
         println!("{name}");
         check(Arc::new(Client::new(Arc::new(MemoryStore::new(*name)), policy()))).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_of_a_prefix_passes_the_suite() {
+    for (name, check) in SUITE {
+        println!("{name}");
+        let memory = Arc::new(MemoryStore::new(*name));
+        for key in ["prefix", "prefix/", "a", "prefixed"] {
+            memory.put(key, &Payload::default(), &PutOptions::default()).await.unwrap();
+        }
+        check(Arc::new(Client::new(Arc::new(PrefixStore::new(memory, "prefix/")), policy()))).await;
     }
 }
 

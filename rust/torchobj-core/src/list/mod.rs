@@ -10,7 +10,7 @@ mod ranges;
 mod split;
 mod stream;
 #[cfg(test)]
-mod tests;
+mod stream_tests;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -156,7 +156,7 @@ impl Client {
 }
 
 #[cfg(test)]
-mod filter_tests {
+mod tests {
     use super::*;
 
     fn entry(key: &str, size: u64) -> ListEntry {

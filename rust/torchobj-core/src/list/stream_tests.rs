@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{ListOptions, ListStream};
 use crate::client::Client;
-use crate::error::Operation;
+use crate::error::{ErrorKind, Operation};
 use crate::memory::MemoryStore;
 use crate::store::ObjectStore;
 use crate::transfer::Policy;
@@ -30,13 +30,18 @@ struct Bucket {
 
 impl Bucket {
     async fn new(keys: impl IntoIterator<Item = String>) -> Self {
+        Self::with_faults(keys, vec![Fault::Delay(LATENCY); MAX_REQUESTS]).await
+    }
+
+    /// A bucket whose listings have these faults.
+    async fn with_faults(keys: impl IntoIterator<Item = String>, faults: Vec<Fault>) -> Self {
         let memory = MemoryStore::new("m");
         let keys: BTreeSet<String> = keys.into_iter().collect();
         for key in &keys {
             memory.put(key, &Payload::default(), &PutOptions::default()).await.unwrap();
         }
         let store = Arc::new(FaultyStore::new(Arc::new(memory)));
-        store.script(Operation::List, vec![Fault::Delay(LATENCY); MAX_REQUESTS]);
+        store.script(Operation::List, faults);
         let client = Arc::new(Client::new(store.clone(), Policy::default()));
         Self { store, client, keys }
     }
@@ -146,6 +151,17 @@ async fn a_listing_of_few_pages_is_not_slower_than_page_after_page() {
         assert!(time <= 1.0, "{count} {requests} {time}");
         assert!(count > PAGE || requests <= 1.0, "{count} {requests}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_throttled_listing_has_fewer_concurrent_requests_and_all_keys() {
+    let time = async |fault| {
+        let faults = (0..MAX_REQUESTS).map(|index| if index % 2 == 0 { fault } else { Fault::Delay(LATENCY) });
+        let keys = (0..20_000).map(|index| format!("{:016x}", hash(index)));
+        Bucket::with_faults(keys, faults.collect()).await.list("", None, true).await.1
+    };
+    let (fast, slow) = (time(Fault::Delay(LATENCY)).await, time(Fault::Fail(ErrorKind::Throttled)).await);
+    assert!(slow > 3.0 * fast, "{slow} {fast}");
 }
 
 #[tokio::test(start_paused = true)]
