@@ -41,7 +41,7 @@ __all__ = [
 __version__: str
 
 # Key, size, version, modified (milliseconds since 1970), storage class.
-_Entry: TypeAlias = tuple[str, int | None, str | None, int | None, str | None]
+Entry: TypeAlias = tuple[str, int | None, str | None, int | None, str | None]
 
 # Shape of the rows, offsets of the tile in them, offsets of the tile in the slice, shape of the tile.
 _Tile: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
@@ -662,7 +662,7 @@ class ListPages:
     and storage class.
     """
     def __iter__(self) -> Self: ...
-    def __next__(self) -> tuple[Sequence[_Entry], Sequence[str]]: ...
+    def __next__(self) -> tuple[Sequence[Entry], Sequence[str]]: ...
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Exports the objects of the remaining pages as an Arrow stream. The iterator is exhausted then.
 

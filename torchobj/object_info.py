@@ -1,7 +1,7 @@
 """Metadata of objects, listings and unfinished uploads."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -125,8 +125,7 @@ class Listing:
     def pages(self) -> Iterator[ListPage]:
         """Iterates over the pages of the listing, with common prefixes."""
         for entries, prefixes in self._native.list(*self._arguments):
-            objects = [ObjectInfo(key, size, version, time_of(ms), kind) for key, size, version, ms, kind in entries]
-            yield ListPage(objects, list(prefixes))
+            yield ListPage(_objects(entries), list(prefixes))
 
     def __iter__(self) -> Iterator[ObjectInfo]:
         for page in self.pages():
@@ -190,6 +189,18 @@ class Scan:
             ConfigError: pyarrow is not installed.
         """
         return _record_batch_reader(self)
+
+
+def _objects(entries: "Sequence[_torchobj.Entry]") -> list[ObjectInfo]:
+    # Without a call of `time_of` per object, which is a tenth of the time of a listing.
+    at = datetime.fromtimestamp
+    try:
+        return [
+            ObjectInfo(key, size, version, None if ms is None else at(ms / 1000, UTC), kind)
+            for key, size, version, ms, kind in entries
+        ]
+    except (ValueError, OverflowError, OSError):
+        return [ObjectInfo(key, size, version, time_of(ms), kind) for key, size, version, ms, kind in entries]
 
 
 def info_of(head: "_torchobj.Head") -> ObjectInfo:

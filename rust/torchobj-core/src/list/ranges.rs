@@ -62,6 +62,10 @@ impl Range {
         let ready = VecDeque::new();
         Self { end, state: State::Waiting, pages: Some(Box::new(pages)), listed: None, divided: false, asked: 0, ready }
     }
+
+    fn is_divisible(&self) -> bool {
+        self.state != State::Done && !self.divided && self.listed.is_some()
+    }
 }
 
 /// The ranges of a parallel listing.
@@ -133,14 +137,16 @@ impl Ranges {
             return None;
         }
         loop {
-            if let Some(lower) = self.next_waiting() {
-                return Some(self.request(lower));
-            }
-            if self.empty > MAX_EMPTY + self.full || (self.memory_is_full() && !self.first_is_awaited()) {
-                return None;
+            if !self.divides_first() {
+                if let Some(lower) = self.next_waiting() {
+                    return Some(self.request(lower));
+                }
+                if !self.may_divide() {
+                    return None;
+                }
             }
             // The first parts of an ordered listing are returned first.
-            let parts = (limit - running) / if self.ordered { 4 } else { 1 };
+            let parts = (limit - running) / if self.ordered { 2 } else { 1 };
             let (lower, split) = self.next_split(parts.max(MIN_PARTS))?;
             let range = self.ranges.get_mut(&lower).expect("next_split returns an existing range");
             let start_after = range.listed.as_ref().map(|(_, last)| last.clone()).unwrap_or_default();
@@ -150,6 +156,16 @@ impl Ranges {
                 return Some(Job::Directories { parent, start_after });
             }
         }
+    }
+
+    fn may_divide(&self) -> bool {
+        self.empty <= MAX_EMPTY + self.full && (!self.memory_is_full() || self.first_is_awaited())
+    }
+
+    /// Whether a range of an ordered listing is divided before a later one is requested, whose pages would wait.
+    fn divides_first(&self) -> bool {
+        let first = self.ranges.values().find(|range| range.state == State::Waiting || range.is_divisible());
+        self.ordered && self.may_divide() && first.is_some_and(|range| range.state != State::Waiting)
     }
 
     fn memory_is_full(&self) -> bool {
@@ -190,8 +206,7 @@ impl Ranges {
 
     /// The first range that can be divided.
     fn next_split(&mut self, parts: usize) -> Option<(String, Split)> {
-        let divisible = |range: &Range| range.state != State::Done && !range.divided;
-        let (lower, range) = self.ranges.iter_mut().find(|(_, range)| divisible(range) && range.listed.is_some())?;
+        let (lower, range) = self.ranges.iter_mut().find(|(_, range)| range.is_divisible())?;
         range.divided = true;
         let (first, last) = range.listed.as_ref().expect("it was checked");
         let listed = Listed { prefix: &self.prefix, first, last, end: range.end.as_deref() };
