@@ -10,10 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from torchobj import _shutdown
-from torchobj._torchobj import Buffer, Manifest, ObjectReader, ObjectRef, __version__
+from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.files import ObjectWriter, S3Checkpoint, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.config import FileOptions, GCSOptions, S3ClientConfig, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
+from torchobj.manifest import Manifest
 from torchobj.memory import set_budget, set_memory_budget
 from torchobj.reads import get_many
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload

@@ -1,4 +1,4 @@
-"""The native side of torchobj. Public, as names of `torchobj`: `Buffer`, `Manifest`, `ObjectReader`, `ObjectRef`."""
+"""The native side of torchobj. Public, as names of `torchobj`: `Buffer`, `ObjectReader`, `ObjectRef`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NotRequired, Required, Self, TypeAlias, TypedDict, final, type_check_only
@@ -10,10 +10,11 @@ __all__ = [
     "Buffer",
     "CredentialAnswer",
     "ListPages",
-    "Manifest",
+    "ManifestBuilder",
     "ManifestPages",
     "NativeGather",
     "NativeIteration",
+    "NativeManifest",
     "NativeSlicePlan",
     "NativeSource",
     "NativeStore",
@@ -175,20 +176,67 @@ class Buffer:
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
 @final
-class Manifest:
-    """A compact, immutable list of objects: about 30 bytes per object, plus its key.
+class ManifestBuilder:
+    """Builds a manifest from columns, as `NativeManifest.columns` returns them."""
 
-    `dataset.manifest` is one. `bytes(manifest)` serializes it, and pickles contain that form. Manifests are
-    equal if their objects are.
+    def __new__(cls) -> Self: ...
+    def add(self, bases: Sequence[str], columns: Sequence[bytes]) -> None:
+        """Adds objects.
+
+        Args:
+            bases: The bases that `columns` refers to, in the order of their first occurrence.
+            columns: The columns.
+
+        Raises:
+            ValueError: The columns do not fit each other.
+        """
+    def finish(self) -> NativeManifest:
+        """Returns the manifest. The builder is empty afterwards."""
+
+class NativeManifest:
+    """The native side of `torchobj.Manifest`.
+
+    On Linux, a manifest of at least 1 MiB is in a sealed file in memory, which other processes can map.
 
     Args:
-        data: A manifest serialized by `bytes(manifest)`.
+        data: A manifest serialized by `bytes(manifest)`, or a manifest to share.
 
     Raises:
         ValueError: `data` is not a manifest.
     """
 
-    def __new__(cls, data: bytes) -> Self: ...
+    def __new__(cls, data: bytes | NativeManifest) -> Self: ...
+    # On Linux only.
+    @staticmethod
+    def received(file: int, bases: Sequence[str], digest: str) -> NativeManifest:
+        """Maps the file of a manifest of another process.
+
+        Args:
+            file: Duplicate of its `descriptor()`, valid in this process, which this call closes.
+            bases: Its `bases()`.
+            digest: Its `digest()`.
+
+        Raises:
+            OSError: It is not the file of a manifest, or the system refuses the address space.
+        """
+    def descriptor(self) -> int | None:
+        """Returns the file descriptor of the memory of the manifest, or None if its memory is private to this
+        process.
+        """
+    def columns(self, begin: int, end: int) -> list[bytes]:
+        """Returns objects as columns in Arrow's layout, without Python objects.
+
+        Args:
+            begin: Index of the first object.
+            end: Index after the last object.
+
+        Returns:
+            Indices of the bases (int32), offsets of the keys (int32) and the keys, sizes (int64; -1: unknown),
+            offsets of the versions (int32) and the versions (empty: unknown).
+
+        Raises:
+            IndexError: An object is out of range, or the texts exceed 2 GiB.
+        """
     @staticmethod
     def from_listing(
         store: NativeStore,
@@ -197,7 +245,7 @@ class Manifest:
         glob: str | None = None,
         suffixes: Sequence[str] = ...,
         limit: int | None = None,
-    ) -> Manifest:
+    ) -> NativeManifest:
         """Lists the objects under a prefix.
 
         Args:
@@ -213,7 +261,7 @@ class Manifest:
             StoreError: The listing failed.
         """
     @staticmethod
-    def from_urls(urls: Iterable[str]) -> Manifest:
+    def from_urls(urls: Iterable[str]) -> NativeManifest:
         """Makes a manifest of objects, in this order, without their sizes and versions.
 
         Args:
@@ -225,9 +273,10 @@ class Manifest:
     def __len__(self) -> int: ...
     def __eq__(self, value: object, /) -> bool: ...
     def __bytes__(self) -> bytes: ...
-    def __reduce__(self) -> tuple[Any, ...]: ...
     def digest(self) -> str:
-        """Returns a hash of the manifest, 32 hexadecimal digits. Equal manifests have the same digest."""
+        """Returns a hash of the objects, 32 hexadecimal digits. Equal manifests have the same digest, in any version
+        of torchobj. The first call computes it.
+        """
     def memory_bytes(self) -> int:
         """Returns the memory of the manifest in bytes, including the keys."""
     def bases(self) -> list[str]:
@@ -253,7 +302,13 @@ class Manifest:
         Raises:
             IndexError: `index` is out of range.
         """
-    def read(self, stores: Sequence[NativeStore], indices: Sequence[int], return_errors: bool = False) -> list[Any]:
+    def read(
+        self,
+        stores: Sequence[NativeStore],
+        indices: Sequence[int],
+        return_errors: bool = False,
+        pinned: bool = True,
+    ) -> list[Any]:
         """Reads objects concurrently, with the GIL released.
 
         Args:
@@ -261,6 +316,7 @@ class Manifest:
             indices: Indices of the objects.
             return_errors: Whether the list contains an exception for each object that could not be read,
                 instead of raising the first one.
+            pinned: Whether an object must have the size and version of the manifest.
 
         Returns:
             An `ObjectReader` for each object, in this order, whose bytes are in memory.
@@ -272,7 +328,7 @@ class Manifest:
 
 @final
 class ManifestPages:
-    """Iterator over the pages of a listing, each a `Manifest`. Requests the next page while the caller uses one.
+    """Iterator over the pages of a listing, each a `NativeManifest`. Requests the next page while the caller uses one.
 
     Args:
         store: The store to list.
@@ -293,7 +349,7 @@ class ManifestPages:
         limit: int | None,
     ) -> Self: ...
     def __iter__(self) -> Self: ...
-    def __next__(self) -> Manifest: ...
+    def __next__(self) -> NativeManifest: ...
     def url(self, index: int) -> str:
         """Returns the URL of an object of the pages so far.
 
@@ -303,7 +359,7 @@ class ManifestPages:
         Raises:
             IndexError: `index` is out of range.
         """
-    def whole(self) -> Manifest:
+    def whole(self) -> NativeManifest:
         """Returns a manifest of all pages so far."""
 
 @final
@@ -340,6 +396,7 @@ class ObjectReader(BinaryIO):
         key: str,
         jump_bytes: int | None = None,
         ahead_bytes: int | None = None,
+        version: str | None = None,
     ) -> ObjectReader:
         """Returns a reader that fetches on demand.
 
@@ -350,6 +407,7 @@ class ObjectReader(BinaryIO):
             key: Key of the object, not percent-encoded.
             jump_bytes: Number of bytes to fetch after a seek; None: 256 KiB.
             ahead_bytes: Maximum number of bytes to fetch ahead of sequential reads; None: 32 MiB.
+            version: The version to read; None: that of the first fetch.
         """
     @property
     def url(self) -> str:
@@ -764,11 +822,14 @@ class NativeSource:
         manifest: The objects.
         stores: A store for each of `manifest.bases()`, in that order.
         budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+        pinned: Whether an object must have the size and version of the manifest.
     """
 
-    def __new__(cls, manifest: Manifest, stores: Sequence[NativeStore], budget: int) -> Self: ...
+    def __new__(
+        cls, manifest: NativeManifest, stores: Sequence[NativeStore], budget: int, pinned: bool = True
+    ) -> Self: ...
     @staticmethod
-    def attach(manifest: Manifest, owner: int, number: int, file: int, eventfd: int) -> NativeSource:
+    def attach(manifest: NativeManifest, owner: int, number: int, file: int, eventfd: int) -> NativeSource:
         """Makes the source of another process available in this one.
 
         Args:

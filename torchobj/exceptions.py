@@ -14,6 +14,7 @@ __all__ = [
     "CredentialsError",
     "IntegrityError",
     "InvalidKeyError",
+    "ManifestError",
     "ManifestMismatchError",
     "ObjectChangedError",
     "ObjectNotFoundError",
@@ -106,6 +107,10 @@ class StoreConnectionError(StoreError, ConnectionError):
 
 class IntegrityError(StoreError):
     """The bytes that were received or stored do not match their checksum."""
+
+
+class ManifestError(TorchobjError, ValueError):
+    """A file is not a manifest of the format that this version of torchobj reads, or is damaged."""
 
 
 class ManifestMismatchError(TorchobjError, RuntimeError):

@@ -33,6 +33,8 @@ LAYERS = [
         "checkpoint.keys",
         "checkpoint.server",
     ],
+    ["manifest_file"],
+    ["manifest"],
     [
         "checkpoint.device_memory",
         "checkpoint.entries",
@@ -40,6 +42,7 @@ LAYERS = [
     ],
     ["checkpoint.pickling", "checkpoint.plan", "checkpoint.records"],
     ["checkpoint.load", "checkpoint.save"],
+    ["datasets.descriptors", "datasets.worker_process"],
     [
         "datasets.errors",
         "datasets.reductions",
@@ -47,7 +50,6 @@ LAYERS = [
         "datasets.reader_constructor",
         "datasets.sharding",
         "datasets.lookahead_warning",
-        "datasets.worker_process",
     ],
     ["datasets.manifest_broadcast", "datasets.shared_values", "datasets.prefetch_source"],
     ["datasets.listing"],

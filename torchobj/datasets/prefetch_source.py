@@ -1,16 +1,14 @@
 """The objects of a dataset as a source of the prefetcher, in its process and in its DataLoader workers."""
 
 import logging
-import multiprocessing.context
-import multiprocessing.reduction
 import os
 import sys
-import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar, Union
+from typing import Any, Generic, TypeVar, Union
 
 from torchobj import _torchobj
 from torchobj.datasets import lookahead_warning, worker_process
+from torchobj.datasets.descriptors import Descriptors
 from torchobj.exceptions import StoreError
 from torchobj.memory import budget_bytes, times_set
 
@@ -25,44 +23,12 @@ _refused: dict[int, int] = {}
 Native = TypeVar("Native", bound=Union["_torchobj.NativeSource", "_torchobj.RefSource"])
 
 
-class Descriptors:
-    """The descriptors of an arena for a process that is being spawned, shared by all sources of the arena's owner.
-
-    A spawned process inherits a descriptor under its number, which can be passed only once.
-    """
-
-    # By the process that is being spawned, and the owner.
-    _of_process: ClassVar["weakref.WeakKeyDictionary[Any, dict[int, Descriptors]]"] = weakref.WeakKeyDictionary()
-
-    def __init__(self, source: "_torchobj.NativeSource | _torchobj.RefSource") -> None:
-        self._sent = [multiprocessing.reduction.DupFd(number) for number in source.descriptors()]
-        self._received: list[int] = []
-
-    @classmethod
-    def to_new_process(cls, source: "_torchobj.NativeSource | _torchobj.RefSource") -> "Descriptors":
-        """The descriptors of `source` for the process that is being spawned."""
-        sent = cls._of_process.setdefault(multiprocessing.context.get_spawning_popen(), {})
-        if source.owner not in sent:
-            sent[source.owner] = cls(source)
-        return sent[source.owner]
-
-    def copies(self) -> list[int]:
-        """Duplicates of the descriptors, owned by the caller, in the spawned process."""
-        if not self._received:
-            self._received = [sent.detach() for sent in self._sent]
-        return [os.dup(number) for number in self._received]
-
-    def __del__(self) -> None:
-        for number in self._received:
-            os.close(number)
-
-
 class Attachment:
     """A source that is being sent to a worker started by spawn or forkserver."""
 
     def __init__(self, source: "_torchobj.NativeSource | _torchobj.RefSource") -> None:
         self._identity = (source.owner, source.number)
-        self._descriptors = Descriptors.to_new_process(source)
+        self._descriptors = Descriptors.to_new_process(*source.descriptors())
 
     def attach(self, attach: Callable[[int, int, int, int], Native]) -> Native:
         """The source, in the worker."""

@@ -43,7 +43,7 @@ fn prefetcher() -> (Arc<Prefetcher>, u64) {
         }
     });
     let prefetcher = Prefetcher::start(BUDGET).unwrap();
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
+    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     (prefetcher, source)
 }
 

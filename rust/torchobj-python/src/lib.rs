@@ -49,7 +49,7 @@ mod native {
     #[pymodule_export]
     use crate::gather::{NativeGather, close_gathers};
     #[pymodule_export]
-    use crate::manifest::Manifest;
+    use crate::manifest::{ManifestBuilder, NativeManifest};
     #[pymodule_export]
     use crate::object_ref::{ObjectRef, read_refs};
     #[pymodule_export]

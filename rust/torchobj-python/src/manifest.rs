@@ -1,4 +1,4 @@
-//! A compact, immutable listing, for datasets.
+//! A compact, immutable list of objects, for datasets. Files and processes are left to Python.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 use torchobj_core::list::Filter;
-use torchobj_core::manifest::Manifest as Packed;
+use torchobj_core::manifest::{Columns, Manifest as Packed};
 use torchobj_core::read::{Job, Read, get_many, try_get_many};
 use torchobj_core::url::ObjectUrl;
 
@@ -15,27 +15,81 @@ use crate::error::{OrRaise, exception};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
-/// A compact, immutable list of objects: about 30 bytes per object, plus its key.
+/// What a manifest is made of.
+#[derive(FromPyObject)]
+enum Data<'py> {
+    Manifest(Bound<'py, NativeManifest>),
+    Bytes(Bound<'py, PyBytes>),
+}
+
+/// The native side of `torchobj.Manifest`.
 ///
-/// `dataset.manifest` is one. `bytes(manifest)` serializes it, and pickles contain that form. Manifests are equal if their
-/// objects are.
+/// On Linux, a manifest of at least 1 MiB is in a sealed file in memory, which other processes can map.
 ///
 /// Args:
-///     data: A manifest serialized by `bytes(manifest)`.
+///     data: A manifest serialized by `bytes(manifest)`, or a manifest to share.
 ///
 /// Raises:
 ///     ValueError: `data` is not a manifest.
-#[pyclass(module = "torchobj", frozen)]
-pub(crate) struct Manifest {
+#[pyclass(module = "torchobj._torchobj", frozen, subclass)]
+pub(crate) struct NativeManifest {
     packed: Arc<Packed>,
 }
 
 #[pymethods]
-impl Manifest {
+impl NativeManifest {
     #[new]
-    fn new(data: &[u8]) -> PyResult<Self> {
-        let packed = Packed::from_bytes(data).ok_or_else(|| PyValueError::new_err("these bytes are not a manifest"))?;
-        Ok(Self { packed: Arc::new(packed) })
+    fn new(py: Python<'_>, data: Data<'_>) -> PyResult<Self> {
+        match data {
+            Data::Bytes(bytes) => {
+                let bytes = bytes.as_bytes();
+                let packed = py.detach(|| Packed::from_bytes(bytes));
+                Ok(Self::of(packed.ok_or_else(|| PyValueError::new_err("these bytes are not a manifest"))?))
+            }
+            Data::Manifest(manifest) => Ok(Self { packed: manifest.get().packed.clone() }),
+        }
+    }
+
+    /// Maps the file of a manifest of another process.
+    ///
+    /// Args:
+    ///     file: Duplicate of its `descriptor()`, valid in this process, which this call closes.
+    ///     bases: Its `bases()`.
+    ///     digest: Its `digest()`.
+    ///
+    /// Raises:
+    ///     OSError: It is not the file of a manifest, or the system refuses the address space.
+    #[cfg(target_os = "linux")]
+    #[staticmethod]
+    fn received(file: i32, bases: Vec<String>, digest: String) -> PyResult<Self> {
+        Ok(Self { packed: Arc::new(Packed::received(file, bases, digest)?) })
+    }
+
+    /// Returns the file descriptor of the memory of the manifest, or None if its memory is private to this process.
+    fn descriptor(&self) -> Option<i32> {
+        #[cfg(target_os = "linux")]
+        return self.packed.file().map(|file| std::os::fd::AsRawFd::as_raw_fd(&file));
+        #[cfg(not(target_os = "linux"))]
+        None
+    }
+
+    /// Returns objects as columns in Arrow's layout, without Python objects.
+    ///
+    /// Args:
+    ///     begin: Index of the first object.
+    ///     end: Index after the last object.
+    ///
+    /// Returns:
+    ///     Indices of the bases (int32), offsets of the keys (int32) and the keys, sizes (int64; -1: unknown), offsets of the
+    ///     versions (int32) and the versions (empty: unknown).
+    ///
+    /// Raises:
+    ///     IndexError: An object is out of range, or the texts exceed 2 GiB.
+    fn columns<'py>(&self, py: Python<'py>, begin: usize, end: usize) -> PyResult<[Bound<'py, PyBytes>; 6]> {
+        let columns = py.detach(|| self.packed.columns(begin..end));
+        let columns = columns.ok_or_else(|| PyIndexError::new_err(format!("objects {begin}..{end}")))?;
+        let Columns { bases, key_offsets, keys, sizes, version_offsets, versions } = columns;
+        Ok([bases, key_offsets, keys, sizes, version_offsets, versions].map(|column| PyBytes::new(py, &column)))
     }
 
     /// Lists the objects under a prefix.
@@ -102,16 +156,13 @@ impl Manifest {
     }
 
     fn __bytes__<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.packed.to_bytes())
+        PyBytes::new(py, &py.detach(|| self.packed.to_bytes()))
     }
 
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> (Bound<'py, PyAny>, (Bound<'py, PyBytes>,)) {
-        (slf.get_type().into_any(), (slf.get().__bytes__(slf.py()),))
-    }
-
-    /// Returns a hash of the manifest, 32 hexadecimal digits. Equal manifests have the same digest.
-    fn digest(&self) -> String {
-        self.packed.digest()
+    /// Returns a hash of the objects, 32 hexadecimal digits. Equal manifests have the same digest, in any version of
+    /// torchobj. The first call computes it.
+    fn digest(&self, py: Python<'_>) -> &str {
+        py.detach(|| self.packed.digest())
     }
 
     /// Returns the memory of the manifest in bytes, including the keys.
@@ -148,7 +199,7 @@ impl Manifest {
     fn entry(&self, index: usize) -> PyResult<(String, String, Option<u64>, Option<String>)> {
         let object = self.object(index)?;
         let version = object.version.map(|version| version.as_str().to_owned());
-        Ok((object.base.to_owned(), object.key.to_owned(), object.size, version))
+        Ok((object.base.to_owned(), object.key, object.size, version))
     }
 
     /// Reads objects concurrently, with the GIL released.
@@ -158,6 +209,7 @@ impl Manifest {
     ///     indices: Indices of the objects.
     ///     return_errors: Whether the list contains an exception for each object that could not be read, instead of
     ///         raising the first one.
+    ///     pinned: Whether an object must have the size and version of the manifest.
     ///
     /// Returns:
     ///     An `ObjectReader` for each object, in this order, whose bytes are in memory.
@@ -165,13 +217,14 @@ impl Manifest {
     /// Raises:
     ///     IndexError: An index is out of range, or `stores` is too short.
     ///     StoreError: An object could not be read, unless `return_errors`.
-    #[pyo3(signature = (stores, indices, return_errors=false))]
+    #[pyo3(signature = (stores, indices, return_errors=false, pinned=true))]
     fn read<'py>(
         &self,
         py: Python<'py>,
         stores: Vec<Bound<'py, NativeStore>>,
         indices: Vec<usize>,
         return_errors: bool,
+        pinned: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let clients = stores.iter().map(|store| store.get().client(py)).collect::<PyResult<Vec<_>>>()?;
         let mut jobs = Vec::with_capacity(indices.len());
@@ -180,8 +233,7 @@ impl Manifest {
             let base = self.packed.bases().iter().position(|base| base == object.base);
             let client =
                 base.and_then(|base| clients.get(base)).ok_or_else(|| PyIndexError::new_err("a store is missing"))?;
-            let read = Read { size: object.size, version: object.version, ..Read::whole(object.key) };
-            jobs.push(Job::new(client.clone(), read));
+            jobs.push(Job::new(client.clone(), Read::listed(object, pinned)));
         }
         let list = PyList::empty(py);
         if return_errors {
@@ -200,8 +252,11 @@ impl Manifest {
     }
 }
 
-impl Manifest {
-    pub(crate) fn of(packed: Packed) -> Self {
+impl NativeManifest {
+    #[cfg_attr(not(target_os = "linux"), expect(unused_mut, reason = "shared on Linux"))]
+    pub(crate) fn of(mut packed: Packed) -> Self {
+        #[cfg(target_os = "linux")]
+        packed.share();
         Self { packed: Arc::new(packed) }
     }
 
@@ -211,5 +266,44 @@ impl Manifest {
 
     fn object(&self, index: usize) -> PyResult<torchobj_core::manifest::Object<'_>> {
         self.packed.get(index).ok_or_else(|| PyIndexError::new_err(format!("index {index} of {}", self.packed.len())))
+    }
+}
+
+/// Builds a manifest from columns, as `NativeManifest.columns` returns them.
+#[pyclass(module = "torchobj._torchobj")]
+pub(crate) struct ManifestBuilder {
+    packed: Packed,
+}
+
+#[pymethods]
+impl ManifestBuilder {
+    #[new]
+    fn new() -> Self {
+        Self { packed: Packed::default() }
+    }
+
+    /// Adds objects.
+    ///
+    /// Args:
+    ///     bases: The bases that `columns` refers to, in the order of their first occurrence.
+    ///     columns: The columns.
+    ///
+    /// Raises:
+    ///     ValueError: The columns do not fit each other.
+    #[expect(clippy::needless_pass_by_value, reason = "extracted from Python")]
+    fn add(&mut self, py: Python<'_>, bases: Vec<String>, columns: [Vec<u8>; 6]) -> PyResult<()> {
+        let [base_indices, key_offsets, keys, sizes, version_offsets, versions] = columns;
+        let columns = Columns { bases: base_indices, key_offsets, keys, sizes, version_offsets, versions };
+        let added = py.detach(|| self.packed.extend(&bases, &columns));
+        added.ok_or_else(|| PyValueError::new_err("the columns do not fit each other"))
+    }
+
+    /// Returns the manifest. The builder is empty afterwards.
+    fn finish(&mut self, py: Python<'_>) -> NativeManifest {
+        let mut packed = std::mem::take(&mut self.packed);
+        py.detach(|| {
+            packed.shrink();
+            NativeManifest::of(packed)
+        })
     }
 }

@@ -155,7 +155,7 @@ pub(crate) fn readers<'py>(
     for (name, result) in names.iter().zip(results) {
         match result {
             Ok(buffer) => {
-                let object = Object { base: name.base(), key: name.key(), size: None, version: None };
+                let object = Object { base: name.base(), key: name.key().to_owned(), size: None, version: None };
                 list.append(ObjectReader::of(py, object, buffer)?)?;
             }
             Err(error) => list.append(exception(py, &error).into_value(py))?,

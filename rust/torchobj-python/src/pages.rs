@@ -16,7 +16,7 @@ use torchobj_core::types::ListPage;
 
 use crate::arrow;
 use crate::error::OrRaise;
-use crate::manifest::Manifest;
+use crate::manifest::NativeManifest;
 use crate::store::NativeStore;
 use crate::wait::wait;
 
@@ -161,7 +161,7 @@ impl ListPages {
     }
 }
 
-/// Iterator over the pages of a listing, each a `Manifest`. Requests the next page while the caller uses one.
+/// Iterator over the pages of a listing, each a `NativeManifest`. Requests the next page while the caller uses one.
 ///
 /// Args:
 ///     store: The store to list.
@@ -222,10 +222,10 @@ impl ManifestPages {
         slf
     }
 
-    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<Manifest>> {
+    fn __next__(&mut self, py: Python<'_>) -> PyResult<Option<NativeManifest>> {
         let Some(page) = own(&mut self.next)?.take(py)? else { return Ok(None) };
         self.whole.append(&page);
-        Ok(Some(Manifest::of(page)))
+        Ok(Some(NativeManifest::of(page)))
     }
 
     /// Returns the URL of an object of the pages so far.
@@ -241,9 +241,9 @@ impl ManifestPages {
     }
 
     /// Returns a manifest of all pages so far.
-    fn whole(&self) -> Manifest {
+    fn whole(&self) -> NativeManifest {
         let mut whole = self.whole.clone();
         whole.shrink();
-        Manifest::of(whole)
+        NativeManifest::of(whole)
     }
 }

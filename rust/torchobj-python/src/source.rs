@@ -15,7 +15,7 @@ use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
-use crate::manifest::Manifest;
+use crate::manifest::NativeManifest;
 use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, existing, own, unanswered};
 use crate::store::NativeStore;
 use crate::wait::wait;
@@ -29,6 +29,7 @@ use crate::wait::wait;
 ///     manifest: The objects.
 ///     stores: A store for each of `manifest.bases()`, in that order.
 ///     budget: Memory budget of the prefetcher in bytes, if this process has no prefetcher yet.
+///     pinned: Whether an object must have the size and version of the manifest.
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeSource {
     owner: u32,
@@ -40,11 +41,18 @@ pub(crate) struct NativeSource {
 #[pymethods]
 impl NativeSource {
     #[new]
-    fn new(py: Python<'_>, manifest: &Manifest, stores: Vec<Bound<'_, NativeStore>>, budget: u64) -> PyResult<Self> {
+    #[pyo3(signature = (manifest, stores, budget, pinned=true))]
+    fn new(
+        py: Python<'_>,
+        manifest: &NativeManifest,
+        stores: Vec<Bound<'_, NativeStore>>,
+        budget: u64,
+        pinned: bool,
+    ) -> PyResult<Self> {
         let clients = stores.iter().map(|store| store.get().client(py)).collect::<PyResult<Vec<_>>>()?;
         let prefetcher = py.detach(|| own(budget))?;
         let manifest = manifest.packed();
-        let number = prefetcher.add_source(Source { manifest: manifest.clone(), clients });
+        let number = prefetcher.add_source(Source { manifest: manifest.clone(), clients, pinned });
         let prefetcher = PrefetcherHandle::started(prefetcher);
         Ok(Self { owner: fork::generation(), number, manifest, prefetcher })
     }
@@ -58,7 +66,7 @@ impl NativeSource {
     ///     file: Duplicate of the first of its `descriptors()`, valid in this process.
     ///     eventfd: Duplicate of the second.
     #[staticmethod]
-    fn attach(manifest: &Manifest, owner: u32, number: u64, file: i32, eventfd: i32) -> PyResult<Self> {
+    fn attach(manifest: &NativeManifest, owner: u32, number: u64, file: i32, eventfd: i32) -> PyResult<Self> {
         let prefetcher = PrefetcherHandle::attach(owner, file, eventfd)?;
         Ok(Self { owner, number, manifest: manifest.packed(), prefetcher })
     }

@@ -13,6 +13,10 @@
 mod dest;
 mod memory;
 mod pool;
+#[cfg(target_os = "linux")]
+mod sealed_file;
 
 pub use dest::{Buffer, Dest, PendingBuffer, Progress};
 pub use memory::Memory;
+#[cfg(target_os = "linux")]
+pub use sealed_file::SealedFile;

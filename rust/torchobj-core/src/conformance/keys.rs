@@ -84,7 +84,7 @@ pub(super) async fn every_key_is_stored_unchanged_or_refused(subject: Subject) {
         let mut manifest = Manifest::default();
         subject.list_into(&mut manifest, "x://b", "", &crate::list::Filter::default()).await.unwrap();
         let listed: Vec<_> = (0..manifest.len()).filter_map(|index| manifest.get(index)).collect();
-        assert_eq!(listed.iter().map(|object| object.key).collect::<Vec<_>>(), [key.as_str()], "list {key:?}");
+        assert_eq!(listed.iter().map(|object| &object.key).collect::<Vec<_>>(), [key.as_str()], "list {key:?}");
         subject.delete(std::slice::from_ref(&key)).await.unwrap_or_else(|error| panic!("delete {key:?}: {error}"));
         assert_eq!(kind_of(get(&subject, &key).await), ErrorKind::NotFound, "get deleted {key:?}");
     }

@@ -59,6 +59,8 @@ pub struct Source {
     pub manifest: Arc<Manifest>,
     /// One client for each base of the manifest.
     pub clients: Vec<Arc<Client>>,
+    /// Whether an object must have the size and version of the manifest, which otherwise only estimate it.
+    pub pinned: bool,
 }
 
 /// A source that was added.
@@ -334,7 +336,7 @@ impl Prefetcher {
 
 /// Bytes of the budget that an object of a manifest takes. `mean` is the assumed size if the manifest has none.
 pub fn charge(manifest: &Manifest, index: u64, mean: Option<u64>) -> u64 {
-    let size = usize::try_from(index).ok().and_then(|index| manifest.get(index)?.size);
+    let size = usize::try_from(index).ok().and_then(|index| manifest.size(index));
     Arena::charge(size.or(mean).unwrap_or(UNKNOWN_BYTES))
 }
 

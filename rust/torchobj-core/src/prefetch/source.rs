@@ -202,8 +202,8 @@ impl Prefetcher {
     fn request(&self, object: Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
         let _inside = fork::enter();
         let mut sources = self.sources();
-        let (manifest, clients) = match sources.get_mut(&object.source).ok_or_else(|| unknown_object(object))? {
-            KnownSource::Listed(source) => (&source.manifest, &source.clients),
+        let (manifest, clients, pinned) = match sources.get_mut(&object.source).ok_or_else(|| unknown_object(object))? {
+            KnownSource::Listed(source) => (&source.manifest, &source.clients, source.pinned),
             KnownSource::Named(names) => {
                 let name = names.get(object.index).ok_or_else(|| unknown_object(object))?;
                 let (client, new) = names.client(&name)?;
@@ -218,7 +218,7 @@ impl Prefetcher {
         let entry = entry.ok_or_else(|| unknown_object(object))?;
         let base = manifest.bases().iter().position(|base| base == entry.base);
         let client = base.and_then(|base| clients.get(base)).ok_or_else(|| unknown_object(object))?;
-        let read = Read { size: entry.size, version: entry.version, ..Read::whole(entry.key) };
+        let read = Read::listed(entry, pinned);
         Ok((client.clone(), read, false))
     }
 

@@ -31,7 +31,7 @@ fn prefetcher(budget: u64, count: u8, size: usize) -> (Arc<Prefetcher>, u64, Arc
         }
     });
     let prefetcher = Prefetcher::start(budget).unwrap();
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
+    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     (prefetcher, source, store)
 }
 
@@ -161,7 +161,7 @@ fn a_failed_read_is_an_error_of_its_object_only() {
     for key in ["k0", "missing", "k2"] {
         manifest.push("memory://m", key, None, None);
     }
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
+    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..3));
     let taken = runtime().block_on(prefetcher.take(&objects(source, 0..4)));
@@ -180,7 +180,7 @@ fn announced_reads_keep_permits_free_for_demanded_ones() {
     let mut manifest = Manifest::default();
     (0..20).for_each(|index| manifest.push("memory://m", &format!("k{index}"), Some(1000), None));
     let prefetcher = Prefetcher::start(8 * MIB).unwrap();
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
+    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..20));
@@ -205,8 +205,9 @@ fn metrics_include_each_client_once_and_remain_after_its_source_is_removed() {
         KnownSource::Listed(source) => source.manifest.clone(),
         KnownSource::Named(_) => panic!("the source is listed"),
     };
-    let another = prefetcher.add_source(Source { manifest: manifest.clone(), clients: vec![client.clone()] });
-    let same = prefetcher.add_source(Source { manifest, clients: vec![client] });
+    let another =
+        prefetcher.add_source(Source { manifest: manifest.clone(), clients: vec![client.clone()], pinned: true });
+    let same = prefetcher.add_source(Source { manifest, clients: vec![client], pinned: true });
     assert_eq!(prefetcher.stats().limit, 2 * 60);
     let demands: Vec<_> = [source, another, same].iter().flat_map(|source| objects(*source, 0..10)).collect();
     assert!(runtime().block_on(prefetcher.take(&demands)).into_iter().all(|fetched| fetched.is_ok()));

@@ -75,6 +75,12 @@ impl ReadAhead {
         Self { client, key: key.to_owned(), window, size: None, version: None, chunks: Vec::new(), run: 0..0 }
     }
 
+    /// Reads only this version of the object, if one is given, from the first read on.
+    #[must_use]
+    pub fn with_version(self, version: Option<Version>) -> Self {
+        Self { version, ..self }
+    }
+
     /// Size of the object in bytes. If it is unknown, fetches the first chunk.
     ///
     /// # Errors
@@ -83,7 +89,8 @@ impl ReadAhead {
         if let Some(size) = self.size {
             return Ok(size);
         }
-        let read = Read { range: Some(ByteRange::Bounded(0..self.window.jump_bytes.max(1))), ..Read::whole(&self.key) };
+        let range = Some(ByteRange::Bounded(0..self.window.jump_bytes.max(1)));
+        let read = Read { range, version: self.version.clone(), ..Read::whole(&self.key) };
         let fetched = match self.client.get(read).await {
             // Every range of an empty object is refused.
             Err(error) if error.kind() == ErrorKind::Range => {
@@ -105,7 +112,8 @@ impl ReadAhead {
     /// Fills `dest` with the bytes from `position`, up to the object's end. Returns their number.
     ///
     /// # Errors
-    /// Errors of [`Client::get`]; `Changed` if the object was replaced since the first read.
+    /// Errors of [`Client::get`]; `Changed` if the object was replaced since the first read, or is not of the given
+    /// version.
     pub async fn read_at(&mut self, position: u64, dest: &mut Dest) -> Result<usize> {
         let size = self.size().await?;
         let end = position.saturating_add(dest.len() as u64).min(size);

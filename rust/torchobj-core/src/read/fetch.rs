@@ -13,6 +13,7 @@ use crate::buffer::{Buffer, Dest, PendingBuffer};
 use crate::client::Client;
 use crate::engine::{Allocate, Heap, Request, Sink, permitted, try_run_all};
 use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::manifest::Object;
 use crate::transfer::{Stall, until_stalled};
 use crate::types::{ByteRange, GetRequest, Version};
 
@@ -33,6 +34,15 @@ impl Read {
     /// The whole object.
     pub fn whole(key: impl Into<String>) -> Self {
         Self { key: key.into(), ..Self::default() }
+    }
+
+    /// The whole object of a manifest; if `pinned`, only with its size and version.
+    pub fn listed(object: Object<'_>, pinned: bool) -> Self {
+        let Object { key, size, version, .. } = object;
+        match pinned {
+            true => Self { key, range: None, size, version },
+            false => Self::whole(key),
+        }
     }
 }
 

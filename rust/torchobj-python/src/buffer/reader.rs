@@ -9,6 +9,7 @@ use pyo3::types::{PyBytes, PyMemoryView};
 use torchobj_core::buffer::Buffer as Bytes;
 use torchobj_core::manifest::Object;
 use torchobj_core::read::{ReadAheadConfig, ReadResult};
+use torchobj_core::types::Version;
 
 use super::read_ahead::ReadAheadSource;
 use super::{Buffer, borrow_for_file};
@@ -73,7 +74,7 @@ impl ObjectReader {
     pub(crate) fn of(py: Python<'_>, object: Object<'_>, buffer: Buffer) -> PyResult<Py<Self>> {
         let bucket = object.base.split_once("://").map_or("", |(_, bucket)| bucket).to_owned();
         let source = Source::Buffer(Py::new(py, buffer)?);
-        Py::new(py, Self { url: object.url(), bucket, key: object.key.to_owned(), source, position: 0, lines: None })
+        Py::new(py, Self { url: object.url(), bucket, key: object.key, source, position: 0, lines: None })
     }
 }
 
@@ -98,8 +99,10 @@ impl ObjectReader {
     ///     key: Key of the object, not percent-encoded.
     ///     jump_bytes: Number of bytes to fetch after a seek; None: 256 KiB.
     ///     ahead_bytes: Maximum number of bytes to fetch ahead of sequential reads; None: 32 MiB.
+    ///     version: The version to read; None: that of the first fetch.
     #[staticmethod]
-    #[pyo3(signature = (store, url, bucket, key, jump_bytes=None, ahead_bytes=None))]
+    #[pyo3(signature = (store, url, bucket, key, jump_bytes=None, ahead_bytes=None, version=None))]
+    #[expect(clippy::too_many_arguments, reason = "called by keyword from Python")]
     fn open(
         py: Python<'_>,
         store: Py<NativeStore>,
@@ -108,13 +111,12 @@ impl ObjectReader {
         key: String,
         jump_bytes: Option<u64>,
         ahead_bytes: Option<u64>,
+        version: Option<String>,
     ) -> PyResult<Self> {
-        let usual = ReadAheadConfig::default();
-        let window = ReadAheadConfig {
-            jump_bytes: jump_bytes.unwrap_or(usual.jump_bytes),
-            ahead_bytes: ahead_bytes.unwrap_or(usual.ahead_bytes),
-        };
-        let source = Source::Ahead(ReadAheadSource::new(py, store, &key, window)?);
+        let ReadAheadConfig { jump_bytes: jump, ahead_bytes: ahead } = ReadAheadConfig::default();
+        let (jump_bytes, ahead_bytes) = (jump_bytes.unwrap_or(jump), ahead_bytes.unwrap_or(ahead));
+        let window = ReadAheadConfig { jump_bytes, ahead_bytes };
+        let source = Source::Ahead(ReadAheadSource::new(py, store, &key, window, version.map(Version::new))?);
         Ok(Self { url, bucket, key, source, position: 0, lines: None })
     }
 

@@ -44,7 +44,7 @@ async fn read_listed(client: &Arc<Client>) -> Result<Vec<u8>> {
     let mut manifest = Manifest::default();
     client.list_into(&mut manifest, "s3://b", "", &Filter::default()).await.unwrap();
     let object = manifest.get(0).unwrap();
-    let read = Read { size: object.size, version: object.version, ..Read::whole(object.key) };
+    let read = Read::listed(object, true);
     let fetched = try_get_many(vec![Job::new(client.clone(), read)]).await?.remove(0);
     Ok(fetched.buffer.as_slice().to_vec())
 }

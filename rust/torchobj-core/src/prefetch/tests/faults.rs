@@ -8,7 +8,7 @@ fn faulty(prefetcher: &Prefetcher, store: Arc<MemoryStore>, size: u64, policy: P
     let client = Arc::new(Client::new(faulty.clone(), policy));
     let mut manifest = Manifest::default();
     (0..20).for_each(|index| manifest.push("memory://m", &format!("k{index}"), Some(size), None));
-    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client] });
+    let source = prefetcher.add_source(Source { manifest: Arc::new(manifest), clients: vec![client], pinned: true });
     (faulty, source)
 }
 
