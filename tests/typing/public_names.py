@@ -85,6 +85,12 @@ def datasets() -> None:
     assert_type(GCSMapDataset[int].from_prefix("gs://bucket/", transform=length)[0], int)
     GCSIterableDataset[int].from_objects(["gs://bucket/key"], transform=length, shuffle=True, on_error="skip")
     assert_type(mapped.manifest, Manifest)
+    assert_type(Manifest.from_prefix("s3://bucket/train/", suffixes=".jpg"), Manifest)
+    assert_type(Manifest.load("train.parquet"), Manifest)
+    assert_type(Manifest.from_urls(["s3://bucket/key"]).save("s3://bucket/train.parquet"), None)
+    assert_type(ObjectMapDataset[int].from_manifest("train.parquet", transform=length), ObjectMapDataset[int])
+    assert_type(S3MapDataset[int].from_manifest(mapped.manifest, on_change="accept")[0], int)
+    ObjectIterableDataset[int].from_manifest("train.parquet", transform=length, shuffle=True, on_error="skip")
     assert_type(mapped.failed_samples, int)
 
 

@@ -5,20 +5,22 @@ The datasets decide the order of samples and the handling of failures.
 
 import inspect
 import operator
+import os
 from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Any, ClassVar, Generic, Protocol, Self
 
 from typing_extensions import TypeVar
 
-from torchobj._torchobj import Manifest, ObjectReader
+from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config, store_config_of_all
 from torchobj.config.checks import check
 from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.errors import add_sample_note
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.exceptions import ConfigError
+from torchobj.manifest import Manifest, key_filter
 from torchobj.urls import SCHEMES, Url, canonical_url, parse_url
 
 Transform = Callable[[ObjectReader], Any]
@@ -122,7 +124,7 @@ class ListingDataset(Generic[Sample_co]):
             ConfigError: An argument is invalid. No request is sent here.
         """
         chosen = store_config(config, region, endpoint_url, url=url)
-        listing = Listing(chosen, cls._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
+        listing = Listing(chosen, cls._parse, url=url, chosen=key_filter(glob, suffixes, limit))
         return cls._from_listing(listing, transform, reader_constructor)
 
     @classmethod
@@ -158,6 +160,42 @@ class ListingDataset(Generic[Sample_co]):
         named = [urls] if isinstance(urls, str) else list(urls)
         chosen = store_config_of_all(config, region, endpoint_url, named)
         return cls._from_listing(Listing(chosen, cls._parse, objects=named), transform, reader_constructor)
+
+    @classmethod
+    def from_manifest(
+        cls,
+        manifest: Manifest | str | os.PathLike[str],
+        *,
+        on_change: OnChange = "raise",
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        """The objects of a manifest, in its order: the same set on every rank and in every run. Nothing is listed.
+
+        A file is loaded at the first use, under torch.distributed by rank 0 for all ranks. The state of a loader
+        contains the digest of the manifest, and is refused by a loader of another one. The other arguments are those
+        of the constructor.
+
+        Args:
+            manifest: A `Manifest`, or the path or URL of a file that `Manifest.save` wrote.
+            on_change: What to do if an object has another version or size than in the manifest: `raise` an
+                `ObjectChangedError`, or `accept` the object as it is now.
+            transform: Converts a reader to a sample. None: the sample is the reader.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector, for the file and the objects.
+            enable_sharding, shuffle, seed, uneven: For iterable datasets: as for the constructor.
+            on_error: Action for a sample that cannot be read or transformed, as for the constructor.
+            reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
+
+        Raises:
+            ConfigError: An argument is invalid. No request is sent here.
+            ManifestError: At the first use: the file is not a manifest, or is damaged.
+            ManifestMismatchError: At the first use: the ranks of a job passed manifests of different objects.
+        """
+        is_known = isinstance(manifest, (Manifest, str, os.PathLike))
+        check("manifest", manifest, "a torchobj.Manifest, or the path or URL of its file", ok=is_known)
+        listing = Listing(store_config(config), cls._parse, manifest=manifest, on_change=on_change)
+        return cls._from_listing(listing, transform, reader_constructor)
 
     @classmethod
     def _parse(cls, url: str) -> Url:

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -15,12 +16,13 @@ from torchobj.config.checks import check, check_kinds
 from torchobj.datasets import worker_process
 from torchobj.datasets.base import ListingDataset, Sample_co, Transform, UrlByIndex
 from torchobj.datasets.errors import OnIterableError, check_iterable_on_error, log_failed_sample
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.read_ahead import IndexedReader, read_ahead, read_while_listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
 from torchobj.datasets.shared_values import SharedEpoch
 from torchobj.exceptions import ConfigError
+from torchobj.manifest import Manifest, key_filter
 
 __all__ = ["ObjectIterableDataset"]
 
@@ -126,7 +128,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         on_error: OnIterableError = "raise",
     ) -> None:
         chosen = store_config(config, region, endpoint_url, url=url)
-        listing = Listing(chosen, self._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
+        listing = Listing(chosen, self._parse, url=url, chosen=key_filter(glob, suffixes, limit))
         self._set_up(listing, transform, None)
         self._with_order(enable_sharding, shuffle, seed, uneven, on_error)
 
@@ -187,6 +189,27 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             endpoint_url=endpoint_url,
             config=config,
             reader_constructor=reader_constructor,
+        )
+        return dataset._with_order(enable_sharding, shuffle, seed, uneven, on_error)
+
+    @classmethod
+    @override
+    def from_manifest(
+        cls,
+        manifest: Manifest | str | os.PathLike[str],
+        *,
+        on_change: OnChange = "raise",
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        enable_sharding: bool = False,
+        shuffle: bool = False,
+        seed: int = 0,
+        uneven: Uneven = None,
+        on_error: OnIterableError = "raise",
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        dataset = super().from_manifest(
+            manifest, on_change=on_change, transform=transform, config=config, reader_constructor=reader_constructor
         )
         return dataset._with_order(enable_sharding, shuffle, seed, uneven, on_error)
 
@@ -317,7 +340,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
 
     def _start_progress(self, shard: Shard, epoch: int, objects: int | None) -> _Progress:
         """The progress of a new pass, at the loaded state if that is of this epoch."""
-        shape = {
+        shape: dict[str, Any] = {
             # Not known during the listing.
             "objects": objects,
             "world_size": shard.world_size,
@@ -325,6 +348,8 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
             "shuffle": self.shuffle,
             "uneven": self.uneven,
         }
+        if (digest := self._listing.digest()) is not None:
+            shape["manifest"] = digest
         resumed, self._resumed = self._resumed, None
         done = 0 if resumed is None or resumed.epoch != epoch else resumed.done
         if resumed is not None and done:

@@ -1,28 +1,32 @@
-"""The objects of a dataset: a prefix that is listed once, when first needed, or named objects."""
+"""The objects of a dataset: a prefix that is listed once, when first needed, a manifest, or named objects."""
 
 import copy
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torchobj import _torchobj
-from torchobj._torchobj import Manifest, ObjectReader
-from torchobj.config import StoreConfig, by_bucket, resolved
+from torchobj._torchobj import ObjectReader
+from torchobj.config import StoreConfig, by_bucket, by_prefix, resolved
 from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, prefetch_source, worker_process
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError
-from torchobj.urls import Url, canonical_url, parse_url
+from torchobj.manifest import KeyFilter, Manifest, url_of_file
+from torchobj.urls import Url, canonical_url, parse_url, shown_url
 
 logger = logging.getLogger("torchobj")
 
+#: What to do if an object has another version than the manifest.
+OnChange = Literal["raise", "accept"]
+
 #: Forked workers inherit a listing only if the sampler or the user accessed the dataset before the fork.
-_LISTED_BY_WORKERS = (
-    "each DataLoader worker lists the prefix itself, and again in each epoch without persistent_workers; call "
-    "len(dataset), or access dataset.manifest of an iterable dataset, before the loop to list once for all workers"
+_BY_WORKERS = (
+    "%s: each DataLoader worker %s itself, and again in each epoch without persistent_workers; call "
+    "len(dataset), or access dataset.manifest of an iterable dataset, before the loop to do so once for all workers"
 )
 
 
@@ -35,12 +39,30 @@ def _with_bases(urls: Iterable[str], parse: Callable[[str], Url]) -> Iterator[tu
         yield parsed.base, url
 
 
+def _configs_of(manifest: Manifest, config: StoreConfig, parse: Callable[[str], Url]) -> dict[str, StoreConfig]:
+    """The configurations of the stores of a manifest, by the base of their URLs."""
+    urls: Iterable[str] = (f"{base}/-" for base in manifest.bases())
+    if any(prefix is not None and prefix.is_below_bucket for prefix, _ in by_prefix(config)):
+        urls = (manifest.url(index) for index in range(len(manifest)))
+    return by_bucket(_with_bases(urls, parse), config)
+
+
 class Listing:
     """The objects of a dataset.
 
-    A prefix is listed once, at the first use, and the listing is pickled with the dataset. Pickling for a process that
-    is being spawned lists first. A forked DataLoader worker inherits a listing from before the fork. Under
-    torch.distributed rank 0 lists for all ranks. A dataset of named objects lists nothing and shares nothing.
+    A prefix is listed once, at the first use, and the listing is pickled with the dataset; a manifest file is loaded
+    once. Pickling for a process that is being spawned lists or loads first. A forked DataLoader worker inherits a
+    listing from before the fork. Under torch.distributed rank 0 lists or loads for all ranks. A dataset of named
+    objects lists nothing and shares nothing.
+
+    Args:
+        config: The argument of the call.
+        parse: Parses a URL of the dataset's schemes.
+        url: The prefix.
+        objects: URLs of the named objects.
+        chosen: Selects objects below the prefix.
+        manifest: A manifest, or the path or URL of its file.
+        on_change: For a manifest: whether an object that has changed since is an error.
     """
 
     def __init__(
@@ -50,23 +72,25 @@ class Listing:
         *,
         url: str | None = None,
         objects: Iterable[str] | None = None,
-        glob: str | None = None,
-        suffixes: str | Sequence[str] | None = None,
-        limit: int | None = None,
+        chosen: KeyFilter = (None, [], None),
+        manifest: Manifest | str | os.PathLike[str] | None = None,
+        on_change: OnChange = "raise",
     ) -> None:
-        if limit is not None:
-            check("limit", limit, "1 or more", ok=hasattr(limit, "__index__") and limit is not True and limit > 0)
-        check("glob", glob, "a pattern, such as '*.jpg'", ok=glob is None or isinstance(glob, str))
-        chosen = [suffixes] if isinstance(suffixes, str) else suffixes or []
-        is_list = isinstance(chosen, Sequence) and all(isinstance(suffix, str) for suffix in chosen)
-        check("suffixes", suffixes, "a string or a list of strings", ok=is_list)
+        check("on_change", on_change, "'raise' or 'accept'", ok=on_change in ("raise", "accept"))
         self._url = parse(url) if url is not None else None
         self.config = config if url is None else resolved(url, config)
-        self._filter = (glob, list(chosen), limit)
+        self._filter = chosen
+        self._parse = parse
         self._objects = None if objects is None else [canonical_url(named) for named in objects]
-        #: By the base of their URLs, the configurations of named objects.
+        self._file = None if manifest is None or isinstance(manifest, Manifest) else url_of_file(manifest)
+        self._manifest: Manifest | None = manifest if isinstance(manifest, Manifest) else None
+        self.is_of_manifest = manifest is not None
+        #: Whether an object must have the size and version of the listing.
+        self._pinned = on_change == "raise"
+        #: By the base of their URLs, the configurations of named objects, and of those of a manifest.
         self._configs = by_bucket(_with_bases(self._objects or [], parse), config)
-        self._manifest: Manifest | None = None
+        if self._manifest is not None:
+            self._configs = _configs_of(self._manifest, config, parse)
         self._agreement: manifest_broadcast.Agreement | None = None
         self._stores: list[_torchobj.NativeStore] | None = None
         self._source: prefetch_source.Source[_torchobj.NativeSource] = prefetch_source.Source()
@@ -85,10 +109,11 @@ class Listing:
         return bool(bases) and all(base.startswith("gs://") for base in bases)
 
     def manifest(self) -> Manifest:
-        """The objects. The first call lists; every call ensures that the ranks of the job agree on the listing.
+        """The objects. The first call lists or loads; every call ensures that the ranks of the job agree on them.
 
         Raises:
-            ManifestMismatchError: Ranks that had listed before torch.distributed was initialised listed other objects.
+            ManifestMismatchError: Ranks that had listed before torch.distributed was initialised listed other objects,
+                or were given other manifests.
         """
         manifest = self._listed()
         # Created before workers are forked, so that they inherit it.
@@ -98,6 +123,10 @@ class Listing:
     @property
     def name(self) -> str:
         """Describes the listing in messages; the same on every rank."""
+        if self._file is not None:
+            return f"the manifest {shown_url(self._file)}"
+        if self.is_of_manifest:
+            return "the manifest of the dataset"
         if self._url is None:
             return f"{len(self._manifest or self._objects or [])} objects by name"
         glob, suffixes, limit = self._filter
@@ -106,25 +135,35 @@ class Listing:
         return f"{self._url} with {chosen}" if chosen else str(self._url)
 
     def __repr__(self) -> str:
-        if self._url is None:
+        if self._url is None and not self.is_of_manifest:
             return self.name
-        return f"{self.name}, {'not listed yet' if self._manifest is None else f'{len(self._manifest)} objects'}"
+        action = "listed" if self._file is None else "loaded"
+        return f"{self.name}, {f'not {action} yet' if self._manifest is None else f'{len(self._manifest)} objects'}"
 
     def _listed(self) -> Manifest:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
-            url = self._url
-            if url is None:
+            if self._url is None and not self.is_of_manifest:
                 if self._manifest is None:
                     self._manifest = Manifest.from_urls(self._objects or [])
                 return self._manifest
             name = self.name
             if self._manifest is None:
                 if worker_process.in_worker():
-                    logger.warning("%s: %s", name, _LISTED_BY_WORKERS)
-                self._manifest, self._agreement = manifest_broadcast.broadcast(name, lambda: self._list(url, name))
+                    logger.warning(_BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
+                found, agreement = manifest_broadcast.broadcast(name, self._load)
+                if self._file is not None:
+                    self._configs = _configs_of(found, self.config, self._parse)
+                self._manifest, self._agreement = found, agreement
             elif self._agreement is None:
-                self._agreement = manifest_broadcast.compare(name, self._manifest)
+                self._agreement = manifest_broadcast.compare(name, self._manifest, is_given=self.is_of_manifest)
             return self._manifest
+
+    def _load(self) -> Manifest:
+        """Lists the prefix, or loads the file."""
+        if self._file is not None:
+            return Manifest.load(self._file, config=self.config)
+        assert self._url is not None  # noqa: S101  the only other kind that is not in memory
+        return self._list(self._url, self.name)
 
     def pages(self) -> "_torchobj.ManifestPages | None":
         """The pages of the listing as they arrive, each once. None if the listing exists, or if other ranks or workers
@@ -135,22 +174,22 @@ class Listing:
         store = _torchobj.NativeStore(self._url.scheme, self._url.bucket, self.config)
         return _torchobj.ManifestPages(store, self._url.base, self._url.key, *self._filter)
 
-    def for_page(self, page: Manifest) -> "Listing":
+    def for_page(self, page: "_torchobj.NativeManifest") -> "Listing":
         """A page of this listing, as a listing of its own."""
         part = copy.copy(self)
-        part._url, part._manifest, part._source, part._locks = None, page, prefetch_source.Source(), {}
+        part._url, part._manifest, part._source, part._locks = None, Manifest(page), prefetch_source.Source(), {}
         return part
 
     def keep(self, pages: "_torchobj.ManifestPages") -> None:
         """Keeps the listing that `pages` produced, so that it is not repeated."""
         with self._locks.setdefault(os.getpid(), threading.Lock()):
             if self._manifest is None:
-                self._manifest = self._checked(pages.whole(), self.name)
+                self._manifest = self._checked(Manifest(pages.whole()), self.name)
 
     def _list(self, url: Url, name: str) -> Manifest:
         store = _torchobj.NativeStore(url.scheme, url.bucket, self.config)
-        glob, suffixes, limit = self._filter
-        return self._checked(Manifest.from_listing(store, url.base, url.key, glob, suffixes, limit), name)
+        listed = _torchobj.NativeManifest.from_listing(store, url.base, url.key, *self._filter)
+        return self._checked(Manifest(listed), name)
 
     def _checked(self, manifest: Manifest, name: str) -> Manifest:
         if len(manifest) == 0:
@@ -175,7 +214,8 @@ class Listing:
             return None
         native = _torchobj.NativeSource
         return self._source.native(
-            lambda budget: native(manifest, self.stores(manifest), budget), partial(native.attach, manifest)
+            lambda budget: native(manifest, self.stores(manifest), budget, self._pinned),
+            partial(native.attach, manifest),
         )
 
     def source_number(self) -> int | None:
@@ -194,13 +234,18 @@ class Listing:
         prefetched = self.source(manifest)
         if prefetched is not None and prefetched.announced():
             return prefetched.read(indices, return_errors)
-        return manifest.read(self.stores(manifest), indices, return_errors)
+        return manifest.read(self.stores(manifest), indices, return_errors, self._pinned)
 
     def _lazy(self, manifest: Manifest, index: int, kind: ReaderConstructor) -> ObjectReader:
-        base, key, _, _ = manifest.entry(index)
+        base, key, _, version = manifest.entry(index)
         store = self.stores(manifest)[manifest.bases().index(base)]
         bucket = parse_url(f"{base}/").bucket
-        return ObjectReader.open(store, manifest.url(index), bucket, key, kind.jump_bytes, kind.ahead_bytes)
+        pinned = version if self._pinned else None
+        return ObjectReader.open(store, manifest.url(index), bucket, key, kind.jump_bytes, kind.ahead_bytes, pinned)
+
+    def digest(self) -> str | None:
+        """The digest of the manifest that was given; None for a prefix and for named objects."""
+        return self._listed().digest() if self.is_of_manifest else None
 
     def __getstate__(self) -> dict[str, Any]:
         if worker_process.is_pickling_for_spawn():

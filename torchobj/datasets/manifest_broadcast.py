@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import torch.distributed
 
-from torchobj._torchobj import Manifest
 from torchobj.datasets import worker_process
 from torchobj.exceptions import ManifestMismatchError, TorchobjError
+from torchobj.manifest import Manifest
 
 #: Maximum time that a rank waits for the listing of rank 0.
 _TIMEOUT = datetime.timedelta(hours=1)
@@ -118,8 +118,8 @@ def _wait_for(store: Any, key: str, what: str) -> bytes:
     return value
 
 
-def compare(name: str, manifest: Manifest) -> Agreement | None:
-    """Compares a manifest from before torch.distributed was initialised with that of rank 0.
+def compare(name: str, manifest: Manifest, *, is_given: bool) -> Agreement | None:
+    """Compares a manifest from before torch.distributed was initialised, or one that was given, with that of rank 0.
 
     Raises:
         ManifestMismatchError: They differ; the message contains both counts.
@@ -134,9 +134,11 @@ def compare(name: str, manifest: Manifest) -> Agreement | None:
         return Agreement(manifest.digest())
     theirs = _wait_for(group.store, f"{key}/digest", f"rank 0 to send the digest of {name}").decode()
     if theirs != mine:
-        count = theirs.split()[1]
+        verb, advice = "listed", "create the dataset after torch.distributed is initialised, so that rank 0 lists"
+        if is_given:
+            verb, advice = "was given", "pass the URL of one manifest file, which rank 0 loads"
         raise ManifestMismatchError(
-            f"{name}: rank {group.rank} listed {len(manifest)} objects, rank 0 listed {count}, and the listings "
-            "differ; create the dataset after torch.distributed is initialised, so that rank 0 lists for all ranks"
+            f"{name}: rank {group.rank} {verb} {len(manifest)} objects, rank 0 {verb} {theirs.split()[1]}, and they "
+            f"differ; {advice} for all ranks"
         )
     return Agreement(manifest.digest())

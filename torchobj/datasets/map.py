@@ -1,6 +1,7 @@
 """Map-style datasets: one object is one sample."""
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -12,8 +13,9 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.datasets import lookahead_warning, prefetch_source, worker_process
 from torchobj.datasets.base import ListingDataset, Sample_co, position_of, positions_of
 from torchobj.datasets.errors import OnError, check_map_on_error, log_failed_sample, neighbours
-from torchobj.datasets.listing import Listing
+from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
+from torchobj.manifest import Manifest, key_filter
 
 __all__ = ["ObjectMapDataset"]
 
@@ -73,7 +75,7 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
         on_error: OnError = "raise",
     ) -> None:
         chosen = store_config(config, region, endpoint_url, url=url)
-        listing = Listing(chosen, self._parse, url=url, glob=glob, suffixes=suffixes, limit=limit)
+        listing = Listing(chosen, self._parse, url=url, chosen=key_filter(glob, suffixes, limit))
         self._set_up(listing, transform, None)
         self._with_on_error(on_error)
 
@@ -126,6 +128,23 @@ class ObjectMapDataset(ListingDataset[Sample_co], torch.utils.data.Dataset[Sampl
             endpoint_url=endpoint_url,
             config=config,
             reader_constructor=reader_constructor,
+        )
+        return dataset._with_on_error(on_error)
+
+    @classmethod
+    @override
+    def from_manifest(
+        cls,
+        manifest: Manifest | str | os.PathLike[str],
+        *,
+        on_change: OnChange = "raise",
+        transform: Callable[[ObjectReader], Sample_co] | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        on_error: OnError = "raise",
+        reader_constructor: ReaderConstructor | None = None,
+    ) -> Self:
+        dataset = super().from_manifest(
+            manifest, on_change=on_change, transform=transform, config=config, reader_constructor=reader_constructor
         )
         return dataset._with_on_error(on_error)
 

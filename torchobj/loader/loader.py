@@ -12,12 +12,19 @@ from torch.utils.data import default_collate
 
 from torchobj.datasets import prefetch_source
 from torchobj.datasets.base import ListingDataset
+from torchobj.exceptions import ConfigError
 from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
 from torchobj.loader.iterator import LoaderIterator, Progress, samples_in
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.lookahead_mixin import Batch_co, LookaheadMixin
 from torchobj.loader.report import report
-from torchobj.loader.sample_objects import ObjectFinder, failed_samples, max_in_flight_of, object_finder
+from torchobj.loader.sample_objects import (
+    ObjectFinder,
+    failed_samples,
+    manifest_digest,
+    max_in_flight_of,
+    object_finder,
+)
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import (
     check,
@@ -236,7 +243,10 @@ class DataLoader(LookaheadMixin[Batch_co]):
         Returns:
             A picklable dict of plain values and bytes.
         """
-        return self._position_state() | {"num_workers": self.num_workers}
+        state = self._position_state() | {"num_workers": self.num_workers}
+        digest = manifest_digest(self.dataset)
+        # Otherwise absent, because a sharded checkpoint must have the keys of the state that it is loaded into.
+        return state if digest is None else state | {"manifest": digest}
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has returned no batch; a loaded state still applies.
@@ -279,10 +289,11 @@ class DataLoader(LookaheadMixin[Batch_co]):
         change. For other iterable datasets, the batches that were already returned are read again and dropped.
 
         Raises:
-            ConfigError: It is not a state, or of another sampler; names the field. At the first batch: the dataset or
-                sampler ends before the saved position.
+            ConfigError: It is not a state, or of another sampler or manifest; names the field. At the first batch: the
+                dataset or sampler ends before the saved position.
         """
         check(state_dict)
+        _check_manifest(state_dict.get("manifest"), self.dataset)
         sampler = self._index_sampler
         if isinstance(sampler, Lookahead):
             state = upgraded_state(state_dict, sampler.sampler)
@@ -290,6 +301,15 @@ class DataLoader(LookaheadMixin[Batch_co]):
         else:
             state = resume(self, upgraded_state(state_dict, None))
         self._loaded, self._progress = state, None
+
+
+def _check_manifest(saved: object, dataset: Any) -> None:
+    """Checks that a dataset has the manifest of a state; other states have None."""
+    if saved is not None and saved != (now := manifest_digest(dataset)):
+        raise ConfigError(
+            f"manifest={saved!r}: digest in the state; that of the dataset now is {now!r}, so that samples would be "
+            "lost or repeated: resume with the manifest that the state was saved with"
+        )
 
 
 def _is_drawn_ahead_by_default(sampler: Any) -> bool:

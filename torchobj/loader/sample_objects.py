@@ -1,4 +1,4 @@
-"""Finds the objects of a sample, and the number of failed samples, through torch's wrappers of datasets.
+"""Finds the objects of a sample, the number of failed samples and the manifest through torch's wrappers of datasets.
 
 Does no I/O.
 """
@@ -40,6 +40,13 @@ def object_finder(dataset: Any) -> ObjectFinder | None:
 def failed_samples(dataset: Any) -> int:
     """Number of failed samples of a dataset, or of all datasets within it."""
     return sum(int(getattr(inner, "failed_samples", 0)) for inner in _innermost(dataset))
+
+
+def manifest_digest(dataset: Any) -> str | None:
+    """The digest of the manifest of a dataset, or those of all datasets within it; None if none is of a manifest."""
+    listings = [inner._listing for inner in _innermost(dataset) if isinstance(inner, ListingDataset)]
+    digests = [digest for listing in listings if (digest := listing.digest()) is not None]
+    return "+".join(digests) or None
 
 
 def max_in_flight_of(dataset: Any) -> int | None:
