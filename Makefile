@@ -99,6 +99,7 @@ bench: build venv ## The benchmarks, with their tables
 	$(PY) benchmarks/get.py
 	$(PY) benchmarks/loader.py
 	$(PY) benchmarks/mlperf.py
+	$(PY) benchmarks/manifest.py
 	$(PY) benchmarks/checkpoint.py
 	$(PY) benchmarks/gcs.py
 	$(PY) benchmarks/list.py
