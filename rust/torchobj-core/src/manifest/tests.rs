@@ -223,6 +223,7 @@ fn cpu_ns() -> u64 {
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "prints figures of ten million objects"]
+#[expect(clippy::print_stderr, reason = "prints figures")]
 fn access_by_index_takes_less_than_a_microsecond() {
     for (name, mut manifest) in [("numbered", numbered(10_000_000)), ("random with ETags", random(10_000_000))] {
         manifest.share();
