@@ -88,7 +88,7 @@ def du(urls: tuple[str, ...], *, exact: bool, raw: bool) -> None:
     for target in [parse_target(url, raw=raw) for url in urls]:
         store, prefix = target.open(config)
         count, total = 0, 0
-        for info in target.objects(store, prefix):
+        for info in target.objects(store, prefix, ordered=False):
             count, total = count + 1, total + (info.size or 0)
         if count == 0 and target.glob is not None:
             raise target.nothing()

@@ -12,12 +12,10 @@ from torchobj.cli.output import fields_of, human_size, print_json, rows, shown
 from torchobj.cli.targets import Target, parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
-from torchobj.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torchobj.object_info import ObjectInfo
 
 __all__ = ["cat", "head", "scan"]
 
@@ -92,15 +90,9 @@ def scan(url: str, *, has_metadata: str | None, raw: bool) -> None:
     """
     target = parse_target(url, raw=raw)
     store, prefix = target.open(settings().config(url))
+    found = store.scan(prefix, glob=target.glob, has_metadata=has_metadata)
     count = 0
-    for count, info in enumerate(_scanned(target, store, prefix, has_metadata), 1):  # noqa: B007  used after the loop
+    for count, info in enumerate(found, 1):  # noqa: B007  used after the loop
         print_json(fields_of(info, target.url_of(store, info.key)))
     if count == 0 and has_metadata is None:
         raise target.nothing()
-
-
-def _scanned(target: Target, store: Store, prefix: str, has_metadata: str | None) -> "Iterator[ObjectInfo]":
-    for listed in target.objects(store, prefix):
-        info = store.head(listed.key)
-        if has_metadata is None or has_metadata.lower() in info.metadata:
-            yield info

@@ -3,13 +3,11 @@
 import dataclasses
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from torchobj import _torchobj
 from torchobj.cli.errors import CommandError
 from torchobj.config import StoreConfig
-from torchobj.object_info import Listing, ObjectInfo
+from torchobj.object_info import Listing
 from torchobj.store import Store
 from torchobj.urls import Url, parse_url
 
@@ -81,9 +79,9 @@ class Target:
         """The URL of a key of the store; the path of a local file."""
         return f"{store.url}/{key}".removeprefix("file://") if self.is_local else f"{store.url}/{key}"
 
-    def objects(self, store: Store, prefix: str) -> "Iterator[ObjectInfo]":
-        """Lists the objects that it names, in key order."""
-        yield from listing(store, prefix, self.glob)
+    def objects(self, store: Store, prefix: str, *, ordered: bool = True) -> Listing:
+        """Lists the objects that it names, in key order or as they arrive."""
+        return store.list(prefix, glob=self.glob, ordered=ordered)
 
     def nothing(self) -> CommandError:
         """The error if it names no object."""
@@ -91,15 +89,6 @@ class Target:
             hint = "* matches within a folder, ** across folders; --raw takes wildcards as they are"
             return CommandError(f"{self.text}: no key matches; {hint}")
         return CommandError(f"{self.text}: no objects; check the prefix with `torchobj ls {self.url.base}/`")
-
-
-def listing(store: Store, prefix: str, glob: str | None) -> "Iterator[ObjectInfo] | Listing":
-    """Lists the objects under a prefix, in key order, whose part after the prefix matches."""
-    if glob is None:
-        return store.list(prefix)
-    pages = _torchobj.ManifestPages(store._native, store.url, prefix, glob, [], None)
-    keys = {page.entry(index)[1] for page in pages for index in range(len(page))}
-    return (info for info in store.list(prefix) if info.key in keys)
 
 
 def parse_target(text: str, *, raw: bool = False) -> Target:
