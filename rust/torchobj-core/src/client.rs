@@ -154,10 +154,27 @@ impl Client {
     /// # Errors
     /// `NotFound`, `AccessDenied`, and errors that persist after the retries.
     pub async fn head(&self, key: &str) -> Result<ObjectHead> {
+        self.head_by(key, || self.store.head(key)).await
+    }
+
+    /// As [`head`](Self::head), with the checksum of the object if the store has one.
+    ///
+    /// # Errors
+    /// `NotFound`, `AccessDenied` if the permission to decrypt the object is missing, and errors that persist after the
+    /// retries.
+    pub(crate) async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
+        self.head_by(key, || self.store.head_with_checksum(key)).await
+    }
+
+    async fn head_by<F: Future<Output = Result<ObjectHead>>>(
+        &self,
+        key: &str,
+        call: impl Fn() -> F,
+    ) -> Result<ObjectHead> {
         self.store.check_key(Operation::Head, key)?;
         let mut attempts = self.attempts();
         loop {
-            match self.attempt(Operation::Head, key, self.store.head(key)).await {
+            match self.attempt(Operation::Head, key, call()).await {
                 Ok(head) => {
                     attempts.succeeded();
                     return Ok(head);

@@ -187,7 +187,12 @@ impl ObjectStore for MemoryStore {
     async fn head(&self, key: &str) -> Result<ObjectHead> {
         let Object { body, version, modified_ms, attributes } = self.find(Operation::Head, key)?;
         let size = body.len() as u64;
-        Ok(ObjectHead { size, version: Some(version), modified_ms: Some(modified_ms), attributes })
+        Ok(ObjectHead { size, version: Some(version), modified_ms: Some(modified_ms), attributes, checksum: None })
+    }
+
+    async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
+        let checksum = Some(ObjectChecksum::Crc32(Crc32::of(&self.find(Operation::Head, key)?.body).value()));
+        Ok(ObjectHead { checksum, ..self.head(key).await? })
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {

@@ -14,6 +14,8 @@ use crate::types::{
 };
 use crate::url::ObjectUrl;
 
+pub use crate::types::ObjectChecksum;
+
 /// A bucket or a folder of objects.
 ///
 /// Dropping the future of a call cancels it and closes the socket of its request.
@@ -30,6 +32,12 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
 
     /// Returns the size, version and attributes of an object.
     async fn head(&self, key: &str) -> Result<ObjectHead>;
+
+    /// As [`head`](Self::head), with the checksum of the object if the store has one. On some stores this needs the
+    /// permission to decrypt the object.
+    async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
+        self.head(key).await
+    }
 
     /// Returns one page of keys.
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage>;
@@ -112,19 +120,4 @@ pub trait GetResult: Send {
     /// Receives the body into `dest`, after the bytes that are filled already. Returns when the body ends or `dest` is full;
     /// the next call continues with another `dest`. After an error, `dest` holds the bytes received before.
     async fn read_into(&mut self, dest: &mut Dest) -> Result<()>;
-}
-
-/// A checksum of all bytes of an object, as stored by the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ObjectChecksum {
-    /// CRC-32 of IEEE 802.3, as in zip files.
-    Crc32(u32),
-    /// CRC-32 of Castagnoli.
-    Crc32C(u32),
-    /// CRC-64/NVME.
-    Crc64Nvme(u64),
-    /// MD5.
-    Md5([u8; 16]),
-    /// SHA-256.
-    Sha256([u8; 32]),
 }

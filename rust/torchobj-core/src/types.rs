@@ -93,6 +93,8 @@ pub struct GetRequest<'a> {
     pub size: Option<u64>,
     /// The expected version: the request fails with `Changed` if the object has another one.
     pub version: Option<&'a Version>,
+    /// Whether the response should have the checksum of the object. Not all stores send it without this.
+    pub checksum: bool,
 }
 
 /// Headers and metadata of an object. Metadata names are lower case.
@@ -125,6 +127,8 @@ pub struct ObjectHead {
     pub modified_ms: Option<i64>,
     /// Its attributes.
     pub attributes: Attributes,
+    /// The checksum of its bytes; `None` unless it was requested and the store has one.
+    pub checksum: Option<ObjectChecksum>,
 }
 
 /// Condition of a write.
@@ -293,6 +297,21 @@ pub enum ChecksumAlgorithm {
     Crc64Nvme,
     /// MD5.
     Md5,
+}
+
+/// A checksum of all bytes of an object, as stored by the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ObjectChecksum {
+    /// CRC-32 of IEEE 802.3, as in zip files.
+    Crc32(u32),
+    /// CRC-32 of Castagnoli.
+    Crc32C(u32),
+    /// CRC-64/NVME.
+    Crc64Nvme(u64),
+    /// MD5.
+    Md5([u8; 16]),
+    /// SHA-256.
+    Sha256([u8; 32]),
 }
 
 /// The keys that a store supports.

@@ -162,7 +162,13 @@ impl ObjectStore for Dictionary {
     async fn head(&self, key: &str) -> Result<ObjectHead> {
         let (body, version) = self.find(Operation::Head, key)?;
         let attributes = Attributes::default();
-        Ok(ObjectHead { size: body.len() as u64, version: Some(version), modified_ms: None, attributes })
+        Ok(ObjectHead {
+            size: body.len() as u64,
+            version: Some(version),
+            modified_ms: None,
+            attributes,
+            checksum: None,
+        })
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {

@@ -96,7 +96,7 @@ impl Client {
         }
         let suffix = matches!(ask, Some(ByteRange::Suffix(_)));
         let bytes = plan::response_bytes(ask.as_ref(), size);
-        let request = GetRequest { key: &key, range: ask, size, version: version.as_ref() };
+        let request = GetRequest { key: &key, range: ask, size, version: version.as_ref(), checksum: false };
         let first = match self.open_first(request.clone(), bytes).await {
             // Every range of an empty object is refused. A request without a range shows whether the object is empty.
             Err(error) if error.kind() == ErrorKind::Range && (suffix || want == (0..u64::MAX)) => {
@@ -201,7 +201,7 @@ impl Client {
 
     /// Receives each of `parts` into its sink, in parallel; the first of them from `first`, if given. Returns the
     /// filled sinks in the order of the parts.
-    pub(super) async fn receive_all<S: Sink>(
+    pub(crate) async fn receive_all<S: Sink>(
         self: &Arc<Self>,
         key: Arc<str>,
         expected: Expected,
@@ -216,7 +216,7 @@ impl Client {
     }
 
     /// Receives `range` into `sink`, the first attempt from `first`, if given. Resumes after failures.
-    pub(super) async fn receive<S: Sink>(
+    pub(crate) async fn receive<S: Sink>(
         &self,
         key: &str,
         range: Range<u64>,

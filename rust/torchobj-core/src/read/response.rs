@@ -10,29 +10,29 @@ use crate::types::{ByteRange, GetRequest, Version};
 
 /// What all responses to one read must match, as far as it is known from a listing or from the first response.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Expected {
+pub(crate) struct Expected {
     /// Size of the whole object in bytes.
-    pub(super) size: Option<u64>,
-    pub(super) version: Option<Version>,
+    pub(crate) size: Option<u64>,
+    pub(crate) version: Option<Version>,
 }
 
 impl Expected {
     /// A request for `range` of the expected object.
-    pub(super) fn request<'a>(&'a self, key: &'a str, range: Option<ByteRange>) -> GetRequest<'a> {
-        GetRequest { key, range, size: self.size, version: self.version.as_ref() }
+    pub(crate) fn request<'a>(&'a self, key: &'a str, range: Option<ByteRange>) -> GetRequest<'a> {
+        GetRequest { key, range, size: self.size, version: self.version.as_ref(), checksum: false }
     }
 }
 
 /// A response whose body was not read yet, and the permit of its request.
-pub(super) struct First {
-    pub(super) result: Box<dyn GetResult>,
-    pub(super) response_at: Instant,
-    pub(super) permit: Permit,
+pub(crate) struct First {
+    pub(crate) result: Box<dyn GetResult>,
+    pub(crate) response_at: Instant,
+    pub(crate) permit: Permit,
 }
 
 impl Client {
     /// Opens a read, with retries.
-    pub(super) async fn open_first(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
+    pub(crate) async fn open_first(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
         let mut attempts = self.attempts();
         loop {
             match self.open_once(request.clone(), bytes).await {
@@ -46,7 +46,7 @@ impl Client {
     }
 
     /// One attempt to open a read of about `bytes` bytes.
-    pub(super) async fn open_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
+    pub(crate) async fn open_once(&self, request: GetRequest<'_>, bytes: u64) -> Result<First> {
         let permit = self.permit().await;
         match self.open(request.clone(), bytes).await {
             Ok((result, response_at)) => {

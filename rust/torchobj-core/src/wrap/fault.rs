@@ -230,6 +230,10 @@ impl ObjectStore for FaultyStore {
         self.call(Operation::Head, key, self.inner.head(key)).await
     }
 
+    async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
+        self.call(Operation::Head, key, self.inner.head_with_checksum(key)).await
+    }
+
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         if let Some(listings) = &mut *self.listings.lock().expect("no holder of this lock panics") {
             listings.requests += 1;

@@ -139,6 +139,7 @@ impl FileStore {
             version: Some(version(&metadata)),
             modified_ms: Some(modified_ms(&metadata)),
             attributes: Attributes::default(),
+            checksum: None,
         })
     }
 }

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
 use serde::{Deserialize, Serialize};
-use torchobj_core::types::{Attributes, ListEntry, ObjectHead, Payload, Version};
+use torchobj_core::types::{Attributes, ListEntry, ObjectChecksum, ObjectHead, Payload, Version};
 
 use crate::http::date;
 
@@ -96,13 +96,14 @@ impl Resource {
         self.metadata.get(NONCE).map(String::as_str)
     }
 
-    /// Size, version and attributes; `None` without a size or a generation.
+    /// Size, version, attributes and CRC32C; `None` without a size or a generation.
     pub(super) fn into_head(mut self) -> Option<ObjectHead> {
         self.metadata.remove(NONCE);
         Some(ObjectHead {
             size: self.size()?,
             version: Some(self.version()?),
             modified_ms: self.created_ms(),
+            checksum: self.crc32c.as_deref().and_then(decode).map(ObjectChecksum::Crc32C),
             attributes: Attributes {
                 content_type: self.content_type,
                 content_encoding: self.content_encoding,

@@ -100,6 +100,15 @@ pub(super) fn md5(bytes: &[u8]) -> [u8; 16] {
     Md5::digest(bytes).into()
 }
 
+/// The MD5 that is the ETag of an object that was written in one request; `None` for other ETags.
+pub(super) fn md5_of_etag(etag: &str) -> Option<[u8; 16]> {
+    let digits = etag.strip_prefix('"')?.strip_suffix('"')?;
+    if digits.len() != 32 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+        return None;
+    }
+    u128::from_str_radix(digits, 16).ok().map(u128::to_be_bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
@@ -139,6 +148,16 @@ mod tests {
             &[WHOLE],
         ] {
             assert_eq!(of(headers), None, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn only_an_etag_of_32_hexadecimal_digits_is_an_md5() {
+        let md5 = md5_of_etag("\"00000000000000000000000000000aff\"").unwrap();
+        assert_eq!(md5[13..], [0, 0x0a, 0xff]);
+        for etag in ["00000000000000000000000000000aff", "\"0aff-3\"", "W/\"00000000000000000000000000000aff\"", "\"\""]
+        {
+            assert_eq!(md5_of_etag(etag), None, "{etag}");
         }
     }
 

@@ -157,8 +157,11 @@ mod tests {
             let account = Account::with_dialer(Arc::new(Dialer::through(&url)), config, None);
             let store = S3Store::new(Arc::new(account), "b");
             store.delete(&["k".to_owned()]).await.unwrap();
-            let error =
-                store.open(GetRequest { key: "k", range: None, size: None, version: None }).await.err().unwrap();
+            let error = store
+                .open(GetRequest { key: "k", range: None, size: None, version: None, checksum: false })
+                .await
+                .err()
+                .unwrap();
             assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
             store.0.find_region(Operation::Get).await.unwrap();
         }

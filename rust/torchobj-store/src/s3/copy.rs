@@ -245,8 +245,13 @@ mod tests {
         let config = S3Config { endpoint_url, anonymous: true, ..S3Config::default() };
         let bucket = Arc::new(Bucket::new(Arc::new(Account::new(config).unwrap()), "b"));
         let source = ObjectUrl::parse("s3://b/from").unwrap();
-        let head =
-            ObjectHead { size: 3 * PART_BYTES, version: None, modified_ms: None, attributes: Attributes::default() };
+        let head = ObjectHead {
+            size: 3 * PART_BYTES,
+            version: None,
+            modified_ms: None,
+            attributes: Attributes::default(),
+            checksum: None,
+        };
         bucket.copy_in_parts(&source, &head, "to").await
     }
 

@@ -3,12 +3,13 @@
 use std::borrow::Cow;
 
 use torchobj_core::error::{ErrorKind, Operation, Result};
-use torchobj_core::store::GetResult;
+use torchobj_core::store::{GetResult, ObjectChecksum};
 use torchobj_core::types::{GetRequest, ObjectHead, Payload, Version};
 
 use super::Bucket;
 use super::checksum;
-use crate::http::{AttributeHeaders, DetailsParser, HttpGetResult, date, range};
+use crate::config::Checksum;
+use crate::http::{AttributeHeaders, DetailsParser, HttpGetResult, Response, date, range};
 
 /// Name of the metadata entry with the nonce of an upload. Attributes do not contain it.
 pub(super) const NONCE: &str = "torchobj-upload";
@@ -35,6 +36,9 @@ impl Bucket {
         if let Some(version) = get.version.filter(|version| !version.as_str().starts_with("W/")) {
             headers.push(("if-match", Cow::Borrowed(version.as_str())));
         }
+        if get.checksum {
+            headers.extend(self.checksum_mode());
+        }
         // A compressed response does not have the length of the object.
         headers.push(("accept-encoding", Cow::Borrowed("identity")));
         let payload = Payload::default();
@@ -59,15 +63,34 @@ impl Bucket {
         Ok(self.head_with_nonce(key).await?.0)
     }
 
-    /// Size, version and attributes of an object, and the nonce of the upload that created it.
-    pub(super) async fn head_with_nonce(&self, key: &str) -> Result<(ObjectHead, Option<String>)> {
-        if self.by_sdk().await? { self.sdk_head(key).await } else { self.own_head(key).await }
+    /// Size, version, attributes and checksum of an object. An ETag that is an MD5 is used if there is no other checksum.
+    pub(super) async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
+        let by_sdk = self.by_sdk().await?;
+        Ok(if by_sdk { self.sdk_head(key, true).await } else { self.own_head(key, true).await }?.0)
     }
 
-    /// HeadObject.
-    async fn own_head(&self, key: &str) -> Result<(ObjectHead, Option<String>)> {
+    /// Whether checksums are requested.
+    pub(super) fn has_checksums(&self) -> bool {
+        self.account.config.checksum != Checksum::Off
+    }
+
+    /// The header that requests the checksum of an object.
+    fn checksum_mode(&self) -> Option<(&'static str, Cow<'static, str>)> {
+        self.has_checksums().then_some(("x-amz-checksum-mode", Cow::Borrowed("ENABLED")))
+    }
+
+    /// Size, version and attributes of an object, and the nonce of the upload that created it.
+    pub(super) async fn head_with_nonce(&self, key: &str) -> Result<(ObjectHead, Option<String>)> {
+        if self.by_sdk().await? { self.sdk_head(key, false).await } else { self.own_head(key, false).await }
+    }
+
+    /// HeadObject. `checksum`: requests the checksum.
+    async fn own_head(&self, key: &str, checksum: bool) -> Result<(ObjectHead, Option<String>)> {
         let payload = Payload::default();
-        let headers = self.customer_key_headers();
+        let mut headers = self.customer_key_headers();
+        if checksum {
+            headers.extend(self.checksum_mode());
+        }
         let operation = Operation::Head;
         let request = self.request(operation, "HEAD", Some(key), &[], headers, &payload);
         let response = self.dialect(operation).await?.send(&request).await?;
@@ -79,9 +102,22 @@ impl Bucket {
             version: response.header("etag").map(Version::new),
             modified_ms: response.header("last-modified").and_then(date::http_ms),
             attributes: ATTRIBUTES.parse(&response.lease),
+            checksum: if checksum { of_response(&response) } else { None },
         };
         Ok((head, response.header(&[METADATA, NONCE].concat()).map(str::to_owned)))
     }
+}
+
+/// The checksum of the object in a response to HEAD; otherwise the MD5 that is its ETag. The ETag of an object that is
+/// encrypted with a key of KMS or of the customer is none (API reference, "Object").
+fn of_response(response: &Response) -> Option<ObjectChecksum> {
+    let md5 = || {
+        let hidden = ["x-amz-server-side-encryption-aws-kms-key-id", "x-amz-server-side-encryption-customer-algorithm"];
+        let etag = response.header("etag")?;
+        let encrypted = hidden.iter().any(|name| response.header(name).is_some());
+        if encrypted { None } else { checksum::md5_of_etag(etag) }
+    };
+    checksum::of_object(|name| response.header(name)).or_else(|| md5().map(ObjectChecksum::Md5))
 }
 
 #[cfg(test)]
@@ -89,7 +125,7 @@ mod tests {
     use std::sync::Arc;
 
     use torchobj_core::buffer::{Memory, PendingBuffer};
-    use torchobj_core::store::{ObjectChecksum, ObjectStore};
+    use torchobj_core::store::ObjectStore;
     use torchobj_core::types::Attributes;
 
     use super::*;
@@ -115,7 +151,7 @@ mod tests {
                 let endpoint_url = Some(fake.url.clone());
                 let config = S3Config { endpoint_url, anonymous: true, force_sdk: *force_sdk, ..S3Config::default() };
                 let store = S3Store::new(Arc::new(Account::new(config).unwrap()), "b");
-                let get = GetRequest { key: "k", range: None, size: Some(1), version: None };
+                let get = GetRequest { key: "k", range: None, size: Some(1), version: None, checksum: false };
                 let mut result = store.open(get).await.unwrap();
                 let (_pending, mut dest) = PendingBuffer::new(Memory::allocate(1).unwrap());
                 result.read_into(&mut dest).await.unwrap();

@@ -106,6 +106,10 @@ impl ObjectStore for S3Store {
         self.0.head(key).await
     }
 
+    async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
+        self.0.head_with_checksum(key).await
+    }
+
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         if self.0.by_sdk().await? { self.0.sdk_list(&request).await } else { self.0.list(&request).await }
     }

@@ -5,7 +5,9 @@ use std::io;
 use std::pin::Pin;
 
 use aws_sdk_s3::primitives::ByteStream;
-use aws_sdk_s3::types::{ChecksumType, CompletedMultipartUpload, CompletedPart, EncodingType, StorageClass};
+use aws_sdk_s3::types::{
+    ChecksumMode, ChecksumType, CompletedMultipartUpload, CompletedPart, EncodingType, StorageClass,
+};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::poll_fn;
@@ -64,6 +66,21 @@ macro_rules! attributes {
     }};
 }
 
+/// The checksum of the object in an output.
+macro_rules! object_checksum {
+    ($output:ident) => {
+        checksum::of_object(|name| match name {
+            "x-amz-checksum-type" => $output.checksum_type.as_ref().map(ChecksumType::as_str),
+            "x-amz-checksum-crc64nvme" => $output.checksum_crc64_nvme.as_deref(),
+            "x-amz-checksum-crc32c" => $output.checksum_crc32_c.as_deref(),
+            "x-amz-checksum-crc32" => $output.checksum_crc32.as_deref(),
+            "x-amz-checksum-sha256" => $output.checksum_sha256.as_deref(),
+            "content-range" => $output.content_range.as_deref(),
+            _ => None,
+        })
+    };
+}
+
 impl Bucket {
     /// GetObject.
     pub(in crate::s3) async fn sdk_open(&self, request: GetRequest<'_>) -> Result<Box<dyn GetResult>> {
@@ -81,16 +98,9 @@ impl Bucket {
             call = call.if_match(version.as_str());
         }
         call = customer_key!(self, call);
+        call = call.set_checksum_mode((request.checksum && self.has_checksums()).then_some(ChecksumMode::Enabled));
         let output = self.sdk_output(operation, Some(key), call.send()).await?;
-        let checksum = checksum::of_object(|name| match name {
-            "x-amz-checksum-type" => output.checksum_type.as_ref().map(ChecksumType::as_str),
-            "x-amz-checksum-crc64nvme" => output.checksum_crc64_nvme.as_deref(),
-            "x-amz-checksum-crc32c" => output.checksum_crc32_c.as_deref(),
-            "x-amz-checksum-crc32" => output.checksum_crc32.as_deref(),
-            "x-amz-checksum-sha256" => output.checksum_sha256.as_deref(),
-            "content-range" => output.content_range.as_deref(),
-            _ => None,
-        });
+        let checksum = object_checksum!(output);
         let encoding = output.content_encoding.clone();
         let headers = BodyHeaders {
             version: output.e_tag.as_deref().map(Version::new),
@@ -107,20 +117,22 @@ impl Bucket {
         Ok(Box::new(HttpGetResult::of_stream(self.url_of(Some(key)), headers, details, frames.boxed())?))
     }
 
-    /// HeadObject, with the nonce of the upload that created the object.
-    pub(in crate::s3) async fn sdk_head(&self, key: &str) -> Result<(ObjectHead, Option<String>)> {
+    /// HeadObject, with the nonce of the upload that created the object. `checksum`: requests the checksum.
+    pub(in crate::s3) async fn sdk_head(&self, key: &str, checksum: bool) -> Result<(ObjectHead, Option<String>)> {
         let operation = Operation::Head;
         let mut call = self.sdk(operation).await?.head_object().bucket(&self.name).key(key);
         call = call.set_request_payer(self.request_payer());
         call = customer_key!(self, call);
+        call = call.set_checksum_mode((checksum && self.has_checksums()).then_some(ChecksumMode::Enabled));
         let output = self.sdk_output(operation, Some(key), call.send()).await?;
+        let checksum = if checksum { object_checksum!(output) } else { None };
         let nonce = output.metadata.as_ref().and_then(|metadata| metadata.get(NONCE)).cloned();
         let attributes = attributes!(output);
         let size = output.content_length.and_then(|length| u64::try_from(length).ok());
         let size =
             size.ok_or_else(|| self.error(ErrorKind::Protocol, operation, Some(key), "the response has no size"))?;
         let modified_ms = output.last_modified.and_then(|time| time.to_millis().ok());
-        Ok((ObjectHead { size, version: output.e_tag.map(Version::new), modified_ms, attributes }, nonce))
+        Ok((ObjectHead { size, version: output.e_tag.map(Version::new), modified_ms, attributes, checksum }, nonce))
     }
 
     /// ListObjectsV2.
