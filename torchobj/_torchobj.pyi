@@ -1,6 +1,7 @@
 """The native side of torchobj. Public, as names of `torchobj`: `Buffer`, `ObjectReader`, `ObjectRef`."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NotRequired, Required, Self, TypeAlias, TypedDict, final, type_check_only
 
 from torchobj.config import StoreConfig
@@ -28,6 +29,8 @@ __all__ = [
     "adopt",
     "close_gathers",
     "default_config",
+    "download_file",
+    "download_tree",
     "finish",
     "get_many",
     "heads",
@@ -37,6 +40,8 @@ __all__ = [
     "read_refs",
     "scatter",
     "start_prefetcher",
+    "upload_file",
+    "upload_tree",
 ]
 
 __version__: str
@@ -93,6 +98,60 @@ def close_gathers(gathers: Sequence[tuple[NativeGather, Sequence[Any]]]) -> list
 def default_config() -> dict[str, Any]:
     """Returns the default configuration of Rust, with the field names of Python. A test compares both."""
 
+def download_file(
+    store: NativeStore,
+    key: str,
+    folder: str | os.PathLike[str],
+    name: str,
+    version: str | None,
+    skip_unchanged: bool,
+    progress: Callable[..., None] | None = None,
+) -> tuple[int, str | None, bool]:
+    """Downloads an object to a file.
+
+    Args:
+        store: The store of the object.
+        key: Key of the object.
+        folder: The folder of the file.
+        name: Name of the file.
+        version: The version to read; None: the current one.
+        skip_unchanged: Whether a file that is equal to the object is kept.
+        progress: As for `upload_file`.
+
+    Returns:
+        Size in bytes, version, and whether the download was skipped.
+
+    Raises:
+        StoreError: The object could not be read, or the file could not be written.
+    """
+
+def download_tree(
+    store: NativeStore,
+    prefix: str,
+    folder: str | os.PathLike[str],
+    glob: str | None,
+    skip_unchanged: bool,
+    progress: Callable[..., None] | None = None,
+) -> tuple[int, int, int, list[tuple[str, Exception]]]:
+    """Downloads the objects under a prefix.
+
+    Args:
+        store: The store of the objects.
+        prefix: Prefix of the keys.
+        folder: The folder of the files.
+        glob: Selects objects by their keys without the prefix.
+        skip_unchanged: Whether files that are equal to their objects are kept.
+        progress: As for `upload_file`.
+
+    Returns:
+        Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
+        exceptions of the files that failed.
+
+    Raises:
+        ConfigError: `glob` is not valid.
+        StoreError: The listing failed, or the folder could not be opened.
+    """
+
 def finish(limit_s: float) -> None:
     """Waits until the uploads of dropped writers are aborted, for at most `limit_s` seconds. Called at exit."""
 
@@ -137,6 +196,67 @@ def scatter(
         ValueError: A buffer is read-only, or two buffers overlap.
         ObjectChangedError: An object has another version.
         StoreError: An object could not be read.
+    """
+
+def upload_file(
+    store: NativeStore,
+    path: str | os.PathLike[str],
+    key: str,
+    attributes: Attributes,
+    if_none_match: bool,
+    if_match: str | None,
+    skip_unchanged: bool,
+    progress: Callable[..., None] | None = None,
+) -> tuple[int, str | None, bool]:
+    """Uploads a file.
+
+    Args:
+        store: The store of the object.
+        path: The file.
+        key: Key of the object.
+        attributes: Headers and metadata of the object.
+        if_none_match: Whether the object must not exist.
+        if_match: The version that the existing object must have.
+        skip_unchanged: Whether an object that is equal to the file is kept.
+        progress: Called about every 0.1 s with the files done, all files, the bytes done, all bytes, and the files
+            that were skipped; totals are None until they are known.
+
+    Returns:
+        Size in bytes, version, and whether the upload was skipped.
+
+    Raises:
+        StoreError: The file could not be read, or the object could not be written.
+    """
+
+def upload_tree(
+    store: NativeStore,
+    folder: str | os.PathLike[str],
+    prefix: str,
+    glob: str | None,
+    attributes: Attributes,
+    if_none_match: bool,
+    skip_unchanged: bool,
+    progress: Callable[..., None] | None = None,
+) -> tuple[int, int, int, list[tuple[str, Exception]]]:
+    """Uploads the files below a folder.
+
+    Args:
+        store: The store of the objects.
+        folder: The folder.
+        prefix: Prefix of the keys.
+        glob: Selects files by their relative paths.
+        attributes: Headers and metadata of the objects.
+        if_none_match: Whether the objects must not exist.
+        skip_unchanged: Whether objects that are equal to their files are kept.
+        progress: As for `upload_file`.
+
+    Returns:
+        Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
+        exceptions of the files that failed.
+
+    Raises:
+        ConfigError: `glob` is not valid.
+        StoreError: The folder could not be read.
     """
 
 @final

@@ -5,6 +5,8 @@ only passes on the text.
 """
 
 import io
+from collections.abc import Sequence
+from typing import Any
 
 __all__ = [
     "AccessDeniedError",
@@ -25,6 +27,7 @@ __all__ = [
     "StoreTimeoutError",
     "ThrottledError",
     "TorchobjError",
+    "TransferError",
     "UnsupportedError",
 ]
 
@@ -107,6 +110,17 @@ class StoreConnectionError(StoreError, ConnectionError):
 
 class IntegrityError(StoreError):
     """The bytes that were received or stored do not match their checksum."""
+
+
+class TransferError(StoreError):
+    """Some files of a tree were not transferred; the others were."""
+
+    def __init__(self, message: str, failures: Sequence[tuple[str, Exception]] = (), result: Any = None) -> None:
+        super().__init__(message)
+        self.failures: list[tuple[str, Exception]] = list(failures)
+        """Relative path and exception of each file that was not transferred."""
+        self.result = result
+        """The `torchobj.files.TreeTransfer` of the other files."""
 
 
 class ManifestError(TorchobjError, ValueError):

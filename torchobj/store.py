@@ -10,6 +10,7 @@ from torchobj.buffers import contiguous
 from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.files.store_methods import FileMethods
 from torchobj.object_info import Listing, ListPage, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
 from torchobj.reads import checked_list, read_jobs
 from torchobj.urls import SCHEMES, canonical_url, parse_url
@@ -20,7 +21,7 @@ __all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload"]
 _MAX_OFFSET = 1 << 62
 
 
-class Store:
+class Store(FileMethods):
     """A bucket or folder.
 
     Thread-safe. Ctrl-C interrupts any call. It can be used in a forked child after its parent used it, and is pickled

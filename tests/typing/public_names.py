@@ -40,6 +40,7 @@ from torchobj import (
     Url,
     __version__,
     attach,
+    files,
     get_many,
     load,
     load_config,
@@ -154,7 +155,25 @@ def stores() -> None:
     assert_type(parse_url("s3://bucket/key"), Url)
 
 
-def files() -> None:
+def transfers() -> None:
+    """Files and folders, with their attributes."""
+
+    def show(now: files.Progress) -> None:
+        assert_type(now.bytes_total, int | None)
+
+    sent = files.upload_file("file", "s3://bucket/key", content_type="text/plain", if_version="1", progress=show)
+    assert_type(sent, files.Transfer)
+    assert_type(files.download_file(sent.url, "file", version=sent.version, skip_unchanged=True), files.Transfer)
+    assert_type(files.upload("folder", "s3://bucket/prefix", glob="*.jpg", metadata={"a": "b"}), files.TreeTransfer)
+    assert_type(files.upload_stream([b"bytes"], "s3://bucket/key"), files.Transfer)
+    try:
+        files.download("s3://bucket/prefix", "folder", progress=show)
+    except files.TransferError as error:
+        assert_type(error.failures, list[tuple[str, Exception]])
+    Store("s3://bucket").upload_file("key", "file", kind="x")  # type: ignore[call-arg]
+
+
+def objects_as_files() -> None:
     """Objects as files, and checkpoints."""
     with open("s3://bucket/key") as reader:
         assert_type(reader, S3Reader)

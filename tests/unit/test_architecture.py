@@ -26,7 +26,9 @@ LAYERS = [
     ["_torchobj"],
     ["_shutdown", "checkpoint.memory", "memory"],
     ["buffers", "conditions", "object_info"],
-    ["reads"],
+    ["reads", "files.attributes", "files.results"],
+    ["files.streams", "files.transfers"],
+    ["files.store_methods"],
     ["store", "checkpoint.archive"],
     [
         "checkpoint.files",

@@ -11,7 +11,8 @@ use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::read::Read;
 use crate::store::ObjectStore;
 use crate::transfer::{
-    Attempts, ConcurrencyLimit, HedgeDelay, Metrics, Permit, Policy, Quota, RateLimit, with_idle_timeout, within,
+    Attempts, ConcurrencyLimit, HedgeDelay, MemoryLimit, Metrics, Permit, Policy, Quota, RateLimit, with_idle_timeout,
+    within,
 };
 use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
 use crate::upload::check_unchanged;
@@ -40,6 +41,8 @@ pub struct Client {
     rate_limit: Option<Arc<RateLimit>>,
     hedge_delay: HedgeDelay,
     metrics: Arc<Metrics>,
+    /// Memory of files that are uploaded.
+    file_memory: Arc<MemoryLimit>,
 }
 
 impl Client {
@@ -56,7 +59,9 @@ impl Client {
         let permits = ConcurrencyLimit::new(policy.max_in_flight.min(max), cap);
         let quota = Arc::new(Quota::new(permits.max()));
         let rate_limit = policy.upload_bytes_per_s.map(|rate| Arc::new(RateLimit::new(rate)));
-        Self { store, policy, permits, quota, rate_limit, hedge_delay: HedgeDelay::default(), metrics: Arc::default() }
+        let file_memory = Arc::new(MemoryLimit::of_files(&policy));
+        let (hedge_delay, metrics) = (HedgeDelay::default(), Arc::default());
+        Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory }
     }
 
     /// A client of another store that shares the permits, the rate limit and the quota of this one: another bucket of the
@@ -64,8 +69,9 @@ impl Client {
     #[must_use]
     pub fn sharing(&self, store: Arc<dyn ObjectStore>) -> Self {
         let (policy, permits, quota) = (self.policy.clone(), self.permits.clone(), self.quota.clone());
-        let rate_limit = self.rate_limit.clone();
-        Self { store, policy, permits, quota, rate_limit, hedge_delay: HedgeDelay::default(), metrics: Arc::default() }
+        let (rate_limit, file_memory) = (self.rate_limit.clone(), self.file_memory.clone());
+        let (hedge_delay, metrics) = (HedgeDelay::default(), Arc::default());
+        Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory }
     }
 
     /// The store.
@@ -93,6 +99,11 @@ impl Client {
         if let Some(rate_limit) = &self.rate_limit {
             rate_limit.acquire(payload.len() as u64).await;
         }
+    }
+
+    /// The memory of all files that are uploaded concurrently.
+    pub(crate) fn file_memory(&self) -> &MemoryLimit {
+        &self.file_memory
     }
 
     /// The hedge delay of reads.
@@ -157,20 +168,15 @@ impl Client {
         self.head_by(key, || self.store.head(key)).await
     }
 
-    /// As [`head`](Self::head), with the checksum of the object if the store has one.
-    ///
-    /// # Errors
-    /// `NotFound`, `AccessDenied` if the permission to decrypt the object is missing, and errors that persist after the
-    /// retries.
+    /// As [`head`](Self::head), with the checksum of the object. `AccessDenied` without the permission to decrypt it.
     pub(crate) async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
         self.head_by(key, || self.store.head_with_checksum(key)).await
     }
 
-    async fn head_by<F: Future<Output = Result<ObjectHead>>>(
-        &self,
-        key: &str,
-        call: impl Fn() -> F,
-    ) -> Result<ObjectHead> {
+    async fn head_by<F>(&self, key: &str, call: impl Fn() -> F) -> Result<ObjectHead>
+    where
+        F: Future<Output = Result<ObjectHead>>,
+    {
         self.store.check_key(Operation::Head, key)?;
         let mut attempts = self.attempts();
         loop {

@@ -5,7 +5,7 @@
 //! * [`error`], [`url`], [`types`], [`crc32`]: plain data. [`fork`], [`runtime`]: the process. [`buffer`]: memory.
 //! * [`store`]: the trait of a store. [`memory`] and [`wrap`] implement it; `conformance` (feature) is its test suite.
 //! * [`transfer`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
-//! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`manifest`] and [`object_ref`]: objects by name.
+//! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
 //! * [`pickle`]: checks untrusted pickles.
 
@@ -18,6 +18,7 @@ pub mod conformance;
 pub mod crc32;
 pub mod engine;
 pub mod error;
+pub mod files;
 pub mod fork;
 pub mod list;
 pub mod manifest;

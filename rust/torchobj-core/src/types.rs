@@ -150,8 +150,7 @@ pub struct PutOptions {
     pub attributes: Attributes,
     /// Condition of the write.
     pub condition: Condition,
-    /// The checksum that every payload has, so that the store does not compute another one: one of
-    /// [`Capabilities::checksums`].
+    /// The checksum that every payload has, of [`Capabilities::checksums`]: the store does not compute another one.
     pub checksum: Option<ChecksumAlgorithm>,
 }
 
@@ -371,8 +370,7 @@ impl KeyRules {
     }
 }
 
-/// Features and limits of a store. Calls beyond them fail with `Unsupported` or `InvalidKey`. Core adapts to them and does
-/// not depend on the provider.
+/// Features and limits of a store, to which core adapts. Calls beyond them fail with `Unsupported` or `InvalidKey`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
     /// The keys that it supports.

@@ -1,7 +1,7 @@
 //! Python bindings: extract arguments, release the GIL, call torchobj-core and torchobj-store, and wrap the result.
 //!
-//! `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer` and `gather` define classes. `arrow` exports listings. `scatter` reads into Python buffers, and
-//! `slice_plan` slices of arrays.
+//! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer` and `gather` define classes. `arrow` exports listings.
+//! `scatter` reads into Python buffers, and `slice_plan` slices of arrays.
 //! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
 //! the calling thread waits without the GIL. `credentials` calls credential providers of the user. `pickle` measures
@@ -13,6 +13,7 @@ mod buffer;
 mod config;
 mod credentials;
 mod error;
+mod files;
 mod gather;
 mod log;
 mod manifest;
@@ -46,6 +47,8 @@ mod native {
     use crate::config::default_config;
     #[pymodule_export]
     use crate::credentials::CredentialAnswer;
+    #[pymodule_export]
+    use crate::files::{download_file, download_tree, upload_file, upload_tree};
     #[pymodule_export]
     use crate::gather::{NativeGather, close_gathers};
     #[pymodule_export]

@@ -18,6 +18,15 @@ const CANCEL_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Runs `work` and returns its output.
 pub(crate) fn wait<T: Send + 'static>(py: Python<'_>, work: impl Future<Output = T> + Send + 'static) -> PyResult<T> {
+    wait_reporting(py, work, |_| Ok(()))
+}
+
+/// Runs `work` and returns its output. Calls `report` in this thread about every 0.1 s meanwhile; its error cancels the work.
+pub(crate) fn wait_reporting<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl Future<Output = T> + Send + 'static,
+    mut report: impl FnMut(Python<'_>) -> PyResult<()>,
+) -> PyResult<T> {
     log::refresh_level(py);
     let (sender, mut receiver) = sync_channel(1);
     let task = py.detach(|| {
@@ -38,7 +47,7 @@ pub(crate) fn wait<T: Send + 'static>(py: Python<'_>, work: impl Future<Output =
             Err(RecvTimeoutError::Disconnected) => return Err(PyRuntimeError::new_err("the work panicked: a bug")),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        if let Err(interrupt) = py.check_signals() {
+        if let Err(interrupt) = py.check_signals().and_then(|()| report(py)) {
             task.abort();
             drop(receive(py, receiver, CANCEL_TIMEOUT));
             buffer::release_exports(py);

@@ -57,17 +57,22 @@ impl Filter {
     }
 
     /// The prefix of all keys that match, given that of the listing: `glob` is literal up to its first special character.
-    fn narrow(&self, prefix: &str) -> String {
+    pub(crate) fn narrow(&self, prefix: &str) -> String {
         let pattern = self.glob.as_ref().map_or("", |glob| glob.glob().glob());
         let literal = pattern.find(['*', '?', '[', '{', '\\']).unwrap_or(pattern.len());
         format!("{prefix}{}", &pattern[..literal])
     }
 
-    fn selects(&self, prefix: &str, entry: &ListEntry) -> bool {
+    pub(crate) fn selects(&self, prefix: &str, entry: &ListEntry) -> bool {
         let marker = entry.size == Some(0) && entry.key.ends_with('/');
         let suffix = self.suffixes.is_empty() || self.suffixes.iter().any(|suffix| entry.key.ends_with(suffix));
         let relative = entry.key.strip_prefix(prefix).unwrap_or(&entry.key);
-        !marker && suffix && self.glob.as_ref().is_none_or(|glob| glob.is_match(relative))
+        !marker && suffix && self.selects_name(relative)
+    }
+
+    /// Whether the pattern matches a relative path.
+    pub(crate) fn selects_name(&self, relative: &str) -> bool {
+        self.glob.as_ref().is_none_or(|glob| glob.is_match(relative))
     }
 }
 

@@ -38,7 +38,7 @@ const MIN_PART_BYTES: u64 = 4 << 20;
 /// The size of the parts of a read of `length` bytes: `policy.part_bytes`, or less if permits would stay idle.
 ///
 /// (MetricsSnapshot with 128 MiB, 80 MB/s per connection and 20 ms to the first byte: 843 MB/s in parts of 8 MiB.)
-pub(super) fn part_bytes(policy: &Policy, length: u64) -> u64 {
+pub(crate) fn part_bytes(policy: &Policy, length: u64) -> u64 {
     let even = length.div_ceil(policy.max_in_flight.max(1) as u64);
     even.clamp(MIN_PART_BYTES.min(policy.part_bytes), policy.part_bytes)
 }

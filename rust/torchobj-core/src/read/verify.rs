@@ -6,14 +6,28 @@ use crate::store::ObjectChecksum;
 
 /// Returns a message if `bytes` do not have the checksum. MD5 and SHA-256 are not computed.
 pub(super) fn mismatch(expected: ObjectChecksum, bytes: &[u8]) -> Option<String> {
-    let (name, algorithm, expected) = match expected {
-        ObjectChecksum::Crc32(crc) => ("CRC32", CrcAlgorithm::Crc32IsoHdlc, u64::from(crc)),
-        ObjectChecksum::Crc32C(crc) => ("CRC32C", CrcAlgorithm::Crc32Iscsi, u64::from(crc)),
-        ObjectChecksum::Crc64Nvme(crc) => ("CRC64NVME", CrcAlgorithm::Crc64Nvme, crc),
-        ObjectChecksum::Md5(_) | ObjectChecksum::Sha256(_) => return None,
+    let (algorithm, expected) = crc_of(expected)?;
+    difference(algorithm, expected, checksum(algorithm, bytes))
+}
+
+/// Returns a message if the CRC of the received bytes is not the one that the store sent.
+pub(crate) fn difference(algorithm: CrcAlgorithm, expected: u64, found: u64) -> Option<String> {
+    let name = match algorithm {
+        CrcAlgorithm::Crc32IsoHdlc => "CRC32",
+        CrcAlgorithm::Crc32Iscsi => "CRC32C",
+        _ => "CRC64NVME",
     };
-    let found = checksum(algorithm, bytes);
     (found != expected).then(|| format!("the received bytes have {name} {found:08x}, the store sent {expected:08x}"))
+}
+
+/// The algorithm and the value of a checksum that is a CRC.
+pub(crate) fn crc_of(checksum: ObjectChecksum) -> Option<(CrcAlgorithm, u64)> {
+    match checksum {
+        ObjectChecksum::Crc32(crc) => Some((CrcAlgorithm::Crc32IsoHdlc, crc.into())),
+        ObjectChecksum::Crc32C(crc) => Some((CrcAlgorithm::Crc32Iscsi, crc.into())),
+        ObjectChecksum::Crc64Nvme(crc) => Some((CrcAlgorithm::Crc64Nvme, crc)),
+        ObjectChecksum::Md5(_) | ObjectChecksum::Sha256(_) => None,
+    }
 }
 
 #[cfg(test)]

@@ -13,5 +13,5 @@ mod writer;
 
 pub use commit::{Commit, CommitFailure};
 pub use gather::{Gather, Piece};
-pub(crate) use session::check_unchanged;
+pub(crate) use session::{Session, check_unchanged};
 pub use writer::Writer;

@@ -9,17 +9,17 @@ const MAX_DOUBLINGS: u64 = 10;
 
 /// Sizes of the parts of uploads to a store.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PartSizes {
+pub(crate) struct PartSizes {
     /// Size of the first parts, in bytes.
-    pub(super) first_bytes: u64,
+    pub(crate) first_bytes: u64,
     /// Maximum number of parts of an upload to the store.
-    pub(super) max_parts: u32,
+    pub(crate) max_parts: u32,
     max_bytes: u64,
 }
 
 impl PartSizes {
     /// Parts of `part_bytes`, within the limits of the store.
-    pub(super) fn new(part_bytes: u64, store: &Capabilities) -> Self {
+    pub(crate) fn new(part_bytes: u64, store: &Capabilities) -> Self {
         let first_bytes = part_bytes.max(store.min_part_bytes).min(store.max_put_bytes);
         Self { first_bytes, max_parts: store.max_parts, max_bytes: store.max_put_bytes }
     }
@@ -28,7 +28,7 @@ impl PartSizes {
     /// `max_parts`.
     ///
     /// With first parts of 8 MiB, the 10 000 parts of S3 hold 11 TiB, and all parts of a 7 GiB object have the same size.
-    pub(super) fn growing(&self, number: u32) -> u64 {
+    pub(crate) fn growing(&self, number: u32) -> u64 {
         let parts_per_size = (u64::from(self.max_parts) * 9 / 100).max(1);
         let doublings = u64::from(number.saturating_sub(1)) / parts_per_size;
         self.first_bytes.saturating_mul(1 << doublings.min(MAX_DOUBLINGS)).min(self.max_bytes)
@@ -36,7 +36,7 @@ impl PartSizes {
 
     /// Returns the parts of an object of `size` bytes, in order. All but the last have the same size, which is larger than
     /// `first_bytes` if there would be too many parts otherwise.
-    pub(super) fn even(&self, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
+    pub(crate) fn even(&self, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
         const MIB: u64 = 1 << 20;
         let min_bytes = size.div_ceil(u64::from(self.max_parts)).next_multiple_of(MIB);
         crate::read::parts(0..size, self.first_bytes.max(min_bytes).min(self.max_bytes))

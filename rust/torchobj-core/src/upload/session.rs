@@ -26,7 +26,7 @@ type Sent = (PartReceipt, u64);
 
 /// An upload that has begun, and its parts in flight.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(crate) struct Session {
     client: Arc<Client>,
     upload: Arc<Upload>,
     sending: Arc<Batch<SendPart>>,
@@ -38,7 +38,7 @@ pub(super) struct Session {
 
 impl Session {
     /// Begins an upload.
-    pub(super) async fn begin(client: Arc<Client>, key: &str, options: &PutOptions) -> Result<Self> {
+    pub(crate) async fn begin(client: Arc<Client>, key: &str, options: &PutOptions) -> Result<Self> {
         let limit = client.policy().first_byte_timeout;
         let upload = {
             let mut attempts = client.attempts();
@@ -65,7 +65,7 @@ impl Session {
     }
 
     /// Starts to send a part. `held_bytes` is the memory held for it besides the caller's own.
-    pub(super) fn send(&mut self, number: u32, offset: u64, payload: Payload, held_bytes: u64) -> Result<()> {
+    pub(crate) fn send(&mut self, number: u32, offset: u64, payload: Payload, held_bytes: u64) -> Result<()> {
         let max_parts = self.client.part_sizes().max_parts;
         if number > max_parts {
             let message = format!("more than {max_parts} parts: set a larger part_bytes");
@@ -78,7 +78,7 @@ impl Session {
     }
 
     /// Waits until another part with `held_bytes` of memory may be sent.
-    pub(super) async fn wait_for_capacity(&mut self, held_bytes: u64, max_bytes: u64) -> Result<()> {
+    pub(crate) async fn wait_for_capacity(&mut self, held_bytes: u64, max_bytes: u64) -> Result<()> {
         while self.sending.pending() > 0
             && (self.sending.pending() >= self.sending.limit()
                 || self.held_bytes > 0 && self.held_bytes + held_bytes > max_bytes)
@@ -104,7 +104,7 @@ impl Session {
 
     /// Waits for all parts and makes them the object. A failed upload is aborted, unless its commit may still be running: an
     /// abort could delete the parts of a commit in progress.
-    pub(super) async fn commit(mut self, condition: &Condition) -> Result<Version> {
+    pub(crate) async fn commit(mut self, condition: &Condition) -> Result<Version> {
         let failure = match self.try_commit(condition).await {
             Ok(version) => {
                 self.ended = true;
@@ -144,7 +144,7 @@ impl Session {
     }
 
     /// Cancels the parts in flight and aborts the upload. Logs a warning if the abort fails.
-    pub(super) async fn abort(&mut self) {
+    pub(crate) async fn abort(&mut self) {
         self.ended = true;
         abort(&self.client, &self.upload, &self.sending).await;
     }

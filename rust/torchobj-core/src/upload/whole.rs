@@ -31,12 +31,12 @@ impl Client {
     }
 
     /// Smaller objects are written in one request: the configured limit, within that of the store.
-    pub(super) fn whole_below_bytes(&self) -> u64 {
+    pub(crate) fn whole_below_bytes(&self) -> u64 {
         self.policy().whole_below_bytes.min(self.store().capabilities().max_put_bytes)
     }
 
     /// The configured part sizes, within the limits of the store.
-    pub(super) fn part_sizes(&self) -> PartSizes {
+    pub(crate) fn part_sizes(&self) -> PartSizes {
         PartSizes::new(self.policy().part_bytes, &self.store().capabilities())
     }
 }

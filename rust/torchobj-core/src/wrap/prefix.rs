@@ -61,6 +61,10 @@ impl ObjectStore for PrefixStore {
         self.inner.head(&self.whole(key)).await
     }
 
+    async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
+        self.inner.head_with_checksum(&self.whole(key)).await
+    }
+
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         let (prefix, whole) = (self.whole(request.prefix), |key: Option<&str>| key.map(|key| self.whole(key)));
         let (start_after, end) = (whole(request.start_after), whole(request.end));

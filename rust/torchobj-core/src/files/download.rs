@@ -1,0 +1,354 @@
+//! Downloads one object to a file: parallel parts into a temporary file, which is renamed when it is complete.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use crc_fast::{CrcAlgorithm, checksum_combine};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, statat};
+use rustix::io::Errno;
+
+use super::counters::Counters;
+use super::folder::Folder;
+use super::journal::Journal;
+use super::local::{error_of, in_place};
+use super::mtime::Mtime;
+use super::sink::{FileSink, PartFile};
+use super::temporary::Temporary;
+use super::{Transferred, same, source};
+use crate::client::Client;
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::read::{Expected, First, crc_of, difference, part_bytes, parts};
+use crate::types::{ByteRange, GetRequest, ObjectChecksum, Version};
+
+/// The checksum of the parts of an object without a CRC: AWS computes it for new objects.
+const OWN_CRC: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
+
+/// An object to download.
+#[derive(Debug, Default)]
+pub struct Download {
+    /// The object.
+    pub key: String,
+    /// Size and time of the last write in milliseconds since 1970, as far as a listing has them; `None` without a listing.
+    pub listed: Option<(Option<u64>, Option<i64>)>,
+    /// The version to read, if the caller selected one.
+    pub version: Option<Version>,
+    /// Whether a file that is equal to the object is kept.
+    pub skip_unchanged: bool,
+}
+
+/// An object, as its first response describes it.
+struct Object {
+    size: u64,
+    version: Option<Version>,
+    checksum: Option<ObjectChecksum>,
+    mtime: Option<Mtime>,
+    /// A response with its first bytes.
+    first: Option<First>,
+}
+
+/// The file that a download creates.
+struct Target {
+    folder: Arc<OwnedFd>,
+    name: String,
+    /// For messages.
+    path: std::path::PathBuf,
+}
+
+impl Client {
+    /// Downloads an object to the file `name` in `folder`, and counts it as the only file of the transfer.
+    ///
+    /// # Errors
+    /// Those of [`download_file`](Self::download_file), and those of opening the folder.
+    pub async fn download_one(
+        self: &Arc<Self>,
+        download: Download,
+        folder: &Path,
+        name: &str,
+        counters: &Arc<Counters>,
+    ) -> Result<Transferred> {
+        let folder = in_place(|| Folder::open(folder))?;
+        let done = self.download_file(download, &folder, name, counters).await?;
+        counters.done(done.size, done.skipped);
+        Ok(done)
+    }
+
+    /// Downloads an object to the file with the relative path `name` in `folder`. The file appears when it is complete; an
+    /// earlier file is replaced. If the transfer is interrupted and the object has several parts, the next call continues
+    /// with the missing ones.
+    ///
+    /// # Errors
+    /// Those of [`get`](Self::get); `InvalidKey` if `name` is not a path below the folder; `Integrity` if the bytes do not
+    /// have the checksum of the object; `Io` if there is no space.
+    pub async fn download_file(
+        self: &Arc<Self>,
+        download: Download,
+        folder: &Folder,
+        name: &str,
+        counters: &Arc<Counters>,
+    ) -> Result<Transferred> {
+        self.store().check_key(Operation::Get, &download.key)?;
+        if let Some(reason) = Folder::refusal(name) {
+            return Err(self
+                .store()
+                .error(ErrorKind::InvalidKey, Operation::Get, &download.key, reason)
+                .with_hint(format!("{name:?} cannot be the path of a file")));
+        }
+        let target = in_place(|| Target::open(folder, name))?;
+        let mut known = None;
+        if download.skip_unchanged
+            && let Some((file, size)) = in_place(|| target.existing())
+            && download.listed.and_then(|(listed, _)| listed).is_none_or(|listed| listed == size)
+        {
+            let object = self.head_object(&download.key).await?;
+            let mtime = file.metadata().map(|metadata| source::mtime_of(&metadata));
+            let mtime = mtime.map_err(|error| target.failed(error))?;
+            let same = size == object.size
+                && match object.checksum {
+                    Some(checksum) => {
+                        same::has_checksum(&file, size, checksum).await.map_err(|error| target.failed(error))?
+                    }
+                    None => object.mtime == Some(mtime),
+                };
+            if same {
+                if download.listed.is_none() {
+                    counters.found(size);
+                    counters.found_all();
+                }
+                return Ok(Transferred { size, version: object.version, skipped: true });
+            }
+            known = Some(object);
+        }
+        let object = match known {
+            Some(object) if download.version.is_none() => object,
+            _ => self.find(&download).await?,
+        };
+        let (size, version) = (object.size, object.version.clone());
+        if download.listed.is_none() {
+            counters.found(size);
+            counters.found_all();
+        }
+        self.receive_file(download.key, object, &target, counters).await?;
+        Ok(Transferred { size, version, skipped: false })
+    }
+
+    /// Requests what must be known of an object: by GET if it is small or the version is selected, otherwise by HEAD.
+    async fn find(&self, download: &Download) -> Result<Object> {
+        let (size, modified_ms) = download.listed.unwrap_or_default();
+        let range = match &download.version {
+            Some(_) => Some(ByteRange::Bounded(0..self.policy().part_bytes)),
+            None if size.is_some_and(|size| size < self.policy().whole_below_bytes) => None,
+            None => return self.head_object(&download.key).await,
+        };
+        let bytes = size.unwrap_or(self.policy().part_bytes);
+        let version = download.version.as_ref();
+        let request = GetRequest { key: &download.key, range, size: None, version, checksum: true };
+        let first = match self.open_first(request.clone(), bytes).await {
+            // Every range of an empty object is refused.
+            Err(error) if error.kind() == ErrorKind::Range => {
+                self.open_first(GetRequest { range: None, ..request }, bytes).await?
+            }
+            first => first?,
+        };
+        let result = &first.result;
+        Ok(Object {
+            size: result.size(),
+            version: version.or(result.version()).cloned(),
+            checksum: result.checksum(),
+            mtime: same::mtime_of(&result.attributes(), modified_ms),
+            first: Some(first),
+        })
+    }
+
+    async fn head_object(&self, key: &str) -> Result<Object> {
+        let head = self.head_with_checksum(key).await?;
+        let mtime = same::mtime_of(&head.attributes, head.modified_ms);
+        Ok(Object { size: head.size, version: head.version, checksum: head.checksum, mtime, first: None })
+    }
+
+    /// Receives an object into the temporary file of its target, and publishes it.
+    async fn receive_file(
+        self: &Arc<Self>,
+        key: String,
+        mut object: Object,
+        target: &Target,
+        counters: &Arc<Counters>,
+    ) -> Result<()> {
+        let size = object.size;
+        let own_part_bytes = match (&object.first, size < self.policy().whole_below_bytes) {
+            (Some(first), _) => first.result.range().end,
+            (None, true) => size,
+            (None, false) => part_bytes(self.policy(), size),
+        };
+        let opened = in_place(|| Temporary::open(&target.folder, &target.name));
+        let mut temporary = opened.map_err(|error| target.failed(error))?;
+        let url = self.store().url(&key);
+        let crc = object.checksum.and_then(crc_of);
+        // Two parts are worth a journal, and only a version shows that both are of the same object.
+        let journaled = own_part_bytes < size && temporary.is_resumable();
+        let prepared = in_place(|| {
+            let Some(version) = object.version.as_ref().filter(|_| journaled) else {
+                temporary.file().set_len(0)?;
+                return Ok(None);
+            };
+            let identity = format!("{url}\n{version:?}\n{:?}", object.checksum);
+            Journal::open(temporary.file(), &identity, size, own_part_bytes).map(Some)
+        });
+        let (journal, recorded) = prepared.map_err(|error| target.failed(error))?.unzip();
+        let missing = in_place(|| temporary.missing_bytes(size)).map_err(|error| target.failed(error))?;
+        if missing > 0 {
+            let message =
+                format!("no space for the file: it has {size} bytes, the file system lacks {missing} of them");
+            return Err(Error::new(ErrorKind::Io, Operation::Get, super::local::url_of(&target.path), message));
+        }
+        let algorithm = crc.map_or(OWN_CRC, |(algorithm, _)| algorithm);
+        let (part_bytes, mut sums) = match recorded {
+            Some(recorded) => (recorded.part_bytes, recorded.parts),
+            None => (
+                own_part_bytes.max(1),
+                vec![None; usize::try_from(size.div_ceil(own_part_bytes.max(1))).expect("the parts are in memory")],
+            ),
+        };
+        if sums.is_empty() {
+            sums.push(None);
+        }
+        for (sum, range) in sums.iter_mut().zip(parts(0..size, part_bytes)) {
+            if let Some(value) = *sum
+                && !same::has_crc(temporary.file(), range, algorithm, value)
+                    .await
+                    .map_err(|error| target.failed(error))?
+            {
+                *sum = None;
+            }
+        }
+        // An interrupted transfer continues with the parts that are missing.
+        temporary.keep(journal.is_some());
+        let part_file = Arc::new(PartFile {
+            file: temporary.file().clone(),
+            url,
+            algorithm: (crc.is_some() || journal.is_some()).then_some(algorithm),
+            journal,
+            counters: counters.clone(),
+        });
+        let received = self.receive_missing(key.into(), &mut object, &part_file, part_bytes, &mut sums).await;
+        let received = received.and_then(|()| match crc {
+            None => Ok(()),
+            Some((algorithm, expected)) => {
+                let lengths = parts(0..size, part_bytes).map(|range| range.end - range.start);
+                let sums = sums.iter().map(|sum| sum.unwrap_or_default());
+                let whole = sums.zip(lengths).reduce(|(whole, length), (sum, next)| {
+                    (checksum_combine(algorithm, whole, sum, next), length + next)
+                });
+                let found = whole.map_or(0, |(sum, _)| sum);
+                match difference(algorithm, expected, found) {
+                    None => Ok(()),
+                    Some(message) => Err(Error::new(ErrorKind::Integrity, Operation::Get, &*part_file.url, message)),
+                }
+            }
+        });
+        if let Err(error) = received {
+            return Err(abandon(error, &mut temporary, size));
+        }
+        drop(part_file);
+        let published = in_place(|| {
+            temporary.file().set_len(size)?;
+            temporary.publish(&target.name, object.mtime)
+        });
+        published.map_err(|error| target.failed(error))
+    }
+
+    /// Receives the parts whose checksum is not known yet, and completes `sums`.
+    async fn receive_missing(
+        self: &Arc<Self>,
+        key: Arc<str>,
+        object: &mut Object,
+        file: &Arc<PartFile>,
+        part_bytes: u64,
+        sums: &mut [Option<u64>],
+    ) -> Result<()> {
+        let expected = Expected { size: Some(object.size), version: object.version.clone() };
+        let mut first = object.first.take();
+        let mut missing = Vec::new();
+        for (index, sum) in sums.iter().enumerate() {
+            let start = index as u64 * part_bytes;
+            let range = start..(start + part_bytes).min(object.size);
+            let length = usize::try_from(range.end - range.start).expect("a part fits the address space");
+            match sum {
+                Some(_) => file.counters.add(length as u64),
+                None => missing.push((range, FileSink::new(file.clone(), index, start, length))),
+            }
+        }
+        // The response has the first part only.
+        first = first.filter(|first| missing.first().is_some_and(|(range, _)| *range == first.result.range()));
+        let filled = match missing.len() {
+            0 => Vec::new(),
+            1 => {
+                let (range, mut sink) = missing.pop().expect("it has one element");
+                self.receive(&key, range, &expected, &mut sink, first).await?;
+                vec![sink]
+            }
+            _ => self.receive_all(key, expected, missing.into_iter(), first).await?,
+        };
+        for sink in filled {
+            let (index, sum) = sink.checksum();
+            sums[index] = Some(sum);
+        }
+        Ok(())
+    }
+}
+
+/// Removes the temporary file after an error that would occur again. Adds what a full file system lacks.
+fn abandon(error: Error, temporary: &mut Temporary, size: u64) -> Error {
+    let transient = matches!(
+        error.kind(),
+        ErrorKind::Throttled
+            | ErrorKind::Server
+            | ErrorKind::Connect
+            | ErrorKind::Reset
+            | ErrorKind::Stale
+            | ErrorKind::Timeout
+            | ErrorKind::ShortBody
+            | ErrorKind::Protocol
+            | ErrorKind::Cancelled
+    );
+    if transient {
+        return error;
+    }
+    let missing = temporary.missing_bytes(size).unwrap_or(0);
+    temporary.keep(false);
+    if error.kind() == ErrorKind::Io && missing > 0 {
+        return error.with_hint(format!("the object has {size} bytes, the file system lacks {missing} of them"));
+    }
+    error
+}
+
+impl Target {
+    fn open(folder: &Folder, name: &str) -> Result<Self> {
+        let path = folder.path_of(name);
+        let opened =
+            folder.parent_of(name).and_then(|(parent, file)| match statat(&parent, file, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => Err(Errno::ISDIR.into()),
+                Ok(_) | Err(Errno::NOENT) => Ok((parent, file)),
+                Err(error) => Err(error.into()),
+            });
+        match opened {
+            Ok((folder, file)) => Ok(Self { folder, name: file.to_owned(), path }),
+            Err(error) => Err(error_of(Operation::Get, &path, error)),
+        }
+    }
+
+    /// Opens the file that exists under the name, if it is a regular one. Returns it with its size.
+    fn existing(&self) -> Option<(File, u64)> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(openat(&self.folder, &self.name, flags, Mode::empty()).ok()?);
+        let metadata = file.metadata().ok()?;
+        metadata.is_file().then(|| (file, metadata.len()))
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        let path: &Path = &self.path;
+        error_of(Operation::Get, path, error)
+    }
+}

@@ -1,0 +1,91 @@
+//! Opens the folders of a tree, component by component, without following symbolic links. Creates missing ones.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
+use rustix::io::Errno;
+
+use super::local::error_of;
+use crate::error::{Operation, Result};
+use crate::types::KeyRules;
+
+/// Folders that are kept open. A listing is sorted, so that the files of a folder follow each other.
+const KEPT_OPEN: usize = 64;
+
+/// A folder that files are downloaded to.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    root: Arc<OwnedFd>,
+    /// Folders below it, by their relative paths.
+    open: Mutex<HashMap<String, Arc<OwnedFd>>>,
+}
+
+impl Folder {
+    /// Opens a folder. Its own path may contain symbolic links.
+    ///
+    /// # Errors
+    /// `NotFound`, `AccessDenied`, or `InvalidKey` if it is a file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let root = openat(CWD, path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let root = root.map_err(|error| error_of(Operation::Get, path, error.into()))?;
+        Ok(Self { path: path.to_owned(), root: Arc::new(root), open: Mutex::default() })
+    }
+
+    /// The path of a file in it, for messages.
+    pub(super) fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Returns why a file below the folder cannot have this relative path; `None` if it can.
+    pub(super) fn refusal(name: &str) -> Option<&'static str> {
+        KeyRules::Path.refusal(name)
+    }
+
+    /// Opens the folder of the file with the relative path `name`, and creates it if it does not exist. Returns it with
+    /// the name of the file in it.
+    ///
+    /// # Errors
+    /// `NotADirectory` if a component is a file or a symbolic link.
+    pub(super) fn parent_of<'n>(&self, name: &'n str) -> io::Result<(Arc<OwnedFd>, &'n str)> {
+        let Some((folder, file)) = name.rsplit_once('/') else { return Ok((self.root.clone(), name)) };
+        if let Some(open) = self.open.lock().expect("no holder of this lock panics").get(folder) {
+            return Ok((open.clone(), file));
+        }
+        let mut at = self.root.clone();
+        for component in folder.split('/') {
+            at = Arc::new(open_or_create(&at, component)?);
+        }
+        let mut open = self.open.lock().expect("no holder of this lock panics");
+        if open.len() >= KEPT_OPEN {
+            open.clear();
+        }
+        open.insert(folder.to_owned(), at.clone());
+        Ok((at, file))
+    }
+}
+
+fn open_or_create(parent: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = || openat(parent, name, flags, Mode::empty());
+    let opened = match open() {
+        Err(Errno::NOENT) => {
+            match mkdirat(parent, name, Mode::from_raw_mode(0o777)) {
+                // Another task has created it.
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+            open()
+        }
+        opened => opened,
+    };
+    match opened {
+        // A symbolic link, on systems that do not report it as `NOTDIR`.
+        Err(Errno::LOOP | Errno::MLINK) => Err(Errno::NOTDIR.into()),
+        opened => Ok(opened?),
+    }
+}

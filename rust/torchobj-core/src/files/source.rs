@@ -1,0 +1,116 @@
+//! A local file that is uploaded: read in parts, and checked for changes.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crc_fast::{CrcAlgorithm, Digest};
+use rustix::fs::OFlags;
+
+use super::local::{error_of, url_of};
+use super::mtime::Mtime;
+use crate::buffer::{Buffer, Memory, PendingBuffer};
+use crate::error::{Error, ErrorKind, Operation, Result};
+
+/// Bytes read by one call: their checksum is computed while they are in the cache.
+const BLOCK_BYTES: usize = 256 << 10;
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub(super) struct SourceFile {
+    path: PathBuf,
+    file: File,
+    size: u64,
+    mtime: Mtime,
+}
+
+impl SourceFile {
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    /// `NotFound`, `AccessDenied`, or `InvalidKey` if it is a folder or a special file.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        // Opening a FIFO would wait for a writer.
+        let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed();
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(path);
+        let opened = opened.and_then(|file| file.metadata().map(|metadata| (file, metadata)));
+        let (file, metadata) = opened.map_err(|error| error_of(Operation::Put, path, error))?;
+        if !metadata.is_file() {
+            let message = "not a regular file; torchobj.files.upload_stream reads pipes, torchobj.files.upload folders";
+            return Err(Error::new(ErrorKind::InvalidKey, Operation::Put, url_of(path), message));
+        }
+        Ok(Self { path: path.to_owned(), file, size: metadata.len(), mtime: mtime_of(&metadata) })
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn size(&self) -> u64 {
+        self.size
+    }
+
+    pub(super) fn mtime(&self) -> Mtime {
+        self.mtime
+    }
+
+    pub(super) fn failed(&self, error: io::Error) -> Error {
+        error_of(Operation::Put, &self.path, error)
+    }
+
+    /// Returns an error if size or time of modification of the file have changed since it was opened.
+    ///
+    /// # Errors
+    /// `Changed`.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        let now = self.file.metadata().map_err(|error| self.failed(error))?;
+        if (now.len(), mtime_of(&now)) == (self.size, self.mtime) {
+            return Ok(());
+        }
+        let message = format!(
+            "the file changed while it was uploaded: it had {} bytes and now has {}; nothing was written",
+            self.size,
+            now.len()
+        );
+        Err(Error::new(ErrorKind::Changed, Operation::Put, url_of(&self.path), message))
+    }
+
+    /// Reads a range, and computes its CRC-32 if `crc32`.
+    ///
+    /// # Errors
+    /// `Changed` if the file became shorter.
+    pub(super) fn read(&self, range: &Range<u64>, crc32: bool) -> Result<(Buffer, Option<u32>)> {
+        let length = usize::try_from(range.end - range.start).expect("a part fits the address space");
+        let memory = Memory::allocate(length).map_err(|error| self.failed(error))?;
+        let (pending, mut dest) = PendingBuffer::new(memory);
+        let mut digest = crc32.then(|| Digest::new(CrcAlgorithm::Crc32IsoHdlc));
+        while dest.remaining() > 0 {
+            let at = range.start + dest.filled() as u64;
+            let max = dest.remaining().min(BLOCK_BYTES);
+            let block = &mut dest.unfilled_mut()[..max];
+            let count = match self.file.read_at(block, at) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                count => count.map_err(|error| self.failed(error))?,
+            };
+            if count == 0 {
+                self.check_unchanged()?;
+                return Err(self.failed(io::ErrorKind::InvalidData.into()));
+            }
+            if let Some(digest) = &mut digest {
+                digest.update(&block[..count]);
+            }
+            dest.advance(count);
+        }
+        drop(dest);
+        let buffer = pending.finish(length).expect("the only writer of the part was dropped just above");
+        let crc32 = digest.map(|digest| u32::try_from(digest.finalize()).expect("a CRC-32 has 32 bits"));
+        Ok((buffer, crc32))
+    }
+}
+
+/// The time of modification of a file.
+pub(super) fn mtime_of(metadata: &Metadata) -> Mtime {
+    Mtime::new(metadata.mtime(), metadata.mtime_nsec())
+}

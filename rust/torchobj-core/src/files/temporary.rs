@@ -1,0 +1,141 @@
+//! The temporary file of a download: beside its target, locked, and renamed to it when it is complete.
+//!
+//! Its name depends on that of the target only, so that a download finds what an earlier one left behind, and no more than
+//! one such file exists for a target. If another process is downloading to the same target, the name is a random one.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::fs::{
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, flock, fstat, fstatvfs, futimens,
+    openat, renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+use sha2::{Digest, Sha256};
+
+use super::mtime::Mtime;
+
+/// Prefix of the names of temporary files. Walks and listings of folders skip them.
+pub(super) const PREFIX: &str = ".torchobj-";
+
+/// A file can be replaced between its opening and its locking. More often than this is not by chance.
+const ATTEMPTS: usize = 100;
+
+/// A locked temporary file. Dropping it removes the file, unless it was published or kept.
+#[derive(Debug)]
+pub(super) struct Temporary {
+    folder: Arc<OwnedFd>,
+    name: String,
+    file: Arc<File>,
+    /// Whether this process alone uses the name of the target's temporary file.
+    resumable: bool,
+    remove: bool,
+}
+
+impl Temporary {
+    /// Opens or creates the temporary file of `target` in `folder`.
+    pub(super) fn open(folder: &Arc<OwnedFd>, target: &str) -> io::Result<Self> {
+        let mut name = name_of(target);
+        let mut resumable = true;
+        for _ in 0..ATTEMPTS {
+            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let file = match openat(folder, &name, flags, Mode::from_raw_mode(0o666)) {
+                // A symbolic link or a folder.
+                Err(Errno::LOOP | Errno::MLINK | Errno::ISDIR) => {
+                    (name, resumable) = (random_name(), false);
+                    continue;
+                }
+                file => file?,
+            };
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => {}
+                // Another process holds it, or the file system has no locks.
+                Err(_) if resumable => {
+                    (name, resumable) = (random_name(), false);
+                    continue;
+                }
+                // The random name is of this process only.
+                Err(_) => {}
+            }
+            let own = fstat(&file)?;
+            match statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(found) if is_same(&own, &found) => {}
+                // The process that held it has renamed or removed it.
+                Ok(_) | Err(Errno::NOENT) => continue,
+                Err(error) => return Err(error.into()),
+            }
+            // A file with another name, or a special file.
+            if own.st_nlink != 1 || FileType::from_raw_mode(own.st_mode) != FileType::RegularFile {
+                unlinkat(folder, &name, AtFlags::empty())?;
+                continue;
+            }
+            let file = Arc::new(File::from(file));
+            return Ok(Self { folder: folder.clone(), name, file, resumable, remove: true });
+        }
+        Err(io::Error::other(format!("another program replaces the temporary file {name} continually")))
+    }
+
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// Whether a later download of the target finds this file.
+    pub(super) fn is_resumable(&self) -> bool {
+        self.resumable
+    }
+
+    /// Keeps the file when this is dropped, for a later download.
+    pub(super) fn keep(&mut self, keep: bool) {
+        self.remove = !keep;
+    }
+
+    /// Number of bytes that the file system lacks to hold `size` bytes in this file; 0 if they fit or this is unknown.
+    pub(super) fn missing_bytes(&self, size: u64) -> io::Result<u64> {
+        let space = fstatvfs(&*self.file)?;
+        // Some file systems do not report their size.
+        if space.f_blocks == 0 {
+            return Ok(0);
+        }
+        let allocated = u64::try_from(fstat(&*self.file)?.st_blocks).unwrap_or(0) * 512;
+        let available = space.f_bavail.saturating_mul(space.f_frsize);
+        Ok(size.saturating_sub(allocated).saturating_sub(available))
+    }
+
+    /// Makes the file durable and gives it the name `target`. An existing file is replaced.
+    pub(super) fn publish(mut self, target: &str, mtime: Option<Mtime>) -> io::Result<()> {
+        if let Some((tv_sec, tv_nsec)) = mtime.and_then(Mtime::parts) {
+            let time = Timespec { tv_sec, tv_nsec: tv_nsec.into() };
+            futimens(&*self.file, &Timestamps { last_access: time, last_modification: time })?;
+        }
+        self.file.sync_all()?;
+        renameat(&self.folder, &self.name, &self.folder, target)?;
+        self.remove = false;
+        Ok(())
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        if self.remove {
+            // Best effort: the next download to this target reuses the file.
+            let _ = unlinkat(&self.folder, &self.name, AtFlags::empty());
+        }
+    }
+}
+
+fn is_same(one: &Stat, other: &Stat) -> bool {
+    (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+}
+
+/// The name of the temporary file of `target`.
+fn name_of(target: &str) -> String {
+    let hash = Sha256::digest(target.as_bytes());
+    let digits: String = hash[..12].iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{PREFIX}{digits}.part")
+}
+
+fn random_name() -> String {
+    format!("{PREFIX}{:032x}.part", fastrand::u128(..))
+}

@@ -1,0 +1,220 @@
+//! Transfers of trees: many files concurrently, within the permits of the client. A failure of one file does not stop the
+//! others.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::Transferred;
+use super::counters::Counters;
+use super::download::Download;
+use super::folder::Folder;
+use super::upload::UploadFile;
+use super::walk::Walk;
+use crate::client::Client;
+use crate::engine::{Batch, Request, permitted};
+use crate::error::{Error, ErrorKind, Operation, Result};
+use crate::list::{Filter, ListOptions, ListStream};
+use crate::runtime::Task;
+use crate::types::{ListEntry, PutOptions};
+
+/// Files that are found but not yet started. More than any limit on concurrent requests.
+const WAITING: usize = 4096;
+
+/// Options of the transfer of a tree.
+#[derive(Debug, Default)]
+pub struct TreeOptions {
+    /// Selects files by their path relative to the folder or prefix.
+    pub filter: Filter,
+    /// Attributes and condition of uploaded objects.
+    pub put: PutOptions,
+    /// Whether files that are equal are kept.
+    pub skip_unchanged: bool,
+}
+
+/// What was transferred.
+#[derive(Debug, Default)]
+pub struct TreeResult {
+    /// Number of files that were transferred.
+    pub transferred: u64,
+    /// Number of files that were skipped.
+    pub skipped: u64,
+    /// Number of bytes that were transferred.
+    pub bytes: u64,
+    /// Relative paths and errors of the files that failed, in no order.
+    pub failures: Vec<(String, Error)>,
+}
+
+/// A file that was found, or the relative path and error of what could not be read.
+type Item = std::result::Result<FileTransfer, (String, Error)>;
+
+/// The transfer of one file.
+enum Work {
+    Upload(UploadFile),
+    Download(Download, Arc<Folder>),
+}
+
+struct FileTransfer {
+    client: Arc<Client>,
+    name: String,
+    work: Work,
+    counters: Arc<Counters>,
+}
+
+impl Request for FileTransfer {
+    type Output = (String, Result<Transferred>);
+
+    async fn run(self) -> Result<Self::Output> {
+        let Self { client, name, work, counters } = self;
+        let result = match work {
+            Work::Upload(upload) => client.upload_file(upload, &counters).await,
+            Work::Download(download, folder) => client.download_file(download, &folder, &name, &counters).await,
+        };
+        if let Ok(done) = &result {
+            counters.done(done.size, done.skipped);
+        }
+        Ok((name, result))
+    }
+}
+
+impl Client {
+    /// Uploads the files below `folder` to keys that begin with `prefix`.
+    ///
+    /// # Errors
+    /// If the folder itself cannot be read. Failures of files are in the result.
+    pub async fn upload_tree(
+        self: &Arc<Self>,
+        folder: &Path,
+        prefix: &str,
+        options: TreeOptions,
+        counters: &Arc<Counters>,
+    ) -> Result<TreeResult> {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let (client, counted) = (self.clone(), counters.clone());
+        let (folder, prefix): (PathBuf, String) = (folder.to_owned(), prefix.to_owned());
+        let walking = async move {
+            let walk = move || {
+                Walk::new(&folder).run(|found| {
+                    let item = match found {
+                        Err(failure) => Err(failure),
+                        Ok(found) if !options.filter.selects_name(&found.name) => return true,
+                        Ok(found) => {
+                            counted.found(found.size);
+                            let upload = UploadFile {
+                                path: found.path,
+                                key: format!("{prefix}{}", found.name),
+                                options: options.put.clone(),
+                                skip_unchanged: options.skip_unchanged,
+                            };
+                            let work = Work::Upload(upload);
+                            Ok(FileTransfer {
+                                client: client.clone(),
+                                name: found.name,
+                                work,
+                                counters: counted.clone(),
+                            })
+                        }
+                    };
+                    // The receiver is dropped if the transfer is cancelled.
+                    sender.blocking_send(item).is_ok()
+                })?;
+                counted.found_all();
+                Ok(())
+            };
+            match tokio::task::spawn_blocking(walk).await {
+                Ok(walked) => walked,
+                Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            }
+        };
+        self.transfer_all(receiver, Task::spawn(walking)).await
+    }
+
+    /// Downloads the objects whose keys begin with `prefix` to files below `folder`.
+    ///
+    /// # Errors
+    /// If the listing fails. Failures of files are in the result.
+    pub async fn download_tree(
+        self: &Arc<Self>,
+        prefix: &str,
+        folder: Folder,
+        options: TreeOptions,
+        counters: &Arc<Counters>,
+    ) -> Result<TreeResult> {
+        let (sender, receiver) = mpsc::channel(WAITING);
+        let (client, counted, folder) = (self.clone(), counters.clone(), Arc::new(folder));
+        let prefix = prefix.to_owned();
+        let listing = async move {
+            let listed = ListOptions { filter: Some(options.filter), ordered: false, ..ListOptions::default() };
+            let mut pages = ListStream::new(client.clone(), &prefix, listed);
+            while let Some(page) = pages.next().await? {
+                for entry in page.entries {
+                    counted.found(entry.size.unwrap_or_default());
+                    let item = download_of(&client, &prefix, entry, options.skip_unchanged, &folder, &counted);
+                    if sender.send(item).await.is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+            counted.found_all();
+            Ok(())
+        };
+        self.transfer_all(receiver, Task::spawn(listing)).await
+    }
+
+    /// Runs the transfers that `finding` sends.
+    async fn transfer_all(
+        self: &Arc<Self>,
+        mut receiver: mpsc::Receiver<Item>,
+        finding: Task<Result<()>>,
+    ) -> Result<TreeResult> {
+        let batch = Batch::new(permitted([self.permits()]), false);
+        let mut result = TreeResult::default();
+        let mut open = true;
+        while open || batch.pending() > 0 {
+            tokio::select! {
+                item = receiver.recv(), if open && batch.pending() < WAITING => match item {
+                    None => open = false,
+                    Some(Ok(transfer)) => batch.push(transfer),
+                    Some(Err(failure)) => result.failures.push(failure),
+                },
+                Some((_, done)) = batch.next(), if batch.pending() > 0 => {
+                    let (name, done) = done?;
+                    match done {
+                        Err(error) => result.failures.push((name, error)),
+                        Ok(done) if done.skipped => result.skipped += 1,
+                        Ok(done) => {
+                            result.transferred += 1;
+                            result.bytes += done.size;
+                        }
+                    }
+                }
+            }
+        }
+        match finding.await {
+            Ok(found) => found?,
+            Err(lost) if lost.is_panic() => std::panic::resume_unwind(lost.into_panic()),
+            Err(lost) => {
+                let error = self.store().error(ErrorKind::Cancelled, Operation::List, "", "the search was cancelled");
+                return Err(error.with_source(lost));
+            }
+        }
+        Ok(result)
+    }
+}
+
+/// The download of a listed object; its relative path and an error if it cannot be that of a file.
+fn download_of(
+    client: &Arc<Client>,
+    prefix: &str,
+    entry: ListEntry,
+    skip_unchanged: bool,
+    folder: &Arc<Folder>,
+    counters: &Arc<Counters>,
+) -> Item {
+    let name = entry.key.strip_prefix(prefix).unwrap_or(&entry.key).to_owned();
+    let listed = Some((entry.size, entry.modified_ms));
+    let download = Download { key: entry.key, listed, version: None, skip_unchanged };
+    let (client, counters) = (client.clone(), counters.clone());
+    Ok(FileTransfer { client, name, work: Work::Download(download, folder.clone()), counters })
+}

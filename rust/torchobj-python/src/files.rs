@@ -1,0 +1,222 @@
+//! Transfers of files and folders, for `torchobj.files`.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use torchobj_core::files::{Counters, Download, Folder, Transferred, TreeOptions, TreeResult, UploadFile};
+use torchobj_core::list::Filter;
+use torchobj_core::types::Version;
+
+use crate::attributes::Attributes;
+use crate::error::{OrRaise, exception};
+use crate::store::{NativeStore, put_options};
+use crate::wait::wait_reporting;
+
+/// Size in bytes, version, and whether the transfer was skipped.
+type Done = (u64, Option<String>, bool);
+
+/// Number of files that were transferred and that were skipped, number of bytes, and the failures.
+type TreeDone<'py> = (u64, u64, u64, Bound<'py, PyList>);
+
+/// Calls a callable with the counters of a transfer, the last time at its end.
+struct Report<'py> {
+    progress: Option<Bound<'py, PyAny>>,
+    counters: Arc<Counters>,
+}
+
+impl<'py> Report<'py> {
+    fn new(progress: Option<Bound<'py, PyAny>>) -> Self {
+        Self { progress, counters: Arc::default() }
+    }
+
+    fn call(&self) -> PyResult<()> {
+        let Some(progress) = &self.progress else { return Ok(()) };
+        let now = self.counters.snapshot();
+        progress.call1((now.files_done, now.files_total, now.bytes_done, now.bytes_total, now.skipped))?;
+        Ok(())
+    }
+
+    /// Runs the transfer of one file, or of a tree.
+    fn run<T: Send + 'static>(
+        &self,
+        py: Python<'py>,
+        work: impl Future<Output = Result<T, torchobj_core::error::Error>> + Send + 'static,
+    ) -> PyResult<T> {
+        let result = wait_reporting(py, work, |_| self.call())?.or_raise(py)?;
+        self.call()?;
+        Ok(result)
+    }
+}
+
+fn done(transferred: Transferred) -> Done {
+    let version = transferred.version.map(|version| version.as_str().to_owned());
+    (transferred.size, version, transferred.skipped)
+}
+
+fn tree_done<'py>(py: Python<'py>, result: TreeResult) -> PyResult<TreeDone<'py>> {
+    let failures = PyList::empty(py);
+    for (name, error) in result.failures {
+        failures.append((name, exception(py, &error).into_value(py)))?;
+    }
+    Ok((result.transferred, result.skipped, result.bytes, failures))
+}
+
+/// Uploads a file.
+///
+/// Args:
+///     store: The store of the object.
+///     path: The file.
+///     key: Key of the object.
+///     attributes: Headers and metadata of the object.
+///     if_none_match: Whether the object must not exist.
+///     if_match: The version that the existing object must have.
+///     skip_unchanged: Whether an object that is equal to the file is kept.
+///     progress: Called about every 0.1 s with the files done, all files, the bytes done, all bytes, and the files that
+///         were skipped; totals are None until they are known.
+///
+/// Returns:
+///     Size in bytes, version, and whether the upload was skipped.
+///
+/// Raises:
+///     StoreError: The file could not be read, or the object could not be written.
+#[pyfunction]
+#[pyo3(signature = (store, path, key, attributes, if_none_match, if_match, skip_unchanged, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+pub(crate) fn upload_file<'py>(
+    py: Python<'py>,
+    store: &NativeStore,
+    path: PathBuf,
+    key: String,
+    attributes: Attributes,
+    if_none_match: bool,
+    if_match: Option<String>,
+    skip_unchanged: bool,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<Done> {
+    let client = store.client(py)?;
+    let options = put_options(attributes, if_none_match, if_match);
+    let report = Report::new(progress);
+    let counters = report.counters.clone();
+    let upload = UploadFile { path, key, options, skip_unchanged };
+    report.run(py, async move { client.upload_one(upload, &counters).await }).map(done)
+}
+
+/// Downloads an object to a file.
+///
+/// Args:
+///     store: The store of the object.
+///     key: Key of the object.
+///     folder: The folder of the file.
+///     name: Name of the file.
+///     version: The version to read; None: the current one.
+///     skip_unchanged: Whether a file that is equal to the object is kept.
+///     progress: As for `upload_file`.
+///
+/// Returns:
+///     Size in bytes, version, and whether the download was skipped.
+///
+/// Raises:
+///     StoreError: The object could not be read, or the file could not be written.
+#[pyfunction]
+#[pyo3(signature = (store, key, folder, name, version, skip_unchanged, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+pub(crate) fn download_file<'py>(
+    py: Python<'py>,
+    store: &NativeStore,
+    key: String,
+    folder: PathBuf,
+    name: String,
+    version: Option<String>,
+    skip_unchanged: bool,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<Done> {
+    let client = store.client(py)?;
+    let report = Report::new(progress);
+    let counters = report.counters.clone();
+    let download = Download { key, listed: None, version: version.map(Version::selected), skip_unchanged };
+    report.run(py, async move { client.download_one(download, &folder, &name, &counters).await }).map(done)
+}
+
+/// Uploads the files below a folder.
+///
+/// Args:
+///     store: The store of the objects.
+///     folder: The folder.
+///     prefix: Prefix of the keys.
+///     glob: Selects files by their relative paths.
+///     attributes: Headers and metadata of the objects.
+///     if_none_match: Whether the objects must not exist.
+///     skip_unchanged: Whether objects that are equal to their files are kept.
+///     progress: As for `upload_file`.
+///
+/// Returns:
+///     Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
+///     exceptions of the files that failed.
+///
+/// Raises:
+///     ConfigError: `glob` is not valid.
+///     StoreError: The folder could not be read.
+#[pyfunction]
+#[pyo3(signature = (store, folder, prefix, glob, attributes, if_none_match, skip_unchanged, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+pub(crate) fn upload_tree<'py>(
+    py: Python<'py>,
+    store: &NativeStore,
+    folder: PathBuf,
+    prefix: String,
+    glob: Option<&str>,
+    attributes: Attributes,
+    if_none_match: bool,
+    skip_unchanged: bool,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<TreeDone<'py>> {
+    let client = store.client(py)?;
+    let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?;
+    let put = put_options(attributes, if_none_match, None);
+    let options = TreeOptions { filter, put, skip_unchanged };
+    let report = Report::new(progress);
+    let counters = report.counters.clone();
+    let result = report.run(py, async move { client.upload_tree(&folder, &prefix, options, &counters).await })?;
+    tree_done(py, result)
+}
+
+/// Downloads the objects under a prefix.
+///
+/// Args:
+///     store: The store of the objects.
+///     prefix: Prefix of the keys.
+///     folder: The folder of the files.
+///     glob: Selects objects by their keys without the prefix.
+///     skip_unchanged: Whether files that are equal to their objects are kept.
+///     progress: As for `upload_file`.
+///
+/// Returns:
+///     Number of files that were transferred and that were skipped, number of bytes, and the relative paths and
+///     exceptions of the files that failed.
+///
+/// Raises:
+///     ConfigError: `glob` is not valid.
+///     StoreError: The listing failed, or the folder could not be opened.
+#[pyfunction]
+#[pyo3(signature = (store, prefix, folder, glob, skip_unchanged, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
+pub(crate) fn download_tree<'py>(
+    py: Python<'py>,
+    store: &NativeStore,
+    prefix: String,
+    folder: PathBuf,
+    glob: Option<&str>,
+    skip_unchanged: bool,
+    progress: Option<Bound<'py, PyAny>>,
+) -> PyResult<TreeDone<'py>> {
+    let client = store.client(py)?;
+    let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?;
+    let options = TreeOptions { filter, skip_unchanged, ..TreeOptions::default() };
+    let report = Report::new(progress);
+    let counters = report.counters.clone();
+    let folder = Folder::open(&folder).or_raise(py)?;
+    let result = report.run(py, async move { client.download_tree(&prefix, folder, options, &counters).await })?;
+    tree_done(py, result)
+}

@@ -1,0 +1,71 @@
+"""Progress and results of transfers."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torchobj.exceptions import ConfigError
+
+__all__ = ["Progress", "ProgressCallback", "Transfer", "TreeTransfer", "counters_to"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Progress:
+    """The state of a transfer, as its `progress` callable receives it."""
+
+    files_done: int
+    """Number of files that are done, including the skipped ones."""
+    files_total: int | None
+    """Number of files; None until all are found."""
+    bytes_done: int
+    """Number of bytes that are done, including those of skipped files."""
+    bytes_total: int | None
+    """Number of bytes; None until all files are found."""
+    skipped: int
+    """Number of files that were skipped because they are unchanged."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transfer:
+    """The result of the transfer of one file."""
+
+    url: str
+    """URL of the object."""
+    path: Path | None
+    """The file; None for a stream."""
+    size: int
+    """Size in bytes."""
+    version: str | None
+    """The version of the object; None if the store has no versions."""
+    skipped: bool
+    """Whether nothing was transferred, because file and object are the same."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TreeTransfer:
+    """The result of the transfer of a tree."""
+
+    transferred: int
+    """Number of files that were transferred."""
+    skipped: int
+    """Number of files that were skipped because they are unchanged."""
+    bytes: int
+    """Number of bytes that were transferred."""
+
+
+#: Receives the state of a transfer.
+ProgressCallback: TypeAlias = Callable[[Progress], object]
+
+
+def counters_to(progress: ProgressCallback | None) -> Callable[..., None] | None:
+    """Converts a `progress` callable to one that receives the counters of a native transfer."""
+    if progress is None:
+        return None
+    if not callable(progress):
+        raise ConfigError(f"progress={progress!r}: must be a callable that receives a Progress, or None")
+
+    def report(*counters: Any) -> None:
+        progress(Progress(*counters))
+
+    return report

@@ -1,0 +1,303 @@
+"""Uploads and downloads files and folders, each by one native call. Does not import torch."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Unpack
+
+from torchobj import _torchobj
+from torchobj.conditions import condition
+from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
+from torchobj.exceptions import TransferError
+from torchobj.files.attributes import ObjectAttributes, native_attributes
+from torchobj.files.results import ProgressCallback, Transfer, TreeTransfer, counters_to
+from torchobj.urls import parse_object_url, parse_url
+
+__all__ = ["FilePath", "download", "download_file", "file_from_store", "file_to_store", "upload", "upload_file"]
+
+#: Path of a file or folder.
+FilePath = str | os.PathLike[str]
+
+#: Number of failures in the message of a `TransferError`.
+_SHOWN_FAILURES = 3
+
+
+def upload_file(
+    path: FilePath,
+    url: str,
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    overwrite: bool = True,
+    if_version: str | None = None,
+    skip_unchanged: bool = False,
+    progress: ProgressCallback | None = None,
+    **attributes: Unpack[ObjectAttributes],
+) -> Transfer:
+    """Uploads a file. The object appears when it is complete.
+
+    A large file is sent in parallel parts, within `StoreConfig.write_buffer_bytes` of memory. A checksum of each part
+    is sent with it, and the store verifies it. The time of the last modification is stored in the metadata `mtime`, in
+    seconds since 1970; `file://` stores no metadata.
+
+    Args:
+        path: A regular file, or a symbolic link to one. It must not change meanwhile.
+        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        overwrite: Whether an existing object may be replaced.
+        if_version: Replaces only this version of the object, as returned by `Store.put` and `Store.head`.
+        skip_unchanged: Whether to keep an object that is equal to the file: of the same size and with the checksum or
+            MD5 that the store has, otherwise with the `mtime` of the file in its metadata. On `file://` the bytes are
+            compared. This takes one request, and reads the file.
+        progress: Receives a `Progress` about every 0.1 s and at the end, in this thread. An exception that it raises
+            aborts the transfer.
+        attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `Store.put`.
+
+    Returns:
+        Size and version of the object.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ObjectChangedError: The file changed while it was uploaded. Nothing is written.
+        PreconditionFailedError: The condition is not met.
+        StoreError: Errors that persist after the retries, and errors of the file system.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> _ = (folder / "a.txt").write_text("text")
+        >>> transfer = upload_file(folder / "a.txt", "memory://files/a.txt", content_type="text/plain")
+        >>> transfer.size, transfer.skipped
+        (4, False)
+        >>> upload_file(folder / "a.txt", "memory://files/a.txt", skip_unchanged=True).skipped
+        True
+    """
+    parsed = parse_object_url(url)
+    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
+    return file_to_store(
+        native,
+        parsed.key,
+        path,
+        overwrite=overwrite,
+        if_version=if_version,
+        skip_unchanged=skip_unchanged,
+        progress=progress,
+        **attributes,
+    )
+
+
+def file_to_store(
+    native: "_torchobj.NativeStore",
+    key: str,
+    path: FilePath,
+    *,
+    overwrite: bool,
+    if_version: str | None,
+    skip_unchanged: bool,
+    progress: ProgressCallback | None,
+    **attributes: Unpack[ObjectAttributes],
+) -> Transfer:
+    """Uploads a file as `upload_file`, given a native store."""
+    file = Path(path)
+    conditions = condition(overwrite, if_version)
+    size, version, skipped = _torchobj.upload_file(
+        native, file, key, native_attributes(attributes), *conditions, skip_unchanged, counters_to(progress)
+    )
+    return Transfer(native.url(key), file, size, version, skipped)
+
+
+def download_file(
+    url: str,
+    path: FilePath,
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    version: str | None = None,
+    skip_unchanged: bool = False,
+    progress: ProgressCallback | None = None,
+) -> Transfer:
+    """Downloads an object to a file. The file appears when it is complete and durable.
+
+    A large object is read in parallel ranges of one version, into a temporary file beside the target whose name starts
+    with `.torchobj-`. After an interrupt, a kill or a failure of the network, that file remains, and the next download
+    of the same version to the same target reads only the missing ranges. A download of another version or object to the
+    target replaces it.
+
+    The bytes are verified with the CRC of the whole object if the store has one: Google Cloud Storage always does, and
+    S3 if the object was uploaded with one. The time of modification of the file is that of the metadata `mtime`,
+    otherwise that of the object.
+
+    Args:
+        url: As for `upload_file`.
+        path: The file. Missing folders above it are created; a symbolic link is replaced.
+        config: As for `upload_file`.
+        version: The version to read, as for `Store.get`.
+        skip_unchanged: Whether to keep a file that is equal to the object, as for `upload_file`; without a checksum,
+            the times of modification are compared.
+        progress: As for `upload_file`.
+
+    Returns:
+        Size and version of the object.
+
+    Raises:
+        ObjectNotFoundError: The object does not exist.
+        ObjectChangedError: The object is not of this version, or changed during the download.
+        IntegrityError: The bytes do not match the checksum of the object.
+        IsADirectoryError: `path` is a folder.
+        StoreError: Errors that persist after the retries, and errors of the file system: if it is full, the message
+            contains the number of missing bytes.
+
+    Example:
+        >>> import tempfile, torchobj
+        >>> _ = torchobj.Store("memory://files").put("b.bin", b"bytes")
+        >>> file = Path(tempfile.mkdtemp()) / "folder" / "b.bin"
+        >>> download_file("memory://files/b.bin", file).size, file.read_bytes()
+        (5, b'bytes')
+    """
+    parsed = parse_object_url(url)
+    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
+    return file_from_store(native, parsed.key, path, version=version, skip_unchanged=skip_unchanged, progress=progress)
+
+
+def file_from_store(
+    native: "_torchobj.NativeStore",
+    key: str,
+    path: FilePath,
+    *,
+    version: str | None,
+    skip_unchanged: bool,
+    progress: ProgressCallback | None,
+) -> Transfer:
+    """Downloads an object as `download_file`, given a native store."""
+    file = Path(path)
+    if os.fspath(path).endswith("/") or file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder; pass the path of a file", os.fspath(path))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    size, found, skipped = _torchobj.download_file(
+        native, key, file.parent, file.name, version, skip_unchanged, counters_to(progress)
+    )
+    return Transfer(native.url(key), file, size, found, skipped)
+
+
+def upload(
+    folder: FilePath,
+    url: str,
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    glob: str | None = None,
+    overwrite: bool = True,
+    skip_unchanged: bool = False,
+    progress: ProgressCallback | None = None,
+    **attributes: Unpack[ObjectAttributes],
+) -> TreeTransfer:
+    """Uploads the files below a folder, many of them concurrently.
+
+    A file `folder/a/b` becomes the object `a/b` below the URL. Symbolic links to files and folders are followed; a link
+    to a folder that contains it is skipped with a warning, and so are pipes, sockets and devices. Files whose names
+    start with `.torchobj-` are temporary and are skipped. Empty folders have no object.
+
+    Args:
+        folder: The folder.
+        url: Prefix of the objects, such as `s3://bucket/prefix`; a slash is appended if it has none.
+        config: As for `upload_file`.
+        glob: Uploads only files whose path below the folder matches: `*` and `?` match within a component, `**` matches
+            across components.
+        overwrite: Whether existing objects may be replaced; if not, they are failures.
+        skip_unchanged: As for `upload_file`, for each file.
+        progress: As for `upload_file`.
+        attributes: As for `upload_file`, of each object.
+
+    Raises:
+        TransferError: Some files could not be read or uploaded. The others were: see its `failures` and `result`.
+        NotADirectoryError: `folder` is a file.
+        ConfigError: `glob` is not a valid pattern.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("a.txt", "b.txt", "c.log"):
+        ...     _ = (folder / name).write_text(name)
+        >>> upload(folder, "memory://trees/texts", glob="*.txt")
+        TreeTransfer(transferred=2, skipped=0, bytes=10)
+    """
+    native, prefix = _prefix_of(url, config)
+    root = Path(folder)
+    if not root.is_dir():
+        # Raises FileNotFoundError, or an error of the file system.
+        root.stat()
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder; upload_file uploads a file", os.fspath(folder))
+    absent, _ = condition(overwrite, None)
+    done = _torchobj.upload_tree(
+        native, root, prefix, glob, native_attributes(attributes), absent, skip_unchanged, counters_to(progress)
+    )
+    return _tree_transfer("upload", os.fspath(folder), done)
+
+
+def download(
+    url: str,
+    folder: FilePath,
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    glob: str | None = None,
+    skip_unchanged: bool = False,
+    progress: ProgressCallback | None = None,
+) -> TreeTransfer:
+    """Downloads the objects under a prefix to files below a folder, many of them concurrently.
+
+    An object `a/b` below the URL becomes the file `folder/a/b`. Each file is downloaded as by `download_file`. A key
+    that cannot be a path below the folder is a failure: one that contains `..`, an empty component or NUL, one with a
+    component of more than 255 bytes, and one of two keys of which one is a folder of the other. Symbolic links below
+    the folder are not followed. Empty objects whose keys end with a slash are markers of folders and are skipped.
+
+    Args:
+        url: Prefix of the objects, such as `s3://bucket/prefix`; a slash is appended if it has none.
+        folder: The folder. It is created if it does not exist.
+        config: As for `upload_file`.
+        glob: Downloads only objects whose key below the URL matches, as for `upload`.
+        skip_unchanged: As for `download_file`, for each object.
+        progress: As for `upload_file`.
+
+    Raises:
+        TransferError: Some objects could not be downloaded. The others were: see its `failures` and `result`.
+        NotADirectoryError: `folder` is a file.
+        StoreError: The objects could not be listed.
+
+    Example:
+        >>> import tempfile, torchobj
+        >>> store = torchobj.Store("memory://trees")
+        >>> _ = store.put("images/1/a.jpg", b"1"), store.put("images/2/b.jpg", b"22")
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> download("memory://trees/images", folder)
+        TreeTransfer(transferred=2, skipped=0, bytes=3)
+        >>> (folder / "2" / "b.jpg").read_bytes()
+        b'22'
+    """
+    native, prefix = _prefix_of(url, config)
+    root = Path(folder)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, "is not a folder", os.fspath(folder)) from None
+    done = _torchobj.download_tree(native, prefix, root, glob, skip_unchanged, counters_to(progress))
+    return _tree_transfer("download", url, done)
+
+
+def _prefix_of(url: str, config: StoreConfig | S3ClientConfig | None) -> tuple["_torchobj.NativeStore", str]:
+    """The native store of a URL, and its key with a slash at the end."""
+    parsed = parse_url(url)
+    prefix = parsed.key if not parsed.key or parsed.key.endswith("/") else f"{parsed.key}/"
+    native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
+    return native, prefix
+
+
+def _tree_transfer(
+    operation: str, source: str, done: tuple[int, int, int, list[tuple[str, Exception]]]
+) -> TreeTransfer:
+    transferred, skipped, size, failures = done
+    result = TreeTransfer(transferred, skipped, size)
+    if not failures:
+        return result
+    failures = sorted(failures, key=lambda failure: failure[0])
+    shown = "; ".join(f"{name!r}: {error}" for name, error in failures[:_SHOWN_FAILURES])
+    more = f"; and {len(failures) - _SHOWN_FAILURES} more" if len(failures) > _SHOWN_FAILURES else ""
+    total = len(failures) + transferred + skipped
+    message = f"{operation} {source}: {len(failures)} of {total} files were not transferred: {shown}{more}"
+    raise TransferError(message, failures, result)
