@@ -6,6 +6,7 @@ import pytest
 from fsspec.callbacks import Callback
 
 import torchobj
+import torchobj.files.transfers
 from torchobj import exceptions, reads
 from torchobj.fsspec import ObjectFileSystem, concurrency
 
@@ -194,13 +195,17 @@ def test_a_tree_is_downloaded_and_uploaded_with_callbacks(filled, tmp_path):
 
 
 def test_transfers_run_concurrently(filled, tmp_path, monkeypatch):
-    together, opened = threading.Barrier(5), InMemory.open
+    together = threading.Barrier(5)
+    for name, real in (
+        ("download_file", torchobj.files.transfers.download_file),
+        ("upload_file", torchobj.files.transfers.upload_file),
+    ):
 
-    def waiting(*arguments, **settings):
-        together.wait(timeout=60)
-        return opened(*arguments, **settings)
+        def waiting(*arguments, real=real, **settings):
+            together.wait(timeout=60)
+            return real(*arguments, **settings)
 
-    monkeypatch.setattr(InMemory, "open", waiting)
+        monkeypatch.setattr(torchobj.files.transfers, name, waiting)
     filled.get("many/d/*", f"{tmp_path}/down/")
     assert len(list((tmp_path / "down").iterdir())) == 5
     filled.put(f"{tmp_path}/down/*", "many/up/")
@@ -234,6 +239,18 @@ def test_a_failed_download_leaves_the_old_file(filled, tmp_path):
     assert target.read_bytes() == b"old"
     filled.get("many/d", str(tmp_path / "none"))
     assert [path.name for path in tmp_path.iterdir()] == ["k"]
+
+
+def test_uploads_are_part_of_a_transaction(filled, tmp_path):
+    (tmp_path / "k").write_bytes(b"new")
+    with pytest.raises(ZeroDivisionError), filled.transaction:
+        filled.put(str(tmp_path / "k"), "many/d/1")
+        _ = 1 / 0
+    assert filled.cat("many/d/1") == b"111"
+    with filled.transaction:
+        filled.put(str(tmp_path / "k"), "many/d/1")
+        assert filled.cat("many/d/1") == b"111"
+    assert filled.cat("many/d/1") == b"new"
 
 
 def test_uploads_can_refuse_to_replace_objects(filled, tmp_path):

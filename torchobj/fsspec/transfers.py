@@ -1,20 +1,24 @@
 """Local files and folders to and from a bucket: `get`, `put`. fsspec's defaults transfer one file after the other."""
 
 import os
-import secrets
-import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
-from fsspec.callbacks import DEFAULT_CALLBACK  # type: ignore[import-untyped]
+from fsspec.callbacks import DEFAULT_CALLBACK, NoOpCallback  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from torchobj.exceptions import InvalidKeyError, ObjectNotFoundError
+from torchobj.files import transfers
+from torchobj.files.results import Progress
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import Kind, expanded
 
 __all__ = ["Transfers"]
+
+#: Errors of downloading a folder as if it were an object: it does not exist, or its target is a folder.
+_FOLDER_ERRORS = (ObjectNotFoundError, IsADirectoryError)
 
 
 class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
@@ -54,8 +58,8 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
                 return
             try:
                 self.get_file(source, target, callback=child, is_folder=False, **kwargs)
-            except ObjectNotFoundError:
-                if plan.kinds.get(source) == "file" or not self.isdir(source):
+            except _FOLDER_ERRORS:
+                if plan.kinds.get(source) == "file" or not self._is_only_folder(source):
                     raise
                 if not skips_folder:
                     Path(target).mkdir(parents=True, exist_ok=True)
@@ -65,7 +69,7 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
     def get_file(
         self, rpath: str, lpath: Any = None, callback: Any = DEFAULT_CALLBACK, outfile: Any = None, **kwargs: Any
     ) -> None:
-        """Downloads an object to a file, which appears whole or not at all; or creates the folder of a folder.
+        """Downloads an object to a file as `torchobj.files.download_file`; or creates the folder of a folder.
 
         Args:
             rpath: The object.
@@ -77,22 +81,18 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
         if outfile is None and isfilelike(lpath):
             outfile = lpath
         try:
-            if outfile is not None:
+            if outfile is None:
+                url = self.unstrip_protocol(rpath)
+                transfers.download_file(url, lpath, config=self._config, progress=_progress_of(callback))
+            else:
                 self._copy_to(rpath, outfile, callback)
-                return
-            target = Path(lpath)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
-            try:
-                with part.open("xb") as file:
-                    self._copy_to(rpath, file, callback)
-                part.replace(target)
-            finally:
-                part.unlink(missing_ok=True)
-        except ObjectNotFoundError:
-            if outfile is not None or is_folder is False or not self.isdir(rpath):
+        except _FOLDER_ERRORS:
+            if outfile is not None or is_folder is False or not self._is_only_folder(rpath):
                 raise
             Path(lpath).mkdir(parents=True, exist_ok=True)
+
+    def _is_only_folder(self, path: str) -> bool:
+        return self.isdir(path) and not self.isfile(path)
 
     def _copy_to(self, path: str, file: Any, callback: Any) -> None:
         with self.open(path, "rb") as source:
@@ -134,14 +134,14 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
     def put_file(
         self, lpath: Any, rpath: str, callback: Any = DEFAULT_CALLBACK, mode: str = "overwrite", **kwargs: Any
     ) -> None:
-        """Uploads a file; a folder is only created.
+        """Uploads a file as `torchobj.files.upload_file`, in a transaction at its end; a folder is only created.
 
         Args:
             lpath: The file.
             rpath: The object.
             callback: Receives the size and the number of bytes.
             mode: `create`: the store refuses to replace an object.
-            kwargs: As for `ObjectWriter`, such as `content_type` and `if_version`.
+            kwargs: As for `upload_file`, such as `content_type` and `if_version`.
         """
         if mode == "create":
             kwargs["overwrite"] = False
@@ -149,22 +149,31 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
         if source.is_dir():
             self.makedirs(rpath, exist_ok=True)
             return
-        with source.open("rb") as file:
+        if not self._intrans:
+            url = self.unstrip_protocol(rpath)
+            transfers.upload_file(source, url, config=self._config, progress=_progress_of(callback), **kwargs)
+            return
+        # Written at the end of the transaction.
+        with source.open("rb") as file, self.open(rpath, "wb", **kwargs) as out:
             callback.set_size(os.fstat(file.fileno()).st_size)
-            with self.open(rpath, "wb", **kwargs) as out:
-                shutil.copyfileobj(_Counted(file, callback), cast("Any", out), self.blocksize)
+            while data := file.read(self.blocksize):
+                out.write(data)
+                callback.relative_update(len(data))
 
 
-class _Counted:
-    """A file whose reads are passed to a callback."""
+def _progress_of(callback: Any) -> Callable[[Progress], None] | None:
+    """Passes the progress of one file to a callback of fsspec. Without one, the transfer is not interrupted for it."""
+    if isinstance(callback, NoOpCallback):
+        return None
+    sizes: list[int] = []
 
-    def __init__(self, file: Any, callback: Any) -> None:
-        self._file, self._callback = file, callback
+    def report(progress: Progress) -> None:
+        if not sizes and progress.bytes_total is not None:
+            sizes.append(progress.bytes_total)
+            callback.set_size(progress.bytes_total)
+        callback.absolute_update(progress.bytes_done)
 
-    def read(self, size: int = -1, /) -> bytes:
-        data: bytes = self._file.read(size)
-        self._callback.relative_update(len(data))
-        return data
+    return report
 
 
 class _GetPlan:
