@@ -124,3 +124,33 @@ def test_commands_are_completed(cli, monkeypatch):
 def test_an_error_is_json_on_stderr_with_json(cli, bucket):
     done = cli.process("head", f"{bucket.url}/missing", "--json")
     assert done.returncode == 1 and json.loads(done.stderr)["status"] == 404
+
+
+@pytest.mark.providers("s3", "gs")
+def test_ctrl_c_during_an_upload_leaves_nothing(cli, bucket, control, tmp_path):
+    bucket.write("k", b"old")
+    (tmp_path / "large").write_bytes(bytes(40 << 20))
+    control.faults({"operation": "UploadPart", "skip": 1, "action": {"delay_first_byte_s": HELD_BACK_S}})
+    with (tmp_path / "large").open("rb") as file:
+        process = cli.start("cp", "-", f"{bucket.url}/k", stdin=file, stdout=-1, stderr=-1)
+        while not control.fault_report()[0]["fired"]:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=HELD_BACK_S / 2)
+    assert process.returncode == 130 and err == b"torchobj: interrupted\n"
+    assert bucket.body("k") == b"old" and bucket.keys() == ["k"]
+
+
+@pytest.mark.providers("s3", "gs")
+def test_a_bar_with_files_bytes_and_rate_is_shown_on_a_terminal(cli, bucket, tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.bin").write_bytes(bytes(1 << 20))
+    code, shown = cli.on_terminal("cp", f"{tmp_path}/*.bin", f"{bucket.url}/x/")
+    assert code == 0 and "3/3 files" in shown and "3.00 MiB of 3.00 MiB" in shown and "100%" in shown
+    assert "copied 3 files, 3.00 MiB, in " in shown
+
+
+def test_a_command_without_a_terminal_shows_a_summary_only(cli, bucket, tmp_path):
+    (tmp_path / "a").write_bytes(b"1")
+    done = cli.process("cp", tmp_path / "a", f"{bucket.url}/a")
+    assert done.stdout.startswith(b"copied 1 file, 1 B, in ") and done.stdout.count(b"\n") == 1 and done.stderr == b""

@@ -1,0 +1,110 @@
+"""Moves files and objects: copies them, verifies the copies, and deletes the sources that did not change."""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from torchobj.checkpoint.keys import without_links
+from torchobj.cli.errors import CommandError
+from torchobj.cli.progress import Report
+from torchobj.cli.transfer_plan import Item, Transfer, items
+from torchobj.cli.transfer_run import Failure, Options, Outcome, concurrently, run_all
+from torchobj.config import StoreConfig
+from torchobj.exceptions import ObjectNotFoundError, UnsupportedError
+from torchobj.store import Store
+from torchobj.urls import Url
+
+__all__ = ["move_all"]
+
+
+class _Source(NamedTuple):
+    """A source before its transfer."""
+
+    transfer: Transfer
+    name: str
+    """Its path below a tree; empty for a single file or object."""
+    size: int | None
+    version: str | None
+    """Version of an object, or state of a file."""
+
+    @property
+    def shown(self) -> str:
+        """URL or path."""
+        source = self.transfer.source
+        return source.child(self.name).shown if self.name else source.shown
+
+
+def move_all(transfers: list[Transfer], options: Options, report: Report) -> Outcome:
+    """Moves files and objects. A source is deleted if it has not changed, and its copy has its size.
+
+    The transfers verify the checksums of what they write.
+    """
+    sources = [source for transfer in transfers for source in _sources(transfer, options.config)]
+    outcome = run_all(transfers, options, report)
+    failed = {failure.name for failure in outcome.failures}
+    copied = [source for source in sources if source.shown not in failed]
+    for source, _, failure in concurrently(
+        copied, lambda source: _delete(source, options.config), lambda source: source.shown
+    ):
+        if failure is not None:
+            outcome.failures.append(Failure(source.shown, failure.error))
+    return outcome
+
+
+def _sources(transfer: Transfer, config: StoreConfig) -> list[_Source]:
+    source = transfer.source
+    if transfer.is_tree:
+        found: list[Item] = list(items(source, config, transfer.glob))
+        if source.is_local:
+            # A file behind a link is outside of the tree, and is kept.
+            names = set(without_links(source.path, [item.name for item in found]))
+            found = [item for item in found if item.name in names]
+            return [_of_file(transfer, item.name, source.path / item.name) for item in found]
+        return [_Source(transfer, item.name, item.size, item.version) for item in found]
+    if source.is_local:
+        return [_of_file(transfer, "", source.path)]
+    info = Store(source.url.base, config=config).head(source.url.key)
+    return [_Source(transfer, "", info.size, info.version)]
+
+
+def _of_file(transfer: Transfer, name: str, path: Path) -> _Source:
+    state = path.stat()
+    return _Source(transfer, name, state.st_size, _state(state))
+
+
+def _state(state: os.stat_result) -> str:
+    return f"{state.st_dev}-{state.st_ino}-{state.st_size}-{state.st_mtime_ns}"
+
+
+def _delete(source: _Source, config: StoreConfig) -> None:
+    """Deletes a source.
+
+    Raises:
+        CommandError: Its copy is missing or has another size, or the source changed; it is kept.
+    """
+    transfer = source.transfer
+    copy = transfer.destination.child(source.name) if source.name else transfer.destination
+    size = copy.path.stat().st_size if copy.is_local else _size(copy.url, config)
+    if size != source.size:
+        raise CommandError(f"{source.shown}: kept, because {copy.shown} has {size} bytes instead of {source.size}")
+    if transfer.source.is_local:
+        path = transfer.source.path / source.name if source.name else transfer.source.path
+        if _state(path.stat()) != source.version:
+            raise CommandError(f"{source.shown}: kept, because it changed while it was copied")
+        path.unlink()
+        return
+    url = transfer.source.url
+    key, store = f"{url.key}{source.name}", Store(url.base, config=config)
+    if store.head(key).version != source.version:
+        raise CommandError(f"{source.shown}: kept, because it changed while it was copied")
+    try:
+        store.delete(key, if_version=source.version)
+    except UnsupportedError:
+        store.delete(key)
+
+
+def _size(url: Url, config: StoreConfig) -> int | None:
+    try:
+        return Store(url.base, config=config).head(url.key).size
+    except ObjectNotFoundError:
+        return None

@@ -1,0 +1,122 @@
+"""Plans transfers: which arguments of `cp`, `mv` and `sync` name files, objects or trees, and where each goes."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from torchobj.cli.errors import CommandError
+from torchobj.cli.targets import Target, parse_target
+from torchobj.config import StoreConfig
+from torchobj.store import Store
+
+__all__ = ["STREAM", "Item", "Transfer", "items", "plan"]
+
+#: Standard input or output.
+STREAM = "-"
+
+_NAME_BYTES = 255
+
+
+class Item(NamedTuple):
+    """A file or object of a tree."""
+
+    name: str
+    """Path below the tree."""
+    size: int | None
+    version: str | None
+    modified: datetime | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """One transfer: of a file or object to another name, or of a tree into a folder."""
+
+    source: Target
+    """The file or object, or the folder of the tree."""
+    destination: Target
+    is_tree: bool
+    glob: str | None = None
+    """The part of a tree that is transferred."""
+
+    def __str__(self) -> str:
+        return f"{self.source.shown} -> {self.destination.shown}"
+
+
+def plan(sources: Sequence[str], destination: str, *, recursive: bool, raw: bool) -> list[Transfer]:
+    """The transfers of a command.
+
+    Args:
+        sources: Files, objects, folders or globs.
+        destination: A folder, or the new name of a single file or object.
+        recursive: Whether folders are transferred.
+        raw: Whether wildcards are taken as they are.
+
+    Raises:
+        CommandError: The arguments do not fit together; the message names them.
+    """
+    into = parse_target(destination, raw=True)
+    transfers = []
+    for text in sources:
+        source = parse_target(text, raw=raw)
+        if source.is_local and into.is_local:
+            raise CommandError(f"{text} and {destination} are both local; one of them must be s3:// or gs://")
+        if source.glob is not None:
+            folder, glob = source.split_glob()
+            transfers.append(Transfer(folder, into.folder(), is_tree=True, glob=glob))
+        elif recursive and not (source.is_local and source.path.is_file()):
+            transfers.append(Transfer(source.folder(), into.folder(), is_tree=True))
+        elif source.names_folder:
+            raise CommandError(f"{text}: names a folder; --recursive transfers all that is in it")
+        else:
+            transfers.append(Transfer(source, _named(into, source, several=len(sources) > 1), is_tree=False))
+    for transfer in transfers:
+        _check(transfer)
+    return transfers
+
+
+def _named(into: Target, source: Target, *, several: bool) -> Target:
+    """Where a single file or object goes."""
+    if not into.names_folder:
+        if several:
+            raise CommandError(f"{into.text}: must be a folder for several sources; a slash at the end makes it one")
+        return into
+    name = source.url.key.rpartition("/")[2]
+    if into.is_local and name in ("", ".", ".."):
+        raise CommandError(f"{source.text}: its key does not end in a file name; name the file to write")
+    return into.folder().child(name)
+
+
+def _check(transfer: Transfer) -> None:
+    source, destination = transfer.source, transfer.destination
+    if source.is_local and not source.path.exists():
+        raise CommandError(f"{source.text}: no such file or folder")
+    if transfer.is_tree and source.is_local and not source.path.is_dir():
+        raise CommandError(f"{source.text}: not a folder")
+    if transfer.is_tree and destination.is_local and destination.path.exists() and not destination.path.is_dir():
+        raise CommandError(f"{destination.text}: is a file, and must be a folder")
+    if not transfer.is_tree and destination.is_local:
+        name = destination.path.name
+        if "\0" in str(destination.path) or len(name.encode(errors="surrogateescape")) > _NAME_BYTES:
+            raise CommandError(f"{source.text}: its key is not a valid file name; name the file to write")
+    if source.url == destination.url:
+        raise CommandError(f"{source.text} and {destination.text} are the same")
+    if transfer.is_tree and source.url.base == destination.url.base and not source.is_local:
+        first, second = source.url.key, destination.url.key
+        if first.startswith(second) or second.startswith(first):
+            raise CommandError(f"{source.text} and {destination.text} contain each other; name separate folders")
+
+
+def _is_temporary(name: str) -> bool:
+    """Whether `torchobj.files` uses the file for an interrupted download."""
+    return name.rpartition("/")[2].startswith(".torchobj-")
+
+
+def items(tree: Target, config: StoreConfig, glob: str | None = None) -> Iterator[Item]:
+    """The files or objects of a folder, in the order of their names, without directory markers."""
+    store = Store(f"file://{tree.path}") if tree.is_local else Store(tree.url.base, config=config)
+    prefix = "" if tree.is_local else tree.url.key
+    for info in store.list(prefix, glob=glob):
+        name = info.key.removeprefix(prefix)
+        if name and not name.endswith("/") and not (tree.is_local and _is_temporary(name)):
+            yield Item(name, info.size, info.version, info.last_modified)

@@ -1,0 +1,224 @@
+"""Runs planned transfers: by `torchobj.files`, or from bucket to bucket. Several of them run at the same time."""
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from itertools import islice
+from typing import Any, TypeVar
+
+from torchobj.cli.bucket_copy import copy_object
+from torchobj.cli.errors import described
+from torchobj.cli.output import escaped
+from torchobj.cli.progress import Report
+from torchobj.cli.transfer_plan import Item, Transfer, items
+from torchobj.config import StoreConfig
+from torchobj.exceptions import TransferError
+from torchobj.files.results import Progress, TreeTransfer
+from torchobj.files.transfers import download, download_file, upload, upload_file
+
+__all__ = ["Failure", "Options", "Outcome", "concurrently", "failure_line", "is_unchanged", "run_all"]
+
+#: Transfers of single files and copies that run at the same time; each uses several connections.
+_THREADS = 32
+
+_Job = TypeVar("_Job")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Options of the transfers."""
+
+    config: StoreConfig
+    skip_unchanged: bool = False
+    #: Arguments of uploads: headers, metadata and storage class.
+    attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A file or object that was not transferred."""
+
+    name: str
+    """URL or path of the source."""
+    error: BaseException
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What was transferred."""
+
+    files: int = 0
+    bytes: int = 0
+    skipped: int = 0
+    failures: list[Failure] = dataclasses.field(default_factory=list)
+
+    def add(self, result: TreeTransfer) -> None:
+        """Adds the result of the transfer of a tree."""
+        self.files, self.bytes = self.files + result.transferred, self.bytes + result.bytes
+        self.skipped += result.skipped
+
+
+class _Total:
+    """Adds up the progress of transfers that run at the same time."""
+
+    def __init__(self, report: Report) -> None:
+        self._report, self._lock = report, threading.Lock()
+        self._parts: dict[int, Progress] = {}
+
+    def part(self, number: int) -> Report:
+        """Receives the progress of one transfer."""
+
+        def update(state: Progress) -> None:
+            with self._lock:
+                self._parts[number] = state
+                parts = self._parts.values()
+                done = [
+                    sum(values)
+                    for values in zip(*((p.files_done, p.bytes_done, p.skipped) for p in parts), strict=True)
+                ]
+                total = [_sum(p.files_total for p in parts), _sum(p.bytes_total for p in parts)]
+                self._report(Progress(done[0], total[0], done[1], total[1], done[2]))
+
+        return update
+
+
+def _sum(numbers: Iterable[int | None]) -> int | None:
+    known = list(numbers)
+    return None if None in known else sum(number or 0 for number in known)
+
+
+def concurrently(
+    jobs: Iterable[_Job], work: Callable[[_Job], Any], name: Callable[[_Job], str]
+) -> Iterator[tuple[_Job, Any, Failure | None]]:
+    """Calls `work` with each job, at most 32 at the same time, and yields results and failures as they come.
+
+    Ctrl-C is raised within a tenth of a second; running calls are abandoned.
+    """
+    source = iter(jobs)
+    pool = ThreadPoolExecutor(_THREADS)
+    running: dict[Future[Any], _Job] = {}
+    try:
+        while True:
+            for job in islice(source, 2 * _THREADS - len(running)):
+                running[pool.submit(work, job)] = job
+            if not running:
+                return
+            for future in wait(running, 0.1, FIRST_COMPLETED).done:
+                job, error = running.pop(future), future.exception()
+                yield job, None if error else future.result(), Failure(name(job), error) if error else None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def run_all(transfers: list[Transfer], options: Options, report: Report) -> Outcome:
+    """Runs transfers. A failure does not end the others.
+
+    Raises:
+        Exception: The only transfer is of a single file or object, and failed.
+    """
+    outcome, total = Outcome(), _Total(report)
+    if len(transfers) == 1:
+        _run(transfers[0], options, report, outcome)
+        return outcome
+    singles = [(number, transfer) for number, transfer in enumerate(transfers) if not transfer.is_tree]
+
+    def single(job: tuple[int, Transfer]) -> Outcome:
+        alone = Outcome()
+        _run(job[1], options, total.part(job[0]), alone)
+        return alone
+
+    for _, done, failure in concurrently(singles, single, lambda job: job[1].source.text):
+        if failure is not None:
+            outcome.failures.append(failure)
+            continue
+        outcome.files, outcome.bytes = outcome.files + done.files, outcome.bytes + done.bytes
+        outcome.skipped += done.skipped
+    for number, transfer in enumerate(transfers):
+        if transfer.is_tree:
+            _run(transfer, options, total.part(number), outcome)
+    return outcome
+
+
+def _run(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+    if not (transfer.source.is_local or transfer.destination.is_local):
+        _copy(transfer, options, report, outcome)
+    elif transfer.is_tree:
+        _tree(transfer, options, report, outcome)
+    else:
+        _single(transfer, options, report, outcome)
+
+
+def _single(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+    shared: dict[str, Any] = {"config": options.config, "skip_unchanged": options.skip_unchanged, "progress": report}
+    if transfer.source.is_local:
+        path, url = transfer.source.path, str(transfer.destination.url)
+        done = upload_file(path, url, **shared, **options.attributes)
+    else:
+        done = download_file(str(transfer.source.url), transfer.destination.path, **shared)
+    outcome.files, outcome.skipped = outcome.files + (not done.skipped), outcome.skipped + done.skipped
+    outcome.bytes += 0 if done.skipped else done.size
+
+
+def _tree(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+    shared: dict[str, Any] = {
+        "config": options.config,
+        "glob": transfer.glob,
+        "skip_unchanged": options.skip_unchanged,
+        "progress": report,
+    }
+    try:
+        if transfer.source.is_local:
+            result = upload(transfer.source.path, str(transfer.destination.url), **shared, **options.attributes)
+        else:
+            result = download(str(transfer.source.url), transfer.destination.path, **shared)
+    except TransferError as error:
+        result = error.result
+        outcome.failures += [Failure(transfer.source.child(name).shown, failed) for name, failed in error.failures]
+    outcome.add(result)
+
+
+def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+    """Copies an object, or a tree, from bucket to bucket."""
+    source, destination, config = transfer.source, transfer.destination, options.config
+    if not transfer.is_tree:
+        size = copy_object(str(source.url), str(destination.url), config)
+        outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
+        report(Progress(1, 1, size, size, 0))
+        return
+    there = {item.name: item for item in items(destination, config)} if options.skip_unchanged else {}
+
+    def changed() -> Iterator[Item]:
+        for item in items(source, config, transfer.glob):
+            if is_unchanged(item, there.get(item.name)):
+                outcome.skipped += 1
+            else:
+                yield item
+
+    def copy(item: Item) -> int:
+        return copy_object(f"{source.url}{item.name}", f"{destination.url}{item.name}", config)
+
+    before = Outcome(outcome.files, outcome.bytes, outcome.skipped)
+    for _, size, failure in concurrently(changed(), copy, lambda item: f"{source.url}{item.name}"):
+        if failure is not None:
+            outcome.failures.append(failure)
+            continue
+        outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
+        skipped = outcome.skipped - before.skipped
+        done = outcome.files - before.files + skipped
+        report(Progress(done, None, outcome.bytes - before.bytes, None, skipped))
+
+
+def is_unchanged(item: Item, there: Item | None) -> bool:
+    """Whether an object in another bucket has the same size, and the same ETag or a later time."""
+    if there is None or there.size != item.size:
+        return False
+    if item.version is not None and item.version == there.version:
+        return True
+    return item.modified is not None and there.modified is not None and there.modified > item.modified
+
+
+def failure_line(failure: Failure) -> str:
+    """A failure on one line, with the name of the source if its error lacks it."""
+    text = described(failure.error)
+    return text if failure.name in text else f"{escaped(failure.name)}: {text}"

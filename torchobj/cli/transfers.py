@@ -1,0 +1,204 @@
+"""`torchobj cp`, also by the names `upload` and `download`, and `torchobj mv`."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from torchobj.cli.errors import CommandError
+from torchobj.cli.moving import move_all
+from torchobj.cli.objects import write_object
+from torchobj.cli.options import Command, Settings, fail_with, settings
+from torchobj.cli.output import duration, human_size, print_json, print_line, shown
+from torchobj.cli.progress import reporting
+from torchobj.cli.targets import parse_target
+from torchobj.cli.transfer_plan import STREAM, Transfer, items, plan
+from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
+from torchobj.cli.url_argument import URL
+from torchobj.config import StoreConfig
+from torchobj.files.streams import upload_stream
+
+__all__ = ["cp", "mv", "print_outcome"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _arguments(function: _Function) -> _Function:
+    """The arguments and options of `cp` and `mv`."""
+    for add in (
+        click.option("--raw", is_flag=True, help="Take wildcards in sources as they are."),
+        click.option("--dry-run", is_flag=True, help="Print what would be transferred."),
+        click.option("--storage-class", metavar="NAME", help="Storage class of uploads."),
+        click.option("--metadata", metavar="NAME=VALUE", multiple=True, help="Metadata of uploads; repeatable."),
+        click.option("--content-type", metavar="TYPE", help="Content type of uploads."),
+        click.option("-r", "--recursive", is_flag=True, help="Transfer all that is in a folder, into DESTINATION."),
+        click.argument("destination", type=URL),
+        click.argument("sources", nargs=-1, required=True, type=URL),
+    ):
+        function = add(function)
+    return function
+
+
+@click.command(cls=Command, short_help="Copy files and objects; upload and download are other names.")
+@_arguments
+@click.option("--skip-unchanged", is_flag=True, help="Skip files whose copy has the same size and checksum.")
+def cp(
+    sources: tuple[str, ...],
+    destination: str,
+    *,
+    recursive: bool,
+    dry_run: bool,
+    raw: bool,
+    skip_unchanged: bool,
+    **attributes: Any,
+) -> None:
+    """Copies SOURCES to DESTINATION: from local files to a bucket, back, or from bucket to bucket.
+
+    A folder, whose name ends in a slash or exists locally, receives sources by their last names, and those of a tree or
+    glob by their paths in it. A - is the standard input or output. Objects and files appear whole or not at all; an
+    interrupted download continues where it ended.
+    """
+    chosen = settings()
+    config = chosen.config(*(text for text in (*sources, destination) if text != STREAM))
+    given = _given(attributes)
+    if STREAM in (*sources, destination):
+        _stream(chosen, sources, destination, config, given)
+        return
+    transfers = plan(sources, destination, recursive=recursive, raw=raw)
+    _check_attributes(transfers, given)
+    if dry_run:
+        _print_plan(chosen, transfers, config, "would copy")
+        return
+    options = Options(config, skip_unchanged=skip_unchanged, attributes=given)
+    started = time.monotonic()
+    with reporting("cp", quiet=chosen.json) as report:
+        outcome = run_all(transfers, options, report)
+    _check_found(transfers, outcome)
+    print_outcome(chosen, outcome, "copied", time.monotonic() - started)
+
+
+@click.command(cls=Command, short_help="Move files and objects: copy, verify, delete.")
+@_arguments
+def mv(
+    sources: tuple[str, ...], destination: str, *, recursive: bool, dry_run: bool, raw: bool, **attributes: Any
+) -> None:
+    """Moves SOURCES to DESTINATION, as `cp` copies them. Each source is deleted after its copy was verified.
+
+    A source whose transfer fails, or which changes meanwhile, is kept. Local folders are kept, too.
+    """
+    chosen = settings()
+    config = chosen.config(*sources, destination)
+    if STREAM in (*sources, destination):
+        raise CommandError("-: a stream cannot be moved; use cp")
+    given = _given(attributes)
+    transfers = plan(sources, destination, recursive=recursive, raw=raw)
+    _check_attributes(transfers, given)
+    if dry_run:
+        _print_plan(chosen, transfers, config, "would move")
+        return
+    started = time.monotonic()
+    with reporting("mv", quiet=chosen.json) as report:
+        outcome = move_all(transfers, Options(config, attributes=given), report)
+    _check_found(transfers, outcome)
+    print_outcome(chosen, outcome, "moved", time.monotonic() - started)
+
+
+def _given(attributes: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of uploads for headers and metadata that were given."""
+    pairs = [text.partition("=") for text in attributes.pop("metadata")]
+    for name, separator, _ in pairs:
+        if not name or not separator:
+            raise CommandError(f"--metadata {name}: must be NAME=VALUE")
+    given = {name: value for name, value in attributes.items() if value is not None}
+    return given | ({"metadata": {name: value for name, _, value in pairs}} if pairs else {})
+
+
+def _check_attributes(transfers: list[Transfer], given: dict[str, Any]) -> None:
+    for transfer in transfers if given else ():
+        if not transfer.source.is_local:
+            names = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise CommandError(f"{names}: for uploads, not for {transfer.source.text}")
+
+
+def _stream(
+    chosen: Settings, sources: tuple[str, ...], destination: str, config: StoreConfig, given: dict[str, Any]
+) -> None:
+    """Copies from the standard input, or to the standard output."""
+    if len(sources) != 1 or sources[0] == destination:
+        raise CommandError("-: the standard input or output is the only source, or the destination of one object")
+    target = parse_target(destination if sources[0] == STREAM else sources[0], raw=True)
+    if target.is_local or target.names_folder:
+        raise CommandError(f"{target.text}: must name an object of s3:// or gs:// to copy it as a stream")
+    if destination == STREAM:
+        if given:
+            raise CommandError("--content-type, --metadata and --storage-class are for uploads")
+        write_object(str(target.url), sys.stdout.buffer, config)
+        return
+    started = time.monotonic()
+    if sys.stdin.isatty():
+        chosen.note("reading the standard input")
+    with reporting("cp", quiet=chosen.json) as report:
+        done = upload_stream(sys.stdin.buffer, str(target.url), config=config, progress=report, **given)
+    print_outcome(chosen, Outcome(1, done.size), "copied", time.monotonic() - started)
+
+
+def _print_plan(chosen: Settings, transfers: list[Transfer], config: StoreConfig, action: str) -> None:
+    count = 0
+    for transfer in transfers:
+        source, destination = transfer.source, transfer.destination
+        if not transfer.is_tree:
+            print_action(chosen, action, source.shown, destination.shown)
+            count += 1
+            continue
+        for item in items(source, config, transfer.glob):
+            print_action(chosen, action, source.child(item.name).shown, destination.child(item.name).shown)
+            count += 1
+    if count == 0:
+        raise _nothing(transfers)
+
+
+def print_action(chosen: Settings, action: str, source: str, destination: str | None = None) -> None:
+    """Prints what is done, or would be, with a file or object."""
+    if chosen.json:
+        fields = {"action": action, "source": source, "destination": destination}
+        print_json({name: value for name, value in fields.items() if value is not None})
+    else:
+        print_line(f"{action} {shown(source)}" + ("" if destination is None else f" -> {shown(destination)}"))
+
+
+def print_outcome(chosen: Settings, outcome: Outcome, action: str, elapsed_s: float) -> None:
+    """Prints the failures and a summary. Ends the command with exit code 1 if something failed."""
+    for failure in outcome.failures:
+        chosen.error(failure_line(failure), failure.error)
+    if chosen.json:
+        print_json(
+            {
+                "action": action,
+                "files": outcome.files,
+                "bytes": outcome.bytes,
+                "unchanged": outcome.skipped,
+                "failed": len(outcome.failures),
+                "seconds": round(elapsed_s, 3),
+            }
+        )
+    else:
+        noun = "file" if outcome.files == 1 else "files"
+        rate = human_size(int(outcome.bytes / elapsed_s)) if elapsed_s > 0 else "?"
+        text = f"{action} {outcome.files} {noun}, {human_size(outcome.bytes)}, in {duration(elapsed_s)}, {rate}/s"
+        text += f"; {outcome.skipped} unchanged" if outcome.skipped else ""
+        print_line(text + (f"; {len(outcome.failures)} failed" if outcome.failures else ""))
+    if outcome.failures:
+        fail_with()
+
+
+def _check_found(transfers: list[Transfer], outcome: Outcome) -> None:
+    if not (outcome.files or outcome.skipped or outcome.failures):
+        raise _nothing(transfers)
+
+
+def _nothing(transfers: list[Transfer]) -> CommandError:
+    names = " ".join(transfer.source.text for transfer in transfers)
+    hint = "no file or key matches" if any(transfer.glob for transfer in transfers) else "has no files or objects"
+    return CommandError(f"{names}: {hint}; `torchobj ls` shows what exists")
