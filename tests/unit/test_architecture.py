@@ -111,7 +111,7 @@ LAYERS = [
     ["cli.transfer_run"],
     ["cli.moving"],
     ["cli.transfers"],
-    ["cli.bench", "cli.checkpoints", "cli.doctor", "cli.syncing", "cli.uploads"],
+    ["cli.bench", "cli.checkpoints", "cli.doctor", "cli.manifests", "cli.syncing", "cli.uploads"],
     ["cli.program"],
     ["cli"],
     ["__main__"],

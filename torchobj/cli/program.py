@@ -30,6 +30,7 @@ _COMMANDS = {
     "cat": "objects:cat",
     "scan": "objects:scan",
     "uploads": "uploads:uploads",
+    "manifest": "manifests:manifest",
     "checkpoints": "checkpoints:checkpoints",
     "bench": "bench:bench",
     "doctor": "doctor:doctor",
