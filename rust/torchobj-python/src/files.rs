@@ -201,7 +201,6 @@ pub(crate) fn upload_tree<'py>(
 ///     StoreError: The listing failed, or the folder could not be opened.
 #[pyfunction]
 #[pyo3(signature = (store, prefix, folder, glob, skip_unchanged, progress=None))]
-#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn download_tree<'py>(
     py: Python<'py>,
     store: &NativeStore,

@@ -344,7 +344,7 @@ impl Target {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(&self.folder, &self.name, flags, Mode::empty()).ok()?);
         let metadata = file.metadata().ok()?;
-        metadata.is_file().then(|| (file, metadata.len()))
+        metadata.is_file().then_some((file, metadata.len()))
     }
 
     fn failed(&self, error: io::Error) -> Error {
