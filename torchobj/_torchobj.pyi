@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, NotRequired, Required, Self, TypeAlias, TypedDict, final, type_check_only
 
+from typing_extensions import disjoint_base
+
 from torchobj.config import StoreConfig
 
 __all__ = [
@@ -47,7 +49,7 @@ __all__ = [
 __version__: str
 
 # Key, size, version, modified (milliseconds since 1970), storage class.
-Entry: TypeAlias = tuple[str, int | None, str | None, int | None, str | None]
+_Entry: TypeAlias = tuple[str, int | None, str | None, int | None, str | None]
 
 # Shape of the rows, offsets of the tile in them, offsets of the tile in the slice, shape of the tile.
 _Tile: TypeAlias = tuple[list[int], list[int], list[int], list[int]]
@@ -65,9 +67,9 @@ class Attributes(TypedDict):
     metadata: Required[Mapping[str, str]]
 
 # Key, size, version, modified (milliseconds since 1970), attributes.
-Head: TypeAlias = tuple[str, int, str | None, int | None, Attributes]
+_Head: TypeAlias = tuple[str, int, str | None, int | None, Attributes]
 
-def heads(store: NativeStore, keys: Sequence[str], return_errors: bool = False) -> Sequence[Head | Exception]:
+def heads(store: NativeStore, keys: Sequence[str], return_errors: bool = False) -> Sequence[_Head | Exception]:
     """Returns the attributes of objects, by concurrent HEAD requests.
 
     Args:
@@ -313,6 +315,7 @@ class ManifestBuilder:
     def finish(self) -> NativeManifest:
         """Returns the manifest. The builder is empty afterwards."""
 
+@disjoint_base
 class NativeManifest:
     """The native side of `torchobj.Manifest`.
 
@@ -840,7 +843,7 @@ class ListPages:
     and storage class.
     """
     def __iter__(self) -> Self: ...
-    def __next__(self) -> tuple[Sequence[Entry], Sequence[str]]: ...
+    def __next__(self) -> tuple[Sequence[_Entry], Sequence[str]]: ...
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Exports the objects of the remaining pages as an Arrow stream. The iterator is exhausted then.
 
@@ -863,7 +866,7 @@ class ScanPages:
 
     def __new__(cls, store: NativeStore, prefix: str, glob: str | None, has_metadata: str | None) -> Self: ...
     def __iter__(self) -> Self: ...
-    def __next__(self) -> Sequence[Head]: ...
+    def __next__(self) -> Sequence[_Head]: ...
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Exports the remaining objects as an Arrow stream. The iterator is exhausted then.
 

@@ -191,7 +191,7 @@ class Scan:
         return _record_batch_reader(self)
 
 
-def _objects(entries: "Sequence[_torchobj.Entry]") -> list[ObjectInfo]:
+def _objects(entries: "Sequence[_torchobj._Entry]") -> list[ObjectInfo]:
     # Without a call of `time_of` per object, which is a tenth of the time of a listing.
     at = datetime.fromtimestamp
     try:
@@ -203,7 +203,7 @@ def _objects(entries: "Sequence[_torchobj.Entry]") -> list[ObjectInfo]:
         return [ObjectInfo(key, size, version, time_of(ms), kind) for key, size, version, ms, kind in entries]
 
 
-def info_of(head: "_torchobj.Head") -> ObjectInfo:
+def info_of(head: "_torchobj._Head") -> ObjectInfo:
     """Converts the result of a HEAD request."""
     key, size, version, modified_ms, attributes = head
     return ObjectInfo(key, size, version, time_of(modified_ms), **attributes)

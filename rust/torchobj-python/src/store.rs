@@ -51,9 +51,10 @@ impl NativeStore {
 #[pymethods]
 impl NativeStore {
     #[new]
-    #[pyo3(signature = (scheme, bucket, config, prefix=String::new()))]
-    fn new(py: Python<'_>, scheme: &str, bucket: String, config: StoreConfig, prefix: String) -> PyResult<Self> {
-        let key = StoreKey::new(scheme, bucket, prefix, &config.providers(), config.policy()).or_raise(py)?;
+    #[pyo3(signature = (scheme, bucket, config, prefix=""))]
+    fn new(py: Python<'_>, scheme: &str, bucket: String, config: StoreConfig, prefix: &str) -> PyResult<Self> {
+        let key =
+            StoreKey::new(scheme, bucket, prefix.to_owned(), &config.providers(), config.policy()).or_raise(py)?;
         Ok(Self { key })
     }
 
