@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
@@ -42,6 +42,36 @@ class ObjectInfo:
     cache_control: str | None = None
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """User-defined metadata: names in lower case, and values."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Objects of a listing have no values for the fields of `head`: setting them takes longer than all the rest.
+            if name in _FIELDS_OF_HEAD:
+                return {} if name == "metadata" else None
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+_FIELDS_OF_LISTING = ("key", "size", "version", "last_modified", "storage_class")
+_FIELDS_OF_HEAD = frozenset(field.name for field in dataclasses.fields(ObjectInfo)) - {*_FIELDS_OF_LISTING}
+
+#: Setters of the slots, because the class is frozen.
+_set_key, _set_size, _set_version, _set_last_modified, _set_storage_class = (
+    ObjectInfo.__dict__[name].__set__ for name in _FIELDS_OF_LISTING
+)
+
+
+def _listed(
+    key: str, size: int | None, version: str | None, last_modified: datetime | None, storage_class: str | None
+) -> ObjectInfo:
+    """An object of a listing, in a third of the time of the constructor."""
+    info = object.__new__(ObjectInfo)
+    _set_key(info, key)
+    _set_size(info, size)
+    _set_version(info, version)
+    _set_last_modified(info, last_modified)
+    _set_storage_class(info, storage_class)
+    return info
 
 
 class ListPage(NamedTuple):
@@ -196,11 +226,11 @@ def _objects(entries: "Sequence[_torchobj._Entry]") -> list[ObjectInfo]:
     at = datetime.fromtimestamp
     try:
         return [
-            ObjectInfo(key, size, version, None if ms is None else at(ms / 1000, UTC), kind)
+            _listed(key, size, version, None if ms is None else at(ms / 1000, UTC), kind)
             for key, size, version, ms, kind in entries
         ]
     except (ValueError, OverflowError, OSError):
-        return [ObjectInfo(key, size, version, time_of(ms), kind) for key, size, version, ms, kind in entries]
+        return [_listed(key, size, version, time_of(ms), kind) for key, size, version, ms, kind in entries]
 
 
 def info_of(head: "_torchobj._Head") -> ObjectInfo:

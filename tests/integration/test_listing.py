@@ -1,5 +1,6 @@
 """Listings of many pages, selections of them, and their Arrow form; stores of a prefix; metadata of many objects."""
 
+import copy
 import dataclasses
 import pickle
 import random
@@ -43,6 +44,21 @@ def test_keys_of_many_forms_are_listed_once_and_in_order(bucket, small_pages):
         assert sorted((info.key for info in store.list(prefix, ordered=False)), key=str.encode) == expected
         manifest = torchobj.ObjectMapDataset(f"{bucket.url}/{prefix}", config=bucket.config).manifest
         assert [manifest.url(index) for index in range(len(manifest))] == [f"{store.url}/{key}" for key in expected]
+
+
+def test_a_listed_object_is_an_ordinary_object_info(bucket):
+    store = filled(bucket, ["a", "b"])
+    info, other = store.list()
+    assert (info.content_type, info.metadata, info.cache_control) == (None, {}, None)
+    equal = torchobj.ObjectInfo("a", 1, info.version, info.last_modified, info.storage_class)
+    assert info == equal == pickle.loads(pickle.dumps(info)) == copy.copy(info) != other
+    assert repr(info) == repr(equal)
+    assert dataclasses.replace(info, key="b").key == "b"
+    assert dataclasses.asdict(info) == dataclasses.asdict(equal)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        info.size = 2
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        _ = info.missing
 
 
 def test_the_first_page_is_one_request(bucket, small_pages):
