@@ -44,7 +44,9 @@ def metadata_server(monkeypatch, strict_gcs_server):
 @pytest.mark.usefixtures("metadata_server")
 def test_a_token_of_the_metadata_server_is_loaded_once_also_if_it_is_slow(gcs_bucket, gcs_control):
     gcs_control.faults({"operation": "Token", "action": {"delay_first_byte_s": 1.0}})
-    store = Store(gcs_bucket.url, config=without_credentials(gcs_bucket))
+    # A configuration that no other test has: stores with equal ones share the token.
+    config = with_gcs(gcs_bucket, credential_provider=None, storage_class="STANDARD")
+    store = Store(gcs_bucket.url, config=config)
     store.put("k", b"x")
     assert store.get_many(["k"] * 20) == [b"x"] * 20
     assert len(gcs_control.requests("Token")) == 1

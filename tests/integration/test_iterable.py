@@ -99,19 +99,21 @@ def test_the_first_pass_yields_while_it_lists_and_lists_once(bucket, control):
     samples = bucket.iterable_dataset(bucket.url, **settings)
     iterator = iter(samples)
     assert next(iterator) == keys[0]
-    # Of three pages, the one in use and the one being fetched.
+    # The first page is returned before others are requested.
     assert listings() <= 2
     state = samples.state_dict()
     assert [keys[0], *iterator] == keys
     assert list(samples) == keys
     assert len(samples.manifest) == len(keys)
-    assert listings() == 3
+    # Three pages, and requests for ranges that turned out to have no key.
+    once = listings()
+    assert 3 <= once <= 8
     again = bucket.iterable_dataset(bucket.url, **settings)
     again.load_state_dict(state | {"done": 1500})
     assert list(again) == keys[1500:]
     again.load_state_dict(state | {"done": 2000})
     assert list(again) == keys[2000:]
-    assert listings() == 6
+    assert once + 3 <= listings() <= 16
     assert list(bucket.iterable_dataset(bucket.url, limit=1100, **settings)) == keys[:1100]
     assert all_free(), stats()
 

@@ -78,5 +78,6 @@ def test_samplers_show_their_arguments():
 
 def test_stores_and_listings_show_their_urls():
     assert repr(STORE) == "Store('memory://shown')"
-    assert repr(STORE.list("train/", "/")) == "<Listing of prefix='train/', delimiter='/', start_after=None>"
+    listing = "<Listing of prefix='train/', delimiter='/', start_after=None, glob=None, ordered=True>"
+    assert repr(STORE.list("train/", "/")) == listing
     assert repr(STORE.get("0.bin")) == "<torchobj.Buffer of 1 bytes>"

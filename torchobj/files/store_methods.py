@@ -28,7 +28,21 @@ class FileMethods:
         progress: ProgressCallback | None = None,
         **attributes: Unpack[ObjectAttributes],
     ) -> Transfer:
-        """Uploads a file, as `torchobj.files.upload_file`."""
+        """Uploads a file, as `torchobj.files.upload_file`.
+
+        Args:
+            key: The object.
+            path: A regular file, or a symbolic link to one. It must not change meanwhile.
+            overwrite: Whether an existing object may be replaced.
+            if_version: Replaces only this version of the object.
+            skip_unchanged: Whether to keep an object that is equal to the file.
+            progress: Receives a `Progress` about every 0.1 s and at the end.
+            attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `put`.
+
+        Raises:
+            ObjectChangedError: The file changed while it was uploaded. Nothing is written.
+            PreconditionFailedError: The condition is not met.
+        """
         return file_to_store(
             self._native,
             key,
@@ -49,7 +63,19 @@ class FileMethods:
         skip_unchanged: bool = False,
         progress: ProgressCallback | None = None,
     ) -> Transfer:
-        """Downloads an object to a file, as `torchobj.files.download_file`."""
+        """Downloads an object to a file, as `torchobj.files.download_file`.
+
+        Args:
+            key: The object.
+            path: The file, which appears complete or not at all. An existing one is replaced.
+            version: The version to read.
+            skip_unchanged: Whether to keep a file that is equal to the object.
+            progress: Receives a `Progress` about every 0.1 s and at the end.
+
+        Raises:
+            ObjectNotFoundError: The object does not exist.
+            IntegrityError: The bytes do not have the checksum of the object. The file does not appear.
+        """
         return file_from_store(
             self._native, key, path, version=version, skip_unchanged=skip_unchanged, progress=progress
         )

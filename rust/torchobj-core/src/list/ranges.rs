@@ -18,7 +18,7 @@ use crate::types::ListPage;
 const MAX_PAGES: usize = 96;
 
 /// Requests that found no key and are tolerated before each page of keys allows one more.
-const MAX_EMPTY: usize = 16;
+const MAX_EMPTY: usize = 4;
 
 /// Maximum number of directories that begin ranges: they may be small.
 const MAX_DIRECTORIES: usize = 64;
@@ -145,9 +145,9 @@ impl Ranges {
                     return None;
                 }
             }
-            // The first parts of an ordered listing are returned first.
+            // The first parts of an ordered listing are returned first. A listing of few pages sends few requests more.
             let parts = (limit - running) / if self.ordered { 2 } else { 1 };
-            let (lower, split) = self.next_split(parts.max(MIN_PARTS))?;
+            let (lower, split) = self.next_split(parts.min(MIN_PARTS * self.full).max(MIN_PARTS))?;
             let range = self.ranges.get_mut(&lower).expect("next_split returns an existing range");
             let start_after = range.listed.as_ref().map(|(_, last)| last.clone()).unwrap_or_default();
             range.asked += usize::from(split.parent.is_some());

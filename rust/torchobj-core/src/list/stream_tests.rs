@@ -138,7 +138,7 @@ async fn keys_of_common_forms_are_listed_with_few_requests_in_a_fraction_of_the_
         let bucket = Bucket::new(keys).await;
         for ordered in [true, false] {
             let (requests, time) = bucket.list("", None, ordered).await;
-            assert!(requests < 3.5 && time < 0.25, "{name}: {requests:.2}x the requests, {time:.3}x the time");
+            assert!(requests < 4.0 && time < 0.3, "{name}: {requests:.2}x the requests, {time:.3}x the time");
         }
     }
 }
@@ -149,7 +149,8 @@ async fn a_listing_of_few_pages_is_not_slower_than_page_after_page() {
         let bucket = Bucket::new((0..count as u64).map(|index| format!("{:016x}", hash(index)))).await;
         let (requests, time) = bucket.list("", None, true).await;
         assert!(time <= 1.0, "{count} {requests} {time}");
-        assert!(count > PAGE || requests <= 1.0, "{count} {requests}");
+        let extra = (requests - 1.0) * count.div_ceil(PAGE).max(1) as f64;
+        assert!(extra <= if count > PAGE { 10.0 } else { 0.0 }, "{count} {extra}");
     }
 }
 
