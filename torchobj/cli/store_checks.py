@@ -189,6 +189,6 @@ def _put(store: Store, prefix: str) -> str:
         if bytes(memoryview(store.get(key))) != data:
             raise StoreError(f"get {store.url}/{key}: other bytes than were written; check caches and proxies")
     finally:
-        # Only the object of this run: nobody else knows its name.
+        # Its name is random, so that no other object is deleted.
         store.delete(key)
     return f"{store.url}/{key} was written, read and deleted"

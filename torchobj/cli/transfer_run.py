@@ -209,13 +209,13 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
         report(Progress(done, None, outcome.bytes - before.bytes, None, skipped))
 
 
-def is_unchanged(item: Item, there: Item | None) -> bool:
+def is_unchanged(item: Item, target: Item | None) -> bool:
     """Whether an object in another bucket has the same size, and the same ETag or a later time."""
-    if there is None or there.size != item.size:
+    if target is None or target.size != item.size:
         return False
-    if item.version is not None and item.version == there.version:
+    if item.version is not None and item.version == target.version:
         return True
-    return item.modified is not None and there.modified is not None and there.modified > item.modified
+    return item.modified is not None and target.modified is not None and target.modified > item.modified
 
 
 def failure_line(failure: Failure) -> str:

@@ -14,7 +14,7 @@ const MAX_POSITIONS: usize = 256;
 /// Maximum number of characters that are recorded for a position.
 const MAX_CHARACTERS: usize = 256;
 
-/// One in so many keys of a page is recorded, and its first and last key.
+/// The first, the last and every 16th key of a page are recorded.
 const SAMPLE_EVERY: usize = 16;
 
 /// Size of a part in pages. A part slightly smaller than a page is listed by one request.
