@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crc_fast::{CrcAlgorithm, checksum_combine};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, openat, statat};
 use rustix::io::Errno;
+use tokio::sync::Mutex;
 
 use super::counters::Counters;
 use super::folder::Folder;
@@ -231,6 +232,7 @@ impl Client {
             algorithm: (crc.is_some() || journal.is_some()).then_some(algorithm),
             journal,
             counters: counters.clone(),
+            writing: Mutex::default(),
         });
         let received = self.receive_missing(key.into(), &mut object, &part_file, part_bytes, &mut sums).await;
         let received = received.and_then(|()| match crc {

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crc_fast::{CrcAlgorithm, Digest};
+use tokio::sync::Mutex;
 
 use super::counters::Counters;
 use super::journal::Journal;
@@ -14,8 +15,9 @@ use crate::engine::Sink;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::store::GetResult;
 
-/// Size of the blocks: they stay in the cache of a core, with two blocks of another connection.
-const BLOCK_BYTES: usize = 256 << 10;
+/// Size of the blocks. Each write moves the other tasks of its thread to another thread, so that smaller blocks cost more
+/// CPU time: 64 MiB to tmpfs take 0.80 CPU-s per GB with 1 MiB, 0.94 with 512 KiB, 1.05 with 256 KiB, 0.82 with 2 MiB.
+const BLOCK_BYTES: usize = 1 << 20;
 
 /// Where the parts of one download are written.
 #[derive(Debug)]
@@ -26,6 +28,9 @@ pub(super) struct PartFile {
     pub(super) algorithm: Option<CrcAlgorithm>,
     pub(super) journal: Option<Journal>,
     pub(super) counters: Arc<Counters>,
+    /// Held by a part while it writes. The kernel writes to a file for one thread at a time and lets the others spin, which
+    /// took 0.18 CPU-s per GB.
+    pub(super) writing: Mutex<()>,
 }
 
 /// A range of the file, and its checksum.
@@ -61,10 +66,14 @@ impl FileSink {
     }
 
     /// Writes received bytes to the file.
-    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+    async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         let at = self.start + self.filled as u64;
-        let file = &self.target.file;
-        in_place(|| file.write_all_at(bytes, at)).map_err(|error| self.failed(error))?;
+        let PartFile { file, writing, .. } = &*self.target;
+        let written = {
+            let _turn = writing.lock().await;
+            in_place(|| file.write_all_at(bytes, at))
+        };
+        written.map_err(|error| self.failed(error))?;
         if let Some(digest) = &mut self.digest {
             digest.update(bytes);
         }
@@ -108,7 +117,7 @@ impl Sink for FileSink {
             let filled = dest.filled();
             drop(dest);
             let buffer = pending.finish(filled).expect("the only writer of the block was dropped just above");
-            self.write(buffer.as_slice())?;
+            self.write(buffer.as_slice()).await?;
             received?;
             if filled < length || self.remaining() == 0 {
                 break;

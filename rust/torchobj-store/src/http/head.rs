@@ -90,6 +90,15 @@ impl Head {
         Ok(true)
     }
 
+    /// The value of the first header `name` whose value is UTF-8, from the parsed bytes.
+    pub(super) fn header<'a>(&self, bytes: &'a [u8], name: &str) -> Option<&'a str> {
+        self.spans.iter().find_map(|&(a, b, c, d)| {
+            let known = &bytes[usize::from(a)..usize::from(b)];
+            let value = &bytes[usize::from(c)..usize::from(d)];
+            known.eq_ignore_ascii_case(name.as_bytes()).then(|| std::str::from_utf8(value).ok())?
+        })
+    }
+
     /// Names and values of the headers, from the parsed bytes. Skips values that are not UTF-8.
     pub(super) fn headers<'a>(&'a self, bytes: &'a [u8]) -> impl Iterator<Item = (&'a str, &'a str)> {
         self.spans.iter().filter_map(move |&(a, b, c, d)| {

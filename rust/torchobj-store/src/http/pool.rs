@@ -203,7 +203,7 @@ impl Lease {
             Some(saved) => (&saved.0, saved.1.as_slice()),
             None => self.get_ref().head(),
         };
-        head.headers(bytes).find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value)
+        head.header(bytes, name)
     }
 
     /// The connection.
