@@ -1,6 +1,8 @@
 //! Parallel listings of a store in memory, whose requests take 20 ms of simulated time: the keys, requests and times.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -210,6 +212,42 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
             Bucket::new(keys).await.list(prefix, start_after.as_deref(), ordered).await;
+        });
+    }
+}
+
+/// Characters of keys: control characters, ASCII, of one, two, three and four bytes in UTF-8.
+const ALPHABET: [RangeInclusive<char>; 4] =
+    ['\u{1}'..='\u{1f}', ' '..='\u{7f}', '\u{80}'..='\u{ffff}', '\u{10000}'..='\u{10ffff}'];
+
+/// 100,000 keys of at most 24 characters of `alphabet`. Half of the keys are in one of 300 directories.
+fn many_keys(alphabet: &[char], seed: u64) -> BTreeSet<String> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let word = |random: &mut fastrand::Rng, longest: usize| -> String {
+        (0..random.usize(1..=longest)).map(|_| alphabet[random.usize(..alphabet.len())]).collect()
+    };
+    let directories: Vec<_> = (0..300).map(|_| word(&mut random, 8) + "/").collect();
+    let mut keys = BTreeSet::new();
+    while keys.len() < 100_000 {
+        let directory = if random.bool() { directories[random.usize(..300)].as_str() } else { "" };
+        keys.insert(format!("{directory}{}", word(&mut random, 24)));
+    }
+    keys
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 6, max_shrink_iters: 20, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_of_many_keys_is_listed_once_and_in_order(
+        alphabet in proptest::collection::vec(proptest::char::ranges(Cow::Borrowed(&ALPHABET)), 2..70),
+        seed in any::<u64>(),
+        ordered in any::<bool>(),
+    ) {
+        let alphabet: Vec<_> = alphabet.into_iter().chain(['0', '1']).collect();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            Bucket::new(many_keys(&alphabet, seed)).await.list("", None, ordered).await;
         });
     }
 }
