@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py                          # everything, about half an hour
     python benchmarks/checkpoint.py --only "512 MiB, origin" # the cases whose label has these words
     python benchmarks/checkpoint.py --only dcp               # distributed checkpoints
-    python benchmarks/checkpoint.py --loader                 # a training loop beside an upload
+    python benchmarks/checkpoint.py --only loop              # a training loop beside an upload
     python benchmarks/checkpoint.py --only blocking          # how long save_async blocks the loop
     python benchmarks/checkpoint.py --quick                  # a preview, under two minutes: not for publication
 
@@ -27,12 +27,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import beside, blocking, checkpoint_report, checkpoint_targets, dcp, report
+from benchmarks import beside, blocking, checkpoint_report, checkpoint_targets, dcp
 from benchmarks.checkpoint_measure import Case, Job, Savers
 from benchmarks.checkpoint_rivals import CLIENTS, needs_packages
 from benchmarks.checkpoint_targets import RIVAL
 from benchmarks.lab import origin, packages, versitygw
 from benchmarks.lab.location import Location
+from benchmarks.program import Program
 from benchmarks.report import OURS
 from benchmarks.states import States
 
@@ -181,31 +182,20 @@ def _checked(bench: Bench, client: str) -> bool:
     return True
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small states, one round, two clients: only a preview")
-    parser.add_argument("--rounds", type=int, help="rounds of each case (default 3, with --quick 1)")
-    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
-    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
-    parser.add_argument("--loader", action="store_true", help='only the training loop beside an upload: --only "loop"')
-    return parser.parse_args()
-
-
 def main() -> None:
-    given = arguments()
-    about = report.machine()
-    words = [*(given.only or ()), *(["loop"] if given.loader else ())]
-    rounds = given.rounds or (1 if given.quick else 3)
+    program = Program(__doc__, 3, ("small states, one round, two clients", 1)).has_cases()
+    given = program.start()
+    rounds = given.rounds
 
     def wanted(label: str) -> bool:
-        return not words or any(word in label for word in words)
+        return bool(program.selected([label], str))
 
     states = QUICK_STATES if given.quick else STATES
     every = itertools.product(states, ("origin", "versitygw"), ("save", "load"))
     plans = [plan for name, location, action in every if wanted((plan := Plan(action, name, location)).label)]
     clients = _clients(given) if plans else []
-    about["packages"] |= packages.versions() if any(map(needs_packages, clients)) else {}
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
+    if any(map(needs_packages, clients)):
+        program.about["packages"] |= packages.versions()
 
     cases, calls, share, phases, stops = [], [], None, [], []
     with contextlib.ExitStack() as stack:
@@ -231,17 +221,14 @@ def main() -> None:
         stops = [blocking.run(next(iter(states.values())), rounds)]
         print(*map(checkpoint_report.stops_table, stops), "", sep="\n", flush=True)
     verdicts = checkpoint_targets.verdicts(cases, calls, share, phases, stops)
-    print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
     content: dict[str, Any] = {
         "cases": [dataclasses.asdict(case) for case in cases],
         "dcp": [dataclasses.asdict(each) for each in calls],
         "share": dataclasses.asdict(share) if share is not None else None,
         "loops": [dataclasses.asdict(each) for each in phases],
         "blocking": [dataclasses.asdict(each) for each in stops],
-        "targets": [verdict.fields() for verdict in verdicts],
     }
-    name = "checkpoint-quick" if given.quick else "checkpoint-part" if words or rounds < 3 else "checkpoint"
-    print(report.write(name, (__doc__ or "").splitlines()[0], about, content))
+    program.finish("checkpoint", verdicts, content)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ multi-storage-client with its Rust client. Uploads go to an origin that discards
 from the same origin's memory by sendfile, or for one large object from files of nginx; all on this machine, so that
 client and server share its cores, and CPU-seconds per GB say more than MB/s. Files are in /dev/shm. 128 threads move
 16 MiB instead of 64 MiB, so that the bytes in flight take at most 2 GiB. Each thread makes one call before the
-measurement. Every byte of the last object or file is compared. The cases with versitygw show a real server, which is
+measurement. Every byte of the last object or file is compared. The bare limit of a get is `recv` into one buffer, which
+keeps no bytes. The cases with versitygw show a real server, which is
 the limit there. The 4 GiB of the full run need 10 GiB of free memory, and are left out otherwise. Round after round,
 each run in its own process.
 """
 
-import argparse
 import contextlib
 import shutil
 import sys
@@ -27,14 +27,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
 
-from benchmarks import files_rivals, report, timed
+from benchmarks import files_rivals, timed
 from benchmarks.files_rivals import ACTIONS
 from benchmarks.lab import nginx, origin, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import GIB, MIB, Family, pieces, size_text
 from benchmarks.lab.prepare import upload
+from benchmarks.program import Program
 from benchmarks.ratio_target import Target, at_most
-from benchmarks.report import OURS, Verdict
+from benchmarks.report import LIMIT, OURS, Verdict
 from benchmarks.timed import Timed, TimedRounds
 
 _MSC = "MSC Rust"
@@ -71,7 +72,8 @@ def cases(*, quick: bool) -> Iterator[Case]:
     """Yields all cases."""
     for threads, size, calls in ((1, 64 * MIB, 8), (32, 64 * MIB, 64), (128, 16 * MIB, 256)):
         for action in ACTIONS:
-            yield Case(action, size, threads, calls // 2 if quick else calls, "origin", _MOVERS)
+            clients = (*_MOVERS, LIMIT) if action == "get" else _MOVERS
+            yield Case(action, size, threads, calls // 2 if quick else calls, "origin", clients)
     for threads in (1, 32):
         for action in ("put", "get"):
             yield Case(action, 64 * MIB, threads, max(4, threads), "versitygw", (OURS, _MSC, "s3fs"))
@@ -148,19 +150,8 @@ def run(case: Case, clients: Sequence[str], rounds: int, location: Location, poo
     return done
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer calls, without 4 GiB: not for publication")
-    parser.add_argument("--rounds", type=int, help="rounds of each case (default 5, with --quick 2)")
-    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
-    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
-    return parser.parse_args()
-
-
-def _chosen(given: argparse.Namespace) -> Iterator[Case]:
-    for case in cases(quick=given.quick):
-        if given.only and not any(words in case.label for words in given.only):
-            continue
+def _possible(chosen: Sequence[Case]) -> Iterator[Case]:
+    for case in chosen:
         if case.size > GIB and psutil.virtual_memory().available < 10 * GIB:
             print(f"{case.label}: left out, because less than 10 GiB of memory are free\n")
             continue
@@ -168,11 +159,9 @@ def _chosen(given: argparse.Namespace) -> Iterator[Case]:
 
 
 def main() -> None:
-    given = arguments()
-    about = report.machine()
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
-    chosen = list(_chosen(given))
-    rounds = given.rounds or (2 if given.quick else 5)
+    program = Program(__doc__, 5, ("fewer calls, without 4 GiB", 2)).has_cases()
+    given = program.start()
+    chosen = list(_possible(program.selected(list(cases(quick=given.quick)), lambda case: case.label)))
     done, found = [], []
     figures = [("MB/s", Timed.mb_per_s, 0), ("CPU-s per GB", Timed.cpu_s_per_gb, 3)]
     with contextlib.ExitStack() as stack:
@@ -183,14 +172,10 @@ def main() -> None:
             clients = [name for name in case.clients if name not in given.without]
             if case.action in ("upload_file", "download_file") and not files_rivals.has_files():
                 clients = [name for name in clients if name != OURS]
-            done.append(run(case, clients, rounds, servers.location(case), pool))
+            done.append(run(case, clients, given.rounds, servers.location(case), pool))
             found += verdicts(case, done[-1])
             print(timed.table(done[-1], figures), "", sep="\n", flush=True)
-    if found:
-        print("against the targets", *(f"  {verdict.text()}" for verdict in found), "", sep="\n")
-    name = "files-quick" if given.quick else "files-part" if given.only or given.without else "files"
-    content = {"cases": [timed.fields(case) for case in done], "targets": [verdict.fields() for verdict in found]}
-    print(report.write(name, (__doc__ or "").splitlines()[0], about, content))
+    program.finish("files", found, {"cases": [timed.fields(case) for case in done]})
 
 
 if __name__ == "__main__":

@@ -8,16 +8,19 @@ import importlib.util
 import io
 import mmap
 import os
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.lab.boto import boto_client
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import MIB, Family, check
 from benchmarks.lab.settings import store_config
+from benchmarks.report import LIMIT
 
 ACTIONS = ("put", "get", "upload_file", "download_file")
 
@@ -217,6 +220,32 @@ class Msc(Mover):
         self._client.download_file(key, path)
 
 
+class Limit(Mover):
+    """`recv` of the body into one buffer of 1 MiB, on a connection of each thread: what the system itself
+    needs. Nothing keeps the bytes.
+    """
+
+    def open(self, location: Location) -> None:
+        self._netloc = urlsplit(location.endpoint_url).netloc
+        self._local = threading.local()
+
+    def get(self, key: str) -> bytes:
+        if not hasattr(self._local, "socket"):
+            host, _, port = self._netloc.partition(":")
+            self._local.socket = socket.create_connection((host, int(port)))
+            self._local.block = memoryview(bytearray(MIB))
+        connection, block = self._local.socket, self._local.block
+        connection.sendall(f"GET /{self.bucket}/{key} HTTP/1.1\r\nHost: {self._netloc}\r\n\r\n".encode())
+        received = connection.recv_into(block)
+        left = self._family.size + bytes(block[:received]).index(b"\r\n\r\n") + 4 - received
+        while left > 0:
+            left -= connection.recv_into(block)
+        return b""
+
+    def check(self) -> None:
+        """It has no bytes."""
+
+
 class Boto3Get(Mover):
     """boto3's `get_object`, one connection."""
 
@@ -242,6 +271,7 @@ class Boto3Fileobj(Boto3Get):
 
 
 CLIENTS: dict[str, Any] = {
+    LIMIT: Limit,
     "torchobj": Torchobj,
     "torchobj fsspec": TorchobjFsspec,
     "MSC Rust": Msc,

@@ -10,7 +10,6 @@ client after the other, round after round; each run is its own process. Figures 
 server runs on the same machine, as may other processes.
 """
 
-import argparse
 import contextlib
 import itertools
 import sys
@@ -27,6 +26,7 @@ from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family, size_text
 from benchmarks.lab.prepare import upload
 from benchmarks.measure import Job, Measured, run
+from benchmarks.program import Program
 from benchmarks.report import LIMIT, OURS, Outcome
 from benchmarks.rivals import CLIENTS
 
@@ -124,26 +124,18 @@ class Bench:
         return outcome
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a few cases, three short rounds: not for publication")
-    parser.add_argument("--rounds", type=int, help="rounds of each case (default 5, with --quick 3)")
-    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
-    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
-    parser.add_argument("--url", help="s3://bucket/prefix/ instead of the lab; credentials from the environment")
-    parser.add_argument("--prepare", action="store_true", help="write the objects to --url first, where missing")
-    return parser.parse_args()
-
-
 def main() -> None:
-    given = arguments()
-    about = report.machine()
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
-    cases = list(bucket_cases() if given.url else lab_cases())
-    words = given.only or (QUICK if given.quick and not given.url else None)
-    if words:
-        cases = [case for case in cases if any(word in case.label for word in words)]
-    bench = Bench(given.rounds or (3 if given.quick else 5), 0.4 if given.quick else 1.0)
+    program = Program(__doc__, 5, ("a few cases, three short rounds", 3)).has_cases()
+    program.parser.add_argument(
+        "--url", help="s3://bucket/prefix/ instead of the lab; credentials from the environment"
+    )
+    program.parser.add_argument(
+        "--prepare", action="store_true", help="write the objects to --url first, where missing"
+    )
+    given = program.start()
+    every = list(bucket_cases() if given.url else lab_cases())
+    cases = program.selected(every, lambda case: case.label, QUICK if given.quick and not given.url else ())
+    bench = Bench(given.rounds, 0.4 if given.quick else 1.0)
     outcomes = []
     with contextlib.ExitStack() as stack:
         stack.callback(bench.close)
@@ -158,15 +150,8 @@ def main() -> None:
             outcomes.append(bench.run(case, locations[case.origin], given.without))
             print(report.table(outcomes[-1]), "", sep="\n", flush=True)
     verdicts = [] if given.url else targets.verdicts(outcomes)
-    if verdicts:
-        print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
-    name = "get-url" if given.url else "get-quick" if given.quick else "get"
-    question = (__doc__ or "").splitlines()[0]
-    content = {
-        "cases": [report.fields(outcome) for outcome in outcomes],
-        "targets": [verdict.fields() for verdict in verdicts],
-    }
-    print(report.write(name, question, about, content))
+    content = {"cases": [report.fields(outcome) for outcome in outcomes]}
+    program.finish("get-url" if given.url else "get", verdicts, content)
 
 
 if __name__ == "__main__":

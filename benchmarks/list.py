@@ -12,7 +12,6 @@ delayed by 20 ms on its own connection, which delays no other; a case without de
 limit. Each client first lists all keys once, which are compared. Round after round, each run in its own process.
 """
 
-import argparse
 import contextlib
 import importlib.util
 import sys
@@ -23,9 +22,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import list_rivals, report, timed
+from benchmarks import list_rivals, timed
 from benchmarks.keys import KeySet, flat, nested
 from benchmarks.lab import origin
+from benchmarks.program import Program
 from benchmarks.ratio_target import Target, at_most
 from benchmarks.report import LIMIT, OURS, Verdict
 from benchmarks.timed import Timed, TimedRounds
@@ -97,23 +97,10 @@ def run(case: Case, clients: Sequence[str], rounds: int, found: origin.Origin, p
     return done
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="40 000 keys and two rounds: not for publication")
-    parser.add_argument("--rounds", type=int, help="rounds of each case (default 5, with --quick 2)")
-    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
-    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
-    return parser.parse_args()
-
-
 def main() -> None:
-    given = arguments()
-    about = report.machine()
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
-    chosen = list(cases(quick=given.quick))
-    if given.only:
-        chosen = [case for case in chosen if any(words in case.label for words in given.only)]
-    rounds = given.rounds or (2 if given.quick else 5)
+    program = Program(__doc__, 5, ("40 000 keys and two rounds", 2)).has_cases()
+    given = program.start()
+    chosen = program.selected(list(cases(quick=given.quick)), lambda case: case.label)
     clients = _clients(given.without)
     done = []
     figures = [("keys/s", Timed.rate, 0), ("CPU s", Timed.cpu_seconds, 2), ("s", Timed.seconds, 2)]
@@ -127,14 +114,10 @@ def main() -> None:
             for delay_ms in {case.delay_ms for case in chosen}
         }
         for case in chosen:
-            done.append(run(case, clients, rounds, origins[case.delay_ms], pool))
+            done.append(run(case, clients, given.rounds, origins[case.delay_ms], pool))
             print(timed.table(done[-1], figures), "", sep="\n", flush=True)
     found = [verdict for case in done for verdict in verdicts(case)]
-    if found:
-        print("against the targets", *(f"  {verdict.text()}" for verdict in found), "", sep="\n")
-    name = "list-quick" if given.quick else "list-part" if given.only or given.without else "list"
-    content = {"cases": [timed.fields(case) for case in done], "targets": [verdict.fields() for verdict in found]}
-    print(report.write(name, (__doc__ or "").splitlines()[0], about, content))
+    program.finish("list", found, {"cases": [timed.fields(case) for case in done]})
 
 
 if __name__ == "__main__":

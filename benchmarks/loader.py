@@ -10,7 +10,6 @@ uint8. Batches are verified: the number of bytes, the objects, and one object of
 memory are those of the trainer and its workers; the server runs on the same machine.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import itertools
@@ -29,6 +28,7 @@ from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family
 from benchmarks.loader_targets import FLAT
 from benchmarks.loop import Job, Loops, Run
+from benchmarks.program import Program
 from benchmarks.report import OURS, Rounds
 
 BATCH = 64
@@ -246,20 +246,11 @@ def origins(cases: Sequence[Case], family: Family) -> Iterator[dict[str, Locatio
         yield locations
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each case (default 3)")
-    parser.add_argument("--objects", type=int, default=4000, help="objects of 110 KiB (default 4000)")
-    parser.add_argument("--only", action="append", help="only cases whose label has these words; may be repeated")
-    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
-    return parser.parse_args()
-
-
 def main() -> None:
-    given = arguments()
-    about = report.machine()
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
-    cases = [case for case in CASES if not given.only or any(words in case.label for words in given.only)]
+    program = Program(__doc__, 3).has_cases()
+    program.parser.add_argument("--objects", type=int, default=4000, help="objects of 110 KiB (default 4000)")
+    given = program.start()
+    cases = program.selected(CASES, lambda case: case.label)
     loops = []
     with contextlib.ExitStack() as stack:
         # Rivals with few objects still get two batches per worker.
@@ -270,14 +261,7 @@ def main() -> None:
             loops.append(bench.run(case))
             print(table(loops[-1]), "", sep="\n", flush=True)
     verdicts = loader_targets.verdicts(loops)
-    if verdicts:
-        print("against the targets", *(f"  {verdict.text()}" for verdict in verdicts), "", sep="\n")
-    content = {
-        "cases": [_fields(loop) for loop in loops],
-        "targets": [verdict.fields() for verdict in verdicts],
-    }
-    whole = not given.only and not given.without and given.rounds >= 3 and given.objects >= 4000
-    print(report.write("loader" if whole else "loader-part", (__doc__ or "").splitlines()[0], about, content))
+    program.finish("loader", verdicts, {"cases": [_fields(loop) for loop in loops]}, part=given.objects < 4000)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ processes that a client starts. Every client adds up a number in the metadata, a
 million objects and no latency measures the memory of torchobj alone. Round after round, each run in its own process.
 """
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -18,9 +17,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import report, scan_rivals, timed
+from benchmarks import scan_rivals, timed
 from benchmarks.keys import flat
 from benchmarks.lab import origin
+from benchmarks.program import Program
 from benchmarks.ratio_target import Target, at_most
 from benchmarks.report import OURS, Verdict
 from benchmarks.timed import Timed, TimedRounds
@@ -39,21 +39,11 @@ def verdicts(case: TimedRounds, ours: str) -> Iterator[Verdict]:
     yield Target("CPU", _PROCESSES, 1 / 10, ours=ours).verdict(case, Timed.cpu_seconds)
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="2000 objects and two rounds: not for publication")
-    parser.add_argument("--rounds", type=int, help="rounds (default 5, with --quick 2)")
-    parser.add_argument("--without", action="append", default=[], help="leave a client out; may be repeated")
-    return parser.parse_args()
-
-
 def main() -> None:
     import torchobj
 
-    given = arguments()
-    about = report.machine()
-    print(*(f"{name}: {value}" for name, value in about.items()), "", sep="\n", flush=True)
-    rounds = given.rounds or (2 if given.quick else 5)
+    program = Program(__doc__, 5, ("2000 objects and two rounds, without the million", 2))
+    given = program.start()
     count = 2000 if given.quick else 20_000
     has_scan = hasattr(torchobj.Store, "scan")
     ours = OURS if has_scan else "torchobj head"
@@ -71,7 +61,7 @@ def main() -> None:
         labels.run()
         job = {"count": count, "labels": labels._found[1]}
         case = TimedRounds(f"{count} objects, 1 ms")
-        timed.in_turn(clients, rounds, lambda name: pool.run(name, far, job), case.runs, case.failed, (_NAIVE,))
+        timed.in_turn(clients, given.rounds, lambda name: pool.run(name, far, job), case.runs, case.failed, (_NAIVE,))
         done.append(case)
         print(timed.table(case, figures, ours), "", sep="\n", flush=True)
         if not given.quick and has_scan:
@@ -83,10 +73,7 @@ def main() -> None:
             done.append(case)
             print(timed.table(case, figures, ours), "", sep="\n", flush=True)
     found = [verdict for case in done for verdict in verdicts(case, ours)]
-    print("against the targets", *(f"  {verdict.text()}" for verdict in found), "", sep="\n")
-    name = "scan-quick" if given.quick else "scan-part" if given.without else "scan"
-    content = {"cases": [timed.fields(case) for case in done], "targets": [verdict.fields() for verdict in found]}
-    print(report.write(name, (__doc__ or "").splitlines()[0], about, content))
+    program.finish("scan", found, {"cases": [timed.fields(case) for case in done]})
 
 
 if __name__ == "__main__":
