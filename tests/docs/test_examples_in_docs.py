@@ -29,13 +29,14 @@ def test_examples_in_docstrings(name):
     assert doctest.testmod(module, optionflags=options).failed == 0
 
 
-def test_the_readme_has_five_examples():
-    assert len(BLOCKS) == 5
+def test_the_readme_has_six_examples():
+    assert len(BLOCKS) == 6
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.strip().splitlines()[0])
-def test_examples_of_the_readme(block, bucket, strict_server, monkeypatch):
+def test_examples_of_the_readme(block, bucket, strict_server, monkeypatch, tmp_path):
     """Runs each block with the README's names in a test bucket."""
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AWS_PROFILE", "strict")
     monkeypatch.setenv("AWS_ENDPOINT_URL", strict_server.endpoint)
     bucket.boto.create_bucket(Bucket="my-bucket") if "my-bucket" not in [
