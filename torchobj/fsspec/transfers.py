@@ -7,6 +7,7 @@ from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
 from fsspec.callbacks import DEFAULT_CALLBACK, NoOpCallback  # type: ignore[import-untyped]
+from fsspec.implementations.local import make_path_posix  # type: ignore[import-untyped]
 from fsspec.utils import isfilelike  # type: ignore[import-untyped]
 
 from torchobj.exceptions import InvalidKeyError, ObjectNotFoundError
@@ -46,9 +47,13 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
             InvalidKeyError: A key would be written outside of `lpath`, by its name or by a link in that folder.
             StoreError: The first error; downloads that did not start by then are not made.
         """
+        is_one_target = isinstance(lpath, (str, os.PathLike))
+        if is_one_target:
+            # Absolute, as the targets that fsspec derives from it.
+            lpath = make_path_posix(os.fspath(lpath))
         plan = _GetPlan(self)
         package.AbstractFileSystem.get(plan, rpath, lpath, recursive=recursive, maxdepth=maxdepth)
-        if isinstance(lpath, (str, os.PathLike)):
+        if is_one_target:
             _check_below(lpath, plan.pairs)
         skips_folder = isinstance(rpath, str) and not recursive
 

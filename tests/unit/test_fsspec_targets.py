@@ -1,0 +1,59 @@
+"""Downloads write the same files to every form of a target as the file system in memory of fsspec does."""
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+import torchobj
+from torchobj.fsspec import ObjectFileSystem
+
+KEYS = ("ord/a", "ord/s/b")
+
+
+class InMemory(ObjectFileSystem):
+    protocol = "memory"
+
+
+@pytest.fixture
+def both():
+    """A file system of torchobj and that of fsspec, with the same objects."""
+    store = torchobj.Store("memory://targets")
+    store.delete([info.key for info in store.list()])
+    oracle = MemoryFileSystem()
+    for key in KEYS:
+        store.put(key, key.encode())
+        oracle.pipe(f"/targets/{key}", key.encode())
+    yield InMemory(), oracle
+    oracle.rm("/targets", recursive=True)
+
+
+def tree(folder):
+    """The files and folders below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("is_existing", [True, False])
+@pytest.mark.parametrize("target", ["fd/d", "fd/d/", "./fd/d", "fd/../fd/d/", "d", "d/", ".", "ABSOLUTE", "ABSOLUTE/"])
+@pytest.mark.parametrize("source", ["ord", "ord/", "ord/*", "ord/a"])
+def test_a_download_to_a_target_writes_what_fsspec_writes(both, tmp_path, monkeypatch, source, target, is_existing):
+    written = []
+    for number, files in enumerate(both):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        named = target.replace("ABSOLUTE", f"{folder}/deep/d")
+        # The first part exists, because the path of a missing folder with `..` does not.
+        (folder / "fd").mkdir()
+        if is_existing:
+            (folder / named).mkdir(parents=True, exist_ok=True)
+        files.get(f"targets/{source}" if files is both[0] else f"/targets/{source}", named, recursive=source != "ord/a")
+        written.append(tree(folder))
+    assert written[0] == written[1]
+    assert [content for content in written[0].values() if content]
+
+
+def test_a_target_in_the_home_folder_and_one_that_is_a_path_are_downloaded_to(both, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    both[0].get("targets/ord", "~/d", recursive=True)
+    both[0].get("targets/ord", tmp_path / "e", recursive=True)
+    expected = {"a": b"ord/a", "s": None, "s/b": b"ord/s/b"}
+    assert tree(tmp_path / "d") == tree(tmp_path / "e") == expected
