@@ -56,8 +56,12 @@ def canonical_url(url: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """A URL for messages, without user information, query and fragment, which may contain secrets."""
-    return re.sub(r"//[^/?#]*@", "//...@", re.sub(r"[?#].*", "?...", url, flags=re.DOTALL))
+    """A URL for messages, without user information, query and fragment, which may contain secrets.
+
+    The user information of a URL without a scheme, or with a slash in the password, ends at the last `@`.
+    """
+    masked = re.sub(r"^(\w+://)?.*@", r"\1...@", url, flags=re.DOTALL)
+    return re.sub(r"[?#].*", "?...", masked, flags=re.DOTALL)
 
 
 def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
@@ -88,7 +92,8 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         expected = " or ".join(f"{name}://" for name in schemes)
         raise ConfigError(f"url={shown_url(url)!r}: scheme {shown_url(scheme)!r}, expected {expected}")
     bucket, _, key = rest.partition("/")
-    if "@" in bucket:
+    # A slash in a password ends the bucket.
+    if "@" in bucket or (":" in bucket and "@" in key and scheme in CLOUD_SCHEMES):
         raise ConfigError(
             f"url={shown_url(url)!r}: must have no user and password; "
             "store credentials where the SDK of the provider looks for them"

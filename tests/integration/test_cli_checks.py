@@ -6,6 +6,7 @@ import torchobj
 from torchobj.cli.bench import knee, suggestions
 from torchobj.cli.bench_levels import Level
 from torchobj.cli.credential_sources import gcs_source, s3_source
+from torchobj.config import config_file
 
 
 def states(records):
@@ -61,6 +62,48 @@ def test_doctor_shows_a_proxy_without_its_password(cli, bucket, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://user:topsecret@127.0.0.1:9")
     done = cli.run("doctor", bucket.url)
     assert done.exit_code == 1 and "http://...@127.0.0.1:9" in done.stdout and "topsecret" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("proxy", "expected"),
+    [
+        ("user:topsecret@127.0.0.1:9", "...@127.0.0.1:9"),
+        ("http://user:topsecret/x@127.0.0.1:9", "not a valid URL"),
+        ("http://user:topsecret?x@127.0.0.1:9", "not a valid URL"),
+        ("http://127.0.0.1:topsecret", "not a valid URL"),
+        ("http://[topsecret", "not a valid URL"),
+    ],
+)
+def test_doctor_masks_all_before_the_last_at_sign_of_a_proxy(cli, bucket, monkeypatch, proxy, expected):
+    monkeypatch.setenv("http_proxy", proxy)
+    done = cli.run("doctor", bucket.url)
+    assert done.exit_code == 1 and expected in done.stdout
+    assert "topsecret" not in done.output and "unexpected" not in done.output
+
+
+def test_doctor_shows_no_password_of_an_endpoint_that_is_not_a_url(cli, bucket, monkeypatch, tmp_path):
+    (tmp_path / "torchobj.toml").write_text("")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://user:topsecret/x@127.0.0.1:9")
+    done = cli.run("doctor", "s3://bucket")
+    assert done.exit_code == 1 and "not a valid URL (AWS_ENDPOINT_URL)" in done.stdout
+    assert "topsecret" not in done.output and "unexpected" not in done.output
+
+
+@pytest.mark.parametrize("value", ['["topsecret"]', '{ name = "topsecret" }'])
+def test_a_value_of_the_wrong_type_in_the_configuration_file_is_not_shown(cli, tmp_path, value):
+    (tmp_path / "torchobj.toml").write_text(f'["s3://"]\ns3 = {{ profile = {value} }}\n')
+    config_file._read.clear()
+    done = cli.run("doctor")
+    assert done.exit_code == 1 and "profile=<class" in done.stdout and "topsecret" not in done.output
+
+
+@pytest.mark.parametrize(
+    "url", ["s3://AKIA:topsecret/x@bkt/", "gs://AKIA:topsecret@bkt/", "s4://AKIA:topsecret/x@bkt/"]
+)
+def test_a_password_in_a_url_is_not_repeated(cli, url):
+    for command in ("ls", "doctor"):
+        assert "topsecret" not in cli.error(command, url)
+    assert "topsecret" not in cli.error("ls", "--region", "x", url.replace("s3://", "gs://"))
 
 
 S3 = torchobj.S3Options

@@ -13,7 +13,7 @@ from torchobj.cli.errors import CommandError, described
 from torchobj.cli.output import age_s, escaped, print_json
 from torchobj.config import GCSOptions, S3Options, StoreConfig
 from torchobj.exceptions import TorchobjError
-from torchobj.urls import canonical_url
+from torchobj.urls import canonical_url, shown_url
 
 __all__ = [
     "BROKEN_PIPE",
@@ -55,7 +55,9 @@ class Settings:
         usable |= {_option(name) for name in s3 | both} if "s3" in schemes else set()
         for name in sorted(given - usable):
             scheme = "s3://" if name in ("--profile", "--region") else "s3:// or gs://"
-            raise CommandError(f"{name}: applies to URLs of {scheme}, not to {' '.join(urls) or 'local files'}")
+            raise CommandError(
+                f"{name}: applies to URLs of {scheme}, not to {' '.join(map(shown_url, urls)) or 'local files'}"
+            )
         if self.endpoint_url is not None and {"s3", "gs"} <= schemes:
             raise CommandError(
                 "--endpoint-url: s3:// and gs:// URLs have different endpoints; set AWS_ENDPOINT_URL and "

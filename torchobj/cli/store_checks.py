@@ -29,6 +29,7 @@ __all__ = ["endpoint_of", "store_checks"]
 _SKEW_S = 60.0
 _LIMIT_S = 5.0
 _READ_BYTES = 1 << 20
+_EXPECTED = "expected http://host:port; special characters of a password are written as %2F"
 #: Name of the temporary object, before a nonce.
 _PROBE = ".torchobj-doctor-"
 
@@ -72,11 +73,26 @@ def _network(url: Url, config: StoreConfig) -> Iterator[Check]:
         yield Check("endpoint", "failed", f"{shown_url(endpoint)} ({where})", "must begin with http:// or https://")
         return
     yield Check("endpoint", "note", f"{shown_url(endpoint)} ({where})")
+    if not _is_valid(endpoint):
+        yield Check("endpoint", "failed", f"not a valid URL ({where})", _EXPECTED)
+        return
     proxy = _proxy(endpoint)
     if proxy is not None:
+        if not _is_valid(proxy):
+            yield Check("proxy", "failed", "not a valid URL", _EXPECTED)
+            return
         yield Check("proxy", "note", shown_url(proxy))
     yield _addresses(proxy or endpoint)
     yield from _answer(url, endpoint, config)
+
+
+def _is_valid(address: str) -> bool:
+    """Whether a URL has a host, a port that is a number, and no password that contains a slash."""
+    try:
+        parts = urllib.parse.urlsplit(address)
+        return bool(parts.hostname) and (parts.port or 1) > 0 and "@" not in parts.path + parts.query + parts.fragment
+    except ValueError:
+        return False
 
 
 def _addresses(endpoint: str) -> Check:
@@ -153,7 +169,9 @@ def _proxy(endpoint: str) -> str | None:
     parts = urllib.parse.urlsplit(endpoint)
     names = ("https_proxy", "HTTPS_PROXY") if parts.scheme == "https" else ("http_proxy",)
     proxy = next((os.environ[name] for name in names if os.environ.get(name)), None)
-    return None if proxy is None or urllib.request.proxy_bypass(parts.netloc) else proxy
+    if proxy is None or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _timed(name: str, check: Callable[[], str]) -> Check:

@@ -13,20 +13,25 @@ def check(name: str, value: object, allowed: str, *, ok: bool) -> None:
         raise ConfigError(f"{name}={value!r}: must be {allowed}")
 
 
+def _shown(value: object) -> object:
+    """A value for a message: of a container the type only, because its items may be secrets in the wrong place."""
+    return type(value) if isinstance(value, (list, tuple, dict, set)) else value
+
+
 def check_number(name: str, value: object, low: float, high: float, unit: str = "", *, whole: bool = True) -> None:
     """Checks that a value is a number in `low..high`, both included."""
     kinds = int if whole else (int, float)
     number = value if isinstance(value, kinds) and not isinstance(value, bool) else math.nan
     text = {5 * MIB: "5 MiB", 5 * GIB: "5 GiB", MIB: "1 MiB", 64 * GIB: "64 GiB"}
     allowed = f"{text.get(int(low), low)}..{text.get(int(high), high)}{unit}"
-    check(name, value, allowed, ok=low <= number <= high)
+    check(name, _shown(value), allowed, ok=low <= number <= high)
 
 
 def check_kinds(config: object, allowed: str, kinds: tuple[type, ...], *names: str) -> None:
     """Checks the types of fields."""
     for name in names:
         value = getattr(config, name)
-        check(name, value, allowed, ok=isinstance(value, kinds))
+        check(name, _shown(value), allowed, ok=isinstance(value, kinds))
 
 
 def check_auto_or_bool(config: object, name: str) -> None:
@@ -38,4 +43,4 @@ def check_auto_or_bool(config: object, name: str) -> None:
 def check_choices(config: object, allowed: str, choices: tuple[object, ...], name: str) -> None:
     """Checks that a field has one of the allowed values."""
     value = getattr(config, name)
-    check(name, value, allowed, ok=value in choices)
+    check(name, _shown(value), allowed, ok=value in choices)
