@@ -138,3 +138,82 @@ def test_a_dry_run_of_mv_moves_nothing(cli, bucket, tree):
         f"would move {tree}/a.bin -> {bucket.url}/k"
     ]
     assert (tree / "a.bin").exists() and bucket.keys() == []
+
+
+def test_mv_keeps_a_relative_source_whose_upload_failed_over_an_object_of_its_size(
+    cli, bucket, tree, control, monkeypatch
+):
+    monkeypatch.chdir(tree)
+    bucket.write("x/a.bin", b"z" * 500)
+    control.faults({"operation": "PutObject", "key": "a.bin", "action": {"status": 403, "code": "AccessDenied"}})
+    assert cli.run("mv", "a.bin", "b.txt", f"{bucket.url}/x/").exit_code == 1
+    assert list(files_of(tree)) == ["a.bin", "sub/c.bin"]
+
+
+def test_mv_keeps_objects_of_a_scheme_alias_whose_transfer_failed(cli, bucket, tree, control):
+    bucket.write("x/a.bin", b"z" * 500)
+    bucket.write("x/b.txt", b"z" * 500)
+    control.faults({"operation": "GetObject", "key": "a.bin", "action": {"status": 403, "code": "AccessDenied"}})
+    url = bucket.url.replace("gs://", "gcs://")
+    assert cli.run("mv", f"{url}/x/a.bin", f"{url}/x/b.txt", tree).exit_code == 1
+    assert bucket.keys() == ["x/a.bin"]
+
+
+def test_mv_keeps_a_source_whose_copy_another_writer_replaced(cli, bucket, tree, monkeypatch):
+    run_all = moving.run_all
+
+    def replace_afterwards(transfers, options, report):
+        outcome = run_all(transfers, options, report)
+        bucket.write("k", b"z" * 500)
+        return outcome
+
+    monkeypatch.setattr(moving, "run_all", replace_afterwards)
+    assert "kept, because another writer" in cli.run("mv", tree / "a.bin", f"{bucket.url}/k").stderr
+    assert (tree / "a.bin").exists()
+
+
+@pytest.mark.parametrize("command", ["cp", "mv"])
+def test_two_sources_of_one_name_are_refused(cli, bucket, tmp_path, command):
+    for key in ("p/1/same", "p/2/same"):
+        bucket.write(key, key.encode())
+        (tmp_path / key).parent.mkdir(parents=True)
+        (tmp_path / key).write_text(key)
+    both = ("p/1/same", "p/2/same")
+    message = cli.error(command, *(tmp_path / key for key in both), f"{bucket.url}/d/")
+    assert f"{bucket.url}/d/same: two sources" in message
+    assert "two sources" in cli.error(command, *(f"{bucket.url}/{key}" for key in both), tmp_path)
+    assert bucket.keys() == list(both) and all((tmp_path / key).exists() for key in both)
+
+
+@pytest.mark.parametrize("command", ["cp", "mv"])
+def test_trees_and_globs_with_a_common_name_are_refused(cli, bucket, other_bucket, tmp_path, command):
+    for key in ("p/1/same", "p/2/same", "p/2/more"):
+        bucket.write(key, key.encode())
+    trees = [f"{bucket.url}/p/1", f"{bucket.url}/p/2"]
+    assert "m/same: two sources" in cli.error(command, "-r", *trees, f"{other_bucket.url}/m/")
+    assert "out/same: two sources" in cli.error(command, f"{trees[0]}/*", f"{trees[1]}/s*", tmp_path / "out")
+    assert len(bucket.keys()) == 3 and other_bucket.keys() == []
+
+
+def test_mv_refuses_a_glob_that_is_a_key_too(cli, bucket, tmp_path):
+    for key in ("img[1].jpg", "img1.jpg"):
+        bucket.write(key, b"1")
+    assert "--raw" in cli.error("mv", f"{bucket.url}/img[1].jpg", tmp_path / "out")
+    cli.lines("mv", "--raw", f"{bucket.url}/img[1].jpg", tmp_path / "one")
+    assert bucket.keys() == ["img1.jpg"] and (tmp_path / "one").exists()
+
+
+def test_sync_deletes_no_temporary_files(cli, bucket, tree, synced):
+    bucket.write("x/sub/.torchobj-1", b"1")
+    (tree / "sub/.torchobj-2").write_text("1")
+    cli.lines("sync", "--delete", tree, synced)
+    assert "x/sub/.torchobj-1" in bucket.keys()
+    bucket.remove("x/sub/.torchobj-1")
+    cli.lines("sync", "--delete", synced, tree)
+    assert (tree / "sub/.torchobj-2").exists()
+
+
+def test_sync_from_bucket_to_bucket_deletes_no_temporary_files(cli, bucket, other_bucket, synced):
+    other_bucket.write(".torchobj-1", b"1")
+    cli.lines("sync", "--delete", synced, other_bucket.url)
+    assert ".torchobj-1" in other_bucket.keys()

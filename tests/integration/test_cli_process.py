@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -98,20 +99,50 @@ def test_a_full_disk_is_an_error_of_one_line(cli, bucket):
     assert done.returncode == 1 and done.stderr.count(b"\n") == 1 and b"No space left" in done.stderr
 
 
-@pytest.mark.providers("s3", "gs")
-def test_keys_are_completed_level_by_level(cli, bucket, monkeypatch):
-    for key in ("train/0.jpg", "train/x/1.jpg", "val"):
-        bucket.write(key, b"1")
-    monkeypatch.setenv("_TORCHOBJ_COMPLETE", "zsh_complete")
-
-    def completed(text):
-        monkeypatch.setenv("COMP_WORDS", f"torchobj ls {text}")
-        monkeypatch.setenv("COMP_CWORD", "2")
-        lines = cli.process().stdout.decode().splitlines()
+@pytest.fixture
+def completed(cli, monkeypatch):
+    def complete(*words):
+        with monkeypatch.context() as patch:
+            patch.setenv("_TORCHOBJ_COMPLETE", "zsh_complete")
+            patch.setenv("COMP_WORDS", shlex.join(["torchobj", *words]))
+            patch.setenv("COMP_CWORD", str(len(words)))
+            lines = cli.process().stdout.decode().splitlines()
         return [line for line in lines if "://" in line]
 
-    assert completed(f"{bucket.url}/tr") == [f"{bucket.url}/train/"]
-    assert len(completed(f"{bucket.url}/train/")) == 2
+    return complete
+
+
+@pytest.mark.providers("s3", "gs")
+def test_keys_are_completed_level_by_level(bucket, completed):
+    for key in ("train/0.jpg", "train/x/1.jpg", "val"):
+        bucket.write(key, b"1")
+    assert completed("ls", f"{bucket.url}/tr") == [f"{bucket.url}/train/"]
+    assert len(completed("ls", f"{bucket.url}/train/")) == 2
+
+
+@pytest.mark.parametrize(("key", "begun"), [("img[1].jpg", "img["), ("a*b", "a[*]"), ("q?", "q?"), ("{x,y}", "{")])
+def test_a_key_with_wildcards_is_completed_as_a_pattern_that_matches_it_alone(cli, bucket, completed, key, begun):
+    for each in (key, "img1.jpg", "aab", "qq", "x"):
+        bucket.write(each, b"1")
+    [url] = completed("ls", f"{bucket.url}/{begun}")
+    [line] = cli.lines("ls", url)
+    assert line.endswith(f" {key}")
+
+
+def test_a_key_with_wildcards_is_completed_as_it_is_where_they_are_not_special(bucket, completed):
+    bucket.write("img[1].jpg", b"1")
+    for words in (["head"], ["ls", "--raw"]):
+        assert completed(*words, f"{bucket.url}/im") == [f"{bucket.url}/img[1].jpg"]
+
+
+@pytest.mark.parametrize("command", [["cp"], ["ls"], ["rm", "--yes"]])
+def test_an_argument_that_is_not_utf_8_is_named_escaped(cli, bucket, tmp_path, command):
+    path = os.fsencode(tmp_path) + b"/\xff" if command == ["cp"] else bucket.url.encode() + b"/\xff"
+    extra = [f"{bucket.url}/u/"] if command == ["cp"] else []
+    process = subprocess.run(
+        [sys.executable, "-m", "torchobj", *command, path, *extra], cwd=ROOT, capture_output=True, text=True
+    )
+    assert process.returncode == 1 and "\\udcff: is not UTF-8" in process.stderr, process.stderr
 
 
 def test_commands_are_completed(cli, monkeypatch):

@@ -75,6 +75,22 @@ def test_a_dry_run_of_rm_deletes_nothing(cli, filled):
     assert "train/0.jpg" in filled.keys()
 
 
+def test_rm_refuses_a_glob_that_is_a_key_too(cli, bucket):
+    for key in ("img[1].jpg", "img1.jpg"):
+        bucket.write(key, b"1")
+    assert "--raw" in cli.error("rm", "--yes", f"{bucket.url}/img[1].jpg")
+    assert len(bucket.keys()) == 2
+    cli.lines("rm", "--yes", f"{bucket.url}/img[[]1].jpg")
+    assert bucket.keys() == ["img1.jpg"]
+
+
+def test_rm_with_raw_deletes_the_key_with_wildcards(cli, bucket):
+    for key in ("img[1].jpg", "img1.jpg"):
+        bucket.write(key, b"1")
+    cli.lines("rm", "--yes", "--raw", f"{bucket.url}/img[1].jpg")
+    assert bucket.keys() == ["img1.jpg"]
+
+
 @pytest.mark.providers("s3")
 class TestUploads:
     @pytest.fixture

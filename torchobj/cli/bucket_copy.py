@@ -11,8 +11,8 @@ __all__ = ["copy_object"]
 _BLOCK_BYTES = 8 << 20
 
 
-def copy_object(source: str, destination: str, config: StoreConfig) -> int:
-    """Copies an object with its type and metadata. Returns its size in bytes.
+def copy_object(source: str, destination: str, config: StoreConfig) -> tuple[int, str | None]:
+    """Copies an object with its type and metadata. Returns its size in bytes, and the version of the copy if known.
 
     Raises:
         StoreError: The object cannot be read or written; the destination is unchanged.
@@ -20,13 +20,12 @@ def copy_object(source: str, destination: str, config: StoreConfig) -> int:
     old, new = parse_url(source), parse_url(destination)
     info = Store(old.base, config=config).head(old.key)
     if old.scheme == new.scheme:
-        Store(new.base, config=config).copy(source, new.key)
-    else:
-        metadata = dict(info.metadata)
-        with (
-            open_object(source, "rb", config=config) as reader,
-            ObjectWriter(destination, config=config, content_type=info.content_type, metadata=metadata) as writer,
-        ):
-            while block := reader.read(_BLOCK_BYTES):
-                writer.write(block)
-    return info.size or 0
+        return info.size or 0, Store(new.base, config=config).copy(source, new.key)
+    metadata = dict(info.metadata)
+    with (
+        open_object(source, "rb", config=config) as reader,
+        ObjectWriter(destination, config=config, content_type=info.content_type, metadata=metadata) as writer,
+    ):
+        while block := reader.read(_BLOCK_BYTES):
+            writer.write(block)
+    return info.size or 0, None

@@ -35,20 +35,33 @@ class _Source(NamedTuple):
 
 
 def move_all(transfers: list[Transfer], options: Options, report: Report) -> Outcome:
-    """Moves files and objects. A source is deleted if it has not changed, and its copy has its size.
+    """Moves files and objects. A source is deleted if its transfer succeeded, it has not changed, and its copy has its
+    size, and the version that was written if it is known.
 
     The transfers verify the checksums of what they write.
     """
     sources = [source for transfer in transfers for source in _sources(transfer, options.config)]
     outcome = run_all(transfers, options, report)
-    failed = {failure.name for failure in outcome.failures}
-    copied = [source for source in sources if source.shown not in failed]
+    copied = [source for source in sources if _is_copied(source, outcome)]
     for source, _, failure in concurrently(
-        copied, lambda source: _delete(source, options.config), lambda source: source.shown
+        copied, lambda source: _delete(source, options.config, outcome), lambda source: source.shown
     ):
         if failure is not None:
             outcome.failures.append(Failure(source.shown, failure.error))
     return outcome
+
+
+def _is_copied(source: _Source, outcome: Outcome) -> bool:
+    transfer = source.transfer
+    if not transfer.is_tree:
+        return transfer in outcome.versions
+    missing = outcome.trees.get(transfer)
+    if missing is None:
+        return False
+    if transfer.source.is_local and any(source.name.startswith(f"{name}/") for name in missing):
+        # In a folder that could not be read.
+        return False
+    return source.name not in missing
 
 
 def _sources(transfer: Transfer, config: StoreConfig) -> list[_Source]:
@@ -76,17 +89,20 @@ def _state(state: os.stat_result) -> str:
     return f"{state.st_dev}-{state.st_ino}-{state.st_size}-{state.st_mtime_ns}"
 
 
-def _delete(source: _Source, config: StoreConfig) -> None:
+def _delete(source: _Source, config: StoreConfig, outcome: Outcome) -> None:
     """Deletes a source.
 
     Raises:
-        CommandError: Its copy is missing or has another size, or the source changed; it is kept.
+        CommandError: Its copy is missing, or has another size or version, or the source changed; it is kept.
     """
     transfer = source.transfer
     copy = transfer.destination.child(source.name) if source.name else transfer.destination
-    size = copy.path.stat().st_size if copy.is_local else _size(copy.url, config)
+    size, version = (copy.path.stat().st_size, None) if copy.is_local else _state_of_object(copy.url, config)
     if size != source.size:
         raise CommandError(f"{source.shown}: kept, because {copy.shown} has {size} bytes instead of {source.size}")
+    written = outcome.versions.get(transfer)
+    if written is not None and version != written:
+        raise CommandError(f"{source.shown}: kept, because another writer replaced {copy.shown}")
     if transfer.source.is_local:
         path = transfer.source.path / source.name if source.name else transfer.source.path
         if _state(path.stat()) != source.version:
@@ -103,8 +119,10 @@ def _delete(source: _Source, config: StoreConfig) -> None:
         store.delete(key)
 
 
-def _size(url: Url, config: StoreConfig) -> int | None:
+def _state_of_object(url: Url, config: StoreConfig) -> tuple[int | None, str | None]:
+    """Size and version of an object; None if it is missing."""
     try:
-        return Store(url.base, config=config).head(url.key).size
+        info = Store(url.base, config=config).head(url.key)
     except ObjectNotFoundError:
-        return None
+        return None, None
+    return info.size, info.version

@@ -9,7 +9,7 @@ import click
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, Settings, settings
 from torchobj.cli.output import escaped, human_size, print_json, print_line, shown
-from torchobj.cli.targets import Target, parse_target
+from torchobj.cli.targets import Target, check_wildcards, parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
@@ -38,11 +38,13 @@ def rm(urls: tuple[str, ...], *, recursive: bool, yes: bool, dry_run: bool, raw:
     targets = [parse_target(url, raw=raw) for url in urls]
     for target in targets:
         _check(target, recursive=recursive)
+        if target.glob is not None:
+            check_wildcards(target.text, target.child(target.glob), config)
     found = [_objects(target.folder() if recursive and target.glob is None else target, config) for target in targets]
     if not yes and not dry_run:
         confirm(f"delete {_summary(found)}?", "--yes deletes without a question")
     for each in found:
-        keys = (info.key for info in each.objects)
+        keys = (key for key, _ in each.objects)
         for key in keys if dry_run else delete_keys(each.store, keys):
             _report(chosen, each, key, "would delete" if dry_run else "delete")
 
@@ -59,21 +61,22 @@ class _Found(NamedTuple):
 
     target: Target
     store: Store
-    objects: list[ObjectInfo]
+    objects: list[tuple[str, int]]
+    """Keys and sizes in bytes."""
 
 
 def _objects(target: Target, config: StoreConfig) -> _Found:
     store, key = target.open(config)
-    objects = list(_named(target, store, key))
+    objects = [(info.key, info.size or 0) for info in _named(target, store, key)]
     if not objects:
         raise target.nothing()
     return _Found(target, store, objects)
 
 
 def _summary(found: list[_Found]) -> str:
-    sizes = [info.size or 0 for each in found for info in each.objects]
+    sizes = [size for each in found for _, size in each.objects]
     if len(sizes) == 1:
-        return found[0].target.url_of(found[0].store, found[0].objects[0].key)
+        return found[0].target.url_of(found[0].store, found[0].objects[0][0])
     return f"{len(sizes)} objects, {human_size(sum(sizes))}, of {' '.join(each.target.text for each in found)}"
 
 

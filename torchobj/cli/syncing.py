@@ -10,7 +10,7 @@ from torchobj.cli.options import Command, Settings, settings
 from torchobj.cli.progress import reporting
 from torchobj.cli.removing import delete_keys
 from torchobj.cli.targets import Target
-from torchobj.cli.transfer_plan import STREAM, Item, Transfer, items, plan
+from torchobj.cli.transfer_plan import STREAM, Item, Transfer, is_temporary, items, plan
 from torchobj.cli.transfer_run import Options, is_unchanged, run_all
 from torchobj.cli.transfers import print_action, print_outcome
 from torchobj.cli.url_argument import URL
@@ -56,7 +56,7 @@ def sync(source: str, destination: str, *, delete: bool, force: bool, dry_run: b
     if delete:
         # Listed again: what others wrote below the source meanwhile is kept.
         here |= {item.name: item for item in items(transfer.source, config)}
-        extra = [item for item in items(transfer.destination, config) if item.name not in here]
+        extra = [item for item in items(transfer.destination, config) if _is_extra(item.name, here)]
         _delete(chosen, transfer.destination, extra, config)
 
 
@@ -74,8 +74,13 @@ def _print_plan(
         action = "would compare" if same_size and not between else "would copy"
         print_action(chosen, action, transfer.source.child(name).shown, transfer.destination.child(name).shown)
     for name in there if delete else ():
-        if name not in here:
+        if _is_extra(name, here):
             print_action(chosen, "would delete", transfer.destination.child(name).shown)
+
+
+def _is_extra(name: str, here: dict[str, Item]) -> bool:
+    """Whether a name is deleted: temporary files are not, because a listing of local files omits them."""
+    return name not in here and not is_temporary(name)
 
 
 def _delete(chosen: Settings, folder: Target, extra: list[Item], config: StoreConfig) -> None:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 from torchobj.cli.errors import CommandError
 from torchobj.config import StoreConfig
+from torchobj.exceptions import ObjectNotFoundError
 from torchobj.object_info import Listing
 from torchobj.store import Store
 from torchobj.urls import Url, parse_url
 
-__all__ = ["Target", "parse_target"]
+__all__ = ["WILDCARD", "Target", "check_wildcards", "parse_target"]
 
 #: Characters that begin a wildcard.
-_WILDCARD = re.compile(r"[*?\[{]")
+WILDCARD = re.compile(r"[*?\[{]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +101,7 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
 
     Raises:
         ConfigError: Not a URL of a known scheme.
+        CommandError: An empty path, or not UTF-8.
 
     Example:
         >>> parse_target("s3://bucket/train/n01*.jpg")
@@ -107,8 +109,15 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
         >>> parse_target("/data/a[1].jpg", raw=True).path
         PosixPath('/data/a[1].jpg')
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        # The message escapes the bytes.
+        raise CommandError(
+            f"{text}: is not UTF-8, as keys and arguments must be; rename it, or name its folder"
+        ) from None
     url = parse_url(text) if "://" in text else _of_path(text)
-    found = _WILDCARD.search(url.key)
+    found = WILDCARD.search(url.key)
     if found is None or raw or (url.scheme == "file" and os.path.lexists(f"/{url.key}")):
         return Target(text, url, None)
     start = found.start()
@@ -116,6 +125,22 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
         # `**` matches across folders only if it is a whole component.
         start = url.key.rfind("/", 0, start) + 1
     return Target(text, url._replace(key=url.key[:start]), url.key[start:])
+
+
+def check_wildcards(text: str, literal: Target, config: StoreConfig) -> None:
+    """Checks that an argument with wildcards, which names sources to delete, is not the key of an object as well.
+
+    Raises:
+        CommandError: It is.
+    """
+    try:
+        Store(literal.url.base, config=config).head(literal.url.key)
+    except ObjectNotFoundError:
+        return
+    raise CommandError(
+        f"{text}: an object has this key, and its wildcards may match others; --raw takes them as they are, "
+        "[*], [?] and [[] stand for the characters"
+    )
 
 
 def _of_path(text: str) -> Url:

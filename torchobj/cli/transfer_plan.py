@@ -1,7 +1,7 @@
 """Plans transfers: which arguments of `cp`, `mv` and `sync` name files, objects or trees, and where each goes."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from torchobj.cli.targets import Target, parse_target
 from torchobj.config import StoreConfig
 from torchobj.store import Store
 
-__all__ = ["STREAM", "Item", "Transfer", "items", "plan"]
+__all__ = ["STREAM", "Item", "Transfer", "check_destinations", "is_temporary", "items", "plan"]
 
 #: Standard input or output.
 STREAM = "-"
@@ -72,7 +72,34 @@ def plan(sources: Sequence[str], destination: str, *, recursive: bool, raw: bool
             transfers.append(Transfer(source, _named(into, source, several=len(sources) > 1), is_tree=False))
     for transfer in transfers:
         _check(transfer)
+    _check_distinct(transfer.destination.shown for transfer in transfers if not transfer.is_tree)
     return transfers
+
+
+def check_destinations(transfers: list[Transfer], config: StoreConfig) -> None:
+    """Checks that no two transfers write the same file or object. Lists trees if there are several transfers.
+
+    Raises:
+        CommandError: Two of them do; nothing has been transferred.
+    """
+    if len(transfers) > 1 and any(transfer.is_tree for transfer in transfers):
+        _check_distinct(name for transfer in transfers for name in _destinations(transfer, config))
+
+
+def _destinations(transfer: Transfer, config: StoreConfig) -> Iterator[str]:
+    if not transfer.is_tree:
+        yield transfer.destination.shown
+        return
+    for item in items(transfer.source, config, transfer.glob):
+        yield transfer.destination.child(item.name).shown
+
+
+def _check_distinct(destinations: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in destinations:
+        if name in seen:
+            raise CommandError(f"{name}: two sources would be written to it; copy or move them to separate folders")
+        seen.add(name)
 
 
 def _named(into: Target, source: Target, *, several: bool) -> Target:
@@ -107,7 +134,7 @@ def _check(transfer: Transfer) -> None:
             raise CommandError(f"{source.text} and {destination.text} contain each other; name separate folders")
 
 
-def _is_temporary(name: str) -> bool:
+def is_temporary(name: str) -> bool:
     """Whether `torchobj.files` uses the file for an interrupted download."""
     return name.rpartition("/")[2].startswith(".torchobj-")
 
@@ -118,5 +145,5 @@ def items(tree: Target, config: StoreConfig, glob: str | None = None) -> Iterato
     prefix = "" if tree.is_local else tree.url.key
     for info in store.list(prefix, glob=glob):
         name = info.key.removeprefix(prefix)
-        if name and not name.endswith("/") and not (tree.is_local and _is_temporary(name)):
+        if name and not name.endswith("/") and not (tree.is_local and is_temporary(name)):
             yield Item(name, info.size, info.version, info.last_modified)

@@ -52,6 +52,10 @@ class Outcome:
     bytes: int = 0
     skipped: int = 0
     failures: list[Failure] = dataclasses.field(default_factory=list)
+    #: Version of the copy of each single file or object; None if it has none or is a file.
+    versions: dict[Transfer, str | None] = dataclasses.field(default_factory=dict)
+    #: Trees that were listed to the end, and the names in them that were not transferred.
+    trees: dict[Transfer, set[str]] = dataclasses.field(default_factory=dict)
 
     def add(self, result: TreeTransfer) -> None:
         """Adds the result of the transfer of a tree."""
@@ -128,15 +132,19 @@ def run_all(transfers: list[Transfer], options: Options, report: Report) -> Outc
         _run(job[1], options, total.part(job[0]), alone)
         return alone
 
-    for _, done, failure in concurrently(singles, single, lambda job: job[1].source.text):
+    for _, done, failure in concurrently(singles, single, lambda job: job[1].source.shown):
         if failure is not None:
             outcome.failures.append(failure)
             continue
         outcome.files, outcome.bytes = outcome.files + done.files, outcome.bytes + done.bytes
         outcome.skipped += done.skipped
+        outcome.versions |= done.versions
     for number, transfer in enumerate(transfers):
         if transfer.is_tree:
-            _run(transfer, options, total.part(number), outcome)
+            try:
+                _run(transfer, options, total.part(number), outcome)
+            except Exception as error:  # noqa: BLE001  a failure does not end the others
+                outcome.failures.append(Failure(transfer.source.shown, error))
     return outcome
 
 
@@ -158,6 +166,7 @@ def _single(transfer: Transfer, options: Options, report: Report, outcome: Outco
         done = download_file(str(transfer.source.url), transfer.destination.path, **shared)
     outcome.files, outcome.skipped = outcome.files + (not done.skipped), outcome.skipped + done.skipped
     outcome.bytes += 0 if done.skipped else done.size
+    outcome.versions[transfer] = done.version if transfer.source.is_local else None
 
 
 def _tree(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
@@ -167,14 +176,16 @@ def _tree(transfer: Transfer, options: Options, report: Report, outcome: Outcome
         "skip_unchanged": options.skip_unchanged,
         "progress": report,
     }
+    missing: set[str] = set()
     try:
         if transfer.source.is_local:
             result = upload(transfer.source.path, str(transfer.destination.url), **shared, **options.attributes)
         else:
             result = download(str(transfer.source.url), transfer.destination.path, **shared)
     except TransferError as error:
-        result = error.result
+        result, missing = error.result, {name for name, _ in error.failures}
         outcome.failures += [Failure(transfer.source.child(name).shown, failed) for name, failed in error.failures]
+    outcome.trees[transfer] = missing
     outcome.add(result)
 
 
@@ -182,7 +193,7 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
     """Copies an object, or a tree, from bucket to bucket."""
     source, destination, config = transfer.source, transfer.destination, options.config
     if not transfer.is_tree:
-        size = copy_object(str(source.url), str(destination.url), config)
+        size, outcome.versions[transfer] = copy_object(str(source.url), str(destination.url), config)
         outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
         report(Progress(1, 1, size, size, 0))
         return
@@ -196,17 +207,20 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
                 yield item
 
     def copy(item: Item) -> int:
-        return copy_object(f"{source.url}{item.name}", f"{destination.url}{item.name}", config)
+        return copy_object(f"{source.url}{item.name}", f"{destination.url}{item.name}", config)[0]
 
     before = Outcome(outcome.files, outcome.bytes, outcome.skipped)
-    for _, size, failure in concurrently(changed(), copy, lambda item: f"{source.url}{item.name}"):
+    missing: set[str] = set()
+    for item, size, failure in concurrently(changed(), copy, lambda item: f"{source.url}{item.name}"):
         if failure is not None:
             outcome.failures.append(failure)
+            missing.add(item.name)
             continue
         outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
         skipped = outcome.skipped - before.skipped
         done = outcome.files - before.files + skipped
         report(Progress(done, None, outcome.bytes - before.bytes, None, skipped))
+    outcome.trees[transfer] = missing
 
 
 def is_unchanged(item: Item, target: Item | None) -> bool:

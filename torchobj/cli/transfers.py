@@ -13,8 +13,8 @@ from torchobj.cli.objects import write_object
 from torchobj.cli.options import Command, Settings, fail_with, settings
 from torchobj.cli.output import duration, human_size, print_json, print_line, shown
 from torchobj.cli.progress import reporting
-from torchobj.cli.targets import parse_target
-from torchobj.cli.transfer_plan import STREAM, Transfer, items, plan
+from torchobj.cli.targets import check_wildcards, parse_target
+from torchobj.cli.transfer_plan import STREAM, Transfer, check_destinations, items, plan
 from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
@@ -68,6 +68,7 @@ def cp(
         return
     transfers = plan(sources, destination, recursive=recursive, raw=raw)
     _check_attributes(transfers, given)
+    check_destinations(transfers, config)
     if dry_run:
         _print_plan(chosen, transfers, config, "would copy")
         return
@@ -95,6 +96,10 @@ def mv(
     given = _given(attributes)
     transfers = plan(sources, destination, recursive=recursive, raw=raw)
     _check_attributes(transfers, given)
+    for transfer in transfers:
+        if transfer.glob is not None and not transfer.source.is_local:
+            check_wildcards(transfer.source.text, transfer.source.child(transfer.glob), config)
+    check_destinations(transfers, config)
     if dry_run:
         _print_plan(chosen, transfers, config, "would move")
         return
