@@ -2,6 +2,8 @@
 
 import io
 import itertools
+import logging
+import re
 
 import pytest
 from rich.console import Console
@@ -10,6 +12,7 @@ from torchobj import exceptions
 from torchobj.cli import progress
 from torchobj.cli.bars import bars, updates
 from torchobj.cli.errors import CommandError, described
+from torchobj.cli.options import start_logging
 from torchobj.cli.output import age_s, duration, escaped, human_size
 from torchobj.cli.targets import parse_target
 from torchobj.files import Progress
@@ -17,15 +20,27 @@ from torchobj.files import Progress
 STATE = Progress(21, 300, 259 << 20, 2 << 30, 1)
 
 
-def shown_at(width, *states):
-    """The lines of a bar on a console of this width."""
+def running(*states, width=120):
+    """A bar after these states, at intervals of a second."""
     console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
     shown = bars(console)
+    shown.get_time = itertools.count().__next__
     update = updates(shown, "cp")
     for state in states:
         update(state)
-    console.print(shown.get_renderable())
-    return console.file.getvalue().splitlines()
+    return shown
+
+
+def frame(shown):
+    """The lines of the bar now."""
+    shown.console.file = io.StringIO()
+    shown.console.print(shown.get_renderable())
+    return shown.console.file.getvalue().splitlines()
+
+
+def shown_at(width, *states):
+    """The lines of a bar on a console of this width."""
+    return frame(running(*states, width=width))
 
 
 def test_a_bar_has_files_bytes_and_share():
@@ -36,6 +51,44 @@ def test_a_bar_has_files_bytes_and_share():
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_a_bar_takes_one_line_of_any_width(width):
     assert len(shown_at(width, STATE)) == 1
+
+
+@pytest.mark.parametrize(("width", "has_bar"), [(120, True), (80, True), (70, False), (60, False), (50, False)])
+def test_a_narrow_console_shows_rate_and_remaining_time_rather_than_the_bar(width, has_bar):
+    [line] = shown_at(width, Progress(0, 300, 13 << 20, 2 << 30, 0), STATE)
+    assert "MiB/s  0:00:" in line and line.rstrip().endswith(" left") and ("━" in line) == has_bar
+
+
+def test_each_frame_has_the_width_of_the_console():
+    shown = running(Progress(0, 300, 13 << 20, 2 << 30, 0), STATE)
+    assert "━" in frame(shown)[0]
+    shown.console.width = 60
+    [line] = frame(shown)
+    assert "━" not in line and line.rstrip().endswith(" left")
+
+
+def test_a_log_line_is_printed_above_the_bar():
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    start_logging("warning")
+    with bars(console) as shown:
+        updates(shown, "cp")(STATE)
+        logging.getLogger("torchobj").warning("attempt 3 failed")
+        shown.refresh()
+    lines = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n").splitlines()
+    assert "torchobj: warning: attempt 3 failed" in [line.rstrip() for line in lines]
+    assert [line for line in lines if line.startswith("cp ")][-1].startswith("cp ━")
+
+
+def test_a_stream_shows_no_number_of_files():
+    [line] = shown_at(120, _streamed(Progress(0, None, 1 << 20, None, 0)))
+    assert line.split() == ["cp", "━" * 24, "1.00", "MiB"]
+    assert progress.line("cp", _streamed(Progress(0, None, 1 << 20, None, 0)), 1.0) == "cp: 1.00 MiB, 1.00 MiB/s"
+
+
+def _streamed(state):
+    states = []
+    progress.of_stream(states.append)(state)
+    return states[0]
 
 
 def test_the_bar_of_one_file_shows_no_number_of_files():

@@ -132,10 +132,12 @@ def shared_options() -> list[click.Parameter]:
 
 
 class _Handler(logging.Handler):
-    """Writes records to the current stderr, each on one line."""
+    """Writes records to the current stderr, each on one line. Those during a progress bar appear above it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"torchobj: {record.levelname.lower()}: {escaped(record.getMessage())}", err=True)
+        # Not by click, which writes to the terminal itself: the bar replaces `sys.stderr`.
+        sys.stderr.write(f"torchobj: {record.levelname.lower()}: {escaped(record.getMessage())}\n")
+        sys.stderr.flush()
 
 
 def start_logging(level: str) -> None:

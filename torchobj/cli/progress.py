@@ -1,6 +1,7 @@
 """Shows the progress of transfers: a bar with rate and ETA on a terminal, lines otherwise. Does not transfer."""
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from torchobj.cli.output import duration, escaped, human_size
 if TYPE_CHECKING:
     from torchobj.files.results import Progress
 
-__all__ = ["Report", "line", "reporting"]
+__all__ = ["Report", "line", "of_stream", "reporting"]
 
 #: Interval of lines, if there is no terminal.
 _LINE_INTERVAL_S = 10.0
@@ -44,6 +45,11 @@ def reporting(name: str, *, quiet: bool = False) -> Iterator[Report]:
         yield _Lines(name)
 
 
+def of_stream(report: Report) -> Report:
+    """Receives the progress of a stream, which is one file before its end is known."""
+    return lambda state: report(dataclasses.replace(state, files_total=1))
+
+
 class _Lines:
     """Prints a line at intervals."""
 
@@ -70,7 +76,8 @@ def line(name: str, state: "Progress", elapsed_s: float) -> str:
     rate = state.bytes_done / elapsed_s if elapsed_s > 0 else 0.0
     files = f"{state.files_done} of {state.files_total}" if state.files_total is not None else str(state.files_done)
     known = "" if state.bytes_total is None else f" of {human_size(state.bytes_total)}"
-    parts = [f"{files} files", f"{human_size(state.bytes_done)}{known}", f"{human_size(int(rate))}/s"]
+    parts = [] if state.files_total == 1 else [f"{files} files"]
+    parts += [f"{human_size(state.bytes_done)}{known}", f"{human_size(int(rate))}/s"]
     if state.bytes_total is not None and rate > 0:
         parts.append(f"{duration((state.bytes_total - state.bytes_done) / rate)} left")
     return f"{escaped(name)}: {', '.join(parts)}"

@@ -12,7 +12,7 @@ from torchobj.cli.moving import move_all
 from torchobj.cli.objects import write_object
 from torchobj.cli.options import Command, Settings, fail_with, settings
 from torchobj.cli.output import duration, human_size, print_json, print_line, shown
-from torchobj.cli.progress import reporting
+from torchobj.cli.progress import of_stream, reporting
 from torchobj.cli.targets import check_wildcards, parse_target
 from torchobj.cli.transfer_plan import STREAM, Transfer, check_destinations, items, plan
 from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
@@ -145,7 +145,7 @@ def _stream(
     if sys.stdin.isatty():
         chosen.note("reading the standard input")
     with reporting("cp", quiet=chosen.json) as report:
-        done = upload_stream(sys.stdin.buffer, str(target.url), config=config, progress=report, **given)
+        done = upload_stream(sys.stdin.buffer, str(target.url), config=config, progress=of_stream(report), **given)
     print_outcome(chosen, Outcome(1, done.size), "copied", time.monotonic() - started)
 
 
