@@ -1,7 +1,10 @@
 """Moving objects and folders: the checks that fsspec's suite makes on `mv` with local files."""
 
+import threading
+
 import pytest
 
+import torchobj
 from torchobj import exceptions
 from torchobj.fsspec import ObjectFileSystem
 
@@ -13,6 +16,7 @@ class InMemory(ObjectFileSystem):
 @pytest.fixture
 def files():
     files = InMemory()
+    files._created_folders.clear()
     files.pipe({"moves/a": b"a", "moves/deep/b": b"b", "moves/deep/er/c": b"c"})
     yield files
     for path in files.find("moves"):
@@ -57,3 +61,69 @@ def test_a_folder_is_moved_with_its_contents_and_a_move_replaces_the_destination
     files.mv("moves/a", "moves/other/b")
     assert files.cat("moves/other/b") == b"a"
     assert not files.exists("moves/a")
+
+
+@pytest.mark.parametrize("method", ["copy", "mv"])
+def test_the_objects_of_a_folder_are_copied_concurrently(files, method, monkeypatch):
+    together, copy = threading.Barrier(3), torchobj.Store.copy
+
+    def waiting(*arguments):
+        together.wait(timeout=60)
+        return copy(*arguments)
+
+    files.pipe("moves/deep/d", b"d")
+    monkeypatch.setattr(torchobj.Store, "copy", waiting)
+    getattr(files, method)("moves/deep", "moves/other", recursive=True)
+    assert files.find("moves/other") == ["moves/other/b", "moves/other/d", "moves/other/er/c"]
+    assert files.exists("moves/deep") == (method == "copy")
+
+
+def test_copies_that_use_the_targets_of_others_are_made_in_order(files):
+    files.copy(["moves/a", "moves/one", "moves/two"], ["moves/one", "moves/two", "moves/three"])
+    assert files.cat("moves/three") == b"a"
+
+
+def test_a_copy_of_objects_that_are_missing_raises_unless_it_ignores_them(files):
+    sources, targets = ["moves/missing", "moves/a"], ["moves/1", "moves/2"]
+    with pytest.raises(FileNotFoundError):
+        files.copy(sources, targets)
+    files.copy(sources, targets, on_error="ignore")
+    assert files.cat("moves/2") == b"a" and not files.exists("moves/1")
+
+
+def test_a_move_deletes_what_it_copied_in_one_call(files, monkeypatch):
+    deleted, delete = [], torchobj.Store.delete
+    monkeypatch.setattr(torchobj.Store, "delete", lambda store, keys: deleted.append(keys) or delete(store, keys))
+    files.pipe("moves/deep/d", b"d")
+    files.mv("moves/deep", "moves/other", recursive=True, maxdepth=1)
+    assert deleted == [["deep/b", "deep/d"]]
+    assert files.find("moves") == ["moves/a", "moves/deep/er/c", "moves/other/b", "moves/other/d"]
+
+
+def test_a_move_keeps_what_was_written_meanwhile(files, monkeypatch):
+    copy = torchobj.Store.copy
+
+    def writing(*arguments):
+        files.pipe("moves/deep/new", b"new")
+        return copy(*arguments)
+
+    monkeypatch.setattr(torchobj.Store, "copy", writing)
+    files.mv("moves/deep", "moves/other", recursive=True)
+    assert files.find("moves") == ["moves/a", "moves/deep/new", "moves/other/b", "moves/other/er/c"]
+
+
+def test_a_whole_bucket_is_not_moved(files):
+    with pytest.raises(exceptions.UnsupportedError):
+        files.mv("moves", "elsewhere", recursive=True)
+    assert len(files.find("moves")) == 3
+
+
+def test_sizes_are_those_of_objects_and_folders_in_order(files):
+    assert files.sizes(["moves/deep/er/c", "memory://moves/a", "moves/deep", "moves/a"]) == [
+        files.size("moves/deep/er/c"),
+        1,
+        files.size("moves/deep"),
+        1,
+    ]
+    with pytest.raises(FileNotFoundError):
+        files.sizes(["moves/a", "moves/missing"])

@@ -16,6 +16,7 @@ from torchobj.exceptions import (
     UnsupportedError,
 )
 from torchobj.fsspec.concurrency import concurrently
+from torchobj.fsspec.copies import Copies
 from torchobj.fsspec.files import TextFile, TransactionFile, file_entry, folder_entry
 from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
 from torchobj.fsspec.instances import CachedByConfig
@@ -37,7 +38,7 @@ _HINTS = ("cache_type", "fill_cache", "size")
 _MAX_REMEMBERED = 10_000
 
 
-class ObjectFileSystem(ManyObjects, Transfers, metaclass=CachedByConfig):
+class ObjectFileSystem(ManyObjects, Transfers, Copies, metaclass=CachedByConfig):
     """An fsspec file system for S3 buckets. Paths are `bucket/key` or `s3://bucket/key`; a folder is a prefix of keys.
 
     Listings are not cached. `info` and `ls` return `LastModified`, in UTC, and `ETag`. A written file appears whole on
