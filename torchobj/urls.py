@@ -92,18 +92,19 @@ def parse_url(url: str, schemes: tuple[str, ...] = SCHEMES) -> Url:
         expected = " or ".join(f"{name}://" for name in schemes)
         raise ConfigError(f"url={shown_url(url)!r}: scheme {shown_url(scheme)!r}, expected {expected}")
     bucket, _, key = rest.partition("/")
-    # A slash in a password ends the bucket.
-    if "@" in bucket or (":" in bucket and "@" in key and scheme in CLOUD_SCHEMES):
+    if "@" in bucket:
         raise ConfigError(
             f"url={shown_url(url)!r}: must have no user and password; "
             "store credentials where the SDK of the provider looks for them"
         )
     if _CONTROL.search(bucket):
-        raise ConfigError(f"url={url!r}: the bucket name must contain no control characters such as a newline")
+        raise ConfigError(
+            f"url={shown_url(url)!r}: the bucket name must contain no control characters such as a newline"
+        )
     if scheme == "file" and bucket:
-        raise ConfigError(f"url={url!r}: a file URL has three slashes, as file:///folder/file")
+        raise ConfigError(f"url={shown_url(url)!r}: a file URL has three slashes, as file:///folder/file")
     if scheme != "file" and not bucket:
-        raise ConfigError(f"url={url!r}: no bucket, expected {scheme}://bucket/key")
+        raise ConfigError(f"url={shown_url(url)!r}: no bucket, expected {scheme}://bucket/key")
     return Url(scheme, bucket, key)
 
 

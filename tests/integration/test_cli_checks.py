@@ -103,6 +103,8 @@ def test_a_value_of_the_wrong_type_in_the_configuration_file_is_not_shown(cli, t
 def test_a_password_in_a_url_is_not_repeated(cli, url):
     for command in ("ls", "doctor"):
         assert "topsecret" not in cli.error(command, url)
+    assert "topsecret" not in cli.error("ls", url.replace("AKIA", "\n"))
+    assert "topsecret" not in cli.error("ls", url.replace("://", ":///"))
     assert "topsecret" not in cli.error("ls", "--region", "x", url.replace("s3://", "gs://"))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.integration.test_cli_transfers import files_of, tree
-from torchobj.cli import moving
+from torchobj.cli import moving, transfer_run
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -217,3 +217,21 @@ def test_sync_from_bucket_to_bucket_deletes_no_temporary_files(cli, bucket, othe
     other_bucket.write(".torchobj-1", b"1")
     cli.lines("sync", "--delete", synced, other_bucket.url)
     assert ".torchobj-1" in other_bucket.keys()
+
+
+def test_mv_keeps_a_tree_whose_listing_failed_and_moves_the_others(cli, bucket, tree, monkeypatch):
+    other = tree.parent / "other"
+    other.mkdir()
+    (other / "d.bin").write_bytes(b"1" * 500)
+    bucket.write("x/a.bin", b"z" * 500)
+    upload = transfer_run.upload
+
+    def fail_once(folder, *arguments, **options):
+        if folder == tree:
+            raise OSError(5, "cannot be listed", str(tree))
+        return upload(folder, *arguments, **options)
+
+    monkeypatch.setattr(transfer_run, "upload", fail_once)
+    done = cli.run("mv", "-r", tree, other, f"{bucket.url}/x/")
+    assert done.exit_code == 1 and "cannot be listed" in done.stderr
+    assert len(files_of(tree)) == 3 and files_of(other) == {} and bucket.keys() == ["x/a.bin", "x/d.bin"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torchobj.checkpoint.keys import without_links
 from torchobj.cli.errors import CommandError
 from torchobj.cli.progress import Report
-from torchobj.cli.transfer_plan import Item, Transfer, items
+from torchobj.cli.transfer_plan import Transfer, items
 from torchobj.cli.transfer_run import Failure, Options, Outcome, concurrently, run_all
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError, UnsupportedError
@@ -67,12 +67,11 @@ def _is_copied(source: _Source, outcome: Outcome) -> bool:
 def _sources(transfer: Transfer, config: StoreConfig) -> list[_Source]:
     source = transfer.source
     if transfer.is_tree:
-        found: list[Item] = list(items(source, config, transfer.glob))
+        found = items(source, config, transfer.glob)
         if source.is_local:
             # A file behind a link is outside of the tree, and is kept.
-            names = set(without_links(source.path, [item.name for item in found]))
-            found = [item for item in found if item.name in names]
-            return [_of_file(transfer, item.name, source.path / item.name) for item in found]
+            names = without_links(source.path, [item.name for item in found])
+            return [_of_file(transfer, name, source.path / name) for name in names]
         return [_Source(transfer, item.name, item.size, item.version) for item in found]
     if source.is_local:
         return [_of_file(transfer, "", source.path)]

@@ -10,7 +10,7 @@ from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
 from torchobj.object_info import Listing
 from torchobj.store import Store
-from torchobj.urls import Url, parse_url
+from torchobj.urls import Url, parse_url, shown_url
 
 __all__ = ["WILDCARD", "Target", "check_wildcards", "parse_target"]
 
@@ -101,7 +101,7 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
 
     Raises:
         ConfigError: Not a URL of a known scheme.
-        CommandError: An empty path, or not UTF-8.
+        CommandError: An empty path, not UTF-8, or a URL with a password that contains a slash.
 
     Example:
         >>> parse_target("s3://bucket/train/n01*.jpg")
@@ -117,6 +117,11 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
             f"{text}: is not UTF-8, as keys and arguments must be; rename it, or name its folder"
         ) from None
     url = parse_url(text) if "://" in text else _of_path(text)
+    if ":" in url.bucket and "@" in url.key and not url.bucket.startswith("arn:"):
+        # A slash in a password ends the bucket.
+        raise CommandError(
+            f"{shown_url(text)}: must have no user and password; `torchobj doctor` shows where credentials are found"
+        )
     found = WILDCARD.search(url.key)
     if found is None or raw or (url.scheme == "file" and os.path.lexists(f"/{url.key}")):
         return Target(text, url, None)
