@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import shlex
 import signal
 import subprocess
@@ -158,7 +159,16 @@ def test_an_error_is_json_on_stderr_with_json(cli, bucket):
 
 
 @pytest.mark.providers("s3", "gs")
-def test_ctrl_c_during_an_upload_leaves_nothing(cli, bucket, control, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGTERM, "terminated by SIGTERM"),
+        (signal.SIGHUP, "terminated by SIGHUP"),
+    ],
+    ids=["Ctrl-C", "SIGTERM", "SIGHUP"],
+)
+def test_a_signal_during_an_upload_leaves_nothing(cli, bucket, control, tmp_path, number, message):
     bucket.write("k", b"old")
     (tmp_path / "large").write_bytes(bytes(40 << 20))
     control.faults({"operation": "UploadPart", "skip": 1, "action": {"delay_first_byte_s": HELD_BACK_S}})
@@ -166,10 +176,26 @@ def test_ctrl_c_during_an_upload_leaves_nothing(cli, bucket, control, tmp_path):
         process = cli.start("cp", "-", f"{bucket.url}/k", stdin=file, stdout=-1, stderr=-1)
         while not control.fault_report()[0]["fired"]:
             assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=HELD_BACK_S / 2)
-    assert process.returncode == 130 and err == b"torchobj: interrupted\n"
+    assert process.returncode == 128 + number and err == f"torchobj: {message}\n".encode()
     assert bucket.body("k") == b"old" and bucket.keys() == ["k"]
+    assert bucket.uploads() == []
+
+
+@pytest.mark.providers("s3", "gs")
+def test_a_closed_terminal_aborts_an_upload(cli, bucket, control, tmp_path):
+    (tmp_path / "large").write_bytes(bytes(40 << 20))
+    control.faults({"operation": "UploadPart", "skip": 1, "action": {"delay_first_byte_s": HELD_BACK_S}})
+    ours, theirs = pty.openpty()
+    process = cli.start("cp", tmp_path / "large", f"{bucket.url}/k", stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    while not control.fault_report()[0]["fired"]:
+        assert process.poll() is None
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(HELD_BACK_S / 2) == 128 + signal.SIGHUP
+    assert bucket.keys() == [] and bucket.uploads() == []
 
 
 @pytest.mark.providers("s3", "gs")

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import signal
 import sys
 import traceback
 from typing import Any, NoReturn
@@ -17,17 +18,32 @@ from torchobj.urls import canonical_url, shown_url
 
 __all__ = [
     "BROKEN_PIPE",
-    "INTERRUPTED",
     "Command",
     "Settings",
+    "Terminated",
     "age_option",
     "fail_with",
+    "interrupted_code",
     "settings",
     "shared_options",
 ]
 
-#: Exit codes of a shell for a process that SIGINT or SIGPIPE ended.
-INTERRUPTED, BROKEN_PIPE = 130, 141
+#: Exit codes of a shell for a process that a signal ended are 128 and its number.
+_BY_SIGNAL = 128
+BROKEN_PIPE = _BY_SIGNAL + signal.SIGPIPE
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP was received; it ends a command as Ctrl-C does."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"terminated by {signal.Signals(number).name}")
+        self.number = number
+
+
+def interrupted_code(error: KeyboardInterrupt) -> int:
+    """The exit code after Ctrl-C or another signal."""
+    return _BY_SIGNAL + (error.number if isinstance(error, Terminated) else signal.SIGINT)
 
 
 @dataclasses.dataclass
@@ -164,9 +180,9 @@ class Command(click.Command):
             return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
-        except KeyboardInterrupt:
-            chosen.error("interrupted")
-            raise click.exceptions.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt as error:
+            chosen.error(str(error) or "interrupted")
+            raise click.exceptions.Exit(interrupted_code(error)) from None
         except BrokenPipeError:
             raise click.exceptions.Exit(BROKEN_PIPE) from None
         except Exception as error:  # noqa: BLE001  the user sees a line, and a traceback with debug

@@ -3,15 +3,19 @@
 import importlib
 import os
 import signal
+import stat
 import sys
 from typing import NoReturn
 
 import click
 
 from torchobj import _torchobj
-from torchobj.cli.options import BROKEN_PIPE, INTERRUPTED, Settings, shared_options
+from torchobj.cli.options import BROKEN_PIPE, Settings, Terminated, interrupted_code, shared_options
 
 __all__ = ["program", "run"]
+
+#: Signals that end a command, after its uploads were aborted.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 #: Time for which an interrupted command waits until its uploads are aborted.
 _ABORT_LIMIT_S = 0.5
@@ -42,7 +46,8 @@ Arguments are URLs, s3://bucket/key, gs://bucket/key or file:///path, or local p
 folder, ** across folders, and {a,b} and [ab] alternatives; quote them. Credentials, regions and endpoints are found as
 the SDKs of AWS and Google find them, or in the file that TORCHOBJ_CONFIG names.
 
-Exit codes: 0, all was done; 1, an error; 2, the command was called wrongly; 130, Ctrl-C.
+Exit codes: 0, all was done; 1, an error; 2, the command was called wrongly; 128 and the number of a signal
+that ended it, 130 for Ctrl-C.
 """
 
 
@@ -77,30 +82,46 @@ def run() -> NoReturn:
         # Keys may contain characters that the encoding of the stream lacks.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     code: int | str | None = 0
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # nohup(1) ignores SIGHUP, also for the program that it starts.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _terminate)
     try:
         program.main(prog_name="torchobj", obj=Settings())
     except SystemExit as end:
         code = end.code
-    except KeyboardInterrupt:
-        code = INTERRUPTED
+    except KeyboardInterrupt as error:
+        code = interrupted_code(error)
     except Exception as error:  # noqa: BLE001  outside of a command: in its import or arguments
         Settings().fail(error)
         code = 1
     _end(code if isinstance(code, int) else 0 if code is None else 1)
 
 
+def _terminate(number: int, _: object) -> NoReturn:
+    for each in (signal.SIGTERM, signal.SIGHUP):
+        # A shell and its terminal may both send one. Ctrl-C ends the clean-up.
+        signal.signal(each, signal.SIG_IGN)
+    for descriptor in (1, 2):
+        # Writes to a terminal that was closed would fail before the uploads are aborted.
+        if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    raise Terminated(number)
+
+
 def _end(code: int) -> NoReturn:
-    """Ends the process. After Ctrl-C it waits neither for threads nor for a store that stalls."""
+    """Ends the process. After a signal it waits neither for threads nor for a store that stalls."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         code = BROKEN_PIPE if code == 0 else code
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    if code not in (INTERRUPTED, BROKEN_PIPE):
+    except KeyboardInterrupt as error:
+        code = interrupted_code(error)
+    if code not in (*(128 + number for number in _SIGNALS), BROKEN_PIPE):
         sys.exit(code)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
     _torchobj.finish(_ABORT_LIMIT_S)
     sys.stderr.flush()
     if code == BROKEN_PIPE:
