@@ -14,6 +14,7 @@ _GCS_NAMES = {
     # Parts need no upload that is created first.
     "CreateMultipartUpload": "InsertObject",
     "CompleteMultipartUpload": "ComposeObject",
+    "CopyObject": "RewriteObject",
     "ListObjectsV2": "ListObjects",
     "DeleteObject": "DeleteObject",
     "DeleteObjects": "DeleteObject",
@@ -22,6 +23,7 @@ _S3_NAMES = {
     "GetMedia": "GetObject",
     "GetObject": "HeadObject",
     "ComposeObject": "CompleteMultipartUpload",
+    "RewriteObject": "CopyObject",
     "ListObjects": "ListObjectsV2",
 }
 

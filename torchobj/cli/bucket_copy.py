@@ -4,22 +4,35 @@ from torchobj.checkpoint.files import ObjectWriter
 from torchobj.checkpoint.files import open as open_object
 from torchobj.config import StoreConfig
 from torchobj.store import Store
-from torchobj.urls import parse_url
+from torchobj.urls import Url, parse_url
 
-__all__ = ["copy_object"]
+__all__ = ["copy_object", "is_on_server"]
 
 _BLOCK_BYTES = 8 << 20
 
 
-def copy_object(source: str, destination: str, config: StoreConfig) -> tuple[int, str | None]:
+def is_on_server(source: Url, destination: Url) -> bool:
+    """Whether the server makes the copy, because both are of the same provider."""
+    return source.scheme == destination.scheme
+
+
+def copy_object(source: str, destination: str, config: StoreConfig, size: int | None = None) -> tuple[int, str | None]:
     """Copies an object with its type and metadata. Returns its size in bytes, and the version of the copy if known.
+
+    Args:
+        source, destination: URLs.
+        config: The configuration of both stores.
+        size: Size of the object if a listing returned it: a copy on the server then takes no request for metadata.
 
     Raises:
         StoreError: The object cannot be read or written; the destination is unchanged.
     """
     old, new = parse_url(source), parse_url(destination)
+    on_server = is_on_server(old, new)
+    if on_server and size is not None:
+        return size, Store(new.base, config=config).copy(source, new.key)
     info = Store(old.base, config=config).head(old.key)
-    if old.scheme == new.scheme:
+    if on_server:
         return info.size or 0, Store(new.base, config=config).copy(source, new.key)
     metadata = dict(info.metadata)
     with (

@@ -1,5 +1,6 @@
 """Moves files and objects: copies them, verifies the copies, and deletes the sources that did not change."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -10,7 +11,7 @@ from torchobj.cli.progress import Report
 from torchobj.cli.transfer_plan import Transfer, items
 from torchobj.cli.transfer_run import Failure, Options, Outcome, concurrently, run_all
 from torchobj.config import StoreConfig
-from torchobj.exceptions import ObjectNotFoundError, UnsupportedError
+from torchobj.exceptions import ObjectNotFoundError, PreconditionFailedError, UnsupportedError
 from torchobj.store import Store
 from torchobj.urls import Url
 
@@ -36,12 +37,13 @@ class _Source(NamedTuple):
 
 def move_all(transfers: list[Transfer], options: Options, report: Report) -> Outcome:
     """Moves files and objects. A source is deleted if its transfer succeeded, it has not changed, and its copy has its
-    size, and the version that was written if it is known.
+    size, and the version that was written if it is known. These are not looked up for objects of trees that the server
+    copied.
 
     The transfers verify the checksums of what they write.
     """
     sources = [source for transfer in transfers for source in _sources(transfer, options.config)]
-    outcome = run_all(transfers, options, report)
+    outcome = run_all(transfers, dataclasses.replace(options, names_copies=True), report)
     copied = [source for source in sources if _is_copied(source, outcome)]
     for source, _, failure in concurrently(
         copied, lambda source: _delete(source, options.config, outcome), lambda source: source.shown
@@ -95,6 +97,31 @@ def _delete(source: _Source, config: StoreConfig, outcome: Outcome) -> None:
         CommandError: Its copy is missing, or has another size or version, or the source changed; it is kept.
     """
     transfer = source.transfer
+    if source.name not in outcome.copies.get(transfer, ()):
+        _check_copy(source, config, outcome)
+    changed = CommandError(f"{source.shown}: kept, because it changed while it was copied")
+    if transfer.source.is_local:
+        path = transfer.source.path / source.name if source.name else transfer.source.path
+        if _state(path.stat()) != source.version:
+            raise changed
+        path.unlink()
+        return
+    url = transfer.source.url
+    key, store = f"{url.key}{source.name}", Store(url.base, config=config)
+    # Some servers with the interface of S3 ignore the condition of the delete.
+    if (url.scheme != "gs" or source.version is None) and store.head(key).version != source.version:
+        raise changed
+    try:
+        store.delete(key, if_version=source.version)
+    except PreconditionFailedError as error:
+        raise changed from error
+    except UnsupportedError:
+        store.delete(key)
+
+
+def _check_copy(source: _Source, config: StoreConfig, outcome: Outcome) -> None:
+    """Raises CommandError if the copy is missing, or has another size or version."""
+    transfer = source.transfer
     copy = transfer.destination.child(source.name) if source.name else transfer.destination
     size, version = (copy.path.stat().st_size, None) if copy.is_local else _state_of_object(copy.url, config)
     if size != source.size:
@@ -102,20 +129,6 @@ def _delete(source: _Source, config: StoreConfig, outcome: Outcome) -> None:
     written = outcome.versions.get(transfer)
     if written is not None and version != written:
         raise CommandError(f"{source.shown}: kept, because another writer replaced {copy.shown}")
-    if transfer.source.is_local:
-        path = transfer.source.path / source.name if source.name else transfer.source.path
-        if _state(path.stat()) != source.version:
-            raise CommandError(f"{source.shown}: kept, because it changed while it was copied")
-        path.unlink()
-        return
-    url = transfer.source.url
-    key, store = f"{url.key}{source.name}", Store(url.base, config=config)
-    if store.head(key).version != source.version:
-        raise CommandError(f"{source.shown}: kept, because it changed while it was copied")
-    try:
-        store.delete(key, if_version=source.version)
-    except UnsupportedError:
-        store.delete(key)
 
 
 def _state_of_object(url: Url, config: StoreConfig) -> tuple[int | None, str | None]:

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import Any, TypeVar
 
-from torchobj.cli.bucket_copy import copy_object
+from torchobj.cli.bucket_copy import copy_object, is_on_server
 from torchobj.cli.errors import described
 from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report
@@ -33,6 +33,8 @@ class Options:
     skip_unchanged: bool = False
     #: Arguments of uploads: headers, metadata and storage class.
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    #: Whether the outcome contains the names of objects that the server copied.
+    names_copies: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Outcome:
     versions: dict[Transfer, str | None] = dataclasses.field(default_factory=dict)
     #: Trees that were listed to the end, and the names in them that were not transferred.
     trees: dict[Transfer, set[str]] = dataclasses.field(default_factory=dict)
+    #: Names in trees that the server copied within a provider, with `names_copies`.
+    copies: dict[Transfer, set[str]] = dataclasses.field(default_factory=dict)
 
     def add(self, result: TreeTransfer) -> None:
         """Adds the result of the transfer of a tree."""
@@ -207,15 +211,19 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
                 yield item
 
     def copy(item: Item) -> int:
-        return copy_object(f"{source.url}{item.name}", f"{destination.url}{item.name}", config)[0]
+        return copy_object(f"{source.url}{item.name}", f"{destination.url}{item.name}", config, item.size)[0]
 
     before = Outcome(outcome.files, outcome.bytes, outcome.skipped)
     missing: set[str] = set()
+    names = outcome.copies.setdefault(transfer, set())
+    is_named = options.names_copies and is_on_server(source.url, destination.url)
     for item, size, failure in concurrently(changed(), copy, lambda item: f"{source.url}{item.name}"):
         if failure is not None:
             outcome.failures.append(failure)
             missing.add(item.name)
             continue
+        if is_named:
+            names.add(item.name)
         outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
         skipped = outcome.skipped - before.skipped
         done = outcome.files - before.files + skipped
