@@ -143,6 +143,8 @@ class Manifest(NativeManifest):
     def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> Self:
         """Reads a file that `save` wrote. Lists nothing. Needs pyarrow: `pip install torchobj[manifest]`.
 
+        A file in a bucket may name objects of any bucket, but no files or memory of this machine.
+
         Args:
             path_or_url: A local path, or the URL of an object.
             config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
@@ -150,7 +152,7 @@ class Manifest(NativeManifest):
         Raises:
             ConfigError: pyarrow is not installed, or the URL does not name an object.
             ObjectNotFoundError: The file does not exist.
-            ManifestError: The file is not a manifest of this format, or is damaged.
+            ManifestError: The file is not a manifest of this format, is damaged, or names objects that it must not.
             StoreError: The file cannot be read.
         """
         manifest_file.check_installed()

@@ -1,8 +1,8 @@
 """Reads and writes the Parquet table of a manifest. Storage of the file is left to `manifest`.
 
 pyarrow is imported when it is needed. Objects go from the native side to Arrow and back as columns of bytes, without a
-Python object for each. A file is untrusted: its footer is checked before a page is read, pages carry checksums, and the
-digest of the loaded objects must be that of the footer.
+Python object for each. A file is untrusted: its footer and the headers of its pages are checked before a page is
+decoded, pages carry checksums, and the digest of the loaded objects must be that of the footer.
 """
 
 import importlib
@@ -10,6 +10,8 @@ from typing import Any, BinaryIO
 
 from torchobj._torchobj import Buffer, ManifestBuilder, NativeManifest
 from torchobj.exceptions import ConfigError, ManifestError
+from torchobj.manifest_pages import DICTIONARY, WHOLE_TEXTS, largest_column
+from torchobj.urls import CLOUD_SCHEMES, parse_url, shown_url
 
 __all__ = ["FORMAT", "check_installed", "read", "write"]
 
@@ -21,8 +23,13 @@ _FORMAT_KEY, _DIGEST_KEY = "torchobj.manifest.format", "torchobj.manifest.digest
 #: Objects per row group: with keys and versions of 1 KiB, both the limit of S3, a row group has 136 MB.
 _GROUP_ROWS = 1 << 16
 
-#: Maximum size of a row group and of the footer of a file that is read, so that a damaged one allocates no more.
-_MAX_GROUP_BYTES, _MAX_FOOTER_BYTES = 1 << 30, 64 << 20
+#: Maximum size of a column of a row group and of the footer of a file that is read, so that a damaged one allocates
+#: no more.
+_MAX_COLUMN_BYTES, _MAX_FOOTER_BYTES = 80 << 20, 16 << 20
+
+#: Maximum length of a base, key or version: that of a path in Linux. Keys of S3 and Google Cloud Storage have at
+#: most 1024 bytes.
+_MAX_TEXT_BYTES = 4096
 
 _COLUMNS = {"base": "string", "key": "string", "size": "int64", "version": "string"}
 
@@ -59,8 +66,8 @@ def write(manifest: NativeManifest, file: BinaryIO) -> None:
         file,
         schema,
         compression="zstd",
-        # Neighbouring keys share most of their bytes.
-        column_encoding={"key": "DELTA_BYTE_ARRAY", "size": "DELTA_BINARY_PACKED"},
+        # Not DELTA_BYTE_ARRAY, the encoding of prefixes: a small page of it decodes to any size.
+        column_encoding={"key": "DELTA_LENGTH_BYTE_ARRAY", "size": "DELTA_BINARY_PACKED"},
         use_dictionary=["base"],
         write_page_checksum=True,
         # Readers see plain strings instead of a dictionary.
@@ -107,6 +114,7 @@ def read(data: Buffer, name: str) -> NativeManifest:
             arrow.BufferReader(arrow.py_buffer(data)), read_dictionary=["base"], page_checksum_verification=True
         )
         digest = _checked_digest(file, name)
+        _check_pages(data, name)
         manifest = _objects(arrow, file, name)
     except ManifestError:
         raise
@@ -147,36 +155,47 @@ def _checked_digest(file: Any, name: str) -> str:
         )
     found = {field.name: str(field.type) for field in file.schema_arrow}
     expected = {**_COLUMNS, "base": "dictionary<values=string, indices=int32, ordered=0>"}
-    if found != expected or file.metadata.num_columns != len(_COLUMNS):
+    if list(found.items()) != list(expected.items()) or file.metadata.num_columns != len(_COLUMNS):
         shown = ", ".join(f"{column} {kind}" for column, kind in found.items())
         raise ManifestError(f"{name}: its columns are {shown}; must be {_COLUMNS}; {_ADVICE}")
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     for number, group in enumerate(groups):
-        if not 0 <= group.num_rows <= _GROUP_ROWS or not 0 <= group.total_byte_size <= _MAX_GROUP_BYTES:
-            raise ManifestError(
-                f"{name}: damaged: row group {number} has {group.num_rows} rows of {group.total_byte_size} bytes; "
-                f"{_ADVICE}"
-            )
+        if not 0 <= group.num_rows <= _GROUP_ROWS:
+            raise ManifestError(f"{name}: damaged: row group {number} has {group.num_rows} rows; {_ADVICE}")
     if sum(group.num_rows for group in groups) != file.metadata.num_rows:
         raise ManifestError(f"{name}: damaged: its row groups do not have {file.metadata.num_rows} rows; {_ADVICE}")
     return str(metadata.get(_DIGEST_KEY))
 
 
+def _check_pages(data: Buffer, name: str) -> None:
+    largest = largest_column(memoryview(data), (DICTIONARY, WHOLE_TEXTS, None, WHOLE_TEXTS))
+    if largest > _MAX_COLUMN_BYTES:
+        raise ManifestError(
+            f"{name}: damaged: a column of a row group has {largest} bytes, at most {_MAX_COLUMN_BYTES}; {_ADVICE}"
+        )
+
+
 def _objects(arrow: Any, file: Any, name: str) -> NativeManifest:
-    builder = ManifestBuilder()
+    builder, known = ManifestBuilder(), set[str]()
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
         table = file.read_row_group(number)
         base, key, size, version = (_one_array(arrow, table.column(column)) for column in _COLUMNS)
         if table.num_rows != rows or base.null_count or key.null_count or base.dictionary.null_count:
             raise ManifestError(f"{name}: damaged: row group {number} has other rows than its footer; {_ADVICE}")
+        for column, texts in (("base", base.dictionary), ("key", key), ("version", version)):
+            _check_lengths(texts, column, name)
+        bases = base.dictionary.to_pylist()
+        for text in set(bases) - known:
+            _check_base(text, name)
+            known.add(text)
         columns = (
             _fixed(base.indices, 4),
             *_texts(key),
             _fixed(size.fill_null(-1), 8),
             *_texts(version.fill_null("")),
         )
-        builder.add(base.dictionary.to_pylist(), columns)
+        builder.add(bases, columns)
     return builder.finish()
 
 
@@ -185,6 +204,33 @@ def _one_array(arrow: Any, column: Any) -> Any:
     if column.num_chunks == 1:
         return column.chunk(0)
     return arrow.concat_arrays(column.unify_dictionaries().chunks)
+
+
+def _check_lengths(texts: Any, column: str, name: str) -> None:
+    compute = importlib.import_module("pyarrow.compute")
+    longest = compute.max(compute.binary_length(texts)).as_py() or 0
+    if longest > _MAX_TEXT_BYTES:
+        raise ManifestError(
+            f"{name}: a {column} of {longest} bytes; stores have none of more than {_MAX_TEXT_BYTES}; {_ADVICE}"
+        )
+
+
+def _check_base(base: str, name: str) -> None:
+    """Checks that a store has this URL, and that a file in a bucket names no files or memory of this machine."""
+    try:
+        parsed = parse_url(base)
+        is_base = parsed.base == base
+    except ConfigError:
+        is_base = False
+    if not is_base:
+        raise ManifestError(
+            f"{name}: its base {shown_url(base)!r} is not the URL of a store, such as s3://bucket; {_ADVICE}"
+        )
+    if parsed.scheme not in CLOUD_SCHEMES and parse_url(name).scheme in CLOUD_SCHEMES:
+        raise ManifestError(
+            f"{name}: a manifest in a bucket must not name objects of this machine, but has the base {base!r}; if you "
+            "trust it, download the file and load it from its local path"
+        )
 
 
 def _fixed(array: Any, width: int) -> bytes:

@@ -35,6 +35,7 @@ LAYERS = [
         "checkpoint.keys",
         "checkpoint.server",
     ],
+    ["manifest_pages"],
     ["manifest_file"],
     ["manifest"],
     [

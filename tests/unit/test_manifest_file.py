@@ -160,7 +160,8 @@ def rewritten(path, change=lambda table: table, **metadata):
     table = change(parquet.read_table(path))
     found = {key.decode(): value.decode() for key, value in parquet.read_schema(path).metadata.items()}
     out = io.BytesIO()
-    with parquet.ParquetWriter(out, table.schema.remove_metadata(), store_schema=False) as writer:
+    schema = table.schema.remove_metadata()
+    with parquet.ParquetWriter(out, schema, store_schema=False, use_dictionary=["base"]) as writer:
         writer.write_table(table)
         writer.add_key_value_metadata(found | {f"torchobj.manifest.{key}": value for key, value in metadata.items()})
     return out.getvalue()

@@ -1,0 +1,120 @@
+"""Bounds what the columns of a Parquet file decode to. Decodes nothing but its footer and the headers of pages.
+
+A footer does not bound it: the sizes in it are not verified, a page of zeros compresses to nothing, and a value of a
+dictionary, or a prefix of many keys, counts once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["DICTIONARY", "WHOLE_TEXTS", "largest_column"]
+
+#: Encodings of pages whose texts are as long as the page, and those of dictionaries and their indices.
+WHOLE_TEXTS, DICTIONARY = frozenset({0, 6}), frozenset({0, 2, 8})
+
+#: Types of Thrift's compact protocol, in which footers and page headers are encoded.
+_BOOLS, _BYTE, _I32, _I64, _DOUBLE, _BINARY, _LIST, _STRUCT = (1, 2), 3, 5, 6, 7, 8, 9, 12
+
+#: Types of pages, with the fields of their header and of the encoding in it: data, dictionary, data of version 2.
+_PAGES = {0: (5, 2), 2: (7, 2), 3: (8, 4)}
+_DICTIONARY_PAGE = 2
+
+#: Lists and structs in one another: row groups, columns, metadata and their statistics need 8.
+_MAX_DEPTH = 16
+
+
+def largest_column(data: memoryview, encodings: Sequence[frozenset[int] | None]) -> int:
+    """The bytes of all pages of the largest column of a row group, before or after compression.
+
+    Args:
+        data: The file. The length of its footer is checked already.
+        encodings: For each column the permitted encodings; None: any. Only `DICTIONARY` permits dictionaries.
+
+    Raises:
+        ValueError: The file is damaged, or a column has another encoding.
+    """
+    end, largest = len(data) - 8, 0
+    begin = end - int.from_bytes(data[-8:-4], "little")
+    try:
+        for group in _struct(data[:end], begin)[0].get((4, _LIST), []):
+            for column, permitted in zip(group[1, _LIST], encodings, strict=True):
+                metadata = column[3, _STRUCT]
+                first, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
+                first = dictionary if 0 < dictionary < first else first
+                largest = max(largest, _column(data[: max(first + metadata[7, _I64], 0)], first, permitted))
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"its footer or a page header is truncated or lacks {error}") from None
+    return largest
+
+
+def _column(pages: memoryview, at: int, permitted: frozenset[int] | None) -> int:
+    """The bytes of the pages from `at`."""
+    total = 0
+    while 0 <= at < len(pages):
+        header, at = _struct(pages, at)
+        kind, sizes = header[1, _I32], (header[2, _I32], header[3, _I32])
+        of_kind, of_encoding = _PAGES[kind]
+        encoding = header[of_kind, _STRUCT][of_encoding, _I32]
+        if permitted is not None and (
+            encoding not in permitted or (kind == _DICTIONARY_PAGE and permitted is not DICTIONARY)
+        ):
+            raise ValueError(f"a page of type {kind} has the encoding {encoding}")
+        if min(sizes) < 0:
+            raise ValueError(f"a page of {min(sizes)} bytes")
+        total, at = total + max(sizes), at + header[3, _I32]
+    if at != len(pages):
+        raise ValueError(f"a page ends at {at} in a column that ends at {len(pages)}")
+    return total
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while (byte := data[at]) >= 0x80 and shift < 63:
+        at, value, shift = at + 1, value | (byte & 0x7F) << shift, shift + 7
+    return value | (byte & 0x7F) << shift, at + 1
+
+
+def _struct(data: memoryview, at: int, depth: int = 0) -> tuple[dict[tuple[int, int], Any], int]:
+    """The fields of a struct by number and type, and its end."""
+    fields: dict[tuple[int, int], Any] = {}
+    number = 0
+    while head := data[at]:
+        at, kind = at + 1, head & 15
+        if head >> 4:
+            number += head >> 4
+        else:
+            zigzag, at = _varint(data, at)
+            number = zigzag >> 1 ^ -(zigzag & 1)
+        if kind not in _BOOLS:
+            fields[number, kind], at = _value(data, at, kind, depth + 1)
+    return fields, at + 1
+
+
+def _value(data: memoryview, at: int, kind: int, depth: int) -> tuple[Any, int]:
+    """A number, list or struct, None for others, and its end."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"a footer or page header of more than {_MAX_DEPTH} levels")
+    if kind in (4, _I32, _I64):
+        zigzag, at = _varint(data, at)
+        return zigzag >> 1 ^ -(zigzag & 1), at
+    if kind == _BINARY:
+        length, at = _varint(data, at)
+        return None, at + length
+    if kind == _STRUCT:
+        return _struct(data, at, depth)
+    if kind == _LIST:
+        head, at = data[at], at + 1
+        count = head >> 4
+        if count == 15:
+            count, at = _varint(data, at)
+        values = []
+        for _ in range(count):
+            # A list of any length ends with the data.
+            _ = data[at]
+            value, at = _value(data, at, head & 15, depth + 1)
+            if value is not None:
+                values.append(value)
+        return values, at
+    if kind in (*_BOOLS, _BYTE, _DOUBLE):
+        return None, at + (8 if kind == _DOUBLE else 1)
+    raise ValueError(f"a field of type {kind} in a footer or page header")
