@@ -1,5 +1,6 @@
 """Trees: every file once, failures by name while the rest goes on, and nothing outside of the target folder."""
 
+import hashlib
 import os
 import threading
 
@@ -113,7 +114,9 @@ def test_progress_of_a_tree_has_its_totals_at_the_end(bucket, source, tmp_path):
 
 def test_keys_that_cannot_be_paths_are_refused_by_name_and_the_rest_is_downloaded(tmp_path):
     store = torchobj.Store(f"memory://{tmp_path.name}")
-    bad = ["../up", "a/../../up", "//root", "a//b", "./x", "x\0y", "n" * 256, "folder/", "dir/.."]
+    bad = ["../up", "a/../../up", "//root", "a//b", "./x", "x\0y", "n" * 256, "folder/", "dir/..", "t/.torchobj-x/a"]
+    # Where the download of `good` is until it is complete.
+    bad.append(f".torchobj-{hashlib.sha256(b'good').hexdigest()[:24]}.part")
     for key in [*bad, "good", "folder2/good"]:
         store.put(f"p/{key}", b"x")
     store.put("p/marker/", b"")
@@ -149,6 +152,40 @@ def test_symbolic_links_below_the_target_are_not_followed(tmp_path):
     assert names_of(error) == ["link/k"]
     assert os.listdir(outside) == []
     assert not (tmp_path / "back" / "file").is_symlink()
+
+
+def test_devices_and_pipes_are_not_replaced(tmp_path):
+    store = torchobj.Store(f"memory://{tmp_path.name}")
+    for key in ("pipe", "link", "good"):
+        store.put(key, b"x")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    with pytest.raises(exceptions.TransferError, match="device, pipe or socket") as error:
+        files.download(store.url, tmp_path)
+    assert names_of(error) == ["link", "pipe"]
+    with pytest.raises(exceptions.InvalidKeyError, match="device, pipe or socket"):
+        files.download_file(f"{store.url}/pipe", tmp_path / "link")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "good").read_bytes() == b"x"
+
+
+def test_a_missing_bucket_is_one_error(bucket, tmp_path):
+    for number in range(20):
+        (tmp_path / str(number)).write_bytes(b"x")
+    url = bucket.url.replace(bucket.name, "no-such-bucket")
+    with pytest.raises(exceptions.BucketNotFoundError):
+        files.upload(tmp_path, url, config=bucket.config)
+
+
+def test_the_permissions_of_a_file_that_is_replaced_are_kept(tmp_path):
+    store = torchobj.Store(f"memory://{tmp_path.name}")
+    store.put("k", b"new")
+    path = tmp_path / "k"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    files.download_file(f"{store.url}/k", path)
+    assert (path.read_bytes(), path.stat().st_mode & 0o7777) == (b"new", 0o640)
 
 
 def test_the_target_folder_itself_may_be_a_symbolic_link(tmp_path):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import torchobj
+from torchobj import exceptions
 
 #: Replaces libc's fsync by one that logs each call to standard error.
 FSYNC = """
@@ -88,3 +89,18 @@ def test_a_named_pipe_is_no_object(tmp_path):
     for operation in (lambda: store.get("pipe"), lambda: store.copy("pipe", "copy")):
         with pytest.raises(torchobj.exceptions.ObjectNotFoundError):
             operation()
+
+
+def test_a_profile_that_the_caller_names_is_used_instead_of_keys_in_the_environment(bucket, monkeypatch):
+    torchobj.Store(bucket.url, config=bucket.config).put("k", b"x")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
+    # Another configuration than that of the fixture, whose credentials are loaded already.
+    config = dataclasses.replace(bucket.config, keep_alive_s=7.5)
+    assert bytes(torchobj.Store(bucket.url, config=config).get("k")) == b"x"
+    unnamed = dataclasses.replace(config, s3=dataclasses.replace(config.s3, profile=None))
+    with pytest.raises(exceptions.AccessDeniedError):
+        torchobj.Store(bucket.url, config=unnamed).get("k")
+    missing = dataclasses.replace(config, s3=dataclasses.replace(config.s3, profile="missing"))
+    with pytest.raises(exceptions.CredentialsError, match='the profile "missing" does not exist'):
+        torchobj.Store(bucket.url, config=missing).get("k")

@@ -37,8 +37,8 @@ def s3_source(options: S3Options, environ: Mapping[str, str] = os.environ) -> Ch
         return Check(_NAME, "note", "none are used: requests are not signed")
     if options.credential_provider is not None:
         return Check(_NAME, "ok", "from a credential_provider")
-    # Keys in the environment take precedence over those of a profile.
-    if environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
+    # Keys in the environment take precedence over AWS_PROFILE, but not over the option.
+    if options.profile is None and environ.get("AWS_ACCESS_KEY_ID") and environ.get("AWS_SECRET_ACCESS_KEY"):
         token = "with" if environ.get("AWS_SESSION_TOKEN") else "without"
         return Check(_NAME, "ok", f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, {token} AWS_SESSION_TOKEN")
     profile = options.profile or environ.get("AWS_PROFILE") or "default"

@@ -27,6 +27,9 @@ use crate::types::{ByteRange, GetRequest, ObjectChecksum, Version};
 /// The checksum of the parts of an object without a CRC: AWS computes it for new objects.
 const OWN_CRC: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 
+/// Larger than any object: S3 allows 50 TB (user guide, "Amazon S3 object sizes"), GCS 5 TiB.
+const MAX_BYTES: u64 = 1 << 46;
+
 /// An object to download.
 #[derive(Debug, Default)]
 pub struct Download {
@@ -186,6 +189,17 @@ impl Client {
         let opened = in_place(|| Temporary::open(&target.folder, &target.name));
         let mut temporary = opened.map_err(|error| target.failed(error))?;
         let url = self.store().url(&key);
+        // First of all: the lists of parts are as long as the size demands.
+        if size > MAX_BYTES {
+            let message = format!("the object has {size} bytes, more than any store allows");
+            return Err(Error::new(ErrorKind::Protocol, Operation::Get, url, message));
+        }
+        let missing = in_place(|| temporary.missing_bytes(size)).map_err(|error| target.failed(error))?;
+        if missing > 0 {
+            let message =
+                format!("no space for the file: it has {size} bytes, the file system lacks {missing} of them");
+            return Err(Error::new(ErrorKind::Io, Operation::Get, super::local::url_of(&target.path), message));
+        }
         let crc = object.checksum.and_then(crc_of);
         // Two parts are worth a journal, and only a version shows that both are of the same object.
         let journaled = own_part_bytes < size && temporary.is_resumable();
@@ -198,12 +212,6 @@ impl Client {
             Journal::open(temporary.file(), &identity, size, own_part_bytes).map(Some)
         });
         let (journal, recorded) = prepared.map_err(|error| target.failed(error))?.unzip();
-        let missing = in_place(|| temporary.missing_bytes(size)).map_err(|error| target.failed(error))?;
-        if missing > 0 {
-            let message =
-                format!("no space for the file: it has {size} bytes, the file system lacks {missing} of them");
-            return Err(Error::new(ErrorKind::Io, Operation::Get, super::local::url_of(&target.path), message));
-        }
         let algorithm = crc.map_or(OWN_CRC, |(algorithm, _)| algorithm);
         let (part_bytes, mut sums) = match recorded {
             Some(recorded) => (recorded.part_bytes, recorded.parts),
@@ -326,12 +334,20 @@ fn abandon(error: Error, temporary: &mut Temporary, size: u64) -> Error {
     error
 }
 
+/// Whether a name is that of a device, pipe or socket, or of a link to one, such as `/dev/stdout`.
+fn is_special(folder: &OwnedFd, name: &str) -> bool {
+    statat(folder, name, AtFlags::empty()).is_ok_and(|found| {
+        !matches!(FileType::from_raw_mode(found.st_mode), FileType::RegularFile | FileType::Directory)
+    })
+}
+
 impl Target {
     fn open(folder: &Folder, name: &str) -> Result<Self> {
         let path = folder.path_of(name);
         let opened =
             folder.parent_of(name).and_then(|(parent, file)| match statat(&parent, file, AtFlags::SYMLINK_NOFOLLOW) {
                 Ok(found) if FileType::from_raw_mode(found.st_mode) == FileType::Directory => Err(Errno::ISDIR.into()),
+                Ok(_) if is_special(&parent, file) => Err(Errno::EXIST.into()),
                 Ok(_) | Err(Errno::NOENT) => Ok((parent, file)),
                 Err(error) => Err(error.into()),
             });

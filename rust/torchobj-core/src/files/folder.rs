@@ -10,6 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
 use rustix::io::Errno;
 
 use super::local::error_of;
+use super::temporary::PREFIX;
 use crate::error::{Operation, Result};
 use crate::types::KeyRules;
 
@@ -43,6 +44,9 @@ impl Folder {
 
     /// Returns why a file below the folder cannot have this relative path; `None` if it can.
     pub(super) fn refusal(name: &str) -> Option<&'static str> {
+        if name.split('/').any(|component| component.starts_with(PREFIX)) {
+            return Some("names that begin with `.torchobj-` are those of temporary files");
+        }
         KeyRules::Path.refusal(name)
     }
 

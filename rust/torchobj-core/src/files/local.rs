@@ -23,8 +23,11 @@ pub(super) fn error_of(operation: Operation, path: &Path, error: io::Error) -> E
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             (ErrorKind::AccessDenied, "permission denied")
         }
-        io::ErrorKind::IsADirectory | io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
+        io::ErrorKind::IsADirectory | io::ErrorKind::DirectoryNotEmpty => {
             (ErrorKind::InvalidKey, "a folder has this name")
+        }
+        io::ErrorKind::AlreadyExists => {
+            (ErrorKind::InvalidKey, "a device, pipe or socket has this name, and is not replaced by a file")
         }
         io::ErrorKind::NotADirectory => (
             ErrorKind::InvalidKey,

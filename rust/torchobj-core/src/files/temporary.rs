@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, flock, fstat, fstatvfs, futimens,
-    openat, renameat, statat, unlinkat,
+    AtFlags, FileType, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, fchmod, flock, fstat, fstatvfs,
+    futimens, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
@@ -103,11 +103,16 @@ impl Temporary {
         Ok(size.saturating_sub(allocated).saturating_sub(available))
     }
 
-    /// Makes the file durable and gives it the name `target`. An existing file is replaced.
+    /// Makes the file durable and gives it the name `target`. An existing file is replaced, and its permissions are kept.
     pub(super) fn publish(mut self, target: &str, mtime: Option<Mtime>) -> io::Result<()> {
         if let Some((tv_sec, tv_nsec)) = mtime.and_then(Mtime::parts) {
             let time = Timespec { tv_sec, tv_nsec: tv_nsec.into() };
             futimens(&*self.file, &Timestamps { last_access: time, last_modification: time })?;
+        }
+        if let Ok(found) = statat(&self.folder, target, AtFlags::SYMLINK_NOFOLLOW)
+            && FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+        {
+            fchmod(&*self.file, Mode::from_raw_mode(found.st_mode & 0o777))?;
         }
         self.file.sync_all()?;
         renameat(&self.folder, &self.name, &self.folder, target)?;

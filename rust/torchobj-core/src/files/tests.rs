@@ -105,6 +105,18 @@ async fn a_file_is_uploaded_in_parts_within_its_memory() {
     assert_eq!(counters.snapshot().bytes_done, SIZE as u64);
 }
 
+#[tokio::test]
+async fn a_size_that_no_disk_holds_is_an_error_before_any_memory_is_taken() {
+    let (faulty, client) = client().await;
+    let folder = TestFolder::new();
+    for (size, kind) in [(1 << 62, ErrorKind::Protocol), (1 << 46, ErrorKind::Io)] {
+        faulty.script(Operation::Head, [Fault::WrongSize(size)]);
+        let error = client.download_one(download(), &folder.0, "f", &Arc::default()).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert_eq!(folder.names(), [""; 0]);
+    }
+}
+
 fn descriptor(folder: &TestFolder) -> Arc<OwnedFd> {
     Arc::new(OwnedFd::from(std::fs::File::open(&folder.0).unwrap()))
 }

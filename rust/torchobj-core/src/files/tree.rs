@@ -82,7 +82,8 @@ impl Client {
     /// Uploads the files below `folder` to keys that begin with `prefix`.
     ///
     /// # Errors
-    /// If the folder itself cannot be read. Failures of files are in the result.
+    /// If the folder itself cannot be read, there is no such bucket, or there are no credentials. Failures of files are in
+    /// the result.
     pub async fn upload_tree(
         self: &Arc<Self>,
         folder: &Path,
@@ -133,7 +134,7 @@ impl Client {
     /// Downloads the objects whose keys begin with `prefix` to files below `folder`.
     ///
     /// # Errors
-    /// If the listing fails. Failures of files are in the result.
+    /// If the listing fails, or there are no credentials any more. Failures of files are in the result.
     pub async fn download_tree(
         self: &Arc<Self>,
         prefix: &str,
@@ -181,6 +182,10 @@ impl Client {
                 Some((_, done)) = batch.next(), if batch.pending() > 0 => {
                     let (name, done) = done?;
                     match done {
+                        // Every other file would fail in the same way.
+                        Err(error) if matches!(error.kind(), ErrorKind::NoBucket | ErrorKind::Credentials) => {
+                            return Err(error);
+                        }
                         Err(error) => result.failures.push((name, error)),
                         Ok(done) if done.skipped => result.skipped += 1,
                         Ok(done) => {

@@ -210,7 +210,7 @@ impl Manifest {
         let mut record = Vec::new();
         while let Some((row, key)) = rows.as_mut().and_then(Rows::next_with_key) {
             record.clear();
-            write_number(&mut record, row.size.map_or(0, |size| size + 1));
+            write_number(&mut record, row.size.map_or(0, |size| size.saturating_add(1)));
             write_number(&mut record, row.base);
             record.push(row.version.tag());
             row.version.write(&mut record);

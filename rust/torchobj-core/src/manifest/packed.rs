@@ -103,7 +103,7 @@ impl Packed {
             write_number(records, shared as u64);
         }
         write_number(records, (key.len() - shared) as u64);
-        write_number(records, row.size.map_or(0, |size| size + 1));
+        write_number(records, row.size.map_or(0, |size| size.saturating_add(1)));
         write_number(records, row.base * VERSION_TAGS + u64::from(row.version.tag()));
         row.version.write(records);
         records.extend_from_slice(&key[shared..]);

@@ -37,6 +37,8 @@ pub enum Fault {
     Panic,
     /// The response has the range one byte before the requested one.
     WrongRange,
+    /// The response to a HEAD request has this size.
+    WrongSize(u64),
 }
 
 type Script = Arc<Mutex<Vec<(Operation, VecDeque<Fault>)>>>;
@@ -121,6 +123,7 @@ impl FaultyStore {
                 panic!("{body:?} is for reads, not for {operation}")
             }
             Some(fault @ Fault::CommitWithoutResponse(_)) => panic!("{fault:?} is for commits, not for {operation}"),
+            Some(fault @ Fault::WrongSize(_)) => panic!("{fault:?} is for HEAD requests, not for {operation}"),
         }
     }
 }
@@ -217,7 +220,9 @@ impl ObjectStore for FaultyStore {
             Some(Fault::Fail(kind)) => Err(self.inner.error(kind, Operation::Get, key, "by script")),
             Some(Fault::LoseResponse) => Err(self.inner.error(ErrorKind::Reset, Operation::Get, key, "by script")),
             Some(Fault::Panic) => panic!("read of {key}, by script"),
-            Some(fault @ Fault::CommitWithoutResponse(_)) => panic!("{fault:?} is for commits, not for reads"),
+            Some(fault @ (Fault::CommitWithoutResponse(_) | Fault::WrongSize(_))) => {
+                panic!("{fault:?} is not for reads")
+            }
             Some(Fault::Delay(by)) => {
                 tokio::time::sleep(by).await;
                 self.inner.open(request).await
@@ -231,7 +236,11 @@ impl ObjectStore for FaultyStore {
     }
 
     async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
-        self.call(Operation::Head, key, self.inner.head_with_checksum(key)).await
+        let fault = self.next(Operation::Head);
+        if let Some(Fault::WrongSize(size)) = fault {
+            return Ok(ObjectHead { size, ..self.inner.head_with_checksum(key).await? });
+        }
+        self.call_with(fault, Operation::Head, key, self.inner.head_with_checksum(key)).await
     }
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {

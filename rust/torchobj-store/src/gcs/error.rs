@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use torchobj_core::error::{ErrorKind, Operation};
 
-use crate::http::{ErrorResponse, Refusal, kind_of_status};
+use crate::http::{CHANGED, ErrorResponse, Refusal, kind_of_status};
 
 /// `{"error": {"message": …, "errors": [{"reason": …}]}}`. Responses to media requests may be plain text instead.
 #[derive(Deserialize)]
@@ -47,6 +47,7 @@ pub(super) fn hint(operation: Operation, kind: ErrorKind) -> Option<&'static str
         ),
         ErrorKind::AccessDenied => Some("the credentials do not have permission for this operation"),
         ErrorKind::NoBucket => Some("check the bucket's name and the endpoint"),
+        ErrorKind::Changed => Some(CHANGED),
         _ => None,
     }
 }

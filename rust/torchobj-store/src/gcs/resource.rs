@@ -83,7 +83,7 @@ impl Resource {
 
     /// Size in bytes.
     pub(super) fn size(&self) -> Option<u64> {
-        self.size.as_deref()?.parse().ok()
+        self.size.as_deref()?.parse().ok().filter(|size| *size <= i64::MAX as u64)
     }
 
     /// Time of creation of this generation, in milliseconds since 1970. `updated` also changes with the metadata.

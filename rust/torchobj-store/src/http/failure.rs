@@ -8,6 +8,10 @@ use std::time::Duration;
 
 use torchobj_core::error::{Error, ErrorKind, Operation};
 
+/// The next step after an object was written again.
+pub(crate) const CHANGED: &str = "it was written again after it was listed or first read: list or open it again; a dataset \
+    of a manifest file reads it as it is now with on_change=\"accept\"";
+
 /// Upper bound on `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 

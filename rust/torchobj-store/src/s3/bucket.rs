@@ -179,9 +179,10 @@ impl Bucket {
             Err(error) => {
                 let hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role, or \
                     S3Options(anonymous=True) for a public bucket";
-                let message = match self.account.missing_profile().await {
-                    Some(profile) => format!("the profile {profile:?} does not exist; no credentials"),
-                    None => "no credentials".to_owned(),
+                let message = match (self.account.missing_profile().await, &self.account.config.profile) {
+                    (Some(profile), _) => format!("the profile {profile:?} does not exist; no credentials"),
+                    (None, Some(profile)) => format!("the profile {profile:?} has no credentials"),
+                    (None, None) => "no credentials".to_owned(),
                 };
                 let error = self.error(ErrorKind::Credentials, operation, None, &message).with_source(Chain(error));
                 return Err(error.with_hint(hint));

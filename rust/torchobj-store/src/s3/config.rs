@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_config::environment::EnvironmentVariableRegionProvider;
-use aws_config::meta::region::RegionProviderChain;
-use aws_config::profile::ProfileFileRegionProvider;
+use aws_config::meta::region::{ProvideRegion, RegionProviderChain};
+use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
+use aws_config::provider_config::ProviderConfig;
 use aws_config::{BehaviorVersion, ConfigLoader, SdkConfig};
+use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
@@ -126,7 +128,6 @@ impl Account {
     /// An account with the credentials of a test, instead of those of the environment.
     #[cfg(test)]
     pub(super) fn with_identity(config: S3Config, customer_key: Option<CustomerKey>, identity: Identity) -> Self {
-        use aws_credential_types::provider::SharedCredentialsProvider;
         let Identity { access_key, secret_key, session_token } = identity;
         let keys = aws_credential_types::Credentials::new(access_key, secret_key, session_token, None, "test");
         let provider = SharedCredentialsProvider::new(keys);
@@ -155,13 +156,19 @@ impl Account {
         let sdk = loader(config, &self.connector).load().await;
         let (same_config, connector) = (config.clone(), self.connector.clone());
         let source = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let loader = loader(&same_config, &connector);
-            Box::pin(async move { loader.load().await.credentials_provider() })
+            let (config, connector) = (same_config.clone(), connector.clone());
+            Box::pin(async move {
+                match named_profile(&config, &connector).await {
+                    Some(provider) => Some(provider),
+                    None => loader(&config, &connector).load().await.credentials_provider(),
+                }
+            })
         };
         let credentials = match &config.credential_provider {
             Some(provider) => Some(Credentials::new(Box::new(provider.clone()))),
-            None => sdk
-                .credentials_provider()
+            None => named_profile(config, &self.connector)
+                .await
+                .or_else(|| sdk.credentials_provider())
                 .map(|chain| Credentials::new(Box::new(SdkChain::new(chain, Box::new(source))))),
         };
         let credentials = credentials.map(Arc::new);
@@ -291,12 +298,32 @@ fn loader(config: &S3Config, connector: &Connector) -> ConfigLoader {
     } else {
         // Without the region of the instance: the bucket may be in another one, which its responses contain.
         let chain = RegionProviderChain::first_try(EnvironmentVariableRegionProvider::new());
-        loader = loader.region(chain.or_else(ProfileFileRegionProvider::new()));
+        loader = loader.region(chain.or_else(profile_region(config)));
     }
     if config.anonymous || config.credential_provider.is_some() {
         loader = loader.no_credentials();
     }
     loader
+}
+
+fn profile_region(config: &S3Config) -> ProfileFileRegionProvider {
+    let builder = ProfileFileRegionProvider::builder();
+    match &config.profile {
+        Some(profile) => builder.profile_name(profile).build(),
+        None => builder.build(),
+    }
+}
+
+/// The credentials of a profile that the caller has named. The chain of the SDK would look into the environment first.
+async fn named_profile(config: &S3Config, connector: &Connector) -> Option<SharedCredentialsProvider> {
+    let profile = config.profile.as_ref().filter(|_| !config.anonymous)?;
+    let region = match &config.region {
+        Some(region) => Some(Region::new(region.clone())),
+        None => ProvideRegion::region(&profile_region(config)).await,
+    };
+    let settings = ProviderConfig::without_region().with_http_client(connector.clone()).with_region(region);
+    let provider = ProfileFileCredentialsProvider::builder().configure(&settings).profile_name(profile).build();
+    Some(SharedCredentialsProvider::new(provider))
 }
 
 /// The endpoint in `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or a profile, as the SDK reads it.

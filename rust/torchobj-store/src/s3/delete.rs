@@ -10,8 +10,9 @@ use super::error::kind_of;
 impl Bucket {
     /// DeleteObject, or DeleteObjects for several.
     pub(super) async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
-        // XML 1.0 does not allow control characters, so DeleteObjects cannot contain such keys.
-        let (single, several): (Vec<_>, Vec<_>) = keys.iter().partition(|key| key.chars().any(char::is_control));
+        // XML 1.0 does not allow these characters, so DeleteObjects cannot contain such keys.
+        let is_forbidden = |character: char| character.is_control() || matches!(character, '\u{fffe}' | '\u{ffff}');
+        let (single, several): (Vec<_>, Vec<_>) = keys.iter().partition(|key| key.chars().any(is_forbidden));
         let mut failed = Vec::new();
         match several.as_slice() {
             [] => {}

@@ -3,7 +3,7 @@
 use torchobj_core::error::{ErrorKind, Operation};
 
 use super::xml;
-use crate::http::{ErrorResponse, Refusal, kind_of_status};
+use crate::http::{CHANGED, ErrorResponse, Refusal, kind_of_status};
 
 /// The XML document of an error.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -81,6 +81,7 @@ pub(super) fn hint(operation: Operation, kind: ErrorKind, code: Option<&str>) ->
             Some("check that the access key belongs to this endpoint")
         }
         (ErrorKind::NoBucket, _) => Some("check the bucket's name and the endpoint"),
+        (ErrorKind::Changed, _) => Some(CHANGED),
         (ErrorKind::ClockSkew, _) => Some("set the clock of this machine"),
         (ErrorKind::Misaddressed, _) => Some("the bucket is in another region: set region, or omit it"),
         (

@@ -189,7 +189,7 @@ impl PageBuilder {
         let Self { entry, date, storage_class, .. } = self;
         match element {
             Element::Key => entry.key = Some(text.to_owned()),
-            Element::Size => entry.size = text.trim().parse().ok(),
+            Element::Size => entry.size = text.trim().parse().ok().filter(|size| *size <= i64::MAX as u64),
             Element::ETag => entry.version = listed_version(text),
             Element::LastModified => {
                 if date.0 != text {
@@ -311,7 +311,14 @@ mod tests {
 
     #[test]
     fn a_missing_or_malformed_size_or_etag_is_none() {
-        for size in ["", "<Size/>", "<Size>many</Size>", "<Size>-1</Size>", "<Size>99999999999999999999</Size>"] {
+        for size in [
+            "",
+            "<Size/>",
+            "<Size>many</Size>",
+            "<Size>-1</Size>",
+            "<Size>9223372036854775808</Size>",
+            "<Size>99999999999999999999</Size>",
+        ] {
             for etag in ["", "<ETag/>", "<ETag>&quot;&quot;</ETag>"] {
                 let page =
                     format!("<ListBucketResult><Contents><Key>k</Key>{size}{etag}</Contents></ListBucketResult>");
