@@ -66,8 +66,13 @@ def test_a_missing_click_is_named_with_the_extra():
 @pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize(
     ("arguments", "operation"),
-    [(["cat", "{}/k"], "GetObject"), (["ls", "{}"], "ListObjectsV2"), (["bench", "{}"], "GetObject")],
-    ids=["cat", "ls", "bench"],
+    [
+        (["cat", "{}/k"], "GetObject"),
+        (["cat", "{}/*"], "GetObject"),
+        (["ls", "{}"], "ListObjectsV2"),
+        (["bench", "{}"], "GetObject"),
+    ],
+    ids=["cat", "cat-glob", "ls", "bench"],
 )
 def test_ctrl_c_ends_a_command_within_a_second(cli, bucket, control, arguments, operation):
     bucket.write("k", bytes(1000))

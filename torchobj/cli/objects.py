@@ -1,25 +1,36 @@
 """`torchobj head`, `torchobj cat` and `torchobj scan`."""
 
 import sys
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
+from torchobj import reads
 from torchobj.checkpoint.files import open as open_object
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, settings
 from torchobj.cli.output import fields_of, human_size, print_json, rows, shown
-from torchobj.cli.targets import Target, parse_target
+from torchobj.cli.targets import parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
+from torchobj.object_info import ObjectInfo
+from torchobj.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable
 
 
 __all__ = ["cat", "head", "scan"]
 
 _BLOCK_BYTES = 1 << 20
+
+#: Maximum number of objects that are read ahead, and of their bytes. Larger objects than the third are streamed: their
+#: parts are requested concurrently.
+_AHEAD_OBJECTS = 16
+_AHEAD_BYTES = 64 << 20
+_AHEAD_OBJECT_BYTES = 8 << 20
 
 
 @click.command(cls=Command, short_help="Show size, version, headers and metadata of an object.")
@@ -52,20 +63,46 @@ def cat(urls: tuple[str, ...], *, raw: bool) -> None:
     for target in [parse_target(url, raw=raw) for url in urls]:
         if target.glob is None and target.names_folder:
             raise CommandError(f"{target.text}: names no object; add * for all objects of this folder")
-        count = 0
-        for count, url in enumerate(_urls(target, config), 1):  # noqa: B007  used after the loop
-            write_object(url, out, config)
-        if count == 0:
+        store, key = target.open(config)
+        if target.glob is None:
+            write_object(f"{store.url}/{key}", out, config)
+        elif not _write_objects(store, target.objects(store, key), out, config):
             raise target.nothing()
 
 
-def _urls(target: Target, config: StoreConfig) -> "Iterator[str]":
-    store, key = target.open(config)
-    if target.glob is None:
-        yield f"{store.url}/{key}"
-        return
-    for info in target.objects(store, key):
-        yield f"{store.url}/{info.key}"
+def _write_objects(store: Store, objects: "Iterable[ObjectInfo]", out: BinaryIO, config: StoreConfig) -> int:
+    """Writes objects to a stream in order; the next small ones are read meanwhile. Returns their number."""
+
+    def read(url: str) -> bytes:
+        # Copied, so that what is read ahead takes none of the memory that other reads wait for.
+        return bytes(reads.get_many([url], config=config)[0])
+
+    remaining, count = iter(objects), 0
+    ahead: deque[tuple[str, int, Future[bytes] | None]] = deque()
+    ahead_bytes = 0
+    pool = ThreadPoolExecutor(_AHEAD_OBJECTS, "torchobj-cat")
+    try:
+        while True:
+            while len(ahead) < _AHEAD_OBJECTS and ahead_bytes <= _AHEAD_BYTES - _AHEAD_OBJECT_BYTES:
+                info = next(remaining, None)
+                if info is None:
+                    break
+                is_small = info.size is not None and info.size <= _AHEAD_OBJECT_BYTES
+                url = f"{store.url}/{info.key}"
+                ahead.append((url, info.size or 0, pool.submit(read, url) if is_small else None))
+                ahead_bytes += (info.size or 0) if is_small else 0
+            if not ahead:
+                return count
+            url, size, reading = ahead.popleft()
+            if reading is None:
+                write_object(url, out, config)
+            else:
+                out.write(reading.result())
+                out.flush()
+                ahead_bytes -= size
+            count += 1
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def write_object(url: str, out: BinaryIO, config: StoreConfig) -> int:
