@@ -2,12 +2,13 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import torchobj
-from tests.command_line import CommandLine
+from tests.command_line import ROOT, CommandLine
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -187,6 +188,31 @@ def test_a_fifo_is_uploaded_as_the_standard_input(cli, bucket, tmp_path):
     with (tmp_path / "fifo").open("rb") as fifo:
         done = cli.process("cp", "-", f"{bucket.url}/k", stdin=fifo)
     assert done.returncode == 0 and writer.wait() == 0 and bucket.body("k") == b"abc"
+
+
+def test_a_fifo_is_a_source(cli, bucket, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    writer = subprocess.Popen(["sh", "-c", f"printf abc > {tmp_path}/fifo"])
+    done = cli.process("cp", tmp_path / "fifo", f"{bucket.url}/k", "--content-type", "text/plain")
+    assert done.stdout.startswith(b"copied 1 file, 3 B") and writer.wait() == 0 and bucket.body("k") == b"abc"
+    command = f"{sys.executable} -m torchobj cp <(printf abcd) {bucket.url}/k"
+    subprocess.run(["bash", "-c", command], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert bucket.body("k") == b"abcd"
+
+
+def test_a_fifo_is_not_moved_and_a_device_is_read_by_the_shell_only(cli, bucket, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    assert cli.error("mv", tmp_path / "fifo", f"{bucket.url}/k").endswith("fifo: a FIFO cannot be moved; use cp")
+    message = cli.error("cp", "/dev/zero", f"{bucket.url}/k")
+    assert f"`torchobj cp - {bucket.url}/k < /dev/zero`" in message
+
+
+def test_the_objects_of_a_glob_are_copied_to_the_standard_output(cli, bucket):
+    for key in ("b.txt", "a.txt", "c*.jpg"):
+        bucket.write(key, key.encode())
+    assert cli.process("cp", f"{bucket.url}/*.txt", "-").stdout == b"a.txtb.txt"
+    assert cli.process("cp", "--raw", f"{bucket.url}/c*.jpg", "-").stdout == b"c*.jpg"
+    assert "no key matches" in cli.error("cp", f"{bucket.url}/*.png", "-")
 
 
 def test_an_object_is_copied_to_the_standard_output_without_other_text(cli, bucket):

@@ -12,7 +12,7 @@ from torchobj.checkpoint.files import open as open_object
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, settings
 from torchobj.cli.output import fields_of, human_size, print_json, rows, shown
-from torchobj.cli.targets import parse_target
+from torchobj.cli.targets import Target, parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
 from torchobj.object_info import ObjectInfo
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-__all__ = ["cat", "head", "scan"]
+__all__ = ["cat", "head", "scan", "write_objects"]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -61,16 +61,25 @@ def cat(urls: tuple[str, ...], *, raw: bool) -> None:
     config = settings().config(*urls)
     out = sys.stdout.buffer
     for target in [parse_target(url, raw=raw) for url in urls]:
-        if target.glob is None and target.names_folder:
-            raise CommandError(f"{target.text}: names no object; add * for all objects of this folder")
-        store, key = target.open(config)
-        if target.glob is None:
-            write_object(f"{store.url}/{key}", out, config)
-        elif not _write_objects(store, target.objects(store, key), out, config):
-            raise target.nothing()
+        write_objects(target, out, config)
 
 
-def _write_objects(store: Store, objects: "Iterable[ObjectInfo]", out: BinaryIO, config: StoreConfig) -> int:
+def write_objects(target: Target, out: BinaryIO, config: StoreConfig) -> None:
+    """Writes an object, or those that match a glob in key order, to a stream.
+
+    Raises:
+        CommandError: It names a folder, or no key matches.
+    """
+    if target.glob is None and target.names_folder:
+        raise CommandError(f"{target.text}: names no object; add * for all objects of this folder")
+    store, key = target.open(config)
+    if target.glob is None:
+        _write_object(f"{store.url}/{key}", out, config)
+    elif not _write_all(store, target.objects(store, key), out, config):
+        raise target.nothing()
+
+
+def _write_all(store: Store, objects: "Iterable[ObjectInfo]", out: BinaryIO, config: StoreConfig) -> int:
     """Writes objects to a stream in order; the next small ones are read meanwhile. Returns their number."""
 
     def read(url: str) -> bytes:
@@ -95,7 +104,7 @@ def _write_objects(store: Store, objects: "Iterable[ObjectInfo]", out: BinaryIO,
                 return count
             url, size, reading = ahead.popleft()
             if reading is None:
-                write_object(url, out, config)
+                _write_object(url, out, config)
             else:
                 out.write(reading.result())
                 out.flush()
@@ -105,15 +114,12 @@ def _write_objects(store: Store, objects: "Iterable[ObjectInfo]", out: BinaryIO,
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def write_object(url: str, out: BinaryIO, config: StoreConfig) -> int:
-    """Writes an object to a stream, reading ahead. Returns its size in bytes."""
-    size = 0
+def _write_object(url: str, out: BinaryIO, config: StoreConfig) -> None:
+    """Writes an object to a stream, reading ahead."""
     with open_object(url, "rb", config=config) as reader:
         while block := reader.read(_BLOCK_BYTES):
             out.write(block)
-            size += len(block)
     out.flush()
-    return size
 
 
 @click.command(cls=Command, short_help="Print metadata of all objects under a prefix, as JSON lines.")

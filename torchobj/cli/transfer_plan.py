@@ -10,7 +10,7 @@ from torchobj.cli.targets import Target, parse_target
 from torchobj.config import StoreConfig
 from torchobj.store import Store
 
-__all__ = ["STREAM", "Item", "Transfer", "check_destinations", "is_temporary", "items", "plan"]
+__all__ = ["STREAM", "Item", "Transfer", "check_destinations", "is_fifo", "is_temporary", "items", "plan"]
 
 #: Standard input or output.
 STREAM = "-"
@@ -102,6 +102,11 @@ def _check_distinct(destinations: Iterable[str]) -> None:
         seen.add(name)
 
 
+def is_fifo(transfer: Transfer) -> bool:
+    """Whether the source is a FIFO, such as that of `<(command)` in a shell. It has no size and is read once."""
+    return not transfer.is_tree and transfer.source.is_local and transfer.source.path.is_fifo()
+
+
 def _named(into: Target, source: Target, *, several: bool) -> Target:
     """Where a single file or object goes."""
     if not into.names_folder:
@@ -118,6 +123,9 @@ def _check(transfer: Transfer) -> None:
     source, destination = transfer.source, transfer.destination
     if source.is_local and not source.path.exists():
         raise CommandError(f"{source.text}: no such file or folder")
+    if not transfer.is_tree and source.is_local and not (source.path.is_file() or is_fifo(transfer)):
+        stream = f"`torchobj cp - {destination.shown} < {source.text}` reads it to its end"
+        raise CommandError(f"{source.text}: a device or socket, not a file; {stream}")
     if transfer.is_tree and source.is_local and not source.path.is_dir():
         raise CommandError(f"{source.text}: not a folder")
     if transfer.is_tree and destination.is_local and destination.path.exists() and not destination.path.is_dir():

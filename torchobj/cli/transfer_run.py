@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from torchobj.cli.bucket_copy import copy_object, is_on_server
 from torchobj.cli.errors import described
 from torchobj.cli.output import escaped
-from torchobj.cli.progress import Report
-from torchobj.cli.transfer_plan import Item, Transfer, items
+from torchobj.cli.progress import Report, of_stream
+from torchobj.cli.transfer_plan import Item, Transfer, is_fifo, items
 from torchobj.config import StoreConfig
 from torchobj.exceptions import TransferError
 from torchobj.files.results import Progress, TreeTransfer
+from torchobj.files.streams import upload_stream
 from torchobj.files.transfers import download, download_file, upload, upload_file
 
 __all__ = ["Failure", "Options", "Outcome", "concurrently", "failure_line", "is_unchanged", "run_all"]
@@ -162,6 +163,12 @@ def _run(transfer: Transfer, options: Options, report: Report, outcome: Outcome)
 
 
 def _single(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+    if is_fifo(transfer):
+        url, progress = str(transfer.destination.url), of_stream(report)
+        with transfer.source.path.open("rb") as stream:
+            size = upload_stream(stream, url, config=options.config, progress=progress, **options.attributes).size
+        outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
+        return
     shared: dict[str, Any] = {"config": options.config, "skip_unchanged": options.skip_unchanged, "progress": report}
     if transfer.source.is_local:
         path, url = transfer.source.path, str(transfer.destination.url)

@@ -9,12 +9,12 @@ import click
 
 from torchobj.cli.errors import CommandError
 from torchobj.cli.moving import move_all
-from torchobj.cli.objects import write_object
+from torchobj.cli.objects import write_objects
 from torchobj.cli.options import Command, Settings, fail_with, settings
 from torchobj.cli.output import duration, human_size, print_json, print_line, shown
 from torchobj.cli.progress import of_stream, reporting
 from torchobj.cli.targets import check_wildcards, parse_target
-from torchobj.cli.transfer_plan import STREAM, Transfer, check_destinations, items, plan
+from torchobj.cli.transfer_plan import STREAM, Transfer, check_destinations, is_fifo, items, plan
 from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
@@ -57,14 +57,14 @@ def cp(
     """Copies SOURCES to DESTINATION: from local files to a bucket, back, or from bucket to bucket.
 
     A folder, whose name ends in a slash or exists locally, receives sources by their last names, and those of a tree or
-    glob by their paths in it. A - is the standard input or output. Objects and files appear whole or not at all; an
-    interrupted download continues where it ended.
+    glob by their paths in it. A - is the standard input or output, and a FIFO is read to its end. Objects and files
+    appear whole or not at all; an interrupted download continues where it ended.
     """
     chosen = settings()
     config = chosen.config(*(text for text in (*sources, destination) if text != STREAM))
     given = _given(attributes)
     if STREAM in (*sources, destination):
-        _stream(chosen, sources, destination, config, given)
+        _stream(chosen, sources, destination, config, given, raw=raw)
         return
     transfers = plan(sources, destination, recursive=recursive, raw=raw)
     _check_attributes(transfers, given)
@@ -95,6 +95,9 @@ def mv(
         raise CommandError("-: a stream cannot be moved; use cp")
     given = _given(attributes)
     transfers = plan(sources, destination, recursive=recursive, raw=raw)
+    for transfer in transfers:
+        if is_fifo(transfer):
+            raise CommandError(f"{transfer.source.text}: a FIFO cannot be moved; use cp")
     _check_attributes(transfers, given)
     for transfer in transfers:
         if transfer.glob is not None and not transfer.source.is_local:
@@ -128,18 +131,24 @@ def _check_attributes(transfers: list[Transfer], given: dict[str, Any]) -> None:
 
 
 def _stream(
-    chosen: Settings, sources: tuple[str, ...], destination: str, config: StoreConfig, given: dict[str, Any]
+    chosen: Settings,
+    sources: tuple[str, ...],
+    destination: str,
+    config: StoreConfig,
+    given: dict[str, Any],
+    *,
+    raw: bool,
 ) -> None:
     """Copies from the standard input, or to the standard output."""
     if len(sources) != 1 or sources[0] == destination:
-        raise CommandError("-: the standard input or output is the only source, or the destination of one object")
-    target = parse_target(destination if sources[0] == STREAM else sources[0], raw=True)
-    if target.is_local or target.names_folder:
+        raise CommandError("-: the standard input or output is the only source, or the destination of one source")
+    target = parse_target(destination, raw=True) if sources[0] == STREAM else parse_target(sources[0], raw=raw)
+    if target.is_local or (target.names_folder and target.glob is None):
         raise CommandError(f"{target.text}: must name an object of s3:// or gs:// to copy it as a stream")
     if destination == STREAM:
         if given:
             raise CommandError("--content-type, --metadata and --storage-class are for uploads")
-        write_object(str(target.url), sys.stdout.buffer, config)
+        write_objects(target, sys.stdout.buffer, config)
         return
     started = time.monotonic()
     if sys.stdin.isatty():
@@ -167,8 +176,8 @@ def _print_plan(chosen: Settings, transfers: list[Transfer], config: StoreConfig
 def print_action(chosen: Settings, action: str, source: str, destination: str | None = None) -> None:
     """Prints what is done, or would be, with a file or object."""
     if chosen.json:
-        fields = {"action": action, "source": source, "destination": destination}
-        print_json({name: value for name, value in fields.items() if value is not None})
+        names = {"url": source} if destination is None else {"source": source, "destination": destination}
+        print_json({"action": action, **names})
     else:
         print_line(f"{action} {shown(source)}" + ("" if destination is None else f" -> {shown(destination)}"))
 
