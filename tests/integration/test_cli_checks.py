@@ -38,6 +38,12 @@ class TestDoctor:
     def test_a_failed_check_is_exit_code_1_with_advice(self, cli, bucket):
         done = cli.run("doctor", bucket.url.replace("test-", "missing-"))
         assert done.exit_code == 1 and "FAILED  LIST" in done.stdout
+        assert "not tried: LIST failed" in done.stdout
+
+    def test_its_advice_is_not_to_call_it(self, cli, bucket, control):
+        control.faults({"operation": "ListObjectsV2", "action": {"status": 403, "code": "AccessDenied"}})
+        done = cli.run("doctor", bucket.url)
+        assert "see the checks of credentials" in done.stdout and "torchobj doctor" not in done.stdout
 
     def test_a_clock_that_differs_is_a_warning(self, cli, bucket, control):
         control.clock(-3600)

@@ -71,15 +71,43 @@ def test_shared_options_stand_before_or_after_the_command(cli, filled, place):
     assert json.loads(cli.run(*arguments).stdout) == {"url": filled.url, "objects": 5, "bytes": 5400}
 
 
+@pytest.mark.parametrize("group", ["uploads", "manifest", "checkpoints"])
+def test_shared_options_stand_between_a_group_and_its_command(cli, bucket, group):
+    command = {"uploads": ["list"], "manifest": ["show"], "checkpoints": ["latest"]}[group]
+    done = cli.run(group, "--json", *command, f"{bucket.url}/nothing")
+    assert done.exit_code == (0 if group == "uploads" else 1), done.output
+    assert group == "uploads" or json.loads(done.stderr)["error"]
+
+
 @pytest.mark.parametrize("command", ["ls", "cat", "rm", "du", "scan", "bench"])
 def test_a_glob_that_matches_nothing_is_an_error(cli, filled, command):
     assert "no key matches" in cli.error(command, f"{filled.url}/train/*.png")
 
 
-@pytest.mark.parametrize("command", [["ls"], ["rm", "-r", "--yes"], ["scan"], ["bench"]])
+@pytest.mark.parametrize("command", [["ls"], ["du"], ["rm", "-r", "--yes"], ["scan"], ["bench"]])
 def test_a_prefix_without_keys_is_an_error(cli, filled, command):
     message = cli.error(*command, f"{filled.url}/nothing")
     assert f"{filled.url}/nothing: no objects; check the prefix with `torchobj ls {filled.url}/`" in message
+
+
+@pytest.mark.parametrize("command", ["ls", "du"])
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("my-bucket", "; did you mean s3://my-bucket/?"),
+        ("s3:/b/x", "; did you mean s3://b/x?"),
+        ("gs:b", "; did you mean gs://b/?"),
+        ("./x", ""),
+        ("/nowhere/x", ""),
+    ],
+)
+def test_a_path_that_does_not_exist_may_be_a_url_with_an_error(cli, command, text, advice):
+    assert cli.error(command, text) == f"torchobj: {text}: no such path{advice}"
+
+
+def test_a_local_folder_without_files_is_an_error(cli, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert cli.error("du", tmp_path / "empty") == f"torchobj: {tmp_path}/empty: no files"
 
 
 def test_an_empty_bucket_is_listed(cli, bucket):

@@ -144,6 +144,10 @@ def test_durations_grow_with_their_unit():
 def test_errors_are_one_line_with_the_next_step():
     error = exceptions.CredentialsError("get s3://b/k: no credentials\nfound")
     assert described(error).startswith("get s3://b/k: no credentials found; `torchobj doctor URL`")
+    error.url = "s3://b/k"
+    assert "; `torchobj doctor s3://b/k` shows" in described(error)
+    error = exceptions.CredentialsError("no credentials; S3Options(anonymous=True) for a public bucket")
+    assert described(error).startswith("no credentials; --no-sign-request for a public bucket; ")
     assert described(CommandError("s3://b/\x1b[31m: no")) == "s3://b/\\x1b[31m: no"
     assert described(FileNotFoundError(2, "No such file or directory", "/x")) == "/x: No such file or directory"
     assert described(ZeroDivisionError("division")).startswith("unexpected ZeroDivisionError: division; --log-level")

@@ -9,7 +9,7 @@ from torchobj.checkpoint import leftovers as leftover_data
 from torchobj.checkpoint.commit_format import Commit
 from torchobj.checkpoint.commits import Commits
 from torchobj.cli.errors import CommandError
-from torchobj.cli.options import Command, Settings, age_option, settings
+from torchobj.cli.options import Command, Settings, age_option, settings, shared_options
 from torchobj.cli.output import human_size, print_json, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
 from torchobj.cli.targets import parse_target
@@ -18,7 +18,7 @@ from torchobj.cli.url_argument import URL
 __all__ = ["checkpoints"]
 
 
-@click.group(short_help="Checkpoints by step: steps, latest, metrics, leftovers.")
+@click.group(params=shared_options(), short_help="Checkpoints by step: steps, latest, metrics, leftovers.")
 def checkpoints() -> None:
     """Shows the checkpoints in the folder of a `CheckpointManager`, and what interrupted saves left in it."""
 
@@ -35,7 +35,10 @@ def steps(url: str) -> None:
     chosen, commits = settings(), _commits(url)
     known = {commit.step: commit for commit in commits.readable()}
     # A commit object that cannot be read was logged; its step is committed nevertheless.
-    for step in sorted(commits.versions()):
+    committed = sorted(commits.versions())
+    if not committed:
+        raise _none(commits)
+    for step in committed:
         commit = known.get(step)
         if chosen.json:
             print_json({"step": step} if commit is None else _fields(commit))

@@ -1,5 +1,7 @@
 """Describes errors on one line, with the next step. Prints nothing."""
 
+import re
+
 from torchobj import exceptions
 from torchobj.cli.output import escaped
 
@@ -23,10 +25,14 @@ _NEXT_STEPS: tuple[tuple[type[Exception], str | None], ...] = (
     (exceptions.PreconditionFailedError, "the object exists, or another writer has replaced it"),
 )
 
+#: How the library names the option of the command line.
+_OPTION = re.compile(r"(S3|GCS)Options\(anonymous=True\)")
+
 
 def next_step(error: BaseException) -> str | None:
     """What to do about an error; None if its message says it."""
-    return next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), None)
+    step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), None)
+    return None if step is None else step.replace("doctor URL", f"doctor {getattr(error, 'url', None) or 'URL'}")
 
 
 def described(error: BaseException) -> str:
@@ -36,5 +42,6 @@ def described(error: BaseException) -> str:
         text = f"{error.filename}: {error.strerror}"
     elif not isinstance(error, (exceptions.TorchobjError, CommandError, OSError)):
         text = f"unexpected {type(error).__name__}: {text}; --log-level debug shows where"
+    text = _OPTION.sub("--no-sign-request", text)
     step = next_step(error)
     return escaped(" ".join(text.splitlines()) if step is None else f"{' '.join(text.splitlines())}; {step}")

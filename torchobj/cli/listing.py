@@ -90,7 +90,7 @@ def du(urls: tuple[str, ...], *, exact: bool, raw: bool) -> None:
         count, total = 0, 0
         for info in target.objects(store, prefix, ordered=False):
             count, total = count + 1, total + (info.size or 0)
-        if count == 0 and target.glob is not None:
+        if count == 0 and not (target.url.key == "" and target.glob is None):
             raise target.nothing()
         if chosen.json:
             print_json({"url": target.text, "objects": count, "bytes": total})

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from torchobj.cli.options import Command, settings
+from torchobj.cli.options import Command, settings, shared_options
 from torchobj.cli.output import human_size, print_json, print_line, rows, shown
 from torchobj.cli.targets import parse_target
 from torchobj.cli.url_argument import URL
@@ -13,7 +13,7 @@ from torchobj.manifest import Manifest
 __all__ = ["manifest"]
 
 
-@click.group(short_help="Manifest files: build, show.")
+@click.group(params=shared_options(), short_help="Manifest files: build, show.")
 def manifest() -> None:
     """Builds and shows manifest files: the objects of a dataset with their sizes and versions, as Parquet."""
 

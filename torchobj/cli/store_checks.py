@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
 from torchobj.cli.checks import Check
-from torchobj.cli.errors import described
-from torchobj.cli.output import duration, human_size
+from torchobj.cli.errors import described, next_step
+from torchobj.cli.output import duration, escaped, human_size
 from torchobj.config import StoreConfig
 from torchobj.exceptions import RangeError, StoreError, TorchobjError
 from torchobj.object_info import ObjectInfo
@@ -56,11 +56,13 @@ def store_checks(url: Url, store: Store, prefix: str, *, write: bool) -> Iterato
     if url.scheme in ("s3", "gs"):
         yield from _network(url, store.config)
     found: list[ObjectInfo] = []
-    yield _timed("LIST", lambda: _list(store, prefix, found))
+    listed = _timed("LIST", lambda: _list(store, prefix, found))
+    yield listed
     if found:
         yield _timed("GET", lambda: _get(store, found[0]))
     else:
-        yield Check("GET", "note", "not tried: the prefix has no objects")
+        reason = "LIST failed" if listed.state == "failed" else "the prefix has no objects"
+        yield Check("GET", "note", f"not tried: {reason}")
     if write:
         yield _timed("PUT", lambda: _put(store, prefix))
     else:
@@ -179,6 +181,10 @@ def _timed(name: str, check: Callable[[], str]) -> Check:
     try:
         found = check()
     except TorchobjError as error:
+        step = next_step(error)
+        if step is not None and "`torchobj doctor" in step:
+            message = described(error).removesuffix(f"; {escaped(step)}")
+            return Check(name, "failed", message, "see the checks of credentials, endpoint and connection")
         message, _, advice = described(error).rpartition("; ")
         return Check(name, "failed", message or advice, advice if message else "")
     return Check(name, "ok", f"{found} in {duration(time.perf_counter() - started)}")

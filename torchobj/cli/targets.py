@@ -74,6 +74,8 @@ class Target:
             return Store(self.url.base, config=config), self.url.key
         target = self.folder() if self.names_folder else self
         folder, _, name = target.url.key.rpartition("/")
+        if not Path("/", folder).is_dir():
+            raise self.nothing()
         return Store(f"file:///{folder}", config=config), name
 
     def url_of(self, store: Store, key: str) -> str:
@@ -89,6 +91,10 @@ class Target:
         if self.glob is not None:
             hint = "* matches within a folder, ** across folders; --raw takes wildcards as they are"
             return CommandError(f"{self.text}: no key matches; {hint}")
+        if self.is_local:
+            if self.path.exists():
+                return CommandError(f"{self.text}: no files")
+            return CommandError(f"{self.text}: no such path{_meant(self.text)}")
         return CommandError(f"{self.text}: no objects; check the prefix with `torchobj ls {self.url.base}/`")
 
 
@@ -130,6 +136,17 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
         # `**` matches across folders only if it is a whole component.
         start = url.key.rfind("/", 0, start) + 1
     return Target(text, url._replace(key=url.key[:start]), url.key[start:])
+
+
+def _meant(text: str) -> str:
+    """The question for a path that may be a URL with a typing error."""
+    scheme, separator, rest = text.partition(":")
+    if not (separator and scheme in ("s3", "gs")):
+        if text.startswith(("/", ".", "~")):
+            return ""
+        scheme, rest = "s3", text
+    bucket, _, key = rest.lstrip("/").partition("/")
+    return f"; did you mean {scheme}://{bucket}/{key}?"
 
 
 def check_wildcards(text: str, literal: Target, config: StoreConfig) -> None:

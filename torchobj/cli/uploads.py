@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from torchobj.cli.errors import CommandError
-from torchobj.cli.options import Command, Settings, age_option, settings
+from torchobj.cli.options import Command, Settings, age_option, settings, shared_options
 from torchobj.cli.output import print_json, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
 from torchobj.cli.targets import parse_target
@@ -17,7 +17,7 @@ from torchobj.store import Store
 __all__ = ["uploads"]
 
 
-@click.group(short_help="Unfinished uploads: list, sweep.")
+@click.group(params=shared_options(), short_help="Unfinished uploads: list, sweep.")
 def uploads() -> None:
     """Lists and aborts uploads in parts of writers that were killed. Their parts are stored and billed.
 
