@@ -88,10 +88,27 @@ def test_a_dry_run_of_sync_changes_nothing(cli, bucket, tree, synced):
     assert cli.lines("sync", "--delete", "--dry-run", tree, synced) == [
         f"would copy {tree}/b.txt -> {synced}/b.txt",
         f"would copy {tree}/new -> {synced}/new",
-        f"would compare {tree}/sub/c.bin -> {synced}/sub/c.bin",
         f"would delete {synced}/a.bin",
     ]
     assert bucket.keys() == ["x/a.bin", "x/b.txt", "x/sub/c.bin"] and bucket.body("x/b.txt") == b"b.txt" * 100
+    assert cli.records("sync", "--delete", "--dry-run", tree, synced)[-1] == {
+        "action": "would delete",
+        "url": f"{synced}/a.bin",
+    }
+
+
+def test_a_dry_run_of_sync_shows_no_unchanged_files_and_counts_those_without_a_time(cli, bucket, tree, synced):
+    assert cli.lines("sync", "--dry-run", tree, synced) == []
+    assert cli.lines("sync", "--dry-run", synced, tree) == []
+    (tree / "a.bin").write_bytes(b"A.bin" * 100)
+    for key in ("x/b.txt", "x/sub/c.bin"):
+        bucket.write(key, b"other" * (len(bucket.body(key)) // 5))
+    (tree / "sub/c.bin").write_bytes(b"x" * len(bucket.body("x/sub/c.bin")))
+    assert cli.lines("sync", "--dry-run", tree, synced) == [
+        f"would compare {tree}/a.bin -> {synced}/a.bin",
+        "would compare 2 files of equal size by checksums",
+    ]
+    assert cli.records("sync", "--dry-run", tree, synced)[-1] == {"action": "would compare", "files": 2}
 
 
 def test_mv_moves_a_file_to_a_bucket_and_back(cli, bucket, tree, tmp_path):

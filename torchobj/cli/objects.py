@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-__all__ = ["cat", "head", "scan", "write_objects"]
+__all__ = ["cat", "head", "scan", "write_target"]
 
 _BLOCK_BYTES = 1 << 20
 
@@ -61,10 +61,10 @@ def cat(urls: tuple[str, ...], *, raw: bool) -> None:
     config = settings().config(*urls)
     out = sys.stdout.buffer
     for target in [parse_target(url, raw=raw) for url in urls]:
-        write_objects(target, out, config)
+        write_target(target, out, config)
 
 
-def write_objects(target: Target, out: BinaryIO, config: StoreConfig) -> None:
+def write_target(target: Target, out: BinaryIO, config: StoreConfig) -> None:
     """Writes an object, or those that match a glob in key order, to a stream.
 
     Raises:
@@ -75,11 +75,11 @@ def write_objects(target: Target, out: BinaryIO, config: StoreConfig) -> None:
     store, key = target.open(config)
     if target.glob is None:
         _write_object(f"{store.url}/{key}", out, config)
-    elif not _write_all(store, target.objects(store, key), out, config):
+    elif not _write_objects(store, target.objects(store, key), out, config):
         raise target.nothing()
 
 
-def _write_all(store: Store, objects: "Iterable[ObjectInfo]", out: BinaryIO, config: StoreConfig) -> int:
+def _write_objects(store: Store, objects: "Iterable[ObjectInfo]", out: BinaryIO, config: StoreConfig) -> int:
     """Writes objects to a stream in order; the next small ones are read meanwhile. Returns their number."""
 
     def read(url: str) -> bytes:

@@ -1,12 +1,14 @@
 """`torchobj sync`: makes a folder equal to another one, by transferring what is new or changed."""
 
 import time
+from pathlib import Path
 
 import click
 
 from torchobj.checkpoint.keys import remove_empty_folders, without_links
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, Settings, settings
+from torchobj.cli.output import print_json, print_line
 from torchobj.cli.progress import reporting
 from torchobj.cli.removing import delete_keys
 from torchobj.cli.targets import Target
@@ -15,9 +17,13 @@ from torchobj.cli.transfer_run import Options, is_unchanged, run_all
 from torchobj.cli.transfers import print_action, print_outcome
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
+from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
 
 __all__ = ["sync"]
+
+#: Metadata of this many objects is held at a time.
+_HEADS = 10_000
 
 
 @click.command(cls=Command, short_help="Transfer what is new or changed; --delete removes the rest.")
@@ -65,17 +71,61 @@ def _print_plan(
 ) -> None:
     there = {item.name: item for item in items(transfer.destination, config)}
     between = not (transfer.source.is_local or transfer.destination.is_local)
+
+    def show(action: str, name: str) -> None:
+        print_action(chosen, action, transfer.source.child(name).shown, transfer.destination.child(name).shown)
+
+    equal = []
     for name, item in here.items():
         old = there.get(name)
         same_size = old is not None and old.size == item.size
-        if same_size and between and is_unchanged(item, old):
-            continue
-        # Whether the bytes of files of equal size differ is found out by the transfer.
-        action = "would compare" if same_size and not between else "would copy"
-        print_action(chosen, action, transfer.source.child(name).shown, transfer.destination.child(name).shown)
+        if same_size and not between:
+            equal.append(name)
+        elif not (same_size and is_unchanged(item, old)):
+            print_action(
+                chosen, "would copy", transfer.source.child(name).shown, transfer.destination.child(name).shown
+            )
+    different, unknown = _compared(transfer, equal, config)
+    for name in different:
+        show("would compare", name)
+    if unknown and chosen.json:
+        print_json({"action": "would compare", "files": unknown})
+    elif unknown:
+        print_line(f"would compare {unknown} {'file' if unknown == 1 else 'files'} of equal size by checksums")
     for name in there if delete else ():
         if _is_extra(name, here):
             print_action(chosen, "would delete", transfer.destination.child(name).shown)
+
+
+def _compared(transfer: Transfer, names: list[str], config: StoreConfig) -> tuple[list[str], int]:
+    """Names of files of equal size whose time differs from that in the metadata, and the number without such metadata.
+
+    The transfer compares checksums, if the store has them; those of equal time are taken as equal here.
+    """
+    to_bucket = transfer.source.is_local
+    local, bucket = (transfer.source, transfer.destination) if to_bucket else (transfer.destination, transfer.source)
+    different, unknown = [], 0
+    store = Store(bucket.url.base, config=config)
+    for start in range(0, len(names), _HEADS):
+        part = names[start : start + _HEADS]
+        heads = store.head_many([f"{bucket.url.key}{name}" for name in part], return_errors=True)
+        for name, head in zip(part, heads, strict=True):
+            equal = None if isinstance(head, Exception) else _has_time_of(local.path / name, head, to_bucket=to_bucket)
+            unknown += equal is None
+            if equal is False:
+                different.append(name)
+    return different, unknown
+
+
+def _has_time_of(path: Path, head: ObjectInfo, *, to_bucket: bool) -> bool | None:
+    """Whether a file has the time that an upload has written, or a download has set; None if that is not known."""
+    time_ns = path.stat().st_mtime_ns
+    written = dict(head.metadata).get("mtime")
+    if written is not None:
+        return written == f"{time_ns // 10**9}.{time_ns % 10**9:09}".rstrip("0").rstrip(".")
+    if not to_bucket and head.last_modified is not None:
+        return round(head.last_modified.timestamp() * 1000) * 10**6 == time_ns or None
+    return None
 
 
 def _is_extra(name: str, here: dict[str, Item]) -> bool:

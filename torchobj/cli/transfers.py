@@ -9,7 +9,7 @@ import click
 
 from torchobj.cli.errors import CommandError
 from torchobj.cli.moving import move_all
-from torchobj.cli.objects import write_objects
+from torchobj.cli.objects import write_target
 from torchobj.cli.options import Command, Settings, fail_with, settings
 from torchobj.cli.output import duration, human_size, print_json, print_line, shown
 from torchobj.cli.progress import of_stream, reporting
@@ -148,7 +148,7 @@ def _stream(
     if destination == STREAM:
         if given:
             raise CommandError("--content-type, --metadata and --storage-class are for uploads")
-        write_objects(target, sys.stdout.buffer, config)
+        write_target(target, sys.stdout.buffer, config)
         return
     started = time.monotonic()
     if sys.stdin.isatty():
