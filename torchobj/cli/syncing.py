@@ -82,9 +82,7 @@ def _print_plan(
         if same_size and not between:
             equal.append(name)
         elif not (same_size and is_unchanged(item, old)):
-            print_action(
-                chosen, "would copy", transfer.source.child(name).shown, transfer.destination.child(name).shown
-            )
+            show("would copy", name)
     different, unknown = _compared(transfer, equal, config)
     for name in different:
         show("would compare", name)
