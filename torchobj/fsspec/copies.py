@@ -7,7 +7,7 @@ from typing import Any
 import fsspec as package  # type: ignore[import-untyped]
 
 from torchobj.fsspec.concurrency import concurrently
-from torchobj.fsspec.expansion import Kind, expanded
+from torchobj.fsspec.expansion import Plan
 
 __all__ = ["Copies"]
 
@@ -113,24 +113,14 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
         return [found[name] if name in found else self.size(name) for name in names]
 
 
-class _CopyPlan:
-    """Collects what `AbstractFileSystem.copy` would copy. `kinds` are those of paths that a listing returned."""
+class _CopyPlan(Plan):
+    """What `AbstractFileSystem.copy` would copy."""
 
-    def __init__(self, files: Any) -> None:
-        self._files = files
-        self.kinds: dict[str, Kind] = {}
-        self.pairs: list[tuple[str, str]] = []
-
-    def expand_path(self, path: Any, recursive: bool, maxdepth: int | None, **_: Any) -> list[str]:  # noqa: FBT001
-        self.kinds = expanded(self._files, path, recursive=recursive, maxdepth=maxdepth)
-        return list(self.kinds)
+    cp_file = Plan.add
 
     def isdir(self, path: str) -> bool:
         kind = self.kinds.get(path)
         return bool(self._files.isdir(path)) if kind is None else kind == "directory"
-
-    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
-        self.pairs.append((path1, path2))
 
     def overlaps(self) -> bool:
         """Whether a target is written twice, or is also a source."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 
-__all__ = ["expanded", "is_glob"]
+__all__ = ["Plan", "expanded", "is_glob"]
 
 #: What is known of a path without a request; None: nothing, because a caller named it.
 Kind = Literal["file", "directory"] | None
@@ -55,3 +55,22 @@ def _listed(path: Any) -> Iterable[str]:
 
 def _kinds(entries: dict[str, dict[str, Any]]) -> dict[str, Kind]:
     return {name: entry["type"] for name, entry in entries.items()}
+
+
+class Plan:
+    """Collects the sources and targets of `AbstractFileSystem.get` or `copy`, called with this as its file system."""
+
+    def __init__(self, files: Any) -> None:
+        self._files = files
+        self.kinds: dict[str, Kind] = {}
+        """Of paths that a listing returned."""
+        self.pairs: list[tuple[str, Any]] = []
+
+    def expand_path(self, path: Any, recursive: bool, maxdepth: int | None, **_: Any) -> list[str]:  # noqa: FBT001
+        """Lists the paths."""
+        self.kinds = expanded(self._files, path, recursive=recursive, maxdepth=maxdepth)
+        return list(self.kinds)
+
+    def add(self, source: str, target: Any, **_: Any) -> None:
+        """Records a transfer."""
+        self.pairs.append((source, target))

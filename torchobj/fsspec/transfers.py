@@ -14,7 +14,7 @@ from torchobj.exceptions import InvalidKeyError, ObjectNotFoundError
 from torchobj.files import transfers
 from torchobj.files.results import Progress
 from torchobj.fsspec.concurrency import concurrently
-from torchobj.fsspec.expansion import Kind, expanded
+from torchobj.fsspec.expansion import Plan
 
 __all__ = ["Transfers"]
 
@@ -181,23 +181,13 @@ def _progress_of(callback: Any) -> Callable[[Progress], None] | None:
     return report
 
 
-class _GetPlan:
-    """Collects what `AbstractFileSystem.get` would download. `kinds` are those of paths that a listing returned."""
+class _GetPlan(Plan):
+    """What `AbstractFileSystem.get` would download."""
 
-    def __init__(self, files: Any) -> None:
-        self._files = files
-        self.kinds: dict[str, Kind] = {}
-        self.pairs: list[tuple[str, Any]] = []
-
-    def expand_path(self, path: Any, recursive: bool, maxdepth: int | None, **_: Any) -> list[str]:  # noqa: FBT001
-        self.kinds = expanded(self._files, path, recursive=recursive, maxdepth=maxdepth)
-        return list(self.kinds)
+    get_file = Plan.add
 
     def isdir(self, path: str) -> bool:
         return self.kinds.get(path) == "directory"
-
-    def get_file(self, rpath: str, lpath: Any, **_: Any) -> None:
-        self.pairs.append((rpath, lpath))
 
 
 class _PutPlan:
