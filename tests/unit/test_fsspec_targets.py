@@ -16,14 +16,14 @@ class InMemory(ObjectFileSystem):
 @pytest.fixture
 def both():
     """A file system of torchobj and that of fsspec, with the same objects."""
-    store = torchobj.Store("memory://targets")
+    store = torchobj.Store("memory://fsspec-targets")
     store.delete([info.key for info in store.list()])
     oracle = MemoryFileSystem()
     for key in KEYS:
         store.put(key, key.encode())
-        oracle.pipe(f"/targets/{key}", key.encode())
+        oracle.pipe(f"/fsspec-targets/{key}", key.encode())
     yield InMemory(), oracle
-    oracle.rm("/targets", recursive=True)
+    oracle.rm("/fsspec-targets", recursive=True)
 
 
 def tree(folder):
@@ -45,7 +45,11 @@ def test_a_download_to_a_target_writes_what_fsspec_writes(both, tmp_path, monkey
         (folder / "fd").mkdir()
         if is_existing:
             (folder / named).mkdir(parents=True, exist_ok=True)
-        files.get(f"targets/{source}" if files is both[0] else f"/targets/{source}", named, recursive=source != "ord/a")
+        files.get(
+            f"fsspec-targets/{source}" if files is both[0] else f"/fsspec-targets/{source}",
+            named,
+            recursive=source != "ord/a",
+        )
         written.append(tree(folder))
     assert written[0] == written[1]
     assert [content for content in written[0].values() if content]
@@ -53,7 +57,7 @@ def test_a_download_to_a_target_writes_what_fsspec_writes(both, tmp_path, monkey
 
 def test_a_target_in_the_home_folder_and_one_that_is_a_path_are_downloaded_to(both, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    both[0].get("targets/ord", "~/d", recursive=True)
-    both[0].get("targets/ord", tmp_path / "e", recursive=True)
+    both[0].get("fsspec-targets/ord", "~/d", recursive=True)
+    both[0].get("fsspec-targets/ord", tmp_path / "e", recursive=True)
     expected = {"a": b"ord/a", "s": None, "s/b": b"ord/s/b"}
     assert tree(tmp_path / "d") == tree(tmp_path / "e") == expected
