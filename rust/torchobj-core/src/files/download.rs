@@ -30,6 +30,9 @@ const OWN_CRC: CrcAlgorithm = CrcAlgorithm::Crc64Nvme;
 /// Larger than any object: S3 allows 50 TB (user guide, "Amazon S3 object sizes"), GCS 5 TiB.
 const MAX_BYTES: u64 = 1 << 46;
 
+/// Maximum number of parts of a file that are received at the same time, each with a block of 1 MiB in memory.
+const MAX_PARTS: usize = 64;
+
 /// An object to download.
 #[derive(Debug, Default)]
 pub struct Download {
@@ -299,7 +302,7 @@ impl Client {
                 self.receive(&key, range, &expected, &mut sink, first).await?;
                 vec![sink]
             }
-            _ => self.receive_all(key, expected, missing.into_iter(), first).await?,
+            _ => self.receive_all(key, expected, missing.into_iter(), first, MAX_PARTS).await?,
         };
         for sink in filled {
             let (index, sum) = sink.checksum();

@@ -174,7 +174,7 @@ impl Client {
         }
         let tail = dest.split_off(first_length);
         let parts = std::iter::once((first_range, dest)).chain(self.parts(rest, tail));
-        self.receive_all(key.into(), expected, parts, Some(first)).await?;
+        self.receive_all(key.into(), expected, parts, Some(first), usize::MAX).await?;
         Ok(())
     }
 
@@ -186,7 +186,7 @@ impl Client {
         expected: Expected,
         dest: Dest,
     ) -> Result<()> {
-        self.receive_all(key, expected, self.parts(range, dest), None).await?;
+        self.receive_all(key, expected, self.parts(range, dest), None, usize::MAX).await?;
         Ok(())
     }
 
@@ -199,20 +199,22 @@ impl Client {
         })
     }
 
-    /// Receives each of `parts` into its sink, in parallel; the first of them from `first`, if given. Returns the
-    /// filled sinks in the order of the parts.
+    /// Receives each of `parts` into its sink, at most `most` in parallel; the first of them from `first`, if given.
+    /// Returns the filled sinks in the order of the parts.
     pub(crate) async fn receive_all<S: Sink>(
         self: &Arc<Self>,
         key: Arc<str>,
         expected: Expected,
         parts: impl Iterator<Item = (Range<u64>, S)>,
         mut first: Option<First>,
+        most: usize,
     ) -> Result<Vec<S>> {
         let parts = parts.map(|(range, sink)| {
             let (client, key, expected, first) = (self.clone(), key.clone(), expected.clone(), first.take());
             Part { client, key, range, expected, sink, first }
         });
-        try_run_all(parts.collect(), permitted([self.permits()])).await
+        let permitted = permitted([self.permits()]);
+        try_run_all(parts.collect(), move || permitted().min(most)).await
     }
 
     /// Receives `range` into `sink`, the first attempt from `first`, if given. Resumes after failures.
