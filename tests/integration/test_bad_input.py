@@ -181,3 +181,12 @@ def test_a_new_store_sees_what_changed_in_the_environment(bucket, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     assert torchobj.Store(bucket.url, config=config).get("k") == b"here"
+
+
+def test_keys_that_xml_cannot_contain_are_deleted_with_others(bucket):
+    store = torchobj.Store(bucket.url, config=bucket.config)
+    keys = ["a", "b\ufffe", "c\uffff", "d\x01", "e"]
+    for key in keys:
+        store.put(key, b"x")
+    store.delete(keys)
+    assert [key for key in keys if store.exists(key)] == []
