@@ -11,7 +11,6 @@ use aws_config::meta::region::{ProvideRegion, RegionProviderChain};
 use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
 use aws_config::provider_config::ProviderConfig;
 use aws_config::{BehaviorVersion, ConfigLoader, SdkConfig};
-use aws_credential_types::provider::SharedCredentialsProvider;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
 use aws_sdk_s3::config::{
@@ -128,6 +127,7 @@ impl Account {
     /// An account with the credentials of a test, instead of those of the environment.
     #[cfg(test)]
     pub(super) fn with_identity(config: S3Config, customer_key: Option<CustomerKey>, identity: Identity) -> Self {
+        use aws_credential_types::provider::SharedCredentialsProvider;
         let Identity { access_key, secret_key, session_token } = identity;
         let keys = aws_credential_types::Credentials::new(access_key, secret_key, session_token, None, "test");
         let provider = SharedCredentialsProvider::new(keys);
@@ -153,22 +153,16 @@ impl Account {
 
     async fn load_environment(&self) -> Environment {
         let config = &self.config;
-        let sdk = loader(config, &self.connector).load().await;
+        let sdk = loader(config, &self.connector).await.load().await;
         let (same_config, connector) = (config.clone(), self.connector.clone());
         let source = move || -> Pin<Box<dyn Future<Output = _> + Send>> {
             let (config, connector) = (same_config.clone(), connector.clone());
-            Box::pin(async move {
-                match named_profile(&config, &connector).await {
-                    Some(provider) => Some(provider),
-                    None => loader(&config, &connector).load().await.credentials_provider(),
-                }
-            })
+            Box::pin(async move { loader(&config, &connector).await.load().await.credentials_provider() })
         };
         let credentials = match &config.credential_provider {
             Some(provider) => Some(Credentials::new(Box::new(provider.clone()))),
-            None => named_profile(config, &self.connector)
-                .await
-                .or_else(|| sdk.credentials_provider())
+            None => sdk
+                .credentials_provider()
                 .map(|chain| Credentials::new(Box::new(SdkChain::new(chain, Box::new(source))))),
         };
         let credentials = credentials.map(Arc::new);
@@ -288,7 +282,7 @@ fn initialize_sdk() {
 }
 
 /// Loads settings from the environment, the profiles and the instance.
-fn loader(config: &S3Config, connector: &Connector) -> ConfigLoader {
+async fn loader(config: &S3Config, connector: &Connector) -> ConfigLoader {
     let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).http_client(connector.clone());
     if let Some(profile) = &config.profile {
         loader = loader.profile_name(profile);
@@ -302,6 +296,8 @@ fn loader(config: &S3Config, connector: &Connector) -> ConfigLoader {
     }
     if config.anonymous || config.credential_provider.is_some() {
         loader = loader.no_credentials();
+    } else if let Some(profile) = &config.profile {
+        loader = loader.credentials_provider(profile_credentials(profile, config, connector).await);
     }
     loader
 }
@@ -315,15 +311,17 @@ fn profile_region(config: &S3Config) -> ProfileFileRegionProvider {
 }
 
 /// The credentials of a profile that the caller has named. The chain of the SDK would look into the environment first.
-async fn named_profile(config: &S3Config, connector: &Connector) -> Option<SharedCredentialsProvider> {
-    let profile = config.profile.as_ref().filter(|_| !config.anonymous)?;
+async fn profile_credentials(
+    profile: &str,
+    config: &S3Config,
+    connector: &Connector,
+) -> ProfileFileCredentialsProvider {
     let region = match &config.region {
         Some(region) => Some(Region::new(region.clone())),
         None => ProvideRegion::region(&profile_region(config)).await,
     };
     let settings = ProviderConfig::without_region().with_http_client(connector.clone()).with_region(region);
-    let provider = ProfileFileCredentialsProvider::builder().configure(&settings).profile_name(profile).build();
-    Some(SharedCredentialsProvider::new(provider))
+    ProfileFileCredentialsProvider::builder().configure(&settings).profile_name(profile).build()
 }
 
 /// The endpoint in `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL` or a profile, as the SDK reads it.
