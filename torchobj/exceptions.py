@@ -25,6 +25,7 @@ __all__ = [
     "StoreConnectionError",
     "StoreError",
     "StoreTimeoutError",
+    "TarIndexError",
     "ThrottledError",
     "TorchobjError",
     "TransferError",
@@ -129,6 +130,10 @@ class ManifestError(TorchobjError, ValueError):
 
 class ManifestMismatchError(TorchobjError, RuntimeError):
     """The ranks of a job listed different sets of objects."""
+
+
+class TarIndexError(TorchobjError, ValueError):
+    """A file is not an index of tar shards that this version of torchobj reads, is damaged, or older than its shard."""
 
 
 class CheckpointError(TorchobjError, RuntimeError):

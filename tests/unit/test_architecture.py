@@ -36,7 +36,7 @@ LAYERS = [
         "checkpoint.server",
     ],
     ["manifest_pages"],
-    ["manifest_file"],
+    ["manifest_file", "tar_index_file"],
     ["manifest"],
     [
         "checkpoint.device_memory",
