@@ -25,6 +25,7 @@ __all__ = [
     "NativeWriter",
     "ObjectReader",
     "ObjectRef",
+    "RefIteration",
     "RefSource",
     "ScanPages",
     "__version__",
@@ -1068,6 +1069,32 @@ class RefSource:
         Raises:
             RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
         """
+
+@final
+class RefIteration:
+    """Reads objects given by `ObjectRef` and announces later ones, in the owner or in a worker. Dropping it cancels its
+    announcements.
+
+    Args:
+        source: The source of the objects.
+    """
+
+    def __new__(cls, source: RefSource) -> Self: ...
+    def read(self, refs: Sequence[ObjectRef], ahead: Sequence[ObjectRef]) -> list[ObjectReader | Exception]:
+        """Announces objects that will be read later, and reads others.
+
+        Args:
+            refs: The objects to read.
+            ahead: The objects to announce, after those that were announced before.
+
+        Returns:
+            For each object of `refs` an `ObjectReader`, or the exception if it could not be read.
+
+        Raises:
+            RuntimeError: As `RefSource.read`.
+        """
+    def budget(self) -> int:
+        """Returns the memory budget of the owner in bytes."""
 
 @final
 class Announcer:

@@ -38,6 +38,7 @@ LAYERS = [
     ["manifest_pages"],
     ["manifest_file", "tar_index_file"],
     ["manifest"],
+    ["shard_urls"],
     [
         "checkpoint.device_memory",
         "checkpoint.entries",

@@ -2,11 +2,14 @@
 //!
 //! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer` and `gather` define classes. `arrow` exports listings.
 //! `scatter` reads into Python buffers, and `slice_plan` slices of arrays.
-//! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one. `buffer` shares memory
+//! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one, and `announcing`
+//! iterators announce. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
 //! the calling thread waits without the GIL. `credentials` calls credential providers of the user. `pickle` measures
 //! pickles. `attributes`, `config`, `error` and `log` convert values.
 
+#[cfg(target_os = "linux")]
+mod announcing;
 mod arrow;
 mod attributes;
 mod buffer;
@@ -63,7 +66,7 @@ mod native {
     use crate::process::finish;
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::ref_source::RefSource;
+    use crate::ref_source::{RefIteration, RefSource};
     #[pymodule_export]
     use crate::scan::{ScanPages, heads};
     #[pymodule_export]

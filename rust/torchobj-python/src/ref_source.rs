@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use torchobj_core::arena::{Announcement, Worker};
 use torchobj_core::fork;
 use torchobj_core::object_ref::ObjectRef as Named;
+use torchobj_core::prefetch::Prefetcher;
 
+use crate::announcing::{AnnouncingIterator, Side};
 use crate::buffer::Buffer;
 use crate::config::StoreConfig;
 use crate::object_ref::{ObjectRef, clients, readers};
@@ -73,7 +76,7 @@ impl RefSource {
 
     /// Returns objects in the form of `Announcer.announce`, which must be called next. Empty in a process other than the owner.
     fn objects(&self, py: Python<'_>, refs: Vec<PyRef<'_, ObjectRef>>) -> Vec<(u64, u64)> {
-        let names: Vec<Arc<Named>> = refs.iter().map(|object| object.named()).collect();
+        let names = named(&refs);
         let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) else { return Vec::new() };
         let objects = py.detach(|| prefetcher.objects(self.number, names.iter().map(Arc::as_ref)));
         objects.into_iter().map(|object| (object.source, object.index)).collect()
@@ -87,18 +90,104 @@ impl RefSource {
     /// Raises:
     ///     RuntimeError: In a worker: the owner has exited, or has more than 256 workers.
     fn read<'py>(&self, py: Python<'py>, refs: Vec<PyRef<'py, ObjectRef>>) -> PyResult<Bound<'py, PyList>> {
-        let names: Vec<Arc<Named>> = refs.iter().map(|object| object.named()).collect();
-        if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
-            let (prefetcher, source, requested) = (prefetcher.clone(), self.number, names.clone());
-            let fetched = wait(py, async move { prefetcher.take_by_name(source, &requested).await })?;
-            return readers(py, &names, fetched.into_iter().map(|fetched| Ok(Buffer::from(fetched?.buffer))));
+        let names = named(&refs);
+        match self.prefetcher.prefetcher(self.owner) {
+            Some(prefetcher) => self.take(py, prefetcher, &names),
+            None => self.request(py, &self.prefetcher.worker(self.owner)?, &names, Announcement::default()),
         }
-        let worker = self.prefetcher.worker(self.owner)?;
-        let replies = py.detach(|| {
-            let records: Vec<Vec<u8>> = names.iter().map(|name| name.to_bytes()).collect();
-            worker.request_by_name(self.number, &records, check_signals)
-        });
-        readers(py, &names, buffers(replies.map_err(|error| unanswered(error, self.owner))?))
+    }
+}
+
+impl RefSource {
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        prefetcher: &Arc<Prefetcher>,
+        names: &[Arc<Named>],
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (prefetcher, source, requested) = (prefetcher.clone(), self.number, names.to_vec());
+        let fetched = wait(py, async move { prefetcher.take_by_name(source, &requested).await })?;
+        readers(py, names, fetched.into_iter().map(|fetched| Ok(Buffer::from(fetched?.buffer))))
+    }
+
+    /// Requests objects from the owner, in a worker.
+    fn request<'py>(
+        &self,
+        py: Python<'py>,
+        worker: &Arc<Worker>,
+        names: &[Arc<Named>],
+        ahead: Announcement<'_, Vec<u8>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let replies = py.detach(|| worker.request_by_name(self.number, &records(names), ahead, check_signals));
+        readers(py, names, buffers(replies.map_err(|error| unanswered(error, self.owner))?))
+    }
+}
+
+fn named(refs: &[PyRef<'_, ObjectRef>]) -> Vec<Arc<Named>> {
+    refs.iter().map(|object| object.named()).collect()
+}
+
+fn records(names: &[Arc<Named>]) -> Vec<Vec<u8>> {
+    names.iter().map(|name| name.to_bytes()).collect()
+}
+
+/// Reads objects given by `ObjectRef` and announces later ones, in the owner or in a worker. Dropping it cancels its
+/// announcements.
+///
+/// Args:
+///     source: The source of the objects.
+#[pyclass(module = "torchobj._torchobj", frozen)]
+pub(crate) struct RefIteration {
+    source: Py<RefSource>,
+    iterator: AnnouncingIterator,
+}
+
+#[pymethods]
+impl RefIteration {
+    #[new]
+    fn new(source: Py<RefSource>) -> PyResult<Self> {
+        let RefSource { owner, prefetcher, .. } = source.get();
+        let iterator = AnnouncingIterator::new(prefetcher, *owner)?;
+        Ok(Self { source, iterator })
+    }
+
+    /// Announces objects that will be read later, and reads others.
+    ///
+    /// Args:
+    ///     refs: The objects to read.
+    ///     ahead: The objects to announce, after those that were announced before.
+    ///
+    /// Returns:
+    ///     For each object of `refs` an `ObjectReader`, or the exception if it could not be read.
+    ///
+    /// Raises:
+    ///     RuntimeError: As `RefSource.read`.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        refs: Vec<PyRef<'py, ObjectRef>>,
+        ahead: Vec<PyRef<'py, ObjectRef>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let (source, names, later) = (self.source.get(), named(&refs), named(&ahead));
+        match self.iterator.side() {
+            Side::Inherited => source.read(py, refs),
+            Side::Owner(prefetcher, iterator) => {
+                py.detach(|| {
+                    let announced = prefetcher.objects(source.number, later.iter().map(Arc::as_ref));
+                    prefetcher.announce(iterator, &announced);
+                });
+                source.take(py, prefetcher, &names)
+            }
+            Side::Worker(worker, iterator) => {
+                let objects = records(&later);
+                source.request(py, worker, &names, Announcement { iterator, objects: &objects })
+            }
+        }
+    }
+
+    /// Returns the memory budget of the owner in bytes.
+    fn budget(&self) -> u64 {
+        self.iterator.budget()
     }
 }
 

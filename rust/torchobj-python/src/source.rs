@@ -13,6 +13,7 @@ use torchobj_core::fork;
 use torchobj_core::manifest::Manifest as Packed;
 use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
 
+use crate::announcing::{AnnouncingIterator, Side};
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
 use crate::manifest::NativeManifest;
@@ -183,29 +184,16 @@ impl Drop for NativeSource {
 #[pyclass(module = "torchobj._torchobj", frozen)]
 pub(crate) struct NativeIteration {
     source: Py<NativeSource>,
-    process: u32,
     iterator: AnnouncingIterator,
-}
-
-/// The number of an iterator, and the side that has assigned it.
-enum AnnouncingIterator {
-    Owner(ManuallyDrop<Arc<Prefetcher>>, u64),
-    Worker(Arc<Worker>, u32),
 }
 
 #[pymethods]
 impl NativeIteration {
     #[new]
     fn new(source: Py<NativeSource>) -> PyResult<Self> {
-        let NativeSource { owner, prefetcher: handle, .. } = source.get();
-        let iterator = if let Some(prefetcher) = handle.prefetcher(*owner) {
-            AnnouncingIterator::Owner(ManuallyDrop::new(prefetcher.clone()), prefetcher.new_iterator())
-        } else {
-            let worker = handle.worker(*owner)?;
-            let iterator = worker.new_iterator();
-            AnnouncingIterator::Worker(worker, iterator)
-        };
-        Ok(Self { source, process: fork::generation(), iterator })
+        let NativeSource { owner, prefetcher, .. } = source.get();
+        let iterator = AnnouncingIterator::new(prefetcher, *owner)?;
+        Ok(Self { source, iterator })
     }
 
     /// Announces objects that will be read later, and reads others.
@@ -229,20 +217,16 @@ impl NativeIteration {
         return_errors: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let source = self.source.get();
-        // The iterator belongs to the parent of this forked process: do not announce.
-        if self.process != fork::generation() {
-            return source.read(py, indices, return_errors);
-        }
-        let results = match &self.iterator {
-            AnnouncingIterator::Owner(prefetcher, iterator) => {
+        let results = match self.iterator.side() {
+            Side::Inherited => return source.read(py, indices, return_errors),
+            Side::Owner(prefetcher, iterator) => {
                 let announced: Vec<Object> =
                     ahead.iter().map(|index| Object { source: source.number, index: *index }).collect();
-                py.detach(|| prefetcher.announce(*iterator, &announced));
+                py.detach(|| prefetcher.announce(iterator, &announced));
                 take(py, prefetcher, source.number, &indices)?
             }
-            AnnouncingIterator::Worker(worker, iterator) => {
-                let ahead = Announcement { iterator: *iterator, objects: &ahead };
-                source.request(py, worker, &indices, ahead)?
+            Side::Worker(worker, iterator) => {
+                source.request(py, worker, &indices, Announcement { iterator, objects: &ahead })?
             }
         };
         source.readers(py, &indices, results, return_errors)
@@ -250,21 +234,7 @@ impl NativeIteration {
 
     /// Returns the memory budget of the owner in bytes.
     fn budget(&self) -> u64 {
-        match &self.iterator {
-            AnnouncingIterator::Owner(prefetcher, _) => prefetcher.arena().budget(),
-            AnnouncingIterator::Worker(worker, _) => worker.budget(),
-        }
-    }
-}
-
-impl Drop for NativeIteration {
-    fn drop(&mut self) {
-        if self.process == fork::generation() {
-            match &self.iterator {
-                AnnouncingIterator::Owner(prefetcher, iterator) => prefetcher.cancel(*iterator),
-                AnnouncingIterator::Worker(worker, iterator) => worker.end_iterator(*iterator),
-            }
-        }
+        self.iterator.budget()
     }
 }
 

@@ -28,6 +28,7 @@
 //! * **Pages.** Pages of free segments stay resident, and are reused, while used and free bytes together fit the
 //!   budget. Beyond the budget, and when no read runs, the owner punches them out of the file.
 
+mod claim;
 mod exchange;
 mod grants;
 mod layout;
@@ -46,8 +47,9 @@ mod models;
 #[cfg(test)]
 mod tests;
 
+pub use claim::{Claim, Offer};
 pub use owner::{Arena, Usage};
 pub use request::{Request, RequestedObjects};
 pub use segment::Segment;
 pub use serve::{Answers, Handler, serve};
-pub use worker::{Announcement, Claim, Offer, Reply, Unanswered, Worker};
+pub use worker::{Announcement, Reply, Unanswered, Worker};

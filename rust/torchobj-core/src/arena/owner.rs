@@ -247,11 +247,16 @@ impl Arena {
         }
         let count = (shared.count().load(Relaxed) as usize).min(layout::MAX_OBJECTS);
         let end = (count + shared.announced().load(Relaxed) as usize).min(layout::MAX_OBJECTS);
-        let numbers =
-            |positions: Range<usize>| positions.map(|position| shared.object(position).load(Relaxed)).collect();
+        let numbers = |positions: Range<usize>| {
+            RequestedObjects::Numbers(positions.map(|position| shared.object(position).load(Relaxed)).collect())
+        };
         let (objects, announced) = match shared.read_names() {
-            bytes if bytes.is_empty() => (RequestedObjects::Numbers(numbers(0..count)), numbers(count..end)),
-            bytes => (RequestedObjects::Names(split_names(&bytes, count)), Vec::new()),
+            bytes if bytes.is_empty() => (numbers(0..count), numbers(count..end)),
+            bytes => {
+                let mut demanded = split_names(&bytes, end);
+                let announced = demanded.split_off(count);
+                (RequestedObjects::Names(demanded), RequestedObjects::Names(announced))
+            }
         };
         let (source, iterator) = (shared.source().load(Relaxed), shared.iterator().load(Relaxed));
         let ended = Some(shared.ended().load(Relaxed)).filter(|ended| *ended != 0);

@@ -1,4 +1,7 @@
-//! A request of a worker, parsed from its slot by the owner. `layout` reads the slot itself.
+//! A request of a worker, parsed from its slot by the owner, and the form of names in it. `layout` reads the slot
+//! itself.
+
+use super::layout::{MAX_NAME_BYTES, MAX_OBJECTS};
 
 /// A request of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -10,8 +13,8 @@ pub struct Request {
     pub source: u64,
     /// Demanded objects: the worker waits for them.
     pub objects: RequestedObjects,
-    /// Announced objects, in the order of use; empty when objects are identified by names.
-    pub announced: Vec<u64>,
+    /// Announced objects, in the order of use.
+    pub announced: RequestedObjects,
     /// Iterator that announced them; the worker assigns this number.
     pub iterator: u32,
     /// Iterator that ended: its announced objects are not needed any more.
@@ -42,7 +45,20 @@ impl RequestedObjects {
     }
 }
 
-/// Splits `count` names, each preceded by its length in two bytes.
+/// Joins names, each preceded by its length in two bytes. Returns the bytes, and how many of the names fit in a request.
+pub(super) fn join_names(names: &[&[u8]]) -> (Vec<u8>, usize) {
+    let mut bytes = Vec::new();
+    for (count, name) in names.iter().enumerate() {
+        if count == MAX_OBJECTS || bytes.len() + 2 + name.len() > MAX_NAME_BYTES {
+            return (bytes, count);
+        }
+        bytes.extend_from_slice(&u16::try_from(name.len()).expect("at most 32 KiB").to_le_bytes());
+        bytes.extend_from_slice(name);
+    }
+    (bytes, names.len())
+}
+
+/// Splits `count` names that [`join_names`] joined.
 pub(super) fn split_names(mut bytes: &[u8], count: usize) -> Vec<Option<Vec<u8>>> {
     let mut next = || {
         let (length, rest) = bytes.split_first_chunk::<2>()?;

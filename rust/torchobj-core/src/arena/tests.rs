@@ -66,7 +66,7 @@ fn an_interrupted_announcement_is_not_overwritten_before_the_owner_reads_it() {
     for objects in [[1, 2], [3, 4]] {
         assert!(matches!(request(&objects), Err(Unanswered::Interrupted("a signal"))));
         let read = arena.request(0, 0).unwrap();
-        assert_eq!((read.number, read.announced), (1, vec![1, 2]));
+        assert_eq!((read.number, read.announced), (1, RequestedObjects::Numbers(vec![1, 2])));
     }
     served(&arena, true);
     let replies = worker.request(1, &[5], Announcement::default(), no_check).unwrap();

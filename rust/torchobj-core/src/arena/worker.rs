@@ -1,24 +1,25 @@
-//! A worker's side of an arena: requests objects and holds the segments that it was granted. Allocates and frees
+//! A worker's side of an arena: requests objects; `claim` holds the segments that it was granted. Allocates and frees
 //! nothing, and takes no lock that another thread could have held at a fork.
-#![expect(unsafe_code, reason = "creates memory regions over segments; each use states its invariant")]
+#![expect(unsafe_code, reason = "takes ownership of descriptors; the use states its invariant")]
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use rustix::event::Timespec;
 use rustix::process::Pid;
 use rustix::thread::futex;
 
-use super::layout::{self, Answer, Header, MAX_NAME_BYTES, MAX_OBJECTS, REFUSED, SLOTS, WorkerSlot};
+use super::claim::Claim;
+use super::layout::{self, Answer, Header, MAX_OBJECTS, REFUSED, SLOTS, WorkerSlot};
 use super::map::Map;
 use super::owner::{Arena, notify};
+use super::request;
 use super::serve::{has_exited, open_pidfd};
 use super::sync;
-use crate::buffer::{Buffer, Memory, PendingBuffer};
 use crate::error::{Error, ErrorKind, Operation};
 
 /// Interval at which a waiting worker checks that the owner lives.
@@ -26,8 +27,8 @@ const OWNER_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// An arena, in a process that does not own it.
 pub struct Worker {
-    map: Arc<Map>,
-    eventfd: OwnedFd,
+    pub(super) map: Arc<Map>,
+    pub(super) eventfd: OwnedFd,
     owner: Pid,
     /// pidfd of the owner; `None` if the system provides none.
     pidfd: Option<OwnedFd>,
@@ -52,12 +53,18 @@ struct TakenSlot {
 }
 
 /// Objects that a worker will demand later, for one of its iterators.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Announcement<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Announcement<'a, T = u64> {
     /// Number from [`Worker::new_iterator`].
     pub iterator: u32,
-    /// In the order of use.
-    pub objects: &'a [u64],
+    /// Numbers or names, in the order of use.
+    pub objects: &'a [T],
+}
+
+impl<T> Default for Announcement<'_, T> {
+    fn default() -> Self {
+        Self { iterator: 0, objects: &[] }
+    }
 }
 
 /// Error of a request that got no answers.
@@ -207,26 +214,25 @@ impl Worker {
     pub fn request_by_name<E>(
         self: &Arc<Self>,
         source: u64,
-        mut names: &[Vec<u8>],
+        names: &[Vec<u8>],
+        announced: Announcement<'_, Vec<u8>>,
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
         let mut slot = self.slot.lock().expect("no holder of this lock panics");
         let mut replies = Vec::with_capacity(names.len());
-        while !names.is_empty() {
-            let mut bytes = Vec::new();
-            let mut count = 0;
-            for name in names.iter().take(MAX_OBJECTS) {
-                if bytes.len() + 2 + name.len() > MAX_NAME_BYTES {
-                    break;
-                }
-                bytes.extend_from_slice(&u16::try_from(name.len()).expect("at most 32 KiB").to_le_bytes());
-                bytes.extend_from_slice(name);
-                count += 1;
-            }
-            assert!(count > 0, "a name of {} bytes exceeds the size of a request", names[0].len());
-            let write = |shared: WorkerSlot<'_>| shared.write_names(&bytes);
+        let all: Vec<&[u8]> = names.iter().chain(announced.objects).map(Vec::as_slice).collect();
+        let (mut left, mut demanded) = (all.as_slice(), names.len());
+        while let Some(first) = left.first() {
+            let (bytes, written) = request::join_names(left);
+            assert!(written > 0, "a name of {} bytes exceeds the size of a request", first.len());
+            let count = written.min(demanded);
+            let write = |shared: WorkerSlot<'_>| {
+                shared.write_names(&bytes);
+                shared.announced().store(u32::try_from(written - count).expect("at most MAX_OBJECTS"), Relaxed);
+                shared.iterator().store(announced.iterator, Relaxed);
+            };
             replies.append(&mut self.send(&mut slot, source, count, write, &mut check)?);
-            names = &names[count..];
+            (left, demanded) = (&left[written..], demanded - count);
         }
         Ok(replies)
     }
@@ -306,90 +312,8 @@ impl Worker {
             let message = "the owner could not grant the object to a worker: a million segments are in use, or a bug";
             return Reply::Failed(Error::new(ErrorKind::Io, Operation::Get, "", message).to_bytes());
         }
-        let claim = Arc::new(Claim { worker: self.clone(), answer, taken: AtomicBool::new(false) });
+        let claim = Claim::new(self.clone(), answer);
         if answer.failed { Reply::Failed(claim.buffer().as_slice().to_vec()) } else { Reply::Claimed(claim) }
-    }
-}
-
-/// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
-/// any other to the owner.
-pub struct Claim {
-    worker: Arc<Worker>,
-    answer: Answer,
-    /// Whether `buffer` was called.
-    taken: AtomicBool,
-}
-
-/// Identifies a segment that a worker offered, for the trainer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offer {
-    /// Id of the granted segment.
-    pub id: u32,
-    /// Distinguishes the segments that had this id.
-    pub generation: u32,
-}
-
-impl Claim {
-    /// Length in bytes.
-    pub fn len(&self) -> u64 {
-        self.answer.len
-    }
-
-    /// Returns whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.answer.len == 0
-    }
-
-    /// Process id of the arena's owner.
-    pub fn owner(&self) -> u32 {
-        Header(&self.worker.map).owner().load(Relaxed)
-    }
-
-    /// Offers the segment to the trainer, which adopts its memory once this claim is dropped, and copies the bytes
-    /// before that. Until the claim is dropped, this process may read the bytes but not write them. `None` if the
-    /// segment was offered before, and in a forked child of the worker.
-    pub fn offer(&self) -> Option<Offer> {
-        let Answer { id, generation, .. } = self.answer;
-        let offered = self.worker.is_ours() && sync::offer(Header(&self.worker.map).state(id), generation);
-        offered.then_some(Offer { id, generation })
-    }
-
-    /// The bytes. They keep the claim alive.
-    ///
-    /// # Panics
-    /// A second call.
-    pub fn buffer(self: &Arc<Self>) -> Buffer {
-        assert!(!self.taken.swap(true, Relaxed), "the memory of a claim is taken once");
-        let Answer { offset, len, .. } = self.answer;
-        let start = self.worker.map.at(offset, len);
-        let len = usize::try_from(len).expect("it is mapped");
-        // SAFETY: the owner granted the segment to this process alone, and frees it only after the claim, which is
-        // passed to `borrowed`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
-        // worker; the owner wrote these bytes before it answered. After an offer (`offer`) the owner may read the
-        // segment too, and neither process writes to it.
-        let memory = unsafe { Memory::borrowed(start, len, Box::new(self.clone())) };
-        let (pending, dest) = PendingBuffer::new(memory);
-        drop(dest);
-        pending.finish(len).expect("its only writer was just dropped")
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        // A forked child has a copy of a claim that belongs to its parent.
-        if self.worker.is_ours() {
-            let Answer { id, generation, .. } = self.answer;
-            let header = Header(&self.worker.map);
-            if sync::drop_claim(header.state(id), generation, header.memory_needed()) {
-                notify(&self.worker.eventfd);
-            }
-        }
-    }
-}
-
-impl fmt::Debug for Claim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Claim({} bytes)", self.answer.len)
     }
 }
 

@@ -20,7 +20,16 @@ impl Handler for Arc<Prefetcher> {
         self.answer(source, objects, &answers);
         if !announced.is_empty() {
             let iterator = *self.worker_iterators().entry((slot, iterator)).or_insert_with(|| self.new_iterator());
-            let announced: Vec<Object> = announced.into_iter().map(|index| Object { source, index }).collect();
+            let announced: Vec<Object> = match announced {
+                RequestedObjects::Numbers(numbers) => {
+                    numbers.into_iter().map(|index| Object { source, index }).collect()
+                }
+                RequestedObjects::Names(names) => {
+                    let names: Vec<ObjectRef> =
+                        names.into_iter().flatten().filter_map(|record| ObjectRef::from_bytes(&record)).collect();
+                    self.objects(source, names.iter())
+                }
+            };
             self.announce(iterator, &announced);
         }
         drop(answers);

@@ -48,7 +48,7 @@ fn a_worker_requests_objects_by_name_and_each_failure_is_separate() {
     let mut requested: Vec<Vec<u8>> =
         ["k0", "k1 1..4", "missing", "k5", "k2 1000..2000"].map(|key| named(key).to_bytes()).into();
     requested.push(b"no name".to_vec());
-    let replies = worker.request_by_name(source, &requested, no_check).unwrap();
+    let replies = worker.request_by_name(source, &requested, Announcement::default(), no_check).unwrap();
     let found: Vec<Result<usize, ErrorKind>> = replies
         .iter()
         .map(|reply| match reply {
@@ -75,14 +75,47 @@ fn a_request_by_name_does_not_repeat_the_previous_announcement() {
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let [first, second] = [worker.new_iterator(), worker.new_iterator()];
     drop(worker.request(listed, &[0], Announcement { iterator: first, objects: &[1, 2, 3] }, no_check).unwrap());
-    drop(worker.request_by_name(source, &[named("k9").to_bytes()], no_check).unwrap());
+    drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
     assert_eq!(prefetcher.stats().announced, 3);
     drop(worker.request(listed, &[], Announcement { iterator: second, objects: &[50, 51] }, no_check).unwrap());
     worker.end_iterator(first);
-    drop(worker.request_by_name(source, &[named("k9").to_bytes()], no_check).unwrap());
+    drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
     // Served after the request that ended the iterator.
-    drop(worker.request_by_name(source, &[named("k9").to_bytes()], no_check).unwrap());
+    drop(worker.request_by_name(source, &[named("k9").to_bytes()], Announcement::default(), no_check).unwrap());
     assert_eq!(prefetcher.stats().announced, 2);
+}
+
+#[test]
+fn a_worker_announces_objects_by_name_and_finds_them_read() {
+    let (prefetcher, listed, _store) = prefetcher(8 * MIB, 60, 1000);
+    let (source, named) = names(&prefetcher, listed);
+    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
+    let iterator = worker.new_iterator();
+    let later: Vec<Vec<u8>> = ["k1 1..4", "k2", "k3 5..7"].map(|key| named(key).to_bytes()).into();
+    let ahead = Announcement { iterator, objects: &later[..] };
+    drop(worker.request_by_name(source, &[named("k0").to_bytes()], ahead, no_check).unwrap());
+    eventually("the announced ranges are read", || prefetcher.stats().objects == 4);
+    let replies = worker.request_by_name(source, &later, Announcement::default(), no_check).unwrap();
+    let lengths = replies.iter().map(|reply| match reply {
+        Reply::Claimed(claim) => claim.len(),
+        Reply::Failed(error) => panic!("{}", Error::from_bytes(error)),
+    });
+    assert_eq!(lengths.collect::<Vec<_>>(), [3, 1000, 2]);
+    assert_eq!(prefetcher.stats().hits, 3);
+}
+
+#[test]
+fn more_names_than_fit_a_request_are_announced_in_several() {
+    let (prefetcher, listed, _store) = prefetcher(8 * MIB, 60, 10);
+    let (source, named) = names(&prefetcher, listed);
+    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
+    let iterator = worker.new_iterator();
+    let records: Vec<Vec<u8>> = (0..5000).map(|at| named(&format!("k1 {}..10", at % 10)).to_bytes()).collect();
+    let ahead = Announcement { iterator, objects: &records[2000..] };
+    let replies = worker.request_by_name(source, &records[..2000], ahead, no_check).unwrap();
+    assert_eq!(replies.len(), 2000);
+    drop(replies);
+    assert_eq!(prefetcher.stats().announced, 3000);
 }
 
 #[test]
@@ -127,12 +160,14 @@ fn names_sent_in_several_requests_are_answered_in_order() {
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let requested: Vec<Vec<u8>> = (0..5000).map(|end| named(&format!("k0 0..{end}")).to_bytes()).collect();
     let long = named(&format!("k{}", "é".repeat(8000))).to_bytes();
-    let replies = worker.request_by_name(source, &requested, no_check).unwrap();
+    let replies = worker.request_by_name(source, &requested, Announcement::default(), no_check).unwrap();
     assert_eq!(replies.len(), 5000);
     for (len, reply) in replies.iter().enumerate() {
         let Reply::Claimed(claim) = reply else { panic!("{reply:?}") };
         assert_eq!(claim.len(), len as u64);
     }
-    let replies = worker.request_by_name(source, &[long.clone(), requested[9].clone(), long], no_check).unwrap();
+    let replies = worker
+        .request_by_name(source, &[long.clone(), requested[9].clone(), long], Announcement::default(), no_check)
+        .unwrap();
     assert!(matches!(replies[..], [Reply::Failed(_), Reply::Claimed(_), Reply::Failed(_)]));
 }

@@ -1,0 +1,100 @@
+//! A worker's claim on a segment that the owner granted to it. `worker` requests segments.
+#![expect(unsafe_code, reason = "creates memory regions over segments; each use states its invariant")]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::layout::{Answer, Header};
+use super::owner::notify;
+use super::sync;
+use super::worker::Worker;
+use crate::buffer::{Buffer, Memory, PendingBuffer};
+
+/// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
+/// any other to the owner.
+pub struct Claim {
+    worker: Arc<Worker>,
+    answer: Answer,
+    /// Whether `buffer` was called.
+    taken: AtomicBool,
+}
+
+/// Identifies a segment that a worker offered, for the trainer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Id of the granted segment.
+    pub id: u32,
+    /// Distinguishes the segments that had this id.
+    pub generation: u32,
+}
+
+impl Claim {
+    /// The claim of `worker` on the segment that was granted by `answer`.
+    pub(super) fn new(worker: Arc<Worker>, answer: Answer) -> Arc<Self> {
+        Arc::new(Self { worker, answer, taken: AtomicBool::new(false) })
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> u64 {
+        self.answer.len
+    }
+
+    /// Returns whether the length is 0.
+    pub fn is_empty(&self) -> bool {
+        self.answer.len == 0
+    }
+
+    /// Process id of the arena's owner.
+    pub fn owner(&self) -> u32 {
+        Header(&self.worker.map).owner().load(Relaxed)
+    }
+
+    /// Offers the segment to the trainer, which adopts its memory once this claim is dropped, and copies the bytes
+    /// before that. Until the claim is dropped, this process may read the bytes but not write them. `None` if the
+    /// segment was offered before, and in a forked child of the worker.
+    pub fn offer(&self) -> Option<Offer> {
+        let Answer { id, generation, .. } = self.answer;
+        let offered = self.worker.is_ours() && sync::offer(Header(&self.worker.map).state(id), generation);
+        offered.then_some(Offer { id, generation })
+    }
+
+    /// The bytes. They keep the claim alive.
+    ///
+    /// # Panics
+    /// A second call.
+    pub fn buffer(self: &Arc<Self>) -> Buffer {
+        assert!(!self.taken.swap(true, Relaxed), "the memory of a claim is taken once");
+        let Answer { offset, len, .. } = self.answer;
+        let start = self.worker.map.at(offset, len);
+        let len = usize::try_from(len).expect("it is mapped");
+        // SAFETY: the owner granted the segment to this process alone, and frees it only after the claim, which is
+        // passed to `borrowed`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
+        // worker; the owner wrote these bytes before it answered. After an offer (`offer`) the owner may read the
+        // segment too, and neither process writes to it.
+        let memory = unsafe { Memory::borrowed(start, len, Box::new(self.clone())) };
+        let (pending, dest) = PendingBuffer::new(memory);
+        drop(dest);
+        pending.finish(len).expect("its only writer was just dropped")
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // A forked child has a copy of a claim that belongs to its parent.
+        if self.worker.is_ours() {
+            let Answer { id, generation, .. } = self.answer;
+            let header = Header(&self.worker.map);
+            if sync::drop_claim(header.state(id), generation, header.memory_needed()) {
+                notify(&self.worker.eventfd);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Claim({} bytes)", self.answer.len)
+    }
+}

@@ -1,0 +1,96 @@
+import pytest
+
+import torchobj
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.shard_urls import expand_braces, shard_manifest
+
+BASE = "memory://shard-urls"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shards():
+    store = torchobj.Store(BASE)
+    for number in range(12):
+        store.put(f"train/a-{number:03d}.tar", b"x" * number)
+    for key in ("train/notes.txt", "train/b.tgz", "train/sub/c.tar.gz", "train/a-000.tar.index.parquet", "odd/{x}.tar"):
+        store.put(key, key.encode())
+
+
+def names(urls):
+    manifest = shard_manifest(urls)
+    return [manifest.url(index).removeprefix(f"{BASE}/") for index in range(len(manifest))]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("a", ["a"]),
+        ("a{1..3}", ["a1", "a2", "a3"]),
+        ("a{08..10}", ["a08", "a09", "a10"]),
+        ("{000..2}", ["000", "001", "002"]),
+        ("{3..1}", ["3", "2", "1"]),
+        ("{0..6..3}", ["0", "3", "6"]),
+        ("{a,b}-{0..1}", ["a-0", "a-1", "b-0", "b-1"]),
+        ("{a,b{0..1}}", ["a", "b0", "b1"]),
+        ("x{{a,b},{c}}y{", ["xay{", "xby{", "x{c}y{"]),
+        ("{x}", ["{x}"]),
+        ("{}{1,2}", ["{}1", "{}2"]),
+        ("{,-}a", ["a", "-a"]),
+    ],
+)
+def test_braces_are_expanded(pattern, expected):
+    assert list(expand_braces(pattern)) == expected
+
+
+def test_a_range_of_braces_that_is_too_long_is_refused_before_it_is_expanded():
+    with pytest.raises(ConfigError, match="more than 10,000,000 names"):
+        list(expand_braces("a{0..99999999999}"))
+
+
+def test_names_of_braces_are_in_their_order_with_size_and_version():
+    manifest = shard_manifest(f"{BASE}/train/a-{{002..000}}.tar")
+    assert [manifest.entry(index)[1:3] for index in range(3)] == [
+        ("train/a-002.tar", 2),
+        ("train/a-001.tar", 1),
+        ("train/a-000.tar", 0),
+    ]
+    assert all(manifest.entry(index)[3] for index in range(3))
+
+
+def test_a_glob_selects_in_key_order():
+    assert names(f"{BASE}/train/a-00[1-3].tar") == ["train/a-001.tar", "train/a-002.tar", "train/a-003.tar"]
+    assert names(f"{BASE}/train/**.tgz") == ["train/b.tgz"]
+
+
+def test_a_prefix_selects_tar_files_by_their_suffix():
+    found = names(f"{BASE}/train/")
+    assert len(found) == 14
+    assert found[-2:] == ["train/b.tgz", "train/sub/c.tar.gz"]
+
+
+def test_a_list_mixes_names_and_patterns_in_its_order():
+    urls = [f"{BASE}/train/b.tgz", f"{BASE}/train/a-00{{1,0}}.tar", f"{BASE}/train/sub/*", f"{BASE}/odd/{{x}}.tar"]
+    assert names(urls) == [
+        "train/b.tgz",
+        "train/a-001.tar",
+        "train/a-000.tar",
+        "train/sub/c.tar.gz",
+        "odd/{x}.tar",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("urls", "error", "match"),
+    [
+        (f"{BASE}/train/zz*.tar", ConfigError, "matches no object"),
+        (f"{BASE}/none/", ConfigError, r"ends with \.tar"),
+        (f"{BASE}/train/a-{{010..020}}.tar", ObjectNotFoundError, r"a-01[2-9]|a-020"),
+        ([], ConfigError, "urls"),
+        (7, ConfigError, "urls"),
+        ([3], ConfigError, "urls"),
+        (BASE, ConfigError, "names no object"),
+    ],
+)
+def test_what_selects_nothing_is_an_error(urls, error, match):
+    with pytest.raises(error, match=match):
+        shard_manifest(urls)

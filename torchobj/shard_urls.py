@@ -1,0 +1,194 @@
+"""Finds the shards of a dataset by braces, globs, prefixes and names. Lists; reads no shard. Does not import torch."""
+
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+from torchobj import _torchobj
+from torchobj.config import StoreConfig, resolved, store_config
+from torchobj.config.checks import check
+from torchobj.exceptions import ConfigError
+from torchobj.manifest import Manifest, key_filter
+from torchobj.urls import parse_url
+
+__all__ = ["TAR_SUFFIXES", "checked_urls", "expand_braces", "shard_manifest"]
+
+#: Names of tar files, plain and compressed.
+TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
+
+#: Maximum number of names of one pattern, so that `{0..9999999999}` is refused.
+_MAX_NAMES = 10_000_000
+
+_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+
+
+def expand_braces(pattern: str) -> Iterator[str]:
+    """The names of a pattern with braces, as a shell expands them: `{000..127}`, `{0..9..3}`, `{train,test}`.
+
+    Braces without `..` and without a comma stand for themselves.
+
+    Raises:
+        ConfigError: The pattern has more than ten million names.
+
+    Example:
+        >>> list(expand_braces("{train,test}-{09..10}.tar"))
+        ['train-09.tar', 'train-10.tar', 'test-09.tar', 'test-10.tar']
+    """
+    for start in range(len(pattern)):
+        if pattern[start] != "{" or (end := _closing(pattern, start)) is None:
+            continue
+        choices = _choices(pattern[start + 1 : end], pattern)
+        if choices is None:
+            continue
+        for choice in choices:
+            for rest in expand_braces(pattern[end + 1 :]):
+                yield f"{pattern[:start]}{choice}{rest}"
+        return
+    yield pattern
+
+
+def _closing(pattern: str, start: int) -> int | None:
+    """The position of the brace that closes the one at `start`."""
+    depth = 0
+    for position in range(start, len(pattern)):
+        depth += (pattern[position] == "{") - (pattern[position] == "}")
+        if depth == 0:
+            return position
+    return None
+
+
+def _choices(text: str, pattern: str) -> Iterable[str] | None:
+    """The choices between two braces; None if they stand for themselves."""
+    if (numbers := _RANGE.fullmatch(text)) is not None:
+        return _numbers(*numbers.groups(), pattern)
+    depth, parts = 0, [""]
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return (name for part in parts for name in expand_braces(part)) if len(parts) > 1 else None
+
+
+def _numbers(first: str, last: str, step: str | None, pattern: str) -> Iterable[str]:
+    start, stop, size = int(first), int(last), abs(int(step or 1)) or 1
+    if abs(stop - start) // size >= _MAX_NAMES:
+        raise ConfigError(f"urls={pattern!r}: more than {_MAX_NAMES:,} names; use a glob or a prefix")
+    is_padded = any(number.lstrip("-").startswith("0") and len(number.lstrip("-")) > 1 for number in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    ascending = stop >= start
+    sequence = range(start, stop + (1 if ascending else -1), size if ascending else -size)
+    return (f"{number:0{width}d}" for number in sequence)
+
+
+def checked_urls(urls: object) -> list[str]:
+    """The `urls` argument of a dataset as a list.
+
+    Raises:
+        ConfigError: It is not a string or a list of strings, or is empty.
+    """
+    given = [urls] if isinstance(urls, str) else list(urls) if isinstance(urls, Iterable) else []
+    ok = bool(given) and all(isinstance(url, str) and url for url in given)
+    check("urls", urls, "a URL or a list of URLs: names, braces, globs, or prefixes that end with a slash", ok=ok)
+    for url in given:
+        parse_url(url)
+    return given
+
+
+def shard_manifest(
+    urls: str | Sequence[str], config: StoreConfig | None = None, suffixes: Sequence[str] = TAR_SUFFIXES
+) -> Manifest:
+    """The shards that `urls` selects, in that order, with sizes and versions.
+
+    Args:
+        urls: One or several of: the URL of a shard; a pattern with braces, `s3://b/train-{000..127}.tar`, each of whose
+            names must exist; a pattern with `*`, `?` or `[`, whose matches are listed in key order, `**` across path
+            components; a prefix that ends with a slash, below which the shards are found by their suffixes.
+        config: A `StoreConfig`.
+        suffixes: Suffixes of shards below a prefix.
+
+    Raises:
+        ConfigError: A pattern or a prefix selects nothing, or a URL is not valid.
+        ObjectNotFoundError: A named shard does not exist.
+        StoreError: A request failed.
+    """
+    chosen = store_config(config)
+    builder = _torchobj.ManifestBuilder()
+    named: list[str] = []
+    for url in (name for pattern in checked_urls(urls) for name in expand_braces(pattern)):
+        literal = re.split(r"[*?\[]", url, maxsplit=1)[0]
+        if literal == url and not url.endswith("/"):
+            named.append(url)
+            continue
+        _add(builder, _of_names(named, chosen))
+        named = []
+        _add(builder, _listed(url, literal, chosen, suffixes))
+    _add(builder, _of_names(named, chosen))
+    return Manifest(builder.finish())
+
+
+def _add(builder: "_torchobj.ManifestBuilder", found: "_torchobj.NativeManifest") -> None:
+    if len(found):
+        builder.add(found.bases(), found.columns(0, len(found)))
+
+
+def _listed(url: str, literal: str, config: StoreConfig, suffixes: Sequence[str]) -> "_torchobj.NativeManifest":
+    """The objects below a prefix, or those that match a glob."""
+    is_prefix = literal == url
+    parsed = parse_url(literal)
+    chosen = key_filter(None, list(suffixes), None) if is_prefix else key_filter(url[len(literal) :], None, None)
+    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
+    found = _torchobj.NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen)
+    if not len(found):
+        wanted = f"no object below it ends with {', '.join(suffixes)}" if is_prefix else "it matches no object"
+        raise ConfigError(f"urls={url!r}: {wanted}; check the bucket and the pattern")
+    return found
+
+
+def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest":
+    """Named objects, with the sizes and versions of concurrent HEAD requests."""
+    found: dict[str, tuple[int, str | None]] = {}
+    by_bucket: dict[tuple[str, str], list[str]] = {}
+    for url in urls:
+        parsed = parse_url(url)
+        if not parsed.key:
+            raise ConfigError(f"urls={url!r}: names no object; end a prefix with a slash")
+        by_bucket.setdefault((parsed.scheme, parsed.bucket), []).append(url)
+    for (scheme, bucket), members in by_bucket.items():
+        store = _torchobj.NativeStore(scheme, bucket, resolved(members[0], config))
+        heads = _torchobj.heads(store, [parse_url(url).key for url in members])
+        for url, head in zip(members, heads, strict=True):
+            if isinstance(head, Exception):
+                raise head
+            found[url] = head[1:3]
+    return _manifest(urls, found)
+
+
+def _manifest(urls: list[str], found: dict[str, tuple[int, str | None]]) -> "_torchobj.NativeManifest":
+    """A manifest of objects in this order, from their columns."""
+    builder = _torchobj.ManifestBuilder()
+    bases: dict[str, int] = {}
+    indices: list[int] = []
+    keys: list[bytes] = []
+    versions: list[bytes] = []
+    for url in urls:
+        parsed = parse_url(url)
+        indices.append(bases.setdefault(parsed.base, len(bases)))
+        keys.append(parsed.key.encode())
+        versions.append((found[url][1] or "").encode())
+    sizes = [found[url][0] for url in urls]
+    columns = [_int32(indices), *_texts(keys), array("q", sizes).tobytes(), *_texts(versions)]
+    if urls:
+        builder.add(list(bases), columns)
+    return builder.finish()
+
+
+def _int32(numbers: Iterable[int]) -> bytes:
+    return array("i", numbers).tobytes()
+
+
+def _texts(texts: list[bytes]) -> tuple[bytes, bytes]:
+    """Offsets and bytes of texts, in Arrow's layout."""
+    return _int32(accumulate(map(len, texts), initial=0)), b"".join(texts)
