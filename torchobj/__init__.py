@@ -1,15 +1,16 @@
 """Train from object storage: PyTorch datasets and checkpoints for S3, GCS and files, with a Rust core.
 
-`Store` reads, writes and lists a bucket (`store`) · `files` transfers whole files and folders · `ObjectMapDataset`
-and others are datasets (`datasets`) · `save` and `load` are for checkpoints, `S3Checkpoint` and `open` return files
-over objects (`checkpoint`) · `StoreConfig` holds the settings (`config`) · exceptions are in `exceptions`. Importing
-torchobj and using a store do not import torch; names that need it are loaded at their first use.
+`Store` reads, writes and lists a bucket (`store`) · `files` transfers whole files and folders · `decode` turns objects
+into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) · `save` and `load` are for
+checkpoints, `S3Checkpoint` and `open` return files over objects (`checkpoint`) · `StoreConfig` holds the settings
+(`config`) · exceptions are in `exceptions`. Importing torchobj and using a store do not import torch; names that need
+it are loaded at their first use.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from torchobj import _shutdown, files
+from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
 from torchobj.checkpoint.files import ObjectWriter, S3Checkpoint, open  # noqa: A004  the builtin's name, as in io and gzip
 from torchobj.config import FileOptions, GCSOptions, S3ClientConfig, S3Options, StoreConfig, load_config
@@ -98,6 +99,7 @@ __all__ = [
     "Url",
     "__version__",
     "attach",
+    "decode",
     "files",
     "get_many",
     "load",

@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from typing import Any, assert_type
 
+import torch
+
 from torchobj import (
     Buffer,
     DataLoader,
@@ -40,6 +42,7 @@ from torchobj import (
     Url,
     __version__,
     attach,
+    decode,
     files,
     get_many,
     load,
@@ -171,6 +174,14 @@ def transfers() -> None:
     except files.TransferError as error:
         assert_type(error.failures, list[tuple[str, Exception]])
     Store("s3://bucket").upload_file("key", "file", kind="x")  # type: ignore[call-arg]
+
+
+def decoded(reader: ObjectReader, buffer: Buffer) -> None:
+    """Readers, buffers and bytes as images and arrays."""
+    assert_type(decode.image(buffer, "L").shape, torch.Size)
+    assert_type(decode.text(reader, errors="replace"), str)
+    decode.npz(memoryview(b""))
+    decode.safetensors(b"")
 
 
 def objects_as_files() -> None:

@@ -1,0 +1,252 @@
+"""`torchobj.decode`: equal to torchvision, Pillow, NumPy and torch, from readers, buffers and bytes."""
+
+import functools
+import io
+import json
+import pickle
+import subprocess
+import sys
+import types
+
+import numpy
+import PIL.Image
+import pytest
+import torch
+import torchvision
+from torchvision.datasets.folder import pil_loader
+
+import torchobj
+from torchobj import decode
+
+CONFIG_ERROR = torchobj.exceptions.ConfigError
+
+
+def encoded(picture, form):
+    file = io.BytesIO()
+    picture.save(file, form)
+    return file.getvalue()
+
+
+def noise(mode, size=(5, 7)):
+    numbers = numpy.random.default_rng(3).integers(0, 256, (size[1], size[0], 4), dtype=numpy.uint8)
+    picture = PIL.Image.fromarray(numbers, "RGBA")
+    return (picture.convert("RGB") if mode == "P" else picture).convert(mode)
+
+
+def reader_of(data):
+    return torchobj.ObjectReader("memory://decode/key", "decode", "key", torchobj.Buffer(data))
+
+
+def on_demand(data):
+    torchobj.Store("memory://decode").put("on demand", data)
+    return torchobj.open("memory://decode/on demand")
+
+
+FORMS = {
+    "bytes": bytes,
+    "memoryview": memoryview,
+    "Buffer": torchobj.Buffer,
+    "reader": reader_of,
+    "on demand": on_demand,
+}
+forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+IMAGES = [("RGB", "JPEG"), ("L", "JPEG"), ("CMYK", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("LA", "PNG"),
+          ("P", "PNG"), ("1", "PNG"), ("P", "GIF"), ("RGB", "BMP"), ("RGB", "TIFF"), ("RGB", "WEBP")]  # fmt: skip
+
+
+def saved(write, value):
+    file = io.BytesIO()
+    write(file, value)
+    return file.getvalue()
+
+
+@forms
+def test_every_function_takes_readers_buffers_and_bytes(form):
+    array = numpy.arange(6).reshape(2, 3)
+    assert numpy.array_equal(decode.npy(form(saved(numpy.save, array))), array)
+    assert numpy.array_equal(decode.npz(form(saved(lambda file, it: numpy.savez(file, a=it), array)))["a"], array)
+    assert decode.json(form(b'{"a": [1, null]}')) == {"a": [1, None]}
+    assert decode.text(form("é".encode())) == "é"
+    assert decode.text(form("é".encode("latin-1")), "latin-1") == "é"
+    assert decode.pt(form(saved(lambda file, it: torch.save(it, file), {"x": torch.ones(2)})))["x"].tolist() == [1, 1]
+    picture = encoded(noise("RGB"), "PNG")
+    assert decode.pil(form(picture)).tobytes() == noise("RGB").tobytes()
+    assert decode.image(form(picture)).shape == (3, 7, 5)
+
+
+@forms
+def test_safetensors_are_tensors_by_name(form):
+    of_torch = pytest.importorskip("safetensors.torch")
+    assert decode.safetensors(form(of_torch.save({"x": torch.ones(2)})))["x"].tolist() == [1, 1]
+
+
+def test_a_reader_is_decoded_from_its_start():
+    reader = reader_of(encoded(noise("RGB"), "PNG"))
+    reader.read()
+    assert decode.pil(reader).size == decode.pil(reader).size == (5, 7)
+
+
+@pytest.mark.parametrize(("mode", "form"), IMAGES)
+def test_pil_is_what_torchvisions_loader_returns(tmp_path, mode, form):
+    data = encoded(noise(mode), form)
+    (tmp_path / "picture").write_bytes(data)
+    expected, found = pil_loader(tmp_path / "picture"), decode.pil(reader_of(data))
+    assert (found.mode, found.size, found.tobytes()) == ("RGB", expected.size, expected.tobytes())
+
+
+def without_torchvision(monkeypatch):
+    monkeypatch.setattr(decode, "_torchvision", lambda: None)
+
+
+@pytest.mark.parametrize("wanted", ["RGB", "RGBA", "L", "LA"])
+@pytest.mark.parametrize(("mode", "form"), IMAGES)
+def test_images_have_the_same_shape_and_type_with_torchvision_and_without(monkeypatch, mode, form, wanted):
+    data = encoded(noise(mode), form)
+    found = decode.image(torchobj.Buffer(data), wanted)
+    without_torchvision(monkeypatch)
+    other = decode.image(torchobj.Buffer(data), wanted)
+    assert found.shape == other.shape == (len(wanted), 7, 5)
+    assert found.dtype == other.dtype == torch.uint8
+    if mode == wanted and form in ("PNG", "BMP", "TIFF"):
+        assert found.tolist() == other.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
+def test_images_are_decoded_by_torchvision_where_it_has_the_format(monkeypatch):
+    data = encoded(noise("RGB"), "JPEG")
+    expected = torchvision.io.decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    monkeypatch.setattr(PIL.Image, "open", None)
+    assert torch.equal(decode.image(data), expected)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_image_of_16_bits_keeps_the_upper_8(monkeypatch, installed):
+    data = encoded(PIL.Image.fromarray(numpy.array([[0, 255, 256, 65535]], dtype=numpy.uint16)), "PNG")
+    if not installed:
+        without_torchvision(monkeypatch)
+    assert decode.image(data, "L").tolist() == [[[0, 0, 1, 255]]]
+
+
+def test_floating_point_images_are_those_of_to_tensor():
+    data = encoded(noise("RGB"), "PNG")
+    expected = torchvision.transforms.ToTensor()(decode.pil(data))
+    assert torch.equal(decode.image(data, dtype=torch.float32), expected)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no image", encoded(noise("RGB"), "PNG")[:60], encoded(noise("RGB"), "JPEG")[:300]]
+)
+def test_bytes_that_are_no_image_are_pillows_error(data):
+    for function in (decode.pil, decode.image):
+        with pytest.raises(OSError, match=r"cannot identify|[Tt]runcated|broken"):
+            function(torchobj.Buffer(data))
+
+
+def test_wrong_arguments_of_image_are_refused():
+    with pytest.raises(CONFIG_ERROR, match="mode='rgb': must be one of L, LA, RGB, RGBA"):
+        decode.image(b"", "rgb")
+    for wrong in (torch.int64, "float32"):
+        with pytest.raises(CONFIG_ERROR, match=r"must be torch\.uint8 or a type of floating-point numbers"):
+            decode.image(b"", dtype=wrong)
+
+
+ARRAYS = {
+    "C": numpy.arange(24, dtype="<i2").reshape(2, 3, 4),
+    "Fortran": numpy.asfortranarray(numpy.arange(6.0).reshape(2, 3)),
+    "big endian": numpy.arange(3, dtype=">f8"),
+    "scalar": numpy.array(5),
+    "empty": numpy.zeros((0, 3)),
+    "text": numpy.array(["a", "bc"]),
+    "fields": numpy.array([("a", 1)], dtype=[("x", "U3"), ("y", "i4")]),
+    "time": numpy.array(["2020-01-01"], dtype="M8[D]"),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS)
+def test_arrays_share_the_memory_of_the_object(array):
+    buffer = torchobj.Buffer(saved(numpy.save, array))
+    found = decode.npy(buffer)
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    assert numpy.array_equal(found, array)
+    if array.size:
+        assert found.strides == array.strides
+        assert numpy.shares_memory(found, numpy.frombuffer(buffer, numpy.uint8))
+    assert found.flags.writeable
+    assert not decode.npy(bytes(buffer)).flags.writeable
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format")
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_npy_is_read(version):
+    data = saved(lambda file, it: numpy.lib.format.write_array(file, it, version), numpy.arange(5))
+    assert decode.npy(data).tolist() == list(range(5))
+
+
+def test_arrays_that_are_pickles_are_refused():
+    objects = numpy.array([{}], dtype=object)
+    with pytest.raises(ValueError, match="an npy file of Python objects, object: these are pickles"):
+        decode.npy(saved(lambda file, it: numpy.save(file, it, allow_pickle=True), objects))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        decode.npz(saved(lambda file, it: numpy.savez(file, a=it), objects))
+
+
+def test_damaged_arrays_are_value_errors():
+    data = saved(numpy.save, numpy.arange(5))
+    with pytest.raises(ValueError, match=r"a truncated npy file: 39 of 40 bytes of an array of shape \(5,\)"):
+        decode.npy(data[:-1])
+    for wrong in (
+        b"",
+        b"x" * 50,
+        data[:7],
+        data[:20],
+        b"\x93NUMPY\x09\x00" + data[8:],
+        b"\x93NUMPY\x02\x00" + b"\xff" * 9,
+    ):
+        with pytest.raises(ValueError):
+            decode.npy(wrong)
+    with pytest.raises(ValueError, match=r"not an npz file, but a single array: use torchobj\.decode\.npy"):
+        decode.npz(data)
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("unpickled",)
+
+
+def test_pt_loads_no_other_classes(capsys):
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        decode.pt(saved(lambda file, it: torch.save(it, file), Evil()))
+    assert "unpickled" not in capsys.readouterr().out
+
+
+def test_text_and_json_raise_what_python_does():
+    with pytest.raises(json.JSONDecodeError):
+        decode.json(b"{")
+    with pytest.raises(UnicodeDecodeError):
+        decode.text(b"\xff")
+    assert decode.text(b"\xff", errors="replace") == "\ufffd"
+
+
+@pytest.mark.parametrize(("module", "package", "function"), [
+    ("PIL.Image", "pillow", "pil"), ("PIL.Image", "pillow", "image"), ("safetensors.torch", "safetensors", "safetensors"),
+])  # fmt: skip
+def test_a_missing_package_is_named_with_its_command(monkeypatch, module, package, function):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(CONFIG_ERROR, match=rf"torchobj\.decode\.{function} needs {package} .*: pip install {package}"):
+        getattr(decode, function)(b"GIF")
+
+
+@pytest.mark.parametrize("name", decode.__all__)
+def test_every_function_can_be_pickled(name):
+    function = getattr(decode, name)
+    assert isinstance(function, types.FunctionType)
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert pickle.loads(pickle.dumps(functools.partial(function, mode="L"))).func is function
+
+
+def test_importing_it_imports_no_library():
+    script = "import sys, torchobj; torchobj.decode.json(b'1'); print({'torch', 'numpy', 'PIL'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
+    )

@@ -1,0 +1,269 @@
+"""Decodes objects: images, arrays, JSON, text, tensors. The libraries are imported at the first call of a function.
+
+The functions can be pickled, and take what datasets pass on: a reader, a `Buffer`, or any object with the buffer
+protocol. A reader is decoded from its start, regardless of its position. Nothing here reads a bucket by itself.
+"""
+
+import functools
+import importlib
+import io
+import json as json_module
+import math
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from typing_extensions import Buffer as BufferProtocol
+
+from torchobj._torchobj import ObjectReader
+from torchobj.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import PIL.Image
+    import torch
+
+__all__ = ["image", "json", "npy", "npz", "pil", "pt", "safetensors", "text"]
+
+#: An object to decode.
+Data = ObjectReader | BufferProtocol
+
+#: Position and content of the first bytes of an image, in the formats that torchvision decodes as Pillow does.
+_JPEG, _PNG, _WEBP = (0, b"\xff\xd8\xff"), (0, b"\x89PNG\r\n\x1a\n"), (8, b"WEBP")
+
+#: The modes of Pillow and their names in torchvision.
+_MODES = {"L": "GRAY", "LA": "GRAY_ALPHA", "RGB": "RGB", "RGBA": "RGB_ALPHA"}
+
+#: Numbers of bytes before the header of an npy file, with the length of the header, by its major version.
+_NPY_LENGTHS = {1: 10, 2: 12, 3: 12}
+
+#: Maximum length of the header of an npy file: numpy refuses longer ones.
+_MAX_NPY_HEADER_BYTES = 10_000
+
+
+def _imported(module: str, package: str, function: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"torchobj.decode.{function} needs {package} ({error}): pip install {package}") from error
+
+
+def _memory(data: Data) -> memoryview:
+    """The bytes, shared if they are in memory."""
+    if isinstance(data, ObjectReader):
+        if data.buffer is not None:
+            return data.getbuffer()
+        data.seek(0)
+        return memoryview(data.read())
+    return memoryview(data).cast("B")
+
+
+def _file(data: Data) -> BinaryIO:
+    """The bytes as a file, at its start."""
+    if isinstance(data, ObjectReader):
+        data.seek(0)
+        return data
+    return io.BytesIO(data)
+
+
+def pil(data: Data) -> "PIL.Image.Image":
+    """Decodes an image as torchvision's `ImageFolder` does.
+
+    Returns:
+        A loaded Pillow image of mode RGB.
+
+    Raises:
+        ConfigError: Pillow is not installed.
+        PIL.UnidentifiedImageError: The bytes are not an image.
+
+    Example:
+        >>> import io, PIL.Image, torchobj
+        >>> file = io.BytesIO()
+        >>> PIL.Image.new("L", (4, 3), 128).save(file, "PNG")
+        >>> torchobj.decode.pil(file.getvalue()).getpixel((0, 0))
+        (128, 128, 128)
+    """
+    images = _imported("PIL.Image", "pillow", "pil")
+    with images.open(_file(data)) as picture:
+        converted: PIL.Image.Image = picture.convert("RGB")
+    return converted
+
+
+def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None) -> "torch.Tensor":
+    """Decodes an image to a tensor, with torchvision where it is installed and has the format, otherwise with Pillow.
+
+    Args:
+        data: The object.
+        mode: `RGB`, `RGBA`, `L` (grey) or `LA`. Use `functools.partial` to pass it to a dataset.
+        dtype: `torch.uint8`, or a type of floating-point numbers, whose values are from 0 to 1. None: `torch.uint8`.
+
+    Returns:
+        Tensor of shape (channels, height, width), on the CPU, which owns its memory.
+
+    Raises:
+        ConfigError: An argument is invalid, or neither torchvision nor Pillow is installed.
+        PIL.UnidentifiedImageError: The bytes are not an image.
+
+    Example:
+        >>> import io, PIL.Image, torch, torchobj
+        >>> file = io.BytesIO()
+        >>> PIL.Image.new("L", (4, 3), 51).save(file, "PNG")
+        >>> torchobj.decode.image(file.getvalue()).shape
+        torch.Size([3, 3, 4])
+        >>> torchobj.decode.image(file.getvalue(), "L", torch.float32)[0, 0, 0]
+        tensor(0.2000)
+    """
+    torch_module = importlib.import_module("torch")
+    if mode not in _MODES:
+        raise ConfigError(f"mode={mode!r}: must be one of {', '.join(_MODES)}")
+    chosen = dtype or torch_module.uint8
+    if not isinstance(chosen, torch_module.dtype) or not (chosen == torch_module.uint8 or chosen.is_floating_point):
+        raise ConfigError(f"dtype={dtype!r}: must be torch.uint8 or a type of floating-point numbers")
+    memory = _memory(data)
+    decoded = _decoded_by_torchvision(torch_module, memory, mode)
+    if decoded is None:
+        decoded = _decoded_by_pillow(torch_module, memory, mode)
+    scaled: torch.Tensor = decoded if chosen == torch_module.uint8 else decoded.to(chosen) / 255
+    return scaled
+
+
+@functools.cache
+def _torchvision() -> Any:
+    """The modes of torchvision's decoders, which are loaded; None if it is not installed or does not fit torch."""
+    try:
+        return importlib.import_module("torchvision.io").ImageReadMode
+    except (ImportError, AttributeError, RuntimeError, OSError):
+        return None
+
+
+def _decoded_by_torchvision(torch: Any, memory: memoryview, mode: str) -> Any:
+    """A tensor of bytes; None if torchvision cannot decode the object."""
+    # torchvision does not convert WebP to grey.
+    formats = (_JPEG, _PNG, _WEBP) if mode.startswith("RGB") else (_JPEG, _PNG)
+    if not any(memory[at : at + len(start)] == start for at, start in formats):
+        return None
+    modes = _torchvision()
+    if modes is None:
+        return None
+    # torch warns about memory that is read-only.
+    encoded = torch.frombuffer(bytearray(memory) if memory.readonly else memory, dtype=torch.uint8)
+    try:
+        # Not torchvision.io.decode_image, which warns at each call since 0.29 that TorchCodec will replace it.
+        decoded = torch.ops.image.decode_image(encoded, modes[_MODES[mode]].value, False)  # noqa: FBT003
+    except (RuntimeError, AttributeError):  # It is damaged, or this build of torchvision lacks the decoder.
+        return None
+    # A picture with 16 bits per channel. Pillow keeps the upper 8 too.
+    return decoded if decoded.dtype == torch.uint8 else (decoded.to(torch.int32) >> 8).to(torch.uint8)
+
+
+def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str) -> Any:
+    images, numpy = _imported("PIL.Image", "pillow", "image"), importlib.import_module("numpy")
+    with images.open(io.BytesIO(memory)) as opened:
+        picture = opened
+        if picture.mode.startswith("I;16"):
+            # `convert` would replace values above 255 by 255.
+            picture = images.fromarray((numpy.asarray(picture) >> 8).astype(numpy.uint8))
+        pixels = numpy.array(picture.convert(mode))
+    channels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    return torch.from_numpy(numpy.ascontiguousarray(channels.transpose(2, 0, 1)))
+
+
+def npy(data: Data) -> "np.ndarray[Any, Any]":
+    """Decodes an array of `numpy.save`. Arrays of Python objects are refused, because they are pickles.
+
+    Returns:
+        An array that shares the memory of the object, without a copy; it is writable if the memory is.
+
+    Raises:
+        ValueError: It is not an npy file, is truncated, or contains Python objects.
+
+    Example:
+        >>> import io, numpy, torchobj
+        >>> file = io.BytesIO()
+        >>> numpy.save(file, numpy.arange(3))
+        >>> torchobj.decode.npy(file.getvalue())
+        array([0, 1, 2])
+    """
+    numpy = importlib.import_module("numpy")
+    form = importlib.import_module("numpy.lib.format")
+    memory = _memory(data)
+    major, _ = version = form.read_magic(io.BytesIO(memory[:8]))
+    if major not in _NPY_LENGTHS:
+        raise ValueError(f"an npy file of version {version[0]}.{version[1]}: numpy has versions 1 to 3")
+    begin = _NPY_LENGTHS[major]
+    offset = begin + int.from_bytes(memory[8:begin], "little")
+    if offset > begin + _MAX_NPY_HEADER_BYTES:
+        raise ValueError(f"an npy file with a header of {offset - begin} bytes; numpy reads {_MAX_NPY_HEADER_BYTES}")
+    if major == 3:
+        # Names of fields that are not Latin-1: numpy has no public function for this header.
+        copied: np.ndarray[Any, Any] = numpy.load(io.BytesIO(memory), allow_pickle=False)
+        return copied
+    read_header = form.read_array_header_1_0 if major == 1 else form.read_array_header_2_0
+    shape, is_fortran, dtype = read_header(io.BytesIO(memory[8:offset]))
+    if dtype.hasobject:
+        raise ValueError(f"an npy file of Python objects, {dtype}: these are pickles, which are not loaded")
+    size = math.prod(shape) * dtype.itemsize
+    if len(memory) - offset < size:
+        raise ValueError(f"a truncated npy file: {len(memory) - offset} of {size} bytes of an array of shape {shape}")
+    array: np.ndarray[Any, Any] = numpy.ndarray(shape, dtype, memory, offset, order="F" if is_fortran else "C")
+    return array
+
+
+def npz(data: Data) -> "dict[str, np.ndarray[Any, Any]]":
+    """Decodes the arrays of `numpy.savez`, by name. Arrays of Python objects are refused, because they are pickles.
+
+    Raises:
+        ValueError: It is not an npz file, or contains Python objects.
+    """
+    numpy = importlib.import_module("numpy")
+    loaded = numpy.load(_file(data), allow_pickle=False)
+    if not isinstance(loaded, numpy.lib.npyio.NpzFile):
+        raise ValueError("not an npz file, but a single array: use torchobj.decode.npy")  # noqa: TRY004  of the bytes
+    with loaded as arrays:
+        return dict(arrays)
+
+
+def json(data: Data) -> Any:
+    """Decodes JSON.
+
+    Raises:
+        json.JSONDecodeError: It is not JSON.
+    """
+    return json_module.loads(bytes(_memory(data)))
+
+
+def text(data: Data, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Decodes text.
+
+    Args:
+        data: The object.
+        encoding: Name of the encoding.
+        errors: What to do with bytes that are not text, as for `bytes.decode`.
+
+    Raises:
+        UnicodeDecodeError: It is not text in this encoding.
+    """
+    return str(_memory(data), encoding, errors)
+
+
+def pt(data: Data, map_location: Any = "cpu") -> Any:
+    """Decodes what `torch.save` wrote: tensors, and containers of these and of plain values.
+
+    Args:
+        data: The object.
+        map_location: Where tensors are placed, as for `torch.load`.
+
+    Raises:
+        pickle.UnpicklingError: It contains other classes, which are not loaded.
+    """
+    return importlib.import_module("torch").load(_file(data), map_location=map_location, weights_only=True)
+
+
+def safetensors(data: Data) -> "dict[str, torch.Tensor]":
+    """Decodes the tensors of a safetensors file, by name, on the CPU.
+
+    Raises:
+        ConfigError: safetensors is not installed.
+        safetensors.SafetensorError: It is not a safetensors file.
+    """
+    load = _imported("safetensors.torch", "safetensors", "safetensors").load
+    tensors: dict[str, torch.Tensor] = load(bytes(_memory(data)))
+    return tensors
