@@ -25,7 +25,7 @@ LAYERS = [
     ["config"],
     ["_torchobj"],
     ["_shutdown", "checkpoint.memory", "memory"],
-    ["buffers", "conditions", "object_info"],
+    ["buffers", "conditions", "decode", "object_info"],
     ["reads", "files.attributes", "files.results"],
     ["files.streams", "files.transfers"],
     ["files.store_methods"],
@@ -50,6 +50,7 @@ LAYERS = [
     [
         "datasets.errors",
         "datasets.reductions",
+        "datasets.shared_table",
         "datasets.ragged",
         "datasets.reader_constructor",
         "datasets.sharding",
