@@ -18,7 +18,9 @@ from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
 from torchobj.memory import set_budget, set_memory_budget
 from torchobj.reads import get_many
+from torchobj.shard_writer import ShardWriter
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload
+from torchobj.tar_writer import TarWriter
 from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
@@ -91,9 +93,11 @@ __all__ = [
     "S3Reader",
     "S3ReaderConstructor",
     "S3Writer",
+    "ShardWriter",
     "Store",
     "StoreConfig",
     "StoreError",
+    "TarWriter",
     "TorchobjError",
     "UnfinishedUpload",
     "Url",

@@ -34,9 +34,11 @@ from torchobj import (
     S3Reader,
     S3ReaderConstructor,
     S3Writer,
+    ShardWriter,
     Store,
     StoreConfig,
     StoreError,
+    TarWriter,
     TorchobjError,
     UnfinishedUpload,
     Url,
@@ -201,6 +203,15 @@ def objects_as_files() -> None:
         assert_type(error, StoreError)
     except TorchobjError as error:
         assert_type(error.request_id, str | None)
+
+
+def shards() -> None:
+    """Tar shards are written sample by sample."""
+    with ShardWriter("s3://bucket/train-%06d.tar", maxcount=1000, region="us-east-1") as shard_writer:
+        shard_writer.write({"__key__": "0001", "jpg": b"bytes", "cls": 1})
+    assert_type(shard_writer.total, int)
+    with TarWriter("s3://bucket/one.tar", index=False) as tar_writer:
+        assert_type(tar_writer.write({"__key__": "0001", "txt": "text"}), int)
 
 
 def process() -> None:

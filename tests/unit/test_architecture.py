@@ -37,8 +37,9 @@ LAYERS = [
     ],
     ["manifest_pages"],
     ["manifest_file", "tar_index_file"],
-    ["manifest"],
-    ["shard_urls"],
+    ["manifest", "tar_members"],
+    ["shard_urls", "tar_writer"],
+    ["shard_writer"],
     [
         "checkpoint.device_memory",
         "checkpoint.entries",
