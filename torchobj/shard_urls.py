@@ -61,7 +61,7 @@ def _closing(pattern: str, start: int) -> int | None:
 def _choices(text: str, pattern: str) -> Iterable[str] | None:
     """The choices between two braces; None if they stand for themselves."""
     if (numbers := _RANGE.fullmatch(text)) is not None:
-        return _numbers(*numbers.groups(), pattern)
+        return _numbers(numbers, pattern)
     depth, parts = 0, [""]
     for character in text:
         depth += (character == "{") - (character == "}")
@@ -72,7 +72,8 @@ def _choices(text: str, pattern: str) -> Iterable[str] | None:
     return (name for part in parts for name in expand_braces(part)) if len(parts) > 1 else None
 
 
-def _numbers(first: str, last: str, step: str | None, pattern: str) -> Iterable[str]:
+def _numbers(numbers: re.Match[str], pattern: str) -> Iterable[str]:
+    first, last, step = numbers.groups()
     start, stop, size = int(first), int(last), abs(int(step or 1)) or 1
     if abs(stop - start) // size >= _MAX_NAMES:
         raise ConfigError(f"urls={pattern!r}: more than {_MAX_NAMES:,} names; use a glob or a prefix")

@@ -1,10 +1,8 @@
 """Iterable datasets: yield the objects in order, read ahead, and divide them among ranks and workers on request."""
 
-import dataclasses
 import logging
-import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch.utils.data
@@ -13,15 +11,13 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check, check_kinds
-from torchobj.datasets import worker_process
 from torchobj.datasets.base import ListingDataset, Sample_co, Transform, UrlByIndex
-from torchobj.datasets.errors import OnIterableError, check_iterable_on_error, log_failed_sample
+from torchobj.datasets.errors import OnIterableError, log_failed_sample
 from torchobj.datasets.listing import Listing, OnChange
+from torchobj.datasets.passes import PassDataset, Progress
 from torchobj.datasets.read_ahead import IndexedReader, read_ahead, read_while_listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
-from torchobj.datasets.shared_values import SharedEpoch
-from torchobj.exceptions import ConfigError
 from torchobj.manifest import Manifest, key_filter
 
 __all__ = ["ObjectIterableDataset"]
@@ -29,30 +25,7 @@ __all__ = ["ObjectIterableDataset"]
 logger = logging.getLogger("torchobj")
 
 
-@dataclasses.dataclass
-class _Progress:
-    """The position of an iterator."""
-
-    seed: int
-    epoch: int
-    #: Number of objects of its shard that are done: their samples were yielded or skipped.
-    done: int
-    #: Parameters that must be the same on resume, because `done` counts the objects of this shard.
-    shape: dict[str, Any]
-
-
-#: The numbers of a state.
-_COUNTS = ("seed", "epoch", "done")
-
-
-def _checked_count(name: str, value: Any) -> int:
-    """Returns the int of a number, which may be one of NumPy."""
-    number = operator.index(value) if hasattr(value, "__index__") else -1
-    check(name, value, "an int, 0 or more", ok=number >= 0)
-    return number
-
-
-class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.IterableDataset[Sample_co]):
+class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
     """An iterable dataset of the objects under a prefix, in key order or shuffled.
 
     Objects are read ahead by one process for all its DataLoader workers. Each worker announces the objects that it
@@ -104,10 +77,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
     """
 
     shuffle: bool = False
-    seed: int = 0
-    uneven: Uneven = None
-    on_error: OnIterableError = "raise"
-    _enable_sharding = False
+    uneven: Uneven
     _of_scheme: ClassVar[dict[str, str]] = {"": "ObjectIterableDataset"}
 
     def __init__(
@@ -217,28 +187,20 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
     ) -> None:
         super()._set_up(listing, transform, reader_constructor)
-        self._epoch = SharedEpoch()
-        self._rank: worker_process.Rank | None = None
-        # Of the iterator that was started last in this process.
-        self._progress: _Progress | None = None
-        # The start of the next iterator, if it is of that epoch.
-        self._resumed: _Progress | None = None
+        self._set_up_passes()
+
+    @override
+    def prepare(self) -> None:
+        # Workers inherit the listing, and announce by themselves.
+        len(self.manifest)
 
     def _options(self) -> list[str]:
         order = f"shuffle=True, seed={self.seed}" if self.shuffle else "shuffle=False"
         return [order, f"enable_sharding={self._enable_sharding}", f"epoch {self._epoch.get()}"]
 
     def _check(self) -> None:
-        if not isinstance(self.seed, int) or self.seed < 0:
-            raise ConfigError(f"seed={self.seed!r}: must be an int, 0 or more")
         check_kinds(self, "True or False", (bool,), "shuffle")
-        if self.uneven not in (None, "drop", "pad"):
-            raise ConfigError(f"uneven={self.uneven!r}: must be 'drop', 'pad' or None")
-        if self.uneven and not self._enable_sharding:
-            raise ConfigError(
-                f"uneven={self.uneven!r}: needs enable_sharding=True; without it each rank yields all objects"
-            )
-        check_iterable_on_error(self.on_error, even=self.uneven is not None)
+        super()._check()
 
     def _with_order(
         self,
@@ -253,61 +215,6 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         self.shuffle, self.seed, self.uneven, self.on_error = shuffle, seed, uneven, on_error
         self._check()
         return self
-
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration. With `shuffle` each epoch has its own order.
-
-        It also applies to persistent workers. Without a call, the next iteration repeats the epoch.
-
-        Raises:
-            ConfigError: `epoch` is negative or not an int.
-        """
-        self._epoch.set(_checked_count("epoch", epoch))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of the iterator that was started last in this process, for `load_state_dict`.
-
-        In a DataLoader worker it is the position of the worker; torchdata's `StatefulDataLoader` collects and restores
-        these. Under torch.distributed it is valid for all ranks that have yielded the same number of samples.
-        """
-        epoch = self._epoch.get()
-        progress = self._resumed or self._progress
-        if progress is None or (progress.epoch != epoch and not worker_process.in_worker()):
-            progress = _Progress(self.seed, epoch, 0, {})
-        return dataclasses.asdict(progress)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration yield the rest of the epoch, each sample once.
-
-        Also sets seed and epoch. If `set_epoch` then sets another epoch, that epoch starts from its beginning.
-
-        Raises:
-            ConfigError: `state` is not from `state_dict`. When iteration starts: it is of other objects, ranks or
-                workers.
-        """
-        if not isinstance(state, Mapping):
-            raise ConfigError(f"state={type(state)}: must be a dict from state_dict")
-        seed, epoch, done = (_checked_count(f"{name} of the state", state.get(name)) for name in _COUNTS)
-        shape = state.get("shape")
-        if not isinstance(shape, Mapping):
-            raise ConfigError(f"shape of the state={shape!r}: must be a dict")
-        self._resumed = _Progress(seed, epoch, done, {**shape})
-        self.seed = self._resumed.seed
-        self._epoch.set(self._resumed.epoch)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        if worker_process.is_pickling_for_spawn():
-            # torch.distributed is not initialised in a spawned worker.
-            state["_rank"] = worker_process.rank(self._rank)
-        return state
-
-    def _shard(self) -> Shard:
-        """The shard of this rank and worker, read now: torch.distributed may have been initialised since."""
-        if not self._enable_sharding:
-            return Shard()
-        info = torch.utils.data.get_worker_info()
-        return Shard(*worker_process.rank(self._rank), *((0, 1) if info is None else (info.id, info.num_workers)))
 
     def _warn_of_repeated_samples(self) -> None:
         """Warns once if each DataLoader worker yields all objects, which is almost always a mistake."""
@@ -330,43 +237,32 @@ class ObjectIterableDataset(ListingDataset[Sample_co], torch.utils.data.Iterable
         shard, epoch, kind = self._shard(), self._epoch.get(), self._reader_constructor
         pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
         if pages is not None:
-            progress = self._start_progress(shard, epoch, None)
+            progress = self._start_progress(self._shape(shard, None), epoch)
             return _SampleIterator(self, pages, read_while_listing(self._listing, pages, kind, progress.done), progress)
         manifest = self._listing.manifest()
-        progress = self._start_progress(shard, epoch, len(manifest))
+        progress = self._start_progress(self._shape(shard, len(manifest)), epoch)
         order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
         readers = read_ahead(self._listing, shard.select(order, self.uneven)[progress.done :], kind)
         return _SampleIterator(self, manifest, readers, progress)
 
-    def _start_progress(self, shard: Shard, epoch: int, objects: int | None) -> _Progress:
-        """The progress of a new pass, at the loaded state if that is of this epoch."""
+    def _shape(self, shard: Shard, objects: int | None) -> dict[str, Any]:
+        """The parameters of a pass, on which its position depends. `objects` is None during the listing."""
         shape: dict[str, Any] = {
-            # Not known during the listing.
             "objects": objects,
             "world_size": shard.world_size,
             "workers": shard.workers,
             "shuffle": self.shuffle,
             "uneven": self.uneven,
         }
-        if (digest := self._listing.digest()) is not None:
-            shape["manifest"] = digest
-        resumed, self._resumed = self._resumed, None
-        done = 0 if resumed is None or resumed.epoch != epoch else resumed.done
-        if resumed is not None and done:
-            unknown = {"objects": None} if None in (objects, resumed.shape.get("objects")) else {}
-            if resumed.shape | unknown != shape | unknown:
-                raise ConfigError(
-                    f"state of {resumed.shape}: cannot be resumed with {shape}: samples would be lost or repeated"
-                )
-        self._progress = _Progress(self.seed, epoch, done, shape)
-        return self._progress
+        digest = self._listing.digest()
+        return shape if digest is None else shape | {"manifest": digest}
 
 
 class _SampleIterator(Iterator[Any]):
     """Iterates over the samples of one pass. An exception of a sample does not end the pass."""
 
     def __init__(
-        self, dataset: ObjectIterableDataset, urls: UrlByIndex, readers: Iterator[IndexedReader], progress: _Progress
+        self, dataset: ObjectIterableDataset, urls: UrlByIndex, readers: Iterator[IndexedReader], progress: Progress
     ) -> None:
         self._dataset, self._urls, self._readers, self._progress = dataset, urls, readers, progress
 

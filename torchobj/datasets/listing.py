@@ -4,7 +4,7 @@ import copy
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from torchobj.datasets import manifest_broadcast, prefetch_source, worker_proces
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError
 from torchobj.manifest import KeyFilter, Manifest, url_of_file
+from torchobj.shard_urls import shard_manifest
 from torchobj.urls import Url, canonical_url, parse_url, shown_url
 
 logger = logging.getLogger("torchobj")
@@ -63,6 +64,8 @@ class Listing:
         chosen: Selects objects below the prefix.
         manifest: A manifest, or the path or URL of its file.
         on_change: For a manifest: whether an object that has changed since is an error.
+        shards: Names, braces, globs and prefixes of shards, as `shard_manifest` accepts them.
+        suffixes: Suffixes of shards below a prefix.
     """
 
     def __init__(
@@ -75,6 +78,8 @@ class Listing:
         chosen: KeyFilter = (None, [], None),
         manifest: Manifest | str | os.PathLike[str] | None = None,
         on_change: OnChange = "raise",
+        shards: Sequence[str] = (),
+        suffixes: Sequence[str] = (),
     ) -> None:
         check("on_change", on_change, "'raise' or 'accept'", ok=on_change in ("raise", "accept"))
         self._url = parse(url) if url is not None else None
@@ -82,6 +87,7 @@ class Listing:
         self._filter = chosen
         self._parse = parse
         self._objects = None if objects is None else [canonical_url(named) for named in objects]
+        self._shards = list(shards), tuple(suffixes)
         self._file = None if manifest is None or isinstance(manifest, Manifest) else url_of_file(manifest)
         self._manifest: Manifest | None = manifest if isinstance(manifest, Manifest) else None
         self.is_of_manifest = manifest is not None
@@ -125,6 +131,9 @@ class Listing:
         """Describes the listing in messages; the same on every rank."""
         if self._file is not None:
             return f"the manifest {shown_url(self._file)}"
+        if self._shards[0]:
+            first, others = shown_url(self._shards[0][0]), len(self._shards[0]) - 1
+            return f"the shards {first}" + (f" and {others} more" if others else "")
         if self.is_of_manifest:
             return "the manifest of the dataset"
         if self._url is None:
@@ -135,14 +144,14 @@ class Listing:
         return f"{self._url} with {chosen}" if chosen else str(self._url)
 
     def __repr__(self) -> str:
-        if self._url is None and not self.is_of_manifest:
+        if self._url is None and not self.is_of_manifest and not self._shards[0]:
             return self.name
         action = "listed" if self._file is None else "loaded"
         return f"{self.name}, {f'not {action} yet' if self._manifest is None else f'{len(self._manifest)} objects'}"
 
     def _listed(self) -> Manifest:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
-            if self._url is None and not self.is_of_manifest:
+            if self._url is None and not self.is_of_manifest and not self._shards[0]:
                 if self._manifest is None:
                     self._manifest = Manifest.from_urls(self._objects or [])
                 return self._manifest
@@ -151,7 +160,7 @@ class Listing:
                 if worker_process.in_worker():
                     logger.warning(_BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
                 found, agreement = manifest_broadcast.broadcast(name, self._load)
-                if self._file is not None:
+                if self._url is None:
                     self._configs = _configs_of(found, self.config, self._parse)
                 self._manifest, self._agreement = found, agreement
             elif self._agreement is None:
@@ -162,6 +171,9 @@ class Listing:
         """Lists the prefix, or loads the file."""
         if self._file is not None:
             return Manifest.load(self._file, config=self.config)
+        if self._shards[0]:
+            urls, suffixes = self._shards
+            return shard_manifest(urls, self.config, suffixes)
         assert self._url is not None  # noqa: S101  the only other kind that is not in memory
         return self._list(self._url, self.name)
 

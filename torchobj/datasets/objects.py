@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
-from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.config import Prefix, S3ClientConfig, StoreConfig, by_prefix, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.datasets import lookahead_warning, prefetch_source, ragged, reductions, worker_process  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co, position_of, positions_of
 from torchobj.datasets.errors import OnError, add_sample_note, check_map_on_error, log_failed_sample, neighbours
+from torchobj.datasets.ref_reader import RefReader
 from torchobj.datasets.shared_values import SharedCounter
 
 __all__ = ["ObjectDataset"]
@@ -70,7 +70,7 @@ class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
         on_error: OnError = "raise",
     ) -> None:
         check_map_on_error(on_error)
-        self.__dict__["_torchobj"] = _BatchReader(store_config(config, region, endpoint_url), on_error)
+        self.__dict__["_torchobj"] = _SampleReader(store_config(config, region, endpoint_url), on_error)
         batch_reader_of(self).start()
 
     def __repr__(self) -> str:
@@ -125,88 +125,22 @@ class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
         return _samples(self, positions_of(indices, self))
 
 
-class _ConfiguredReader:
-    """Reads objects to which one prefix of the configuration file within a bucket applies, or none of these.
-
-    Args:
-        prefix: The prefix; None for all objects.
-        configs: Configurations by scheme and bucket, the longest first; the last one, with "", is for all others.
-    """
-
-    def __init__(self, prefix: Prefix | None, configs: list[tuple[str, StoreConfig]]) -> None:
-        self.prefix, self._configs = prefix, configs
-        self._source: prefetch_source.Source[_torchobj.RefSource] = prefetch_source.Source()
-
-    def source(self) -> "_torchobj.RefSource | None":
-        """The objects as a source of the prefetcher; None if there is no prefetcher."""
-        if not prefetch_source.SUPPORTED:
-            return None
-        native = _torchobj.RefSource
-        return self._source.native(lambda budget: native(self._configs, budget), native.attach)
-
-    def read(self, refs: list[ObjectRef]) -> list[ObjectReader | Exception]:
-        """Readers of objects, read concurrently. Announced objects may be in memory already."""
-        prefetched = self.source()
-        if prefetched is not None and prefetched.announced():
-            return prefetched.read(refs)
-        return _torchobj.read_refs(self._configs, refs)
-
-
-class _BatchReader:
-    """Reads the objects of one dataset."""
+class _SampleReader(RefReader):
+    """Reads the objects of a dataset, and knows what happens to samples that fail."""
 
     def __init__(self, config: StoreConfig, on_error: OnError) -> None:
-        self.config, self.on_error, self.failed = config, on_error, SharedCounter()
-        whole: list[tuple[str, StoreConfig]] = []
-        #: One for each prefix within a bucket, the longest first; the last one is for all other objects.
-        self._readers: list[_ConfiguredReader] = []
-        for prefix, chosen in by_prefix(config):
-            if prefix is not None and prefix.is_below_bucket:
-                self._readers.append(_ConfiguredReader(prefix, [("", chosen)]))
-            else:
-                whole.append(("" if prefix is None else str(prefix), chosen))
-        self._readers.append(_ConfiguredReader(None, whole))
-
-    def start(self) -> None:
-        """Creates the sources of the prefetcher, before workers are forked: they inherit them."""
-        for reader in self._readers:
-            reader.source()
-
-    def read(self, refs: list[ObjectRef]) -> list[ObjectReader | Exception]:
-        """Readers of objects, or exceptions. Objects with the same configuration are read concurrently."""
-        found: dict[int, ObjectReader | Exception] = {}
-        for reader, positions in self._divided(refs):
-            found.update(zip(positions, reader.read([refs[position] for position in positions]), strict=True))
-        return [found[position] for position in range(len(refs))]
-
-    def objects(self, refs: list[ObjectRef]) -> list[tuple[int, int]]:
-        """Pairs of source number and index, which a loader announces."""
-        pairs: list[tuple[int, int]] = []
-        for reader, positions in self._divided(refs):
-            if (source := reader.source()) is not None:
-                pairs += source.objects([refs[position] for position in positions])
-        return pairs
-
-    def _divided(self, refs: list[ObjectRef]) -> Iterable[tuple[_ConfiguredReader, Sequence[int]]]:
-        """The reader of each object, with the positions of its objects in `refs`."""
-        if len(self._readers) == 1:
-            return [(self._readers[0], range(len(refs)))]
-        positions: dict[_ConfiguredReader, list[int]] = {}
-        for position, ref in enumerate(refs):
-            url = Prefix.of(ref.url)
-            reader = next(each for each in self._readers if each.prefix is None or each.prefix.matches(url))
-            positions.setdefault(reader, []).append(position)
-        return positions.items()
+        super().__init__(config)
+        self.on_error, self.failed = on_error, SharedCounter()
 
 
 # Functions and a single attribute, so that a subclass may use any other name.
 
 
-def batch_reader_of(dataset: ObjectDataset) -> _BatchReader:
+def batch_reader_of(dataset: ObjectDataset) -> _SampleReader:
     """The reader of a dataset."""
-    made: _BatchReader | None = dataset.__dict__.get("_torchobj")
+    made: _SampleReader | None = dataset.__dict__.get("_torchobj")
     if made is None:
-        made = dataset.__dict__.setdefault("_torchobj", _BatchReader(StoreConfig(), "raise"))
+        made = dataset.__dict__.setdefault("_torchobj", _SampleReader(StoreConfig(), "raise"))
     return made
 
 

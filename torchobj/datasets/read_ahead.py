@@ -6,9 +6,9 @@ process's share of the memory budget, and the prefetcher reads them. Elsewhere a
 
 import collections
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.utils.data
 
@@ -29,6 +29,7 @@ _GROUP_SHARE = 0.25
 _MESSAGE_OBJECTS = 1024
 
 IndexedReader = tuple[int, ObjectReader | Exception]
+T = TypeVar("T")
 
 
 def read_ahead(listing: Listing, order: Order, kind: ReaderConstructor) -> Iterator[IndexedReader]:
@@ -57,13 +58,35 @@ def read_while_listing(
 
 def _read_announced(source: "_torchobj.NativeSource", order: Order) -> Iterator[IndexedReader]:
     iteration = _torchobj.NativeIteration(source)
+
+    def read(indices: list[int], ahead: list[int]) -> list[Any]:
+        return iteration.read(indices, ahead, True)  # noqa: FBT003  native, by position
+
+    limit = ahead_bytes(iteration.budget())
+    for indices, readers in in_announced_groups(read, _groups(source, order, int(limit * _GROUP_SHARE)), limit):
+        yield from _pair(indices, readers)
+
+
+def ahead_bytes(budget: int) -> int:
+    """The part of the memory budget, in bytes, that this process may announce: its share if it is a worker."""
     worker = torch.utils.data.get_worker_info()
-    limit = iteration.budget() * AHEAD_SHARE / (1 if worker is None else worker.num_workers)
-    groups = _groups(source, order, int(limit * _GROUP_SHARE))
-    pending: collections.deque[tuple[list[int], int]] = collections.deque()
+    return int(budget * AHEAD_SHARE / (1 if worker is None else worker.num_workers))
+
+
+def in_announced_groups(
+    read: Callable[[list[T], list[T]], list[Any]], groups: Iterator[tuple[list[T], int]], limit: float
+) -> Iterator[tuple[list[T], list[Any]]]:
+    """Reads groups of objects in order, and announces those that follow.
+
+    Args:
+        read: Announces its second argument and returns the readers of its first.
+        groups: Objects that are read by one call, and the memory that they need in bytes.
+        limit: Maximum number of bytes that are announced and not read.
+    """
+    pending: collections.deque[tuple[list[T], int]] = collections.deque()
     announced = 0
     while True:
-        to_announce: list[int] = []
+        to_announce: list[T] = []
         while len(to_announce) < _MESSAGE_OBJECTS and (not pending or announced < limit):
             group = next(groups, None)
             if group is None:
@@ -74,10 +97,9 @@ def _read_announced(source: "_torchobj.NativeSource", order: Order) -> Iterator[
             announced += group[1]
         if not pending:
             return
-        indices, size = pending.popleft()
+        objects, size = pending.popleft()
         announced -= size
-        readers = iteration.read(indices, to_announce, True)  # noqa: FBT003  native, by position
-        yield from _pair(indices, readers)
+        yield objects, read(objects, to_announce)
 
 
 def _groups(source: "_torchobj.NativeSource", order: Order, max_bytes: int) -> Iterator[tuple[list[int], int]]:
@@ -104,24 +126,33 @@ def _pair(indices: list[int], readers: list[Any]) -> Iterator[IndexedReader]:
 
 
 def _read_in_threads(listing: Listing, order: Order, kind: ReaderConstructor) -> Iterator[IndexedReader]:
-    future: tuple[list[int], Future[list[Any]]] | None = None
-    for start in range(0, len(order) + _GROUP_OBJECTS, _GROUP_OBJECTS):
-        indices = order[start : start + _GROUP_OBJECTS].tolist()
-        requested = (indices, _read_in_a_thread(listing, indices, kind)) if indices else None
-        if future is not None:
-            yield from _pair(future[0], future[1].result())
-        future = requested
+    starts = range(0, len(order), _GROUP_OBJECTS)
+    groups = (order[start : start + _GROUP_OBJECTS].tolist() for start in starts)
+    for indices, readers in in_threads(lambda indices: listing.readers(indices, kind, return_errors=True), groups):
+        yield from _pair(indices, readers)
 
 
-def _read_in_a_thread(listing: Listing, indices: list[int], kind: ReaderConstructor) -> "Future[list[Any]]":
+def in_threads(read: Callable[[list[T]], list[Any]], groups: Iterator[list[T]]) -> Iterator[tuple[list[T], list[Any]]]:
+    """Reads groups of objects in order, each while the one before it is used."""
+    before: tuple[list[T], Future[list[Any]]] | None = None
+    for group in groups:
+        following = (group, _in_a_thread(read, group))
+        if before is not None:
+            yield before[0], before[1].result()
+        before = following
+    if before is not None:
+        yield before[0], before[1].result()
+
+
+def _in_a_thread(read: Callable[[list[T]], list[Any]], group: list[T]) -> "Future[list[Any]]":
     """Reads in a daemon thread: threads of an executor would delay Ctrl-C and the exit of the process."""
     future: Future[list[Any]] = Future()
 
-    def read() -> None:
+    def run() -> None:
         try:
-            future.set_result(listing.readers(indices, kind, return_errors=True))
+            future.set_result(read(group))
         except BaseException as error:  # noqa: BLE001  raised when the result is read
             future.set_exception(error)
 
-    threading.Thread(target=read, name="torchobj-iterable", daemon=True).start()
+    threading.Thread(target=run, name="torchobj-iterable", daemon=True).start()
     return future

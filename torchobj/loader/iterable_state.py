@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.utils.data
 
-from torchobj.datasets.iterable import ObjectIterableDataset
+from torchobj.datasets.passes import PassDataset
 from torchobj.exceptions import ConfigError
 from torchobj.loader.packed_state import packed, unpacked
 from torchobj.loader.tracked_dataset import BatchWithState, PassState, TrackedDataset, collate_with_state, init_worker
@@ -117,7 +117,7 @@ def iterable_position(loader: Any, latest: IterablePass | None, *, within_epoch:
         latest: The pass that was started last.
         within_epoch: Whether that pass continues and has returned a batch.
     """
-    dataset, is_ours = loader.dataset, isinstance(loader.dataset, ObjectIterableDataset)
+    dataset, is_ours = loader.dataset, isinstance(loader.dataset, PassDataset)
     states, parent = _no_states(loader), None
     if latest is not None and within_epoch:
         states = latest.states()
@@ -135,7 +135,7 @@ def iterable_position(loader: Any, latest: IterablePass | None, *, within_epoch:
         last_worker = latest.last_worker if latest is not None and within_epoch else -1
         own = packed({"dataset": parent, "workers": workers, "last_worker": last_worker})
     # The position within an epoch is in `sampler`, so that the keys of this dict are always the same.
-    ours = dataset.state_dict() | {"done": 0, "shape": {}} if is_ours else None
+    ours = dataset.epoch_state() if is_ours else None
     return {"batch_size": loader.batch_size, "dataset": ours, "sampler": own}
 
 
@@ -147,7 +147,7 @@ def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
     """
     dataset, name = loader.dataset, type(loader.dataset).__name__
     own, num_workers = state.get("dataset"), loader.num_workers
-    if isinstance(dataset, ObjectIterableDataset) != isinstance(own, Mapping):
+    if isinstance(dataset, PassDataset) != isinstance(own, Mapping):
         raise ConfigError(f"dataset={own!r}: in the state; the dataset now is a {name}")
     if isinstance(own, Mapping) and own["done"]:
         # Layout 1 stored the position here.

@@ -8,7 +8,7 @@ import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj.datasets import lookahead_warning
-from torchobj.datasets.iterable import ObjectIterableDataset
+from torchobj.datasets.passes import PassDataset
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.lookahead import Lookahead
 from torchobj.loader.sample_objects import ObjectFinder, object_finder
@@ -35,9 +35,8 @@ class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
     def _index_sampler(self) -> Any:
         sampler = super()._index_sampler
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
-            if isinstance(self.dataset, ObjectIterableDataset) and self.num_workers:
-                # Lists before workers are started: they inherit the listing, and announce by themselves.
-                len(self.dataset.manifest)
+            if isinstance(self.dataset, PassDataset) and self.num_workers:
+                self.dataset.prepare()
             return sampler
         if self._ahead is None or self._ahead.sampler is not sampler:
             self._ahead = Lookahead(sampler, self._find_objects(sampler), self.lookahead)

@@ -1,0 +1,56 @@
+"""A shuffle buffer whose state can be saved: draws are numbered, and depend on a seed and their number only."""
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["ShuffleBuffer"]
+
+T = TypeVar("T")
+
+_MASK = (1 << 64) - 1
+
+
+def _mixed(value: int) -> int:
+    """The finalizer of SplitMix64 (Steele, Lea and Flood, 2014)."""
+    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
+    return value ^ value >> 31
+
+
+class ShuffleBuffer(Iterator[T], Generic[T]):
+    """Holds the next items of an iterator and returns them in random order.
+
+    Args:
+        items: The items.
+        size: Number of items to hold, from which each next one is drawn.
+        seed: Numbers that determine the order.
+        draws: Number of items that were drawn before.
+        held: Items that were in the buffer then, in the order of `held`.
+    """
+
+    def __init__(
+        self, items: Iterator[T], size: int, seed: Sequence[int], draws: int = 0, held: Sequence[T] = ()
+    ) -> None:
+        self._items, self._size = items, size
+        self._seed = 0
+        for number in seed:
+            self._seed = _mixed((self._seed + number + 0x9E3779B97F4A7C15) & _MASK)
+        #: Number of items drawn so far.
+        self.draws = draws
+        #: The items in the buffer.
+        self.held: list[T] = list(held)
+
+    def __next__(self) -> T:
+        held = self.held
+        while len(held) < self._size:
+            try:
+                held.append(next(self._items))
+            except StopIteration:
+                # Not asked again: a generator at its end stays there.
+                break
+        if not held:
+            raise StopIteration
+        self.draws += 1
+        drawn = _mixed((self._seed + self.draws * 0x9E3779B97F4A7C15) & _MASK) * len(held) >> 64
+        held[drawn], held[-1] = held[-1], held[drawn]
+        return held.pop()

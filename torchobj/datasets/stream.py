@@ -1,0 +1,296 @@
+"""Iterable datasets whose samples are read from shards, one after the other: order, division, shuffling and resuming.
+
+A subclass reads the samples of segments, which are parts of its units: tar files, or row groups of Parquet files.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from torchobj.config import S3ClientConfig, StoreConfig, store_config_of_all
+from torchobj.config.checks import check
+from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
+from torchobj.datasets.base import Sample_co
+from torchobj.datasets.errors import OnIterableError, add_sample_note, log_failed_sample
+from torchobj.datasets.listing import Listing
+from torchobj.datasets.passes import PassDataset, Progress
+from torchobj.datasets.ref_reader import RefReader
+from torchobj.datasets.sharding import Division, Order, Segment, Shard, divided, in_order, resampled, shuffled, stretch
+from torchobj.datasets.shared_values import SharedCounter
+from torchobj.datasets.shuffle_buffer import ShuffleBuffer
+from torchobj.manifest import Manifest
+from torchobj.urls import parse_url
+
+__all__ = ["Position", "SampleId", "StreamDataset", "StreamItem"]
+
+logger = logging.getLogger("torchobj")
+
+
+class Position(NamedTuple):
+    """The place in a stream after a sample."""
+
+    segment: int = 0
+    """Number of the segment that contains the next sample."""
+    sample: int | None = None
+    """Number of the next sample in its unit; None at the start of the segment."""
+    offset: int = 0
+    """Where the next sample begins in its unit, in bytes; 0 if that is unknown."""
+
+
+class SampleId(NamedTuple):
+    """Identifies a sample, so that it can be read again."""
+
+    unit: int
+    sample: int
+    """Number of the sample in its unit."""
+    begin: int = 0
+    """Where it begins in its unit, in bytes."""
+    end: int = 0
+
+
+class StreamItem(NamedTuple):
+    """A sample of a stream, or the exception in its place."""
+
+    id: SampleId
+    value: Any
+    after: Position
+
+
+class StreamDataset(PassDataset[Sample_co]):
+    """Base class of datasets that read shards as streams.
+
+    Attributes:
+        failed_samples: Number of samples that failed, in this process and its DataLoader workers.
+        seed, uneven, on_error: The arguments. They can be assigned, with effect from the next `iter`; persistent
+            workers keep the values that they were started with.
+    """
+
+    _enable_sharding = True
+
+    def _set_up(
+        self,
+        listing: Listing,
+        *,
+        transform: Callable[[Any], Any] | None,
+        shuffle: bool,
+        seed: int,
+        uneven: str | None,
+        on_error: OnIterableError,
+        shuffle_buffer: int = 0,
+    ) -> None:
+        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        is_size = isinstance(shuffle_buffer, int) and not isinstance(shuffle_buffer, bool) and shuffle_buffer >= 0
+        check("shuffle_buffer", shuffle_buffer, "a number of samples, 0 or more", ok=is_size)
+        check("shuffle", shuffle, "True or False", ok=isinstance(shuffle, bool))
+        self._listing, self._transform = listing, transform
+        self._shuffle, self._shuffle_buffer = shuffle, shuffle_buffer
+        self.seed, self.uneven, self.on_error = seed, uneven, on_error
+        self._failed = SharedCounter()
+        self._reader = RefReader(listing.config)
+        self._set_up_passes()
+        self._check()
+
+    @staticmethod
+    def _list(
+        urls: list[str],
+        config: StoreConfig | S3ClientConfig | None,
+        region: str | None,
+        endpoint_url: str | None,
+        suffixes: tuple[str, ...],
+    ) -> Listing:
+        chosen = store_config_of_all(config, region, endpoint_url, urls)
+        return Listing(chosen, parse_url, shards=urls, suffixes=suffixes)
+
+    def __repr__(self) -> str:
+        if "_listing" not in self.__dict__:
+            return f"<{type(self).__name__} not set up>"
+        order = f"shuffle_buffer={self._shuffle_buffer}, seed={self.seed}, uneven={self.uneven!r}"
+        return f"<{type(self).__name__} {self._listing!r}, {order}, epoch {self._epoch.get()}>"
+
+    @property
+    def manifest(self) -> Manifest:
+        """The shards, with sizes and versions. Listed at the first access."""
+        return self._listing.manifest()
+
+    @property
+    def failed_samples(self) -> int:
+        """Number of samples that failed so far, in this process and its DataLoader workers."""
+        return self._failed.total()
+
+    @override
+    def prepare(self) -> None:
+        self._reader.start()
+        self._units()
+        if self.uneven is not None:
+            self._counts()
+
+    def _units(self) -> int:
+        """Number of units. The first call reads what determines it."""
+        return len(self.manifest)
+
+    def _unit_url(self, unit: int) -> str:
+        """URL of the shard that contains a unit."""
+        return self.manifest.url(unit)
+
+    def _counts(self) -> Order:
+        """Number of samples of each unit."""
+        raise NotImplementedError
+
+    def _items(self, segments: list[Segment], start: Position) -> Iterator[StreamItem]:
+        """The samples of segments, in order, from a position on. Failures are items."""
+        raise NotImplementedError
+
+    def _items_again(self, ids: list[SampleId]) -> Iterator[StreamItem]:
+        """Samples that were read before, in this order. Their positions are not used."""
+        raise NotImplementedError
+
+    def _finished(self, sample: Any) -> Any:
+        """Decodes and transforms a sample."""
+        return sample if self._transform is None else self._transform(sample)
+
+    def _segments(self, shard: Shard, epoch: int) -> list[Segment]:
+        units = self._units()
+        order = shuffled(units, self.seed, epoch) if self._shuffle else in_order(units)
+        if self.uneven is None:
+            self._warn_of_uneven_shards(shard, units)
+            return [Segment(int(unit)) for unit in shard.select(order, None)]
+        counts = self._counts()
+        division = divided(counts, shard.world_size, self.uneven)
+        self._log_division(shard, division)
+        if self.uneven == "resample":
+            return resampled(counts, shard, division, self.seed, epoch) if division.samples else []
+        return stretch(order, counts, shard, division)
+
+    def _warn_of_uneven_shards(self, shard: Shard, units: int) -> None:
+        parts = shard.world_size * shard.workers
+        if units % parts == 0 or shard.rank or shard.worker or not self._epoch.is_first_warning():
+            return
+        if shard.world_size > 1:
+            logger.warning(
+                "%s: %d shards are divided among %d ranks with %d workers each, so that ranks yield different numbers "
+                "of samples; pass uneven='drop', 'pad' or another policy if the ranks must yield the same number",
+                self._listing.name,
+                units,
+                shard.world_size,
+                shard.workers,
+            )
+        elif units < parts:
+            logger.warning(
+                "%s: %d shards are divided among %d workers, so that some have none", self._listing.name, units, parts
+            )
+
+    def _log_division(self, shard: Shard, division: Division) -> None:
+        if shard.rank or shard.worker or not self._epoch.is_first_warning():
+            return
+        samples, per_rank = division
+        total = per_rank * shard.world_size
+        if self.uneven == "resample":
+            action = f"draws {total} from shards with replacement, so that some are repeated and others left out"
+        elif total < samples:
+            action = f"leaves out {samples - total}"
+        elif total > samples:
+            action = f"repeats {total - samples}"
+        else:
+            return
+        logger.warning(
+            "%s: uneven=%r %s of %d samples in each epoch, so that each of %d ranks yields %d",
+            self._listing.name,
+            self.uneven,
+            action,
+            samples,
+            shard.world_size,
+            per_rank,
+        )
+
+    def _shape(self, shard: Shard) -> dict[str, Any]:
+        """The parameters of a pass, on which its position depends."""
+        return {
+            "shards": self.manifest.digest(),
+            "world_size": shard.world_size,
+            "workers": shard.workers,
+            "shuffle": self._shuffle,
+            "shuffle_buffer": self._shuffle_buffer,
+            "uneven": self.uneven,
+        }
+
+    def __iter__(self) -> Iterator[Sample_co]:
+        self._check()
+        shard, epoch = self._shard(), self._epoch.get()
+        segments = self._segments(shard, epoch)
+        progress = self._start_progress(self._shape(shard), epoch)
+        saved = {} if progress.position is None else progress.position()
+        start = Position(*saved.get("stream", ()))
+        stream = _Stream(self._items(segments, start), start)
+        if not self._shuffle_buffer:
+            return _SampleIterator(self, stream, stream, None, progress)
+        flat = saved.get("held", [])
+        ids = [SampleId(*flat[at : at + 4]) for at in range(0, len(flat), 4)]
+        held = list(self._items_again(ids)) if ids else []
+        seed = (self.seed, epoch, shard.rank, shard.worker)
+        buffer = ShuffleBuffer(stream, self._shuffle_buffer, seed, saved.get("draws", 0), held)
+        return _SampleIterator(self, buffer, stream, buffer, progress)
+
+
+class _Stream(Iterator[StreamItem]):
+    """The items of a pass. Records the position after the last one."""
+
+    def __init__(self, items: Iterator[StreamItem], start: Position) -> None:
+        self._items, self.after = items, start
+
+    def __next__(self) -> StreamItem:
+        item = next(self._items)
+        self.after = item.after
+        return item
+
+
+class _SampleIterator(Iterator[Any]):
+    """Iterates over the samples of one pass. An exception of a sample does not end the pass."""
+
+    def __init__(
+        self,
+        dataset: StreamDataset[Any],
+        items: Iterator[StreamItem],
+        stream: _Stream,
+        buffer: ShuffleBuffer[StreamItem] | None,
+        progress: Progress,
+    ) -> None:
+        self._dataset, self._items, self._stream = dataset, items, stream
+        self._buffer, self._progress = buffer, progress
+        progress.position = self._position
+
+    def _position(self) -> dict[str, Any]:
+        position: dict[str, Any] = {"stream": list(self._stream.after)}
+        if self._buffer is None:
+            return position
+        held = [number for item in self._buffer.held for number in item.id]
+        return position | {"draws": self._buffer.draws, "held": held}
+
+    def __next__(self) -> Any:
+        dataset = self._dataset
+        for item in self._items:
+            self._progress.done += 1
+            try:
+                if isinstance(item.value, Exception):
+                    raise item.value  # noqa: TRY301  handled below, as other failures
+                return dataset._finished(item.value)
+            except Exception as error:
+                dataset._failed.add()
+                url, number = dataset._unit_url(item.id.unit), item.id.sample
+                add_sample_note(
+                    error, "in the read" if isinstance(item.value, Exception) else "in the transform", url, number
+                )
+                if dataset.on_error == "raise":
+                    raise
+                if dataset.on_error == "skip":
+                    log_failed_sample(number, url, error, "skipped")
+                    continue
+                sample = dataset.on_error(number, url, error)
+                log_failed_sample(number, url, error)
+                return sample
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the pass and drops what was read ahead."""
+        self._items = iter(())
