@@ -1,7 +1,7 @@
 //! Types that the window exchanges with its users: objects, jobs and decisions.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
@@ -40,16 +40,54 @@ impl Drop for Reservation {
     }
 }
 
-/// A read to run.
+/// Counts the entries of a read that are needed, and ends the read when none is.
 #[derive(Debug)]
-pub(crate) struct Job {
+pub(crate) struct Needed {
+    entries: AtomicUsize,
+    none: Notify,
+}
+
+impl Needed {
+    /// One entry is needed.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { entries: AtomicUsize::new(1), none: Notify::new() })
+    }
+
+    /// One more entry is needed.
+    pub(super) fn add(&self) {
+        self.entries.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One entry is not needed any more.
+    pub(super) fn subtract(&self) {
+        if self.entries.fetch_sub(1, Ordering::Relaxed) == 1 {
+            self.none.notify_one();
+        }
+    }
+
+    /// Returns once no entry is needed.
+    pub(super) async fn none(&self) {
+        self.none.notified().await;
+    }
+}
+
+/// An entry of a read.
+#[derive(Debug)]
+pub(crate) struct Reading {
     pub(super) number: u64,
     pub(super) object: Object,
     pub(super) reservation: Reservation,
+}
+
+/// A read to run.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(super) first: Reading,
+    /// Entries that are read with the same request.
+    pub(super) neighbours: Vec<Reading>,
     /// The read is demanded and exceeds the budget.
     pub(super) exceeds_budget: bool,
-    /// Notified when the result is not needed any more.
-    pub(super) cancelled: Arc<Notify>,
+    pub(super) needed: Arc<Needed>,
 }
 
 /// The next action.

@@ -6,7 +6,8 @@
 //! * **Sources and objects.** A source is a manifest with its clients ([`Source`]), or a set of names that callers add
 //!   one by one (`names`). An [`Object`] is the number of a source and the number of an object in it.
 //! * **Modules.** `window` keeps the announced order and decides which object is read or evicted next; it does no I/O.
-//!   `source` implements the engine's `Source`: it runs the reads that `window` selects. `serve` answers the requests
+//!   `source` implements the engine's `Source`: it runs the reads that `window` selects; `coalesce` reads neighbouring
+//!   ranges of one object with one request. `serve` answers the requests
 //!   of workers. `limits` adds up the permits of all clients. `shortage` writes the warnings about memory.
 //! * **Memory.** A read allocates its segment when the response's length is known, and a reservation counts against the
 //!   budget until then. Announced reads stay within the budget; demanded reads start although they exceed it. A segment
@@ -14,6 +15,7 @@
 //!
 //! An announcement is a hint: `take` returns every object, announced or not, and an announced one earlier.
 
+mod coalesce;
 mod job;
 mod limits;
 mod names;

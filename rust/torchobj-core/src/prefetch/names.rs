@@ -74,6 +74,11 @@ impl Names {
         Ok((client, true))
     }
 
+    /// The part size of the client of an object, if the client was created.
+    pub(super) fn part_bytes(&self, object: &ObjectRef) -> Option<u64> {
+        self.clients.get(object.base()).map(|client| client.policy().part_bytes)
+    }
+
     /// The clients that were created.
     pub(super) fn clients(&self) -> impl Iterator<Item = &Arc<Client>> {
         self.clients.values()

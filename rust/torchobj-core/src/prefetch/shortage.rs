@@ -52,7 +52,7 @@ impl Shortage {
         };
         let started_at = *self.started_at.get_or_insert(now);
         let holders = holders();
-        let charge = job.reservation.bytes();
+        let charge = job.first.reservation.bytes();
         if charge > holders.budget && !self.warned_large {
             self.warned_large = true;
             let budget = holders.budget;
@@ -88,13 +88,13 @@ fn describe(holders: Holders, lasted: Duration) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::job::{Job, Object, Reservation};
+    use super::super::job::{Job, Needed, Object, Reading, Reservation};
     use super::*;
 
     fn start(charge: u64, exceeds_budget: bool) -> Next<()> {
         let reservation = Reservation::new(&Arc::default(), charge);
-        let object = Object { source: 1, index: 1 };
-        Next::Start(Job { number: 1, object, reservation, exceeds_budget, cancelled: Arc::default() })
+        let first = Reading { number: 1, object: Object { source: 1, index: 1 }, reservation };
+        Next::Start(Job { first, neighbours: Vec::new(), exceeds_budget, needed: Needed::new() })
     }
 
     fn holders() -> Holders {

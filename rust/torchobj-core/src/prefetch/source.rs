@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use futures_util::FutureExt;
 
-use super::job::{Job, Next, Reservation};
+use super::job::{Job, Next, Reading, Reservation};
 use super::shortage::Holders;
 use super::{Body, KnownSource, Object, Prefetcher, Waiter, panicked, unknown_object};
 use crate::arena::{Arena, Segment, Usage};
@@ -48,9 +48,9 @@ impl Source for Prefetcher {
 }
 
 /// Allocates a segment of the arena for a read and drops the reservation that was made for it.
-struct SegmentAllocator {
-    arena: Arc<Arena>,
-    reservation: Reservation,
+pub(super) struct SegmentAllocator {
+    pub(super) arena: Arc<Arena>,
+    pub(super) reservation: Reservation,
 }
 
 impl Allocate for SegmentAllocator {
@@ -93,7 +93,7 @@ impl Prefetcher {
                 log::warn!("{warning}");
             }
             match next {
-                Next::Start(job) => return Ok(job),
+                Next::Start(job) => return Ok(self.extend(job)),
                 Next::Evict(body) => self.evict(body),
                 Next::OutOfMemory => return Err(Halt::OutOfMemory),
                 Next::Idle => return Err(Halt::Idle),
@@ -109,7 +109,7 @@ impl Prefetcher {
                 (window.next_demanded(|charge, reserved| self.arena.fits(charge, reserved)), window.is_queued())
             };
             match next {
-                Some(Next::Start(job)) => return Ok(job),
+                Some(Next::Start(job)) => return Ok(self.extend(job)),
                 Some(Next::Evict(body)) => self.evict(body),
                 _ if more => {
                     self.record_demand_exceeded();
@@ -125,24 +125,63 @@ impl Prefetcher {
         drop(body);
     }
 
-    /// Reads an object and delivers it to its waiters. Returns whether the read succeeded.
+    /// Reads the objects of a job and delivers them to their waiters. Returns whether one of them was read.
     async fn run_job(self: &Arc<Self>, job: Job) -> bool {
-        let Job { number, object, reservation, cancelled, .. } = job;
-        let abandoned = {
+        let Job { first, neighbours, needed, .. } = job;
+        let mut readings = Vec::with_capacity(1 + neighbours.len());
+        // Dropped at the end, after the locks are released.
+        let mut abandoned = Vec::new();
+        let mut ends = Vec::with_capacity(1 + neighbours.len());
+        {
             let _inside = fork::enter();
-            self.window().remove_abandoned(number, Waiter::is_closed)
-        };
-        let result = if abandoned.is_some() {
-            None
+            let mut window = self.window();
+            for reading in std::iter::once(first).chain(neighbours) {
+                let (number, object) = (reading.number, reading.object);
+                match window.remove_abandoned(number, Waiter::is_closed) {
+                    Some(waiter) => {
+                        needed.subtract();
+                        abandoned.push((waiter, reading));
+                        ends.push((number, object, None));
+                    }
+                    None => readings.push(reading),
+                }
+            }
+        }
+        let entries: Vec<_> = readings.iter().map(|reading| (reading.number, reading.object)).collect();
+        let results = if readings.is_empty() {
+            Vec::new()
         } else {
             tokio::select! {
-                result = AssertUnwindSafe(self.read(object, reservation)).catch_unwind() => {
+                results = AssertUnwindSafe(self.read_all(readings)).catch_unwind() => match (results, &entries[..]) {
+                    (Ok(results), _) => results,
                     // A panic is delivered to the waiters as an error.
-                    Some(result.unwrap_or_else(|_| Err(panicked(object))))
-                }
-                () = cancelled.notified() => None,
+                    (Err(_), [(_, object)]) => vec![Some(Err(panicked(*object)))],
+                    (Err(_), _) => Vec::new(),
+                },
+                () = needed.none() => Vec::new(),
             }
         };
+        let results = results.into_iter().chain(std::iter::repeat_with(|| None));
+        ends.extend(entries.into_iter().zip(results).map(|((number, object), result)| (number, object, result)));
+        ends.into_iter().fold(false, |read, (number, object, result)| self.end(number, object, result) | read)
+    }
+
+    /// Reads the objects of a job. `None` for one that must be read alone.
+    async fn read_all(self: &Arc<Self>, mut readings: Vec<Reading>) -> Vec<Option<Result<Body>>> {
+        match readings.pop() {
+            Some(Reading { object, reservation, .. }) if readings.is_empty() => {
+                vec![Some(self.read(object, reservation).await)]
+            }
+            last => {
+                readings.extend(last);
+                self.read_together(readings).await
+            }
+        }
+    }
+
+    /// Ends the read of an entry: delivers its result and copies for the entries that follow it. `None` if it was
+    /// cancelled or must be read alone. Returns whether the object was read.
+    fn end(self: &Arc<Self>, number: u64, object: Object, result: Option<Result<Body>>) -> bool {
         match &result {
             Some(Ok(body)) => self.stats.read(body.result.buffer.len() as u64),
             Some(Err(_)) => self.stats.failed(),
@@ -169,6 +208,10 @@ impl Prefetcher {
         {
             let _inside = fork::enter();
             let mut window = self.window();
+            if result.is_none() {
+                // It exists unless it was cancelled.
+                window.requeue_alone(number);
+            }
             let first = result.map(|result| (number, Some(result)));
             let others = copies.into_iter().map(|(follower, copy)| (follower, copy.map(Ok)));
             for (number, result) in first.into_iter().chain(others) {
@@ -199,7 +242,7 @@ impl Prefetcher {
     }
 
     /// The client of an object, its request, and whether the client was just created.
-    fn request(&self, object: Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
+    pub(super) fn request(&self, object: Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
         let _inside = fork::enter();
         let mut sources = self.sources();
         let (manifest, clients, pinned) = match sources.get_mut(&object.source).ok_or_else(|| unknown_object(object))? {

@@ -13,6 +13,7 @@ use crate::transfer::Policy;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 
+mod coalesce;
 mod faults;
 mod figures;
 

@@ -12,6 +12,7 @@
 //! ever. An iterator that lost an entry to another is *paused*: it reads ahead again only after its next use, because
 //! it would read the same objects repeatedly.
 
+mod coalesce;
 mod eviction;
 mod figures;
 
@@ -20,9 +21,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use tokio::sync::Notify;
-
-use super::job::{Job, Next, Object, Reservation, TakeOutcome};
+use super::job::{Job, Needed, Next, Object, Reading, Reservation, TakeOutcome};
 use crate::error::{Error, Result};
 
 /// Iterator of entries that were not announced.
@@ -33,6 +32,8 @@ struct Entry<B, W> {
     object: Object,
     iterator: u64,
     charge: u64,
+    /// Not read together with other entries, because such a read failed.
+    alone: bool,
     state: State<B>,
     /// Reserves memory for the copy of a following entry.
     reservation: Option<Reservation>,
@@ -42,7 +43,7 @@ struct Entry<B, W> {
 #[derive(Debug)]
 enum State<B> {
     Queued,
-    Filling(Arc<Notify>),
+    Filling(Arc<Needed>),
     Following,
     Ready(B),
     Failed(Error),
@@ -116,8 +117,10 @@ impl<B, W> Window<B, W> {
 
     fn add(&mut self, iterator: u64, object: Object, charge: u64, waiter: Option<W>) -> u64 {
         self.next += 1;
-        self.entries
-            .insert(self.next, Entry { object, iterator, charge, state: State::Queued, reservation: None, waiter });
+        self.entries.insert(
+            self.next,
+            Entry { object, iterator, charge, alone: false, state: State::Queued, reservation: None, waiter },
+        );
         self.next
     }
 
@@ -269,14 +272,18 @@ impl<B, W> Window<B, W> {
     }
 
     fn start(&mut self, number: u64, exceeds_budget: bool) -> Job {
-        let cancelled = Arc::new(Notify::new());
+        let needed = Needed::new();
+        let first = self.read(number, &needed);
+        Job { first, neighbours: Vec::new(), exceeds_budget, needed }
+    }
+
+    fn read(&mut self, number: u64, needed: &Arc<Needed>) -> Reading {
         let entry = self.entries.get_mut(&number).expect("the caller checked that it exists");
-        entry.state = State::Filling(cancelled.clone());
+        entry.state = State::Filling(needed.clone());
         let (object, charge, iterator) = (entry.object, entry.charge, entry.iterator);
         self.add_held(iterator, charge);
         self.reading.insert(object, Vec::new());
-        let reservation = Reservation::new(&self.reserved, charge);
-        Job { number, object, reservation, exceeds_budget, cancelled }
+        Reading { number, object, reservation: Reservation::new(&self.reserved, charge) }
     }
 
     fn follow(&mut self, number: u64) {
@@ -371,10 +378,10 @@ impl<B, W> Window<B, W> {
         let mut bodies = Vec::new();
         for number in numbers {
             let entry = &self.entries[&number];
-            if let State::Filling(cancelled) = &entry.state
+            if let State::Filling(needed) = &entry.state
                 && self.reading.get(&entry.object).is_none_or(Vec::is_empty)
             {
-                cancelled.notify_one();
+                needed.subtract();
             }
             if let Some(Ok(body)) = self.remove(number) {
                 bodies.push(body);

@@ -46,7 +46,7 @@ pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
         let mut rest = ranges[index].clone();
         let joined = group.join(&rest);
         if !joined {
-            group = Group { end: rest.end, range_bytes: rest.end - rest.start, gap_bytes: 0 };
+            group = Group::new(&rest);
         }
         let mut open = joined;
         while !rest.is_empty() {
@@ -74,9 +74,9 @@ pub(super) fn parts(ranges: &[Range<u64>], part_bytes: u64) -> Vec<Part> {
     parts
 }
 
-/// Ranges whose gaps are read.
+/// Ascending ranges whose gaps are read.
 #[derive(Debug, Default)]
-struct Group {
+pub(crate) struct Group {
     end: u64,
     range_bytes: u64,
     /// Total of the gaps above `SMALL_GAP_BYTES`.
@@ -84,9 +84,14 @@ struct Group {
 }
 
 impl Group {
+    /// A group of one range.
+    pub(crate) fn new(range: &Range<u64>) -> Self {
+        Self { end: range.end, range_bytes: range.end - range.start, gap_bytes: 0 }
+    }
+
     /// Adds a range, which starts no earlier than those before it. Returns false if its gap is too large or it
     /// overlaps them.
-    fn join(&mut self, range: &Range<u64>) -> bool {
+    pub(crate) fn join(&mut self, range: &Range<u64>) -> bool {
         let length = range.end - range.start;
         let Some(gap) = range.start.checked_sub(self.end).filter(|_| self.range_bytes > 0) else { return false };
         let gap_bytes = self.gap_bytes + if gap <= SMALL_GAP_BYTES { 0 } else { gap };

@@ -132,12 +132,12 @@ impl Client {
         Ok((ReadResult { buffer, size, version }, handle))
     }
 
-    fn bug(&self, range: &Range<u64>) -> Error {
+    pub(super) fn bug(&self, range: &Range<u64>) -> Error {
         self.store().error(ErrorKind::Io, Operation::Get, "", &format!("a writer of {range:?} outlived its read"))
     }
 
     /// Memory for `want`.
-    fn pending<A: Allocate>(
+    pub(super) fn pending<A: Allocate>(
         &self,
         key: &str,
         want: &Range<u64>,

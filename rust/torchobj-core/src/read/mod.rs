@@ -1,6 +1,6 @@
 //! Reads objects. `plan` divides an object into requests and `fetch` runs them, `response` checks their responses and
 //! `hedge` sends a second request when a response is late. On top of these: many objects concurrently (`many`), ranges
-//! into separate memory (`scatter`, with `coalesce` and `scatter_list`), slices of arrays (`slice_plan`, with `tile`),
+//! into separate memory (`scatter`, with `coalesce` and `scatter_list`; `ranges` with one request), slices of arrays (`slice_plan`, with `tile`),
 //! both ends of an object (`head_and_tail`), and a file-like reader with read-ahead (`ahead`).
 
 mod ahead;
@@ -10,6 +10,7 @@ mod head_and_tail;
 mod hedge;
 mod many;
 mod plan;
+mod ranges;
 mod response;
 mod scatter;
 mod scatter_list;
@@ -20,6 +21,7 @@ mod tile;
 mod verify;
 
 pub use ahead::{ReadAhead, ReadAheadConfig};
+pub(crate) use coalesce::Group;
 pub use fetch::{Read, ReadResult};
 pub use head_and_tail::HeadAndTail;
 pub use many::{Job, get_many, try_get_many};

@@ -45,14 +45,27 @@ impl Drop for Body {
     }
 }
 
+/// How a read ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Read,
+    Failed,
+    /// Each of its entries must be read alone.
+    Separate,
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Announce { iterator: u64, index: u64 },
     Take { index: u64 },
     Pump,
-    Finish { which: Index, ok: bool },
+    Finish { which: Index, end: End },
     Cancel { iterator: u64 },
     Drop { which: Index },
+}
+
+fn end() -> impl Strategy<Value = End> {
+    prop_oneof![8 => Just(End::Read), 1 => Just(End::Failed), 1 => Just(End::Separate)]
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -61,10 +74,15 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (1..=ITERATORS, index.clone()).prop_map(|(iterator, index)| Step::Announce { iterator, index }),
         4 => index.prop_map(|index| Step::Take { index }),
         4 => Just(Step::Pump),
-        5 => (any::<Index>(), prop::bool::weighted(0.8)).prop_map(|(which, ok)| Step::Finish { which, ok }),
+        5 => (any::<Index>(), end()).prop_map(|(which, end)| Step::Finish { which, end }),
         1 => (1..=ITERATORS).prop_map(|iterator| Step::Cancel { iterator }),
         3 => any::<Index>().prop_map(|which| Step::Drop { which }),
     ]
+}
+
+/// The entries of a read.
+fn readings(job: &Job) -> impl Iterator<Item = &Reading> {
+    std::iter::once(&job.first).chain(&job.neighbours)
 }
 
 /// A prefetcher without threads.
@@ -90,7 +108,9 @@ impl Simulation {
             Step::Announce { iterator, index } => self.window.announce(iterator, object(index), charge(object(index))),
             Step::Take { index } => self.take(object(index)),
             Step::Pump => self.pump(),
-            Step::Finish { which, ok } if !self.reading.is_empty() => self.finish(which.index(self.reading.len()), ok),
+            Step::Finish { which, end } if !self.reading.is_empty() => {
+                self.finish(which.index(self.reading.len()), end)
+            }
             Step::Cancel { iterator } => drop(self.window.cancel(iterator)),
             Step::Drop { which } if !self.taken.is_empty() => {
                 self.taken.swap_remove(which.index(self.taken.len()));
@@ -124,12 +144,20 @@ impl Simulation {
             let fits = self.fits();
             let available = BUDGET.saturating_sub(self.used.get() + self.window.reserved());
             match self.window.next(fits) {
-                Next::Start(job) => {
-                    assert!(
-                        job.exceeds_budget || charge(job.object) <= available,
-                        "announced work exceeds_budget the budget"
-                    );
-                    assert!(self.reading.iter().all(|other| other.object != job.object), "it is being read");
+                Next::Start(mut job) => {
+                    let mut last = job.first.object;
+                    let joins = |next: Object| {
+                        let joined = (next.source, next.index) == (last.source, last.index + 1);
+                        last = if joined { next } else { last };
+                        joined
+                    };
+                    self.window.extend(&mut job, joins, self.fits());
+                    assert!(readings(&job).is_sorted_by(|one, next| one.object.index + 1 == next.object.index));
+                    let charged: u64 = readings(&job).map(|reading| charge(reading.object)).sum();
+                    let exceeds_budget = job.exceeds_budget && job.neighbours.is_empty();
+                    assert!(exceeds_budget || charged <= available, "announced work exceeds the budget");
+                    let is_new = |other: &Reading| readings(&job).all(|reading| reading.object != other.object);
+                    assert!(self.reading.iter().flat_map(readings).all(is_new), "it is being read");
                     self.reading.push(job);
                 }
                 Next::Evict(body) => {
@@ -150,21 +178,38 @@ impl Simulation {
     }
 
     /// Does what `Prefetcher::run_job` does.
-    fn finish(&mut self, which: usize, ok: bool) {
-        let Job { number, object, reservation, cancelled, .. } = self.reading.swap_remove(which);
-        let result = cancelled.notified().now_or_never().is_none().then(|| match ok {
-            true => Ok(Body::new(object, &self.used)),
-            false => Err(Error::new(ErrorKind::NotFound, Operation::Get, "", "injected")),
-        });
+    fn finish(&mut self, which: usize, end: End) {
+        let Job { first, neighbours, needed, .. } = self.reading.swap_remove(which);
+        let is_needed = needed.none().now_or_never().is_none();
+        let end = if end == End::Separate && neighbours.is_empty() { End::Failed } else { end };
+        for reading in std::iter::once(first).chain(neighbours) {
+            self.finish_entry(reading, end, is_needed);
+        }
+    }
+
+    fn finish_entry(&mut self, reading: Reading, end: End, is_needed: bool) {
+        let Reading { number, object, reservation } = reading;
+        let result = match end {
+            End::Read => Some(Ok(Body::new(object, &self.used))),
+            End::Failed => Some(Err(Error::new(ErrorKind::NotFound, Operation::Get, "", "injected"))),
+            End::Separate => None,
+        };
+        let result = result.filter(|_| is_needed);
         drop(reservation);
         let read = matches!(result, Some(Ok(_)));
         let fits = self.fits();
         let followers = self.window.take_followers(object, |bytes, reserved| read && fits(bytes, reserved));
         let copies: Vec<_> =
             followers.into_iter().map(|number| (number, read.then(|| Body::new(object, &self.used)))).collect();
-        if let Some(result) = result {
-            let delivery = self.window.complete(number, result);
-            self.deliver(delivery);
+        match result {
+            Some(result) => {
+                let delivery = self.window.complete(number, result);
+                self.deliver(delivery);
+            }
+            None => {
+                assert!(is_needed || !self.window.contains(number), "a cancelled read has no entry");
+                self.window.requeue_alone(number);
+            }
         }
         for (number, copy) in copies {
             match copy {
@@ -216,15 +261,16 @@ impl Simulation {
         for (number, used) in entries.iter().filter(|(_, used)| used.waiter.is_some()) {
             let will_be_read = match used.state {
                 State::Queued => demanded.contains(number),
-                State::Filling(_) => self.reading.iter().any(|job| job.number == *number),
+                State::Filling(_) => self.reading.iter().flat_map(readings).any(|reading| reading.number == *number),
                 State::Following => reading[&used.object].contains(number),
                 State::Ready(_) | State::Failed(_) => false,
             };
             assert!(will_be_read, "{used:?}");
         }
-        assert!(reading.keys().all(|object| self.reading.iter().any(|job| job.object == *object)));
+        let is_read = |object: &Object| self.reading.iter().flat_map(readings).any(|reading| reading.object == *object);
+        assert!(reading.keys().all(is_read));
         let following = sum(&|used| matches!(used.state, State::Following));
-        let reading: u64 = self.reading.iter().map(|job| job.reservation.bytes()).sum();
+        let reading: u64 = self.reading.iter().flat_map(readings).map(|reading| reading.reservation.bytes()).sum();
         assert_eq!(self.window.reserved(), following + reading);
     }
 
@@ -236,7 +282,7 @@ impl Simulation {
             if self.reading.is_empty() {
                 break;
             }
-            self.finish(0, true);
+            self.finish(0, End::Read);
         }
         assert!(self.reading.is_empty() && self.waiting.is_empty());
         for iterator in 1..=ITERATORS {
@@ -268,7 +314,7 @@ fn settle(simulation: &mut Simulation) -> u64 {
         if simulation.reading.is_empty() {
             return read;
         }
-        simulation.finish(0, true);
+        simulation.finish(0, End::Read);
     }
     unreachable!()
 }
@@ -335,7 +381,7 @@ fn following_entries_are_reserved_before_their_copies_exist() {
     (0..9).for_each(|_| simulation.window.announce(1, object(2), charge(object(2))));
     simulation.pump();
     assert_eq!(simulation.window.reserved(), BUDGET);
-    simulation.finish(0, true);
+    simulation.finish(0, End::Read);
     assert_eq!((simulation.used.get(), simulation.window.reserved()), (BUDGET, 0));
     simulation.end();
 }

@@ -1,0 +1,63 @@
+//! Reads several ranges of one object with one request, each into memory of its own. The caller chooses the ranges:
+//! `coalesce` has the rule.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::response::Expected;
+use super::scatter_list::{ScatterList, Target};
+use super::{Read, ReadResult};
+use crate::client::Client;
+use crate::engine::Allocate;
+use crate::error::{ErrorKind, Operation, Result};
+use crate::types::ByteRange;
+
+impl Client {
+    /// Reads `ranges` of the object of `read`, whose range is ignored, with one request from the first range to the
+    /// last; bytes between them are discarded. The ranges are ascending, not empty and do not overlap. Each allocator
+    /// is called once the response has arrived. The results have the order of `ranges`.
+    ///
+    /// # Errors
+    /// Those of [`get_into`](Self::get_into), and `Range` if a range ends beyond the object.
+    pub(crate) async fn get_ranges<A: Allocate>(
+        self: &Arc<Self>,
+        read: Read,
+        ranges: Vec<(Range<u64>, A)>,
+    ) -> Result<Vec<(ReadResult, A::Handle)>> {
+        let Read { key, size, version, .. } = read;
+        self.store().check_key(Operation::Get, &key)?;
+        let (Some((first, _)), Some((last, _))) = (ranges.first(), ranges.last()) else { return Ok(Vec::new()) };
+        let span = first.start..last.end;
+        let expected = Expected { size, version };
+        let request = expected.request(&key, Some(ByteRange::Bounded(span.clone())));
+        let first = self.open_first(request, span.end - span.start).await?;
+        let size = first.result.size();
+        if size < span.end {
+            let message = format!("requested bytes {span:?}, the object has {size}");
+            return Err(self.store().error(ErrorKind::Range, Operation::Get, &key, &message));
+        }
+        let version = match expected.version {
+            Some(selected) if selected.is_selected() => Some(selected),
+            version => first.result.version().cloned().or(version),
+        };
+        let mut at = span.start;
+        let (mut targets, mut reads) = (VecDeque::with_capacity(ranges.len()), Vec::with_capacity(ranges.len()));
+        for (index, (range, allocator)) in ranges.into_iter().enumerate() {
+            let (pending, dest, length, handle) = self.pending(&key, &range, allocator)?;
+            let gap_bytes = usize::try_from(range.start - at).expect("gaps have at most 1 MiB");
+            at = range.end;
+            targets.push_back(Target { gap_bytes, index, dest });
+            reads.push((pending, length, handle));
+        }
+        let expected = Expected { size: Some(size), version: version.clone() };
+        let mut sink = ScatterList::new(targets, false, self.store().url(&key).into());
+        self.receive(&key, span.clone(), &expected, &mut sink, Some(first)).await?;
+        drop(sink);
+        let finish = |(pending, length, handle): (crate::buffer::PendingBuffer, usize, A::Handle)| {
+            let buffer = pending.finish(length).map_err(|_| self.bug(&span))?;
+            Ok((ReadResult { buffer, size, version: version.clone() }, handle))
+        };
+        reads.into_iter().map(finish).collect()
+    }
+}
