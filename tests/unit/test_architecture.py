@@ -100,7 +100,7 @@ LAYERS = [
     ["fsspec.gcsfs_options"],
     ["fsspec.file_system"],
     ["fsspec.registry"],
-    ["fsspec"],
+    ["fsspec", "wds"],
     ["lightning"],
     ["checkpoint.commit_format", "checkpoint.handle", "checkpoint.rng"],
     ["checkpoint.commits", "checkpoint.retention"],

@@ -1,0 +1,136 @@
+"""Makes webdataset read and write `s3://` and `gs://` with torchobj: `register`. Needs the extra `webdataset`.
+
+webdataset looks up openers by scheme in a table of the process. Forked workers inherit it. For workers that are started
+by spawn or forkserver, the stages that open URLs carry the registration: they are pickled with it, and unpickling them
+registers. The table of `copyreg` does this for pickle, multiprocessing and cloudpickle; pipelines stay as they are.
+
+The writers of webdataset close their file after an exception too. For files of torchobj, the `__exit__` of these
+writers discards it instead, so that an incomplete shard does not appear.
+"""
+
+import copyreg
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torchobj.checkpoint.files import ObjectWriter, open_reader
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config.checks import check
+from torchobj.exceptions import ConfigError
+
+try:
+    from webdataset import ShardWriter, TarWriter, gopen_schemes
+    from webdataset.cache import FileCache, StreamingOpen
+    from webdataset.filters import FilterFunction
+except ImportError as error:
+    raise ImportError(f"torchobj.wds needs webdataset ({error}): pip install 'torchobj[webdataset]'") from error
+
+__all__ = ["register"]
+
+#: Schemes that can be registered, with the names that webdataset may see.
+_NAMES = {"s3": ("s3",), "gs": ("gs", "gcs")}
+
+#: Stages of pipelines that open URLs, or contain functions that do, as `tarfile_to_samples` of `DataPipeline`s.
+_STAGES = (StreamingOpen, FileCache, FilterFunction)
+
+
+class _Opener(NamedTuple):
+    """Opens URLs, as a handler in `gopen_schemes`."""
+
+    config: StoreConfig | S3ClientConfig | None
+
+    def __call__(self, url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> Any:  # noqa: ARG002  webdataset's
+        if mode == "rb":
+            return open_reader(url, store_config(self.config))
+        if mode == "wb":
+            return _ShardFile(url, config=self.config)
+        raise ConfigError(f"mode={mode!r}: must be rb or wb to open {url}")
+
+
+class _ShardFile(ObjectWriter):
+    """A shard that a writer of webdataset writes. Once discarded, it accepts what the writer still writes."""
+
+    _is_discarded = False
+
+    def discard(self) -> None:
+        self._is_discarded = True
+        self.abort()
+
+    def write(self, data: Any, /) -> int:
+        """Writes data; nothing if the shard is discarded."""
+        return len(data) if self._is_discarded else super().write(data)
+
+
+def register(config: StoreConfig | S3ClientConfig | None = None, schemes: tuple[str, ...] = ("s3", "gs")) -> None:
+    """Makes webdataset open `s3://`, `gs://` and `gcs://` with torchobj, in this process and in DataLoader workers.
+
+    `wds.WebDataset("s3://bucket/train-{000000..000099}.tar")` then reads each shard by parallel requests ahead of its
+    position, in at most 32 MiB per worker. Workers may be started by fork, spawn or forkserver. `wds.ShardWriter` and
+    `wds.TarWriter` send shards while they are written; a shard appears when the writer is closed, and does not appear
+    if the `with` block of the writer raises. Another call replaces the configuration.
+
+    Args:
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        schemes: `s3`, or `gs`, or both. webdataset reads `gs://` with gsutil otherwise; `gs` includes `gcs`.
+
+    Raises:
+        ConfigError: An argument is invalid.
+
+    Example:
+        ```python
+        import torchobj.wds, webdataset
+
+        torchobj.wds.register()
+        dataset = webdataset.WebDataset("s3://bucket/train-{000000..000099}.tar", shardshuffle=100)
+        loader = torch.utils.data.DataLoader(dataset.shuffle(1000).decode("torch"), num_workers=4)
+        ```
+    """
+    ok = isinstance(schemes, tuple) and set(schemes) <= _NAMES.keys()
+    check("schemes", schemes, "a tuple of s3 and gs", ok=ok)
+    store_config(config)
+    for scheme in schemes:
+        for name in _NAMES[scheme]:
+            gopen_schemes[name] = _Opener(config)
+    for stage in _STAGES:
+        copyreg.pickle(stage, _reduce_stage)
+    for writer, (original, discarding) in _EXITS.items():
+        if writer.__exit__ is original:
+            writer.__exit__ = discarding
+
+
+def _registered() -> dict[str, _Opener]:
+    return {name: opener for name, opener in gopen_schemes.items() if isinstance(opener, _Opener)}
+
+
+def _reduce_stage(stage: Any) -> tuple[Any, ...]:
+    """Pickles a stage with the registration of this process."""
+    _, (kind, *arguments), *state = stage.__reduce_ex__(2)
+    return _stage, (_registered(), kind, *arguments), *state
+
+
+def _stage(openers: dict[str, _Opener], kind: Any, *arguments: Any) -> Any:
+    """Registers in a process that has not, and makes the stage without its state."""
+    for scheme, opener in openers.items():
+        if scheme in _NAMES and scheme not in _registered():
+            register(opener.config, (scheme,))
+    return kind.__new__(kind, *arguments)
+
+
+def _discarding(kind: Any, file_of: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The `__exit__` of a writer, and one that discards the open shard after an exception."""
+    original = kind.__exit__
+
+    def leave(writer: Any, exc_type: Any = None, exc: Any = None, traceback: Any = None) -> Any:
+        file = file_of(writer)
+        if exc_type is not None and isinstance(file, _ShardFile):
+            file.discard()
+            # A callback for shards that are complete.
+            writer.post = None
+        return original(writer, exc_type, exc, traceback)
+
+    return original, leave
+
+
+_EXITS: dict[Any, tuple[Any, Any]] = {
+    TarWriter: _discarding(TarWriter, lambda writer: writer.own_fileobj),
+    ShardWriter: _discarding(ShardWriter, lambda writer: getattr(writer.tarstream, "own_fileobj", None)),
+}
