@@ -26,12 +26,15 @@ from torchobj.urls import Url, parse_url
 if TYPE_CHECKING:
     from torchobj.checkpoint.load import load
     from torchobj.checkpoint.save import save
+    from torchobj.datasets.groups import GroupDataset
+    from torchobj.datasets.image_folder import ImageFolder
     from torchobj.datasets.iterable import ObjectIterableDataset
     from torchobj.datasets.map import ObjectMapDataset
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.reader_constructor import S3ReaderConstructor
+    from torchobj.datasets.table import TableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
     from torchobj.loader.transformers_callback import LookaheadCallback as LookaheadCallback
 
@@ -50,6 +53,8 @@ _LAZY = {
     "ElasticDistributedSampler": "torchobj.loader",
     "GCSIterableDataset": "torchobj.datasets.one_provider",
     "GCSMapDataset": "torchobj.datasets.one_provider",
+    "GroupDataset": "torchobj.datasets.groups",
+    "ImageFolder": "torchobj.datasets.image_folder",
     "LookaheadBatchSampler": "torchobj.loader",
     # Also needs transformers, and is therefore not in __all__.
     "LookaheadCallback": "torchobj.loader.transformers_callback",
@@ -60,6 +65,7 @@ _LAZY = {
     "S3IterableDataset": "torchobj.datasets.one_provider",
     "S3MapDataset": "torchobj.datasets.one_provider",
     "S3ReaderConstructor": "torchobj.datasets.reader_constructor",
+    "TableDataset": "torchobj.datasets.table",
     "attach": "torchobj.loader",
     "load": "torchobj.checkpoint.load",
     "save": "torchobj.checkpoint.save",
@@ -73,6 +79,8 @@ __all__ = [
     "GCSIterableDataset",
     "GCSMapDataset",
     "GCSOptions",
+    "GroupDataset",
+    "ImageFolder",
     "ListPage",
     "LookaheadBatchSampler",
     "Manifest",
@@ -97,6 +105,7 @@ __all__ = [
     "Store",
     "StoreConfig",
     "StoreError",
+    "TableDataset",
     "TarWriter",
     "TorchobjError",
     "UnfinishedUpload",

@@ -14,6 +14,8 @@ from torchobj import (
     GCSIterableDataset,
     GCSMapDataset,
     GCSOptions,
+    GroupDataset,
+    ImageFolder,
     ListPage,
     LookaheadBatchSampler,
     Manifest,
@@ -38,6 +40,7 @@ from torchobj import (
     Store,
     StoreConfig,
     StoreError,
+    TableDataset,
     TarWriter,
     TorchobjError,
     UnfinishedUpload,
@@ -184,6 +187,14 @@ def decoded(reader: ObjectReader, buffer: Buffer) -> None:
     assert_type(decode.text(reader, errors="replace"), str)
     decode.npz(memoryview(b""))
     decode.safetensors(b"")
+
+
+def datasets_of_labels(url: str) -> None:
+    """Datasets whose samples have labels."""
+    assert_type(ImageFolder(url, loader=decode.image).class_to_idx, dict[str, int])
+    assert_type(ImageFolder(url).samples[0], tuple[str, int])
+    assert_type(GroupDataset(url, {"image": ".jpg"}, transform=len)[0], int)
+    assert_type(TableDataset(url, "url", transform=len)[0], int)
 
 
 def objects_as_files() -> None:

@@ -63,7 +63,8 @@ LAYERS = [
     ["datasets.read_ahead", "datasets.base"],
     ["datasets.passes", "datasets.shard_ranges", "datasets.shuffle_buffer"],
     ["datasets.stream"],
-    ["datasets.map", "datasets.iterable", "datasets.objects"],
+    ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing"],
+    ["datasets.groups", "datasets.image_folder", "datasets.table"],
     ["datasets.one_provider"],
     ["checkpoint.dcp.limits"],
     [

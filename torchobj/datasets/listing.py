@@ -126,6 +126,10 @@ class Listing:
         self.source(manifest)
         return manifest
 
+    def objects(self) -> Manifest:
+        """As `manifest`, for a dataset that reads the objects by reference and not through `readers`."""
+        return self._listed()
+
     @property
     def name(self) -> str:
         """Describes the listing in messages; the same on every rank."""

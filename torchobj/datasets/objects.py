@@ -104,6 +104,9 @@ class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
             f"{type(self).__name__} must define build(index, readers): sample {index} of {len(readers)} readers"
         )
 
+    def _torchobj_prepare(self) -> None:
+        """Creates what workers inherit, before they are started. For the datasets of torchobj."""
+
     def __getitem__(self, index: int) -> Sample_co:
         """Sample `index`. Negative indices count from the end.
 
@@ -145,8 +148,13 @@ def batch_reader_of(dataset: ObjectDataset) -> _SampleReader:
 
 
 def objects_to_announce(dataset: ObjectDataset, indices: Sequence[int]) -> list[tuple[int, int]]:
-    """The objects of samples, as pairs of source number and index, which a loader announces."""
+    """The objects of samples, as pairs of source number and index, which a loader announces.
+
+    Called without indices before workers are started.
+    """
     refs: list[ObjectRef] = []
+    if not indices:
+        dataset._torchobj_prepare()
     for index in indices:
         try:
             refs += _refs_at(dataset, position_of(index, dataset))

@@ -1,0 +1,168 @@
+"""`GroupDataset`: samples of several objects whose names differ only in their ends."""
+
+import logging
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from typing_extensions import override
+
+from torchobj._torchobj import ObjectReader, ObjectRef
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config.checks import check
+from torchobj.datasets.arranged_listing import ArrangedListing
+from torchobj.datasets.base import Sample_co, position_of
+from torchobj.datasets.errors import OnError
+from torchobj.datasets.objects import ObjectDataset, batch_reader_of
+from torchobj.exceptions import ObjectNotFoundError
+from torchobj.manifest import Manifest
+
+__all__ = ["GroupDataset"]
+
+logger = logging.getLogger("torchobj")
+
+#: Maximum number of incomplete groups that a message names.
+_SHOWN = 3
+
+
+class _Arrange:
+    """Finds the groups, in the order of their stems."""
+
+    def __init__(self, fields: Mapping[str, str], *, is_dropping: bool) -> None:
+        self.fields, self.is_dropping = dict(fields), is_dropping
+
+    def __call__(self, url: str, names: Iterable[str], _manifest: Manifest) -> tuple["array[int]", int]:
+        by_suffix = {suffix: position for position, suffix in enumerate(self.fields.values())}
+        lengths = sorted({len(suffix) for suffix in by_suffix}, reverse=True)
+        groups: dict[str, list[int]] = {}
+        for index, name in enumerate(names):
+            # The longest suffix first.
+            for length in lengths:
+                position, stem = by_suffix.get(name[-length:]), name[:-length]
+                if position is not None and stem and not stem.endswith("/"):
+                    groups.setdefault(stem, [-1] * len(by_suffix))[position] = index
+                    break
+        self._check(url, groups)
+        stems = sorted(stem for stem, parts in groups.items() if min(parts) >= 0)
+        return array("q", (index for stem in stems for index in groups[stem])), len(stems)
+
+    def _check(self, url: str, groups: Mapping[str, Sequence[int]]) -> None:
+        described = ", ".join(self.fields.values())
+        if not groups:
+            raise ObjectNotFoundError(f"{url}: no object has a name that ends with one of {described}")
+        incomplete = [stem for stem, parts in groups.items() if min(parts) < 0]
+        if not incomplete:
+            return
+        shown = "; ".join(self._described(stem, groups[stem]) for stem in sorted(incomplete)[:_SHOWN])
+        more = f"; and {len(incomplete) - _SHOWN} more" if len(incomplete) > _SHOWN else ""
+        if self.is_dropping and len(incomplete) < len(groups):
+            logger.warning("%s: %d of %d groups are incomplete and were dropped: %s%s", url, len(incomplete),
+                           len(groups), shown, more)  # fmt: skip
+            return
+        advice = "check the suffixes" if self.is_dropping else "upload the objects, or pass missing='drop'"
+        raise ObjectNotFoundError(
+            f"{url}: {len(incomplete)} of {len(groups)} groups are incomplete: {shown}{more}; {advice}"
+        )
+
+    def _described(self, stem: str, parts: Sequence[int]) -> str:
+        absent = zip(self.fields.items(), parts, strict=True)
+        return f"{stem!r} has no " + " and no ".join(f"{name} ({suffix})" for (name, suffix), at in absent if at < 0)
+
+
+class GroupDataset(ObjectDataset[Sample_co]):
+    """A map-style dataset whose samples are groups of objects: an image, its mask and its labels.
+
+    The names of the objects of a group differ only in their ends. A sample is a dict of readers by field, and the
+    common part of the names after the folder as `__key__`. Samples are in the order of these keys. The folder is listed
+    once, at the first use; workers share the listing, and under torch.distributed rank 0 lists for all ranks. An object
+    that has changed since is an error.
+
+    Args:
+        url: URL of the folder, of any scheme. Objects in its subfolders belong to it.
+        fields: The end of the names of each field, such as `{"image": ".jpg", "mask": ".mask.png"}`. If several match
+            a name, the longest does: `a.mask.png` is the mask of `a`, and no field `.png` of `a.mask`. Upper and lower
+            case are different. Objects that match none are ignored.
+        transform: Converts the dict to a sample. None: the sample is the dict.
+        missing: Groups without an object for each field are an error (`raise`), or are left out (`drop`) and counted in
+            a warning.
+        region, endpoint_url: Override those of `config`.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
+
+    Attributes:
+        failed_samples: Number of samples that failed, in this process and its DataLoader workers.
+
+    Raises:
+        ConfigError: An argument is invalid. No request is sent here.
+        ObjectNotFoundError: At the first use: there are no groups; or incomplete ones, with their keys and fields.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://masks")
+        >>> for name in ("a.txt", "a.mask.json", "b/c.txt", "b/c.mask.json", "readme"):
+        ...     _ = store.put(f"train/{name}", b"[1, 2]")
+        >>> def decode(sample):
+        ...     text, mask = torchobj.decode.text(sample["text"]), torchobj.decode.json(sample["mask"])
+        ...     return sample["__key__"], text, mask
+        >>> fields = {"text": ".txt", "mask": ".mask.json"}
+        >>> dataset = torchobj.GroupDataset("memory://masks/train/", fields, transform=decode)
+        >>> len(dataset), dataset[1]
+        (2, ('b/c', '[1, 2]', [1, 2]))
+    """
+
+    def __init__(
+        self,
+        url: str,
+        fields: Mapping[str, str],
+        transform: Callable[[dict[str, Any]], Sample_co] | None = None,
+        *,
+        missing: Literal["raise", "drop"] = "raise",
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        is_suffixes = isinstance(fields, Mapping) and all(isinstance(end, str) and end for end in fields.values())
+        check("fields", fields, 'suffixes by field, such as {"image": ".jpg"}', ok=bool(fields) and is_suffixes)
+        check("fields", fields, "fields with different suffixes", ok=len({*fields.values()}) == len(fields))
+        check("fields", fields, "without '__key__', which is the key of the group", ok="__key__" not in fields)
+        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        check("missing", missing, "'raise' or 'drop'", ok=missing in ("raise", "drop"))
+        settings = store_config(config, region, endpoint_url, url=url)
+        super().__init__(config=settings, on_error=on_error)
+        self.fields, self.transform = dict(fields), transform
+        arrange = _Arrange(self.fields, is_dropping=missing == "drop")
+        self._groups: ArrangedListing[int] = ArrangedListing(url, settings, arrange)
+
+    def __repr__(self) -> str:
+        described = f"{self._groups!r}, fields: {', '.join(self.fields)}"
+        return f"<{type(self).__name__} {described}, on_error={batch_reader_of(self).on_error!r}>"
+
+    def __len__(self) -> int:
+        return self._groups.found().details
+
+    def key(self, index: int) -> str:
+        """The key of a sample, its `__key__`.
+
+        Args:
+            index: Number of the sample. Negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        suffix = next(iter(self.fields.values()))
+        return self._groups.found().name(position_of(index, self) * len(self.fields)).removesuffix(suffix)
+
+    @override
+    def _torchobj_prepare(self) -> None:
+        self._groups.found()
+
+    @override
+    def objects_at(self, index: int) -> Sequence[ObjectRef]:
+        groups, count = self._groups.found(), len(self.fields)
+        return [groups.ref(position) for position in range(index * count, (index + 1) * count)]
+
+    @override
+    def build(self, index: int, readers: Sequence[ObjectReader]) -> Any:
+        sample: dict[str, Any] = {"__key__": self.key(index), **dict(zip(self.fields, readers, strict=True))}
+        return sample if self.transform is None else self.transform(sample)

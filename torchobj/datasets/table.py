@@ -1,0 +1,228 @@
+"""`TableDataset`: rows of a table with the objects that their URLs name."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.config.checks import check
+from torchobj.datasets.base import Sample_co
+from torchobj.datasets.errors import OnError
+from torchobj.datasets.objects import ObjectDataset, batch_reader_of
+from torchobj.datasets.shared_table import SharedTable, import_arrow
+from torchobj.exceptions import ConfigError
+from torchobj.manifest import url_of_file
+from torchobj.reads import get_many
+from torchobj.urls import ALIASES, CLOUD_SCHEMES, SCHEMES, parse_url, shown_url
+
+__all__ = ["TableDataset"]
+
+#: Start and end of every Parquet file.
+_PARQUET = b"PAR1"
+
+
+class TableDataset(ObjectDataset[Sample_co]):
+    r"""A map-style dataset of the rows of a table, with the objects that their URLs name: images with labels in a CSV.
+
+    A sample is the row as a dict by column, with an `ObjectReader` in place of each URL. The objects may be in any
+    buckets, and an object may be in several rows; a table in a bucket must not name files of this machine. The table
+    stays in the memory of Arrow, which workers share. Needs pyarrow.
+
+    Args:
+        table: The path or URL of a CSV or Parquet file, which is read here; a `pandas.DataFrame`, a `pyarrow.Table` or
+            a `datasets.Dataset`. A CSV has a line of column names; pyarrow infers the types.
+        url_columns: Name of the column of URLs, or names of several.
+        base_url: URL of the folder to which URLs without a scheme are relative, such as `s3://bucket/images/`.
+        columns: Names of the columns of a sample, in their order; those of URLs are added. None: all.
+        transform: Converts the dict to a sample. None: the sample is the dict.
+        region, endpoint_url: Override those of `config` for the objects of S3, and for a table in S3.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+        on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
+
+    Attributes:
+        failed_samples: Number of samples that failed, in this process and its DataLoader workers.
+
+    Raises:
+        ConfigError: An argument is invalid; or a URL is missing or malformed: the message names its row and column.
+            Rows are counted from 0, as samples are.
+        StoreError: The table cannot be read.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://labelled")
+        >>> for name in ("a.txt", "b.txt", "c.txt"):
+        ...     _ = store.put(f"texts/{name}", name.encode())
+        >>> _ = store.put("labels.csv", b"text,label\nc.txt,1\na.txt,0\n")
+        >>> dataset = torchobj.TableDataset(
+        ...     "memory://labelled/labels.csv",
+        ...     "text",
+        ...     base_url="memory://labelled/texts/",
+        ...     transform=lambda row: (torchobj.decode.text(row["text"]), row["label"]),
+        ... )
+        >>> dataset[0], len(dataset)
+        (('c.txt', 1), 2)
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        url_columns: str | Sequence[str],
+        base_url: str | None = None,
+        columns: Sequence[str] | None = None,
+        transform: Callable[[dict[str, Any]], Sample_co] | None = None,
+        *,
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        on_error: OnError = "raise",
+    ) -> None:
+        self.url_columns = _names("url_columns", [url_columns] if isinstance(url_columns, str) else url_columns)
+        check("url_columns", url_columns, "the name of a column, or a list of names", ok=bool(self.url_columns))
+        check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
+        if base_url is not None:
+            parse_url(base_url)
+        self._base = None if base_url is None else f"{base_url.removesuffix('/')}/"
+        settings = store_config(config, region, endpoint_url)
+        super().__init__(config=settings, on_error=on_error)
+        self.transform = transform
+        found, self._name, self._schemes = _read(table, settings)
+        chosen = _chosen(found, self.url_columns, None if columns is None else _names("columns", columns), self._name)
+        for name in self.url_columns:
+            self._check_urls(chosen, name)
+        self._table = SharedTable(chosen)
+
+    def __repr__(self) -> str:
+        on_error = batch_reader_of(self).on_error
+        return f"<{type(self).__name__} of {self._name}, {len(self)} rows, on_error={on_error!r}>"
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @override
+    def objects_at(self, index: int) -> Sequence[ObjectRef]:
+        return [ObjectRef(self._url(self._table.value(name, index))) for name in self.url_columns]
+
+    @override
+    def build(self, index: int, readers: Sequence[ObjectReader]) -> Any:
+        row: dict[str, Any] = {**self._table.row(index), **dict(zip(self.url_columns, readers, strict=True))}
+        return row if self.transform is None else self.transform(row)
+
+    def _url(self, value: str) -> str:
+        return value if "://" in value or self._base is None else self._base + value
+
+    def _check_urls(self, table: Any, name: str) -> None:
+        """Checks the URLs of a column. Only those that are not plain become Python objects."""
+        compute = import_arrow("pyarrow.compute")
+        values = table.column(name)
+        is_plain = compute.match_substring_regex(values, _plain_url(self._schemes))
+        if self._base is not None:
+            is_relative = compute.invert(compute.match_substring(values, "://"))
+            is_plain = compute.or_(is_plain, compute.and_(is_relative, compute.not_equal(values, "")))
+        other = compute.indices_nonzero(compute.invert(compute.fill_null(is_plain, False)))  # noqa: FBT003
+        for row in other.to_pylist():
+            self._check_url(values[row].as_py(), row, name)
+
+    def _check_url(self, value: str | None, row: int, name: str) -> None:
+        where = f"{self._name}: row {row}, column {name!r}: "
+        if not value:
+            raise ConfigError(f"{where}the URL is {'null' if value is None else 'empty'}; every row must have one")
+        if "://" not in value:
+            raise ConfigError(f"{where}{value!r} is not a URL such as s3://bucket/key; for relative URLs pass base_url")
+        try:
+            parse_url(value)
+            ObjectRef(value)
+        except ConfigError as error:
+            raise ConfigError(f"{where}{error}") from None
+        if parse_url(value).scheme not in self._schemes:
+            raise ConfigError(
+                f"{where}a table in a bucket must not name objects of this machine, but has {value!r}; if you trust "
+                "it, download the table and pass its local path"
+            )
+
+
+def _plain_url(schemes: tuple[str, ...]) -> str:
+    """A pattern of URLs that need no further check: with a scheme, a bucket unless it is a file, and a key."""
+    others = "|".join(alias for alias, scheme in {**ALIASES, **dict(zip(SCHEMES, SCHEMES, strict=True))}.items()
+                      if scheme in schemes and scheme != "file")  # fmt: skip
+    return rf"^(?:(?:{others})://[^/@\x00-\x1f\x7f]+{'|file://' if 'file' in schemes else ''})/[^\x00-\x1f\x7f]+$"
+
+
+def _names(argument: str, names: Any) -> list[str]:
+    is_list = not isinstance(names, (str, Mapping)) and isinstance(names, Sequence)
+    is_names = is_list and all(isinstance(name, str) for name in names)
+    check(argument, names, "the name of a column, or a list of names", ok=is_names)
+    return list(names)
+
+
+def _chosen(table: Any, url_columns: list[str], columns: list[str] | None, name: str) -> Any:
+    """The columns of a sample, with URLs as strings."""
+    arrow = import_arrow()
+    wanted = (
+        table.column_names if columns is None else [*columns, *(each for each in url_columns if each not in columns)]
+    )
+    for column in (*wanted, *url_columns):
+        count = table.column_names.count(column)
+        if count != 1:
+            problem = "no column" if count == 0 else f"{count} columns"
+            raise ConfigError(f"{name}: {problem} {column!r}; its columns are {', '.join(table.column_names)}")
+    chosen = table.select(wanted)
+    for column in url_columns:
+        kind = chosen.schema.field(column).type
+        values = kind.value_type if arrow.types.is_dictionary(kind) else kind
+        is_text = arrow.types.is_string(values) or arrow.types.is_large_string(values)
+        if not is_text and not (hasattr(arrow.types, "is_string_view") and arrow.types.is_string_view(values)):
+            # A column of nulls only has no type of its own, and its first row is named in the message.
+            if not arrow.types.is_null(values):
+                raise ConfigError(f"{name}: column {column!r} is of type {kind}: URLs must be strings")
+            values = arrow.string()
+        if not (kind == arrow.string() or kind == arrow.large_string()):
+            texts = chosen.column(column).cast(arrow.large_string() if values != arrow.string() else arrow.string())
+            chosen = chosen.set_column(chosen.schema.get_field_index(column), column, texts)
+    return chosen
+
+
+def _read(table: Any, config: StoreConfig) -> tuple[Any, str, tuple[str, ...]]:
+    """A table as an Arrow table, its name in messages, and the schemes of its URLs."""
+    arrow = import_arrow()
+    if isinstance(table, arrow.Table):
+        return table, "the table", SCHEMES
+    if isinstance(table, (str, os.PathLike)):
+        url = url_of_file(table)
+        [data] = get_many([url], config=config)
+        # As for manifests: a file in a bucket is not trusted to name files of this machine.
+        is_local = parse_url(url).scheme not in CLOUD_SCHEMES
+        return _decoded(data, url), shown_url(url), SCHEMES if is_local else CLOUD_SCHEMES
+    # Without importing what the caller has not imported.
+    pandas, hugging_face = sys.modules.get("pandas"), sys.modules.get("datasets")
+    if pandas is not None and isinstance(table, pandas.DataFrame):
+        converted = arrow.Table.from_pandas(table, preserve_index=False)
+        return converted.replace_schema_metadata(None), "the DataFrame", SCHEMES
+    if hugging_face is not None and isinstance(table, hugging_face.Dataset):
+        # All rows in the order of the dataset, which may have been shuffled or filtered.
+        rows = table.with_format("arrow")[:]
+        return rows.replace_schema_metadata(None), "the datasets.Dataset", SCHEMES
+    raise ConfigError(
+        f"table={type(table)}: must be the path or URL of a CSV or Parquet file, a pandas.DataFrame, a pyarrow.Table "
+        "or a datasets.Dataset"
+    )
+
+
+def _decoded(data: Buffer, url: str) -> Any:
+    """The table in a file."""
+    arrow = import_arrow()
+    source = arrow.BufferReader(arrow.py_buffer(data))
+    is_parquet = bytes(memoryview(data)[:4]) == _PARQUET
+    if not is_parquet and re.search(r"\.(parquet|pq)$", url, re.IGNORECASE):
+        raise ConfigError(f"{shown_url(url)}: not a Parquet file: it does not start with {_PARQUET!r}")
+    try:
+        if is_parquet:
+            return import_arrow("pyarrow.parquet").read_table(source)
+        return import_arrow("pyarrow.csv").read_csv(source)
+    except (arrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"{shown_url(url)}: not a CSV or Parquet file, or damaged: {reason}") from error
