@@ -177,17 +177,24 @@ impl PendingBuffer {
     pub fn finish(self, len: usize) -> Result<Buffer, Self> {
         let memory = Arc::try_unwrap(self.0).map_err(Self)?;
         let len = len.min(memory.len());
-        Ok(Buffer { memory, len })
+        Ok(Buffer::over(memory, len))
     }
 }
 
-/// The bytes of a finished read. Has one owner, no writer and no other reader.
+/// The bytes of a finished read. Has one owner and no writer; only views of a [`SharedBuffer`](super::SharedBuffer) have
+/// other readers.
 pub struct Buffer {
     memory: Memory,
     len: usize,
 }
 
 impl Buffer {
+    /// The first `len` bytes of a region without a `Dest`.
+    pub(super) fn over(memory: Memory, len: usize) -> Self {
+        debug_assert!(len <= memory.len(), "{len} of {} bytes", memory.len());
+        Self { memory, len }
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
@@ -211,8 +218,12 @@ impl Buffer {
     }
 
     /// The bytes, writable.
+    ///
+    /// # Panics
+    /// It is a view of a `SharedBuffer`.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_slice`; `&mut self` is the only access.
+        assert!(!self.memory.is_shared(), "other buffers share this memory");
+        // SAFETY: as in `as_slice`; `&mut self` is the only access, because the region is not shared.
         unsafe { std::slice::from_raw_parts_mut(self.memory.start().as_ptr(), self.len) }
     }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use super::pool;
 
@@ -26,11 +27,14 @@ enum Owner {
     Pooled { capacity: usize },
     /// Borrowed from a caller; dropping `_keep` returns it.
     Borrowed { _keep: Box<dyn Any + Send + Sync> },
+    /// A part of a region that others read too; dropping the last `_keep` frees it.
+    Shared { _keep: Arc<dyn Any + Send + Sync> },
 }
 
 // SAFETY: a `Memory` is the only owner of its region (the constructors below take ownership of all of it), so moving it
 // to another thread moves the region; the owner of a borrowed region is `Send + Sync` itself.
 unsafe impl Send for Memory {}
+// (`Shared` is read by several owners, and written by none of them: `Buffer::as_mut_slice` refuses it.)
 // SAFETY: through `&Memory` the region can only be read, and only by `Buffer`, which exists only without writers.
 unsafe impl Sync for Memory {}
 
@@ -59,6 +63,20 @@ impl Memory {
     /// no other Rust reference writes to it.
     pub unsafe fn borrowed(start: NonNull<u8>, len: usize, keep: Box<dyn Any + Send + Sync>) -> Self {
         Self { start, len, owner: Owner::Borrowed { _keep: keep } }
+    }
+
+    /// A part of a shared region.
+    ///
+    /// # Safety
+    /// `start..start + len` is initialised and neither moved nor freed until `keep` is dropped. No `Dest` and no Rust
+    /// reference writes to it until then.
+    pub(super) unsafe fn shared(start: NonNull<u8>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { start, len, owner: Owner::Shared { _keep: keep } }
+    }
+
+    /// Returns whether other regions may overlap this one.
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self.owner, Owner::Shared { .. })
     }
 
     /// Length in bytes.
@@ -106,7 +124,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         match self.owner {
-            Owner::Empty | Owner::Borrowed { .. } => {}
+            Owner::Empty | Owner::Borrowed { .. } | Owner::Shared { .. } => {}
             Owner::Heap => {
                 let slice = std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
                 // SAFETY: `allocate` made exactly this slice by `Box::into_raw`, and only this drop takes it back.
@@ -124,6 +142,7 @@ impl fmt::Debug for Memory {
             Owner::Heap => "heap",
             Owner::Pooled { .. } => "pooled",
             Owner::Borrowed { .. } => "borrowed",
+            Owner::Shared { .. } => "shared",
         };
         write!(f, "Memory({} bytes, {owner})", self.len)
     }

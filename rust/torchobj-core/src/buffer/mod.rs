@@ -6,6 +6,8 @@
 //! does [`PendingBuffer::finish`] turn it into a [`Buffer`] that can be read. Therefore no byte changes while it is
 //! read, and no writer writes to freed memory.
 //!
+//! A [`SharedBuffer`] divides a finished read into views, each a `Buffer` that keeps the whole region alive.
+//!
 //! Every region is initialised before it becomes a `Dest` (zeroed by the kernel, or recycled), so `&mut [u8]` is always
 //! sound. Regions of at least 1 KiB are recycled through [`pool`]: faults on new pages cost more than the copy into
 //! them (measured: 27 faults for a body of 110 KiB).
@@ -15,8 +17,10 @@ mod memory;
 mod pool;
 #[cfg(target_os = "linux")]
 mod sealed_file;
+mod view;
 
 pub use dest::{Buffer, Dest, PendingBuffer, Progress};
 pub use memory::Memory;
 #[cfg(target_os = "linux")]
 pub use sealed_file::SealedFile;
+pub use view::SharedBuffer;
