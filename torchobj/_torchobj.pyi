@@ -28,6 +28,8 @@ __all__ = [
     "RefIteration",
     "RefSource",
     "ScanPages",
+    "TarIndexer",
+    "TarReader",
     "__version__",
     "adopt",
     "close_gathers",
@@ -297,6 +299,22 @@ class Buffer:
     def __reduce__(self) -> tuple[Any, ...]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
+    def view(self, start: int, end: int) -> Buffer:
+        """Returns a buffer of bytes `start..end`, which shares the memory of this one.
+
+        The memory lives until this buffer and all buffers and views that share it are deleted.
+
+        Args:
+            start: Index of the first byte.
+            end: Index after the last byte.
+
+        Raises:
+            IndexError: The bytes are not within the buffer. Indices are not clamped.
+
+        Example:
+            >>> bytes(Buffer(b"abc").view(1, 3))
+            b'bc'
+        """
 
 @final
 class ManifestBuilder:
@@ -1257,4 +1275,129 @@ class NativeWriter:
     def abort(self) -> None:
         """Aborts the upload; the object does not change. Does nothing in a forked child, because the writer
         belongs to its parent.
+        """
+
+@final
+class TarIndexer:
+    """Finds the positions of the members of a tar shard, for an index, by reading ranges with its headers.
+
+    The bodies of large members are skipped. Samples and formats are those of `TarReader`; the shard must
+    not be compressed.
+
+    Args:
+        url: URL of the shard, for messages.
+        size: Size of the shard in bytes.
+
+    Example:
+        >>> import io, tarfile
+        >>> file = io.BytesIO()
+        >>> with tarfile.open(fileobj=file, mode="w") as tar:
+        ...     tar.addfile(tarfile.TarInfo("images/001.txt"))
+        >>> shard = file.getvalue()
+        >>> indexer = TarIndexer("s3://bucket/shard.tar", len(shard))
+        >>> while part := indexer.next():
+        ...     indexer.feed(Buffer(shard[part[0] : part[1]]))
+        >>> indexer.samples()
+        [('images/001', 0, 512, [('txt', 512, 0)])]
+    """
+
+    def __new__(cls, url: str, size: int) -> Self: ...
+    def feed(self, data: Buffer | ObjectReader) -> None:
+        """Continues with the bytes of the range that `next` returned.
+
+        Args:
+            data: The bytes: a `Buffer`, or an `ObjectReader` of bytes in memory.
+
+        Raises:
+            TarError: The bytes are not a tar, a header is damaged, a member is sparse or ends after the shard,
+                or an extension occurs twice in a sample. `samples` returns those before it.
+            ConfigError: `data` is not as long as the range.
+        """
+    def next(self) -> tuple[int, int] | None:
+        """Returns the range of the shard to read next, or None after the last member.
+
+        Returns:
+            Offset of the first byte, and offset after the last one.
+
+        Raises:
+            TarError: The shard is empty or ends in the middle; or as `feed`.
+        """
+    def samples(self) -> list[tuple[str, int, int, list[tuple[str, int, int]]]]:
+        """Returns the samples that are complete, once.
+
+        Returns:
+            Key, offset of the first header, offset after the last member, and extension, offset and size in
+            bytes of each member.
+        """
+
+@final
+class TarReader:
+    """Reads the samples of a tar shard from its bytes as they arrive.
+
+    A sample is made of consecutive files whose names differ only in the extension, which is the part after
+    the first dot of the file name, in lower case. Samples are equal to those of the `webdataset` package.
+    Folders, links, files without an extension and metadata (`__name__` or in a folder of such a name) are
+    skipped. Names are UTF-8; other bytes become surrogates (`surrogateescape`).
+
+    The shard may be v7, ustar, GNU or pax. It ends with a block of zeros, or between two members. What
+    follows the block of zeros is ignored. Sparse members are refused, and so are global pax headers that
+    set the path or the size of all members.
+
+    Not thread-safe.
+
+    Args:
+        url: URL of the shard, for `__url__` and for messages.
+        compression: `"gzip"` or `"zstd"`; None: not compressed.
+        position: Offset of the header to start with, in bytes: that of a sample, `begin` or `end`. Must be
+            0 for a compressed shard.
+
+    Raises:
+        ConfigError: `compression` is unknown, or `position` is not an offset of a header.
+
+    Example:
+        >>> import io, tarfile
+        >>> file = io.BytesIO()
+        >>> with tarfile.open(fileobj=file, mode="w") as tar:
+        ...     tar.addfile(tarfile.TarInfo("images/001.txt"))
+        >>> reader = TarReader("s3://bucket/shard.tar")
+        >>> [(begin, end, key, sample)] = reader.push(Buffer(file.getvalue()))
+        >>> begin, end, key, sorted(sample)
+        (0, 512, 'images/001', ['__key__', '__url__', 'txt'])
+    """
+
+    def __new__(cls, url: str, compression: str | None = None, position: int = 0) -> Self: ...
+    @property
+    def pending(self) -> bool:
+        """Whether `push` of an empty buffer would continue: bytes of a compressed shard are not yet decompressed."""
+    def finish(self) -> list[tuple[int, int, str, dict[str, Any] | Exception]]:
+        """Ends the shard.
+
+        Returns:
+            The remaining samples, as `push`; of a compressed shard all that were pending.
+
+        Raises:
+            TarError: The shard is empty or ends in the middle of a member, of a header or of the compressed
+                bytes; or as `push`.
+        """
+    def push(self, data: Buffer | ObjectReader) -> list[tuple[int, int, str, dict[str, Any] | Exception]]:
+        """Continues with the next bytes of the shard. They may end anywhere.
+
+        The buffers of a sample share the memory of `data`; only those of members that span several calls, or of
+        a compressed shard, have their own. The memory lives until all of them are deleted.
+
+        Decompresses about 64 MiB at most. While `pending` is true, call it again with an empty buffer for the
+        rest.
+
+        Args:
+            data: The bytes: a `Buffer`, or an `ObjectReader` of bytes in memory.
+
+        Returns:
+            The samples that became complete: offset of the first header, offset after the last member, key, and
+            a dict of `__key__`, `__url__`, and a `Buffer` by extension. Offsets are those after decompression.
+            If an extension occurs twice in a sample, a `TarError` takes the place of the dict.
+
+        Raises:
+            TarError: The bytes are not a tar, a header or the compressed bytes are damaged, or a member is
+                sparse. If samples became complete before, these are returned, and the next call raises the
+                error.
         """

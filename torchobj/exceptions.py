@@ -25,6 +25,7 @@ __all__ = [
     "StoreConnectionError",
     "StoreError",
     "StoreTimeoutError",
+    "TarError",
     "TarIndexError",
     "ThrottledError",
     "TorchobjError",
@@ -130,6 +131,13 @@ class ManifestError(TorchobjError, ValueError):
 
 class ManifestMismatchError(TorchobjError, RuntimeError):
     """The ranks of a job listed different sets of objects."""
+
+
+class TarError(TorchobjError, ValueError):
+    """A tar shard is damaged, ends in the middle, is not a tar, or contains something that is not supported."""
+
+    offset: int | None = None
+    """Where in the shard, in bytes: after decompression, unless the compressed bytes are damaged."""
 
 
 class TarIndexError(TorchobjError, ValueError):

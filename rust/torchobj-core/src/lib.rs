@@ -7,7 +7,7 @@
 //! * [`transfer`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
-//! * [`pickle`]: checks untrusted pickles.
+//! * [`tar`]: tar shards as they arrive, and their headers for an index. [`pickle`]: checks untrusted pickles.
 
 #[cfg(target_os = "linux")]
 pub mod arena;
@@ -30,6 +30,7 @@ pub mod prefetch;
 pub mod read;
 pub mod runtime;
 pub mod store;
+pub mod tar;
 pub mod transfer;
 pub mod types;
 pub mod upload;

@@ -3,6 +3,7 @@
 use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 use torchobj_core::error::{Error, ErrorKind};
+use torchobj_core::tar::TarError;
 
 /// The exception classes.
 mod classes {
@@ -19,6 +20,7 @@ mod classes {
     pyo3::import_exception!(torchobj.exceptions, StoreConnectionError);
     pyo3::import_exception!(torchobj.exceptions, StoreError);
     pyo3::import_exception!(torchobj.exceptions, StoreTimeoutError);
+    pyo3::import_exception!(torchobj.exceptions, TarError);
     pyo3::import_exception!(torchobj.exceptions, ThrottledError);
     pyo3::import_exception!(torchobj.exceptions, UnsupportedError);
 }
@@ -64,9 +66,24 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
+/// Converts an error of a tar shard.
+pub(crate) fn tar_exception(py: Python<'_>, url: &str, error: &TarError) -> PyErr {
+    let exception = classes::TarError::new_err(format!("tar shard {url}: {error}"));
+    let value = exception.value(py);
+    match value.setattr("url", url).and_then(|()| value.setattr("offset", error.offset)) {
+        Ok(()) => exception,
+        Err(problem) => problem,
+    }
+}
+
 /// A `ConfigError` about a negative argument of an `ObjectRef`.
 pub(crate) fn out_of_range(url: &str, name: &str, value: i64) -> PyErr {
     classes::ConfigError::new_err(format!("{url}: {name}={value}: must be 0 or more"))
+}
+
+/// A `ConfigError` about an argument.
+pub(crate) fn invalid(message: String) -> PyErr {
+    classes::ConfigError::new_err(message)
 }
 
 /// Converts the error of a result.

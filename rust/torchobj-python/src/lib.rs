@@ -1,6 +1,6 @@
 //! Python bindings: extract arguments, release the GIL, call torchobj-core and torchobj-store, and wrap the result.
 //!
-//! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer` and `gather` define classes. `arrow` exports listings.
+//! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer`, `tar` and `gather` define classes. `arrow` exports listings.
 //! `scatter` reads into Python buffers, and `slice_plan` slices of arrays.
 //! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one, and `announcing`
 //! iterators announce. `buffer` shares memory
@@ -36,6 +36,7 @@ mod source;
 #[cfg(target_os = "linux")]
 mod stats;
 mod store;
+mod tar;
 mod wait;
 mod writer;
 
@@ -81,6 +82,8 @@ mod native {
     use crate::stats::prefetch_stats;
     #[pymodule_export]
     use crate::store::{NativeStore, get_many};
+    #[pymodule_export]
+    use crate::tar::{TarIndexer, TarReader};
     #[pymodule_export]
     use crate::writer::NativeWriter;
 

@@ -13,20 +13,19 @@ mod reader;
 use std::ffi::c_int;
 use std::ops::Range;
 use std::ptr::NonNull;
-#[cfg(target_os = "linux")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use bytes::Bytes;
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView};
 #[cfg(target_os = "linux")]
 use torchobj_core::arena::Claim;
-use torchobj_core::buffer::{Buffer as CoreBuffer, Memory, PendingBuffer};
+use torchobj_core::buffer::{Buffer as CoreBuffer, Memory, PendingBuffer, SharedBuffer};
 use torchobj_core::fork;
 
 pub(crate) use reader::ObjectReader;
@@ -108,6 +107,24 @@ impl Buffer {
         claim.offer().map(|offer| (claim.owner(), offer.id, offer.generation))
     }
 
+    /// The bytes, shared by views. Until they are dropped, this object exists and its memory is not offered.
+    pub(crate) fn shared(slf: &Bound<'_, Self>) -> PyResult<SharedBuffer> {
+        /// Counts as an export.
+        struct Keep(Py<Buffer>);
+        impl Drop for Keep {
+            fn drop(&mut self) {
+                self.0.get().exports.fetch_sub(1, Ordering::AcqRel);
+            }
+        }
+        let keep = Arc::new(Keep(slf.clone().unbind()));
+        let buffer = slf.get();
+        // Incremented first, as in `__getbuffer__`; `keep` decrements it.
+        buffer.exports.fetch_add(1, Ordering::AcqRel);
+        let exported = buffer.exported()?;
+        // SAFETY: `keep` keeps the object, and with it `core` and `own`, at their addresses. Rust writes to neither.
+        Ok(unsafe { SharedBuffer::kept(exported.start(), exported.len(), keep) })
+    }
+
     /// The memory to export to a view, which may write to it.
     fn exported(&self) -> PyResult<&CoreBuffer> {
         if self.exports.load(Ordering::Acquire) & OFFERED == 0 {
@@ -141,6 +158,29 @@ impl Buffer {
 
     pub(crate) fn __len__(&self) -> usize {
         self.core.len()
+    }
+
+    /// Returns a buffer of bytes `start..end`, which shares the memory of this one.
+    ///
+    /// The memory lives until this buffer and all buffers and views that share it are deleted.
+    ///
+    /// Args:
+    ///     start: Index of the first byte.
+    ///     end: Index after the last byte.
+    ///
+    /// Raises:
+    ///     IndexError: The bytes are not within the buffer. Indices are not clamped.
+    ///
+    /// Example:
+    ///     >>> bytes(Buffer(b"abc").view(1, 3))
+    ///     b'bc'
+    fn view(slf: &Bound<'_, Self>, start: i64, end: i64) -> PyResult<Self> {
+        let length = slf.get().__len__();
+        let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
+        match range.filter(|(start, end)| start <= end && *end <= length) {
+            Some((start, end)) => Ok(Self::shared(slf)?.view(start..end).into()),
+            None => Err(PyIndexError::new_err(format!("bytes {start}..{end} of a buffer of {length} bytes"))),
+        }
     }
 
     /// Returns a byte as an int, or a slice as a memoryview that shares the memory.

@@ -5,11 +5,21 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchobj_core::buffer::{Memory, PendingBuffer};
 
+use super::Buffer;
 use super::reader::{ObjectReader, Source, closed};
-use crate::error::OrRaise;
+use crate::error::{OrRaise, invalid};
 use crate::wait::wait;
 
 impl ObjectReader {
+    /// The bytes in memory, of an argument. Raises `ConfigError` for a reader that fetches on demand.
+    pub(crate) fn in_memory(&self, py: Python<'_>) -> PyResult<Py<Buffer>> {
+        match &self.source {
+            Source::Buffer(buffer) => Ok(buffer.clone_ref(py)),
+            Source::Ahead(_) => Err(invalid(format!("{}: its bytes are not in memory; read it first", self.name()))),
+            Source::Closed { .. } => Err(closed()),
+        }
+    }
+
     /// Reads into `memory` and advances the position. Returns the number of bytes.
     pub(super) fn read_memory(&mut self, py: Python<'_>, memory: Memory) -> PyResult<(PendingBuffer, usize)> {
         let (pending, mut dest) = PendingBuffer::new(memory);

@@ -141,7 +141,7 @@ impl ObjectReader {
 
     /// URL of the object, as the name of the file.
     #[getter]
-    fn name(&self) -> &str {
+    pub(super) fn name(&self) -> &str {
         &self.url
     }
 

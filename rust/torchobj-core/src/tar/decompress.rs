@@ -1,0 +1,152 @@
+//! Decompresses a shard as its bytes arrive, one bounded block of output at a time.
+
+use super::TarError;
+use super::zstd::Zstd;
+use crate::buffer::{Buffer, Dest, Memory, PendingBuffer};
+
+/// Maximum size of a block of output. Members within a block are views of it, so large blocks save copies.
+const BLOCK_BYTES: usize = 2 << 20;
+
+/// Minimum size of a block of output.
+const MIN_BLOCK_BYTES: usize = 64 << 10;
+
+/// How a shard is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// gzip, of any number of members.
+    Gzip,
+    /// Zstandard, of any number of frames, without a dictionary.
+    Zstd,
+}
+
+/// Decompresses one stream.
+pub(super) struct Decompressor {
+    format: Format,
+    /// Number of compressed bytes read.
+    read: u64,
+    /// The block that is being filled.
+    block: Option<(PendingBuffer, Dest)>,
+}
+
+enum Format {
+    Gzip(Gzip),
+    Zstd(Box<Zstd>),
+}
+
+impl Decompressor {
+    pub(super) fn new(compression: Compression) -> Self {
+        let format = match compression {
+            Compression::Gzip => Format::Gzip(Gzip::default()),
+            Compression::Zstd => Format::Zstd(Box::default()),
+        };
+        Self { format, read: 0, block: None }
+    }
+
+    /// Decompresses the start of `input` until a block is full or `input` ends. Returns the number of bytes read, and a
+    /// block; `None` if there is no output until more input arrives.
+    ///
+    /// # Errors
+    /// The input is not valid.
+    pub(super) fn push(&mut self, input: &[u8]) -> Result<(usize, Option<Buffer>), TarError> {
+        if self.block.is_none() {
+            let capacity = input.len().saturating_mul(4).clamp(MIN_BLOCK_BYTES, BLOCK_BYTES);
+            let memory = Memory::allocate(capacity).map_err(|error| self.error(format!("no memory: {error}")))?;
+            self.block = Some(PendingBuffer::new(memory));
+        }
+        let (_, dest) = self.block.as_mut().expect("set above");
+        let mut read = 0;
+        let pushed = match &mut self.format {
+            Format::Gzip(gzip) => gzip.push(input, &mut read, dest),
+            Format::Zstd(zstd) => zstd.push(input, &mut read, dest),
+        };
+        let filled = dest.filled();
+        self.read += read as u64;
+        pushed.map_err(|reason| self.error(reason))?;
+        let (pending, dest) = self.block.take().expect("set above");
+        if filled == 0 {
+            self.block = Some((pending, dest));
+            return Ok((read, None));
+        }
+        drop(dest);
+        Ok((read, Some(pending.finish(filled).expect("its only writer was dropped above"))))
+    }
+
+    /// Checks that the stream is complete.
+    ///
+    /// # Errors
+    /// It ends in the middle, or is empty.
+    pub(super) fn finish(&self) -> Result<(), TarError> {
+        let (name, complete) = match &self.format {
+            Format::Gzip(gzip) => ("gzip", gzip.is_complete()),
+            Format::Zstd(zstd) => ("zstd", zstd.is_complete()),
+        };
+        if complete {
+            return Ok(());
+        }
+        Err(self.error(format!("the {name} stream ends in the middle, after {} bytes", self.read)))
+    }
+
+    fn error(&self, reason: impl Into<String>) -> TarError {
+        TarError::new(self.read, format!("compressed {}", reason.into()))
+    }
+}
+
+impl std::fmt::Debug for Decompressor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Decompressor({} bytes read)", self.read)
+    }
+}
+
+/// A stream of gzip members.
+#[derive(Default)]
+struct Gzip {
+    /// The member that is being read. `None` between members.
+    member: Option<flate2::Decompress>,
+    /// Number of members that are complete.
+    members: u64,
+}
+
+/// 32 KiB, the largest window of deflate.
+const WINDOW_BITS: u8 = 15;
+
+impl Gzip {
+    fn push(&mut self, input: &[u8], read: &mut usize, dest: &mut Dest) -> Result<(), String> {
+        while dest.remaining() > 0 {
+            if self.member.is_none() {
+                // Tapes pad with zeros.
+                let zeros = input[*read..].iter().take_while(|byte| self.members > 0 && **byte == 0).count();
+                *read += zeros;
+                match input.get(*read) {
+                    None => break,
+                    Some(0x1f) => self.member = Some(flate2::Decompress::new_gzip(WINDOW_BITS)),
+                    Some(_) if self.members == 0 => {
+                        return Err("bytes are not gzip: the magic number is missing".to_owned());
+                    }
+                    Some(_) => return Err("bytes after the end of the gzip stream".to_owned()),
+                }
+            }
+            let member = self.member.as_mut().expect("set above");
+            let (before_in, before_out) = (member.total_in(), member.total_out());
+            let status = member.decompress(&input[*read..], dest.unfilled_mut(), flate2::FlushDecompress::None);
+            let progress =
+                |before: u64, now: u64| usize::try_from(now - before).expect("at most the length of a slice");
+            let (consumed, produced) =
+                (progress(before_in, member.total_in()), progress(before_out, member.total_out()));
+            *read += consumed;
+            dest.advance(produced);
+            match status.map_err(|error| format!("gzip bytes are damaged: {error}"))? {
+                flate2::Status::StreamEnd => {
+                    self.member = None;
+                    self.members += 1;
+                }
+                flate2::Status::Ok | flate2::Status::BufError if consumed == 0 && produced == 0 => break,
+                flate2::Status::Ok | flate2::Status::BufError => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.member.is_none() && self.members > 0
+    }
+}

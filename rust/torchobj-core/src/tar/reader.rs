@@ -1,0 +1,300 @@
+//! Reads samples from the bytes of a shard as they arrive.
+
+use std::collections::VecDeque;
+
+use super::decompress::{Compression, Decompressor};
+use super::group::{Group, Sample, split};
+use super::member::{Headers, Parsed};
+use super::{TarError, shown};
+use crate::buffer::{Buffer, Dest, Memory, PendingBuffer, SharedBuffer};
+
+/// Memory for a body that has not arrived completely: at first at most this size, then twice what has arrived. A damaged
+/// size therefore allocates little.
+const FIRST_BYTES: usize = 64 << 20;
+
+/// Default of [`Reader::limit_output`].
+const OUTPUT_BYTES: usize = 64 << 20;
+
+/// Reads a shard.
+#[derive(Debug)]
+pub struct Reader {
+    archive: Archive,
+    decompressor: Option<Decompressor>,
+    /// Compressed bytes that were not decompressed yet.
+    compressed: VecDeque<(SharedBuffer, usize)>,
+    output_bytes: usize,
+    failed: Option<TarError>,
+}
+
+impl Reader {
+    /// Reads a shard from its start, or one that is not compressed from the offset of a header.
+    pub fn new(compression: Option<Compression>, position: u64) -> Self {
+        let decompressor = compression.map(Decompressor::new);
+        let archive = Archive::new(position);
+        Self { archive, decompressor, compressed: VecDeque::new(), output_bytes: OUTPUT_BYTES, failed: None }
+    }
+
+    /// Sets the number of bytes that a `push` decompresses before it returns. The rest follows in the next one.
+    pub fn limit_output(&mut self, bytes: usize) {
+        self.output_bytes = bytes;
+    }
+
+    /// Whether another `push`, of no bytes, would return more samples: the rest of what was pushed is still compressed.
+    pub fn is_pending(&self) -> bool {
+        self.failed.is_none() && !self.compressed.is_empty()
+    }
+
+    /// Continues with these bytes. Appends the samples that became complete to `samples`, also if it fails.
+    ///
+    /// # Errors
+    /// The shard is damaged, or has a sparse member. Every later call returns this error again.
+    pub fn push(&mut self, bytes: &SharedBuffer, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        let pushed = match &mut self.decompressor {
+            None => self.archive.push(bytes, samples),
+            Some(_) => {
+                if !bytes.as_slice().is_empty() {
+                    self.compressed.push_back((bytes.clone(), 0));
+                }
+                self.decompress(samples, self.output_bytes)
+            }
+        };
+        self.remember(pushed)
+    }
+
+    /// Ends the shard. Appends the remaining samples to `samples`.
+    ///
+    /// # Errors
+    /// The shard ends in the middle, or is damaged.
+    pub fn finish(&mut self, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
+        if let Some(failed) = &self.failed {
+            return Err(failed.clone());
+        }
+        let mut finished = self.decompress(samples, usize::MAX);
+        if let (Ok(()), Some(decompressor)) = (&finished, &self.decompressor) {
+            finished = decompressor.finish();
+        }
+        let finished = finished.and_then(|()| self.archive.finish(samples));
+        self.remember(finished)
+    }
+
+    fn remember(&mut self, result: Result<(), TarError>) -> Result<(), TarError> {
+        if let Err(error) = &result {
+            self.failed = Some(error.clone());
+            self.compressed.clear();
+            self.archive.group.finish();
+            self.archive.state = State::Ended;
+        }
+        result
+    }
+
+    /// Decompresses up to about `limit` bytes.
+    fn decompress(&mut self, samples: &mut Vec<Sample<Buffer>>, limit: usize) -> Result<(), TarError> {
+        let Some(decompressor) = &mut self.decompressor else { return Ok(()) };
+        let mut output = 0;
+        while let Some((bytes, done)) = self.compressed.front_mut() {
+            if output >= limit {
+                break;
+            }
+            let (read, block) = decompressor.push(&bytes.as_slice()[*done..])?;
+            *done += read;
+            if let Some(block) = block {
+                output = output.saturating_add(block.len());
+                self.archive.push(&block.into(), samples)?;
+            } else if *done == bytes.as_slice().len() {
+                self.compressed.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where in the archive the next byte is.
+#[derive(Debug)]
+enum State {
+    Header,
+    /// In the body of a member of a sample.
+    Body(Body),
+    /// In padding, or in a body that is skipped: the number of bytes left.
+    Skip(u64),
+    /// After the last member. The remaining bytes are ignored.
+    Ended,
+}
+
+/// The archive, after decompression.
+#[derive(Debug)]
+struct Archive {
+    headers: Headers,
+    group: Group<Buffer>,
+    state: State,
+}
+
+impl Archive {
+    fn new(position: u64) -> Self {
+        Self { headers: Headers::new(position), group: Group::new(), state: State::Header }
+    }
+
+    fn push(&mut self, shared: &SharedBuffer, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
+        let bytes = shared.as_slice();
+        let mut at = 0;
+        while at < bytes.len() {
+            match &mut self.state {
+                State::Ended => break,
+                State::Skip(left) => {
+                    let count = (*left).min((bytes.len() - at) as u64);
+                    *left -= count;
+                    at += usize::try_from(count).expect("at most the length of a slice");
+                    if *left == 0 {
+                        self.state = State::Header;
+                    }
+                }
+                State::Body(body) => {
+                    at += body.fill(&bytes[at..])?;
+                    if body.left == 0 {
+                        let State::Body(body) = std::mem::replace(&mut self.state, State::Header) else {
+                            unreachable!("matched above")
+                        };
+                        self.close(body)?;
+                    }
+                }
+                State::Header => {
+                    let (count, parsed) = self.headers.push(&bytes[at..])?;
+                    at += count;
+                    match parsed {
+                        None => {}
+                        Some(Parsed::End) => {
+                            samples.extend(self.group.finish());
+                            self.state = State::Ended;
+                        }
+                        Some(Parsed::Member { begin, size, padded, regular }) => {
+                            let end = self.headers.offset() + padded;
+                            self.headers.skip(padded);
+                            at = self.member(shared, at, begin, size, end, regular, samples)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a member whose body begins at `at` of the pushed bytes. Returns the position after what was used.
+    #[expect(clippy::too_many_arguments, reason = "the fields of a parsed header")]
+    fn member(
+        &mut self,
+        shared: &SharedBuffer,
+        at: usize,
+        begin: u64,
+        size: u64,
+        end: u64,
+        regular: bool,
+        samples: &mut Vec<Sample<Buffer>>,
+    ) -> Result<usize, TarError> {
+        let name = self.headers.name();
+        let padded = size.next_multiple_of(512);
+        let Some(dot) = split(name).filter(|_| regular) else {
+            if padded > 0 {
+                self.state = State::Skip(padded);
+            }
+            return Ok(at);
+        };
+        samples.extend(self.group.open(&name[..dot], begin));
+        let available = (shared.as_slice().len() - at) as u64;
+        if size > available {
+            let data = end - padded;
+            let body = Body { extension: name[dot + 1..].to_vec(), data, size, left: size, end, partial: None };
+            self.state = State::Body(body);
+            return Ok(at);
+        }
+        let size = usize::try_from(size).expect("at most the length of a slice");
+        self.group.add(&name[dot + 1..], shared.view(at..at + size), end)?;
+        let padding = padded - size as u64;
+        if padding > 0 {
+            self.state = State::Skip(padding);
+        }
+        Ok(at + size)
+    }
+
+    /// Adds a body that has arrived.
+    fn close(&mut self, body: Body) -> Result<(), TarError> {
+        let padding = body.end - body.data - body.size;
+        if padding > 0 {
+            self.state = State::Skip(padding);
+        }
+        let Body { extension, partial, end, .. } = body;
+        let (pending, dest) = partial.expect("a body of at least 1 byte was filled");
+        let length = dest.filled();
+        drop(dest);
+        let buffer = pending.finish(length).expect("its only writer was dropped above");
+        self.group.add(&extension, buffer, end)
+    }
+
+    fn finish(&mut self, samples: &mut Vec<Sample<Buffer>>) -> Result<(), TarError> {
+        let offset = self.headers.offset();
+        match &self.state {
+            State::Ended => return Ok(()),
+            State::Header => self.headers.finish()?,
+            State::Body(Body { data, size, left, .. }) => {
+                let name = shown(self.headers.name());
+                let reason = format!("the shard ends in the middle: after {} of {size} bytes of {name}", size - left);
+                return Err(TarError::new(*data, reason));
+            }
+            State::Skip(left) => {
+                let name = shown(self.headers.name());
+                let reason = format!("the shard ends in the middle: {left} bytes of {name} or its padding are missing");
+                return Err(TarError::new(offset - left, reason));
+            }
+        }
+        samples.extend(self.group.finish());
+        self.state = State::Ended;
+        Ok(())
+    }
+}
+
+/// A body that spans several pieces.
+#[derive(Debug)]
+struct Body {
+    extension: Vec<u8>,
+    /// Offset of its first byte.
+    data: u64,
+    size: u64,
+    /// Number of bytes that have not arrived.
+    left: u64,
+    /// Offset after its padding.
+    end: u64,
+    /// The bytes that have arrived.
+    partial: Option<(PendingBuffer, Dest)>,
+}
+
+impl Body {
+    /// Copies as many of `bytes` as belong to the body. Returns their number.
+    fn fill(&mut self, bytes: &[u8]) -> Result<usize, TarError> {
+        let count = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let filled = self.partial.as_ref().map_or(0, |(_, dest)| dest.filled());
+        if self.partial.as_ref().is_none_or(|(_, dest)| dest.remaining() < count) {
+            self.grow(filled, count)?;
+        }
+        let (_, dest) = self.partial.as_mut().expect("`grow` sets it");
+        dest.fill(&bytes[..count]);
+        self.left -= count as u64;
+        Ok(count)
+    }
+
+    /// Makes room for `count` more bytes.
+    fn grow(&mut self, filled: usize, count: usize) -> Result<(), TarError> {
+        let capacity = filled.saturating_add(count).saturating_mul(2).max(FIRST_BYTES);
+        let capacity = usize::try_from(self.size).unwrap_or(usize::MAX).min(capacity);
+        let memory = Memory::allocate(capacity).map_err(|error| {
+            let reason = format!("no memory for a member of {} bytes after {filled} of them: {error}", self.size);
+            TarError::new(self.data, reason)
+        })?;
+        let (pending, mut dest) = PendingBuffer::new(memory);
+        if let Some((_, before)) = &self.partial {
+            dest.fill(before.written());
+        }
+        self.partial = Some((pending, dest));
+        Ok(())
+    }
+}
