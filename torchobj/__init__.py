@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.map import ObjectMapDataset
     from torchobj.datasets.objects import ObjectDataset
     from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
+    from torchobj.datasets.parquet import ParquetIterableDataset
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.reader_constructor import S3ReaderConstructor
     from torchobj.datasets.table import TableDataset
@@ -61,6 +62,7 @@ _LAZY = {
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
+    "ParquetIterableDataset": "torchobj.datasets.parquet",
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3IterableDataset": "torchobj.datasets.one_provider",
     "S3MapDataset": "torchobj.datasets.one_provider",
@@ -91,6 +93,7 @@ __all__ = [
     "ObjectReader",
     "ObjectRef",
     "ObjectWriter",
+    "ParquetIterableDataset",
     "RaggedBatch",
     "S3Checkpoint",
     "S3ClientConfig",

@@ -125,6 +125,10 @@ class TransferError(StoreError):
         """The `torchobj.files.TreeTransfer` of the other files."""
 
 
+class ParquetError(TorchobjError, ValueError):
+    """A Parquet file is damaged, or has another schema than the files before it."""
+
+
 class ManifestError(TorchobjError, ValueError):
     """A file is not a manifest of the format that this version of torchobj reads, or is damaged."""
 

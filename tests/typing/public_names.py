@@ -26,6 +26,7 @@ from torchobj import (
     ObjectReader,
     ObjectRef,
     ObjectWriter,
+    ParquetIterableDataset,
     RaggedBatch,
     S3Checkpoint,
     S3ClientConfig,
@@ -214,6 +215,19 @@ def objects_as_files() -> None:
         assert_type(error, StoreError)
     except TorchobjError as error:
         assert_type(error.request_id, str | None)
+
+
+def tables() -> None:
+    """Rows of Parquet files."""
+    for row in ParquetIterableDataset(
+        "s3://bucket/part-{0..9}.parquet", columns=["id"], transform=row_id, shuffle=True
+    ):
+        assert_type(row, int)
+
+
+def row_id(row: dict[str, int]) -> int:
+    """Converts a row."""
+    return row["id"]
 
 
 def shards() -> None:

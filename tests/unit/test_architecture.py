@@ -38,7 +38,7 @@ LAYERS = [
     ["manifest_pages"],
     ["manifest_file", "tar_index_file"],
     ["manifest", "tar_members"],
-    ["shard_urls", "tar_writer"],
+    ["parquet_files", "shard_urls", "tar_writer"],
     ["shard_writer"],
     [
         "checkpoint.device_memory",
@@ -63,7 +63,7 @@ LAYERS = [
     ["datasets.read_ahead", "datasets.base"],
     ["datasets.passes", "datasets.shard_ranges", "datasets.shuffle_buffer"],
     ["datasets.stream"],
-    ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing"],
+    ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing", "datasets.parquet"],
     ["datasets.groups", "datasets.image_folder", "datasets.table"],
     ["datasets.one_provider"],
     ["checkpoint.dcp.limits"],

@@ -173,7 +173,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
     def _start_progress(self, shape: dict[str, Any], epoch: int) -> Progress:
         """The progress of a new pass, at the loaded state if that is of this epoch.
 
-        A value of None in `shape`, or in that of the state, is not known yet and is not compared.
+        If `objects` is None in `shape` or in that of the state, it is not known yet and is not compared.
 
         Raises:
             ConfigError: The state is of a pass of another shape.
@@ -182,7 +182,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         is_resumed = resumed is not None and resumed.epoch == epoch
         if resumed is not None and is_resumed and resumed.done:
             before = resumed.shape
-            unknown = {name: None for name in shape.keys() & before.keys() if None in (shape[name], before[name])}
+            unknown = {"objects": None} if None in (shape.get("objects", 0), before.get("objects", 0)) else {}
             if before | unknown != shape | unknown:
                 raise ConfigError(
                     f"state of {resumed.shape}: cannot be resumed with {shape}: samples would be lost or repeated"

@@ -1,0 +1,318 @@
+"""Streams rows of Parquet files, or batches of rows. `parquet_files` reads footers and decodes row groups."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from torchobj._torchobj import ObjectRef
+from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config.checks import check
+from torchobj.datasets.base import Sample_co
+from torchobj.datasets.errors import OnIterableError
+from torchobj.datasets.read_ahead import ahead_bytes, in_announced_groups, in_threads
+from torchobj.datasets.sharding import Order, Segment, Uneven
+from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
+from torchobj.exceptions import ParquetError
+from torchobj.memory import budget_bytes
+from torchobj.parquet_files import (
+    FOOTER_BYTES,
+    ParquetFile,
+    arrow,
+    check_installed,
+    missing_footer_bytes,
+    open_file,
+    read_row_group,
+)
+from torchobj.shard_urls import checked_urls
+
+__all__ = ["ParquetIterableDataset"]
+
+_SUFFIXES = (".parquet", ".pq")
+
+#: Rows that are converted to Python at a time.
+_ROWS = 1024
+
+#: Files whose footers are read at the same time.
+_FOOTERS = 256
+
+
+class ParquetIterableDataset(StreamDataset[Sample_co]):
+    """An iterable dataset of the rows of Parquet files, or of batches of rows. The files are read as they are.
+
+    Only the selected columns are read. The next row groups are read ahead by one process for all its DataLoader
+    workers, within the memory budget (`torchobj.set_memory_budget`); a worker decodes one at a time with pyarrow. Row
+    groups are divided among the ranks of torch.distributed and their workers. The position of a `torchobj.DataLoader`
+    is exact within a row group, and can be resumed with the same numbers of ranks and workers.
+
+    The footers of all files are read when the first row is needed. Needs pyarrow: `pip install torchobj[manifest]`.
+
+    Args:
+        urls: One or several of: the URL of a file; a pattern with braces, such as `s3://b/part-{000..127}.parquet`; a
+            pattern with `*`, `?` or `[`; a prefix that ends with a slash.
+        columns: Names of the columns to read, nested ones with dots. None: all.
+        batch_rows: Number of rows of a batch; the last batch of a worker may have fewer. Pass `batch_size=None` to the
+            loader. None: a sample is a row, a dict of column → Python value.
+        format: Type of a batch: `torch` is a dict of column → tensor for numbers and for lists of the same length, and
+            → list for other columns; `arrow` is a `pyarrow.Table`, which shares the memory of its row group.
+        transform: Converts a row or batch.
+        shuffle: Whether to shuffle the row groups, in an order that depends on `seed` and the epoch only.
+        shuffle_buffer: Number of rows that are held to draw the next one from. 0: rows have the order of their row
+            groups. Only without `batch_rows`.
+        seed: Seed of both orders; 0 or more. See `set_epoch`.
+        uneven: How to make all ranks yield the same number of rows: `drop` leaves out the rest, `pad` repeats some
+            rows. What is left out or repeated is logged. None: row groups are divided, and the numbers of rows may
+            differ.
+        on_error: Action for a row that cannot be read or transformed: `raise`, after which iteration can continue;
+            `skip`; or a callable that receives the number of the row in its row group, the URL of the file and the
+            exception, and returns a sample. After a row group that cannot be read, the next one is read.
+        region, endpoint_url: Override those of `config`.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+
+    Attributes:
+        failed_samples: Number of rows or batches that failed, in this process and its DataLoader workers.
+
+    Raises:
+        ConfigError: An argument is invalid, or pyarrow is not installed; when iteration starts: a pattern matches
+            nothing, or a column does not exist.
+        ParquetError: A file is damaged, or its columns have other types than those of the first file.
+
+    Example:
+        >>> import pyarrow, pyarrow.parquet, torchobj
+        >>> table = pyarrow.table({"id": [1, 2, 3], "text": ["a", "b", "c"]})
+        >>> with torchobj.ObjectWriter("memory://tables/part-0.parquet") as file:
+        ...     pyarrow.parquet.write_table(table, file)
+        >>> list(ParquetIterableDataset("memory://tables/"))[1]
+        {'id': 2, 'text': 'b'}
+        >>> [batch["id"] for batch in ParquetIterableDataset("memory://tables/", columns=["id"], batch_rows=2)]
+        [tensor([1, 2]), tensor([3])]
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        columns: Sequence[str] | None = None,
+        batch_rows: int | None = None,
+        *,
+        format: Literal["torch", "arrow"] = "torch",  # noqa: A002  the name of Hugging Face's datasets
+        transform: Callable[[Any], Sample_co] | None = None,
+        shuffle: bool = False,
+        shuffle_buffer: int = 0,
+        seed: int = 0,
+        uneven: Uneven = None,
+        on_error: OnIterableError = "raise",
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+    ) -> None:
+        check_installed()
+        named = columns is None or (not isinstance(columns, str) and all(isinstance(name, str) for name in columns))
+        check("columns", columns, "a list of names, or None", ok=named and columns != [])
+        is_count = isinstance(batch_rows, int) and not isinstance(batch_rows, bool) and batch_rows > 0
+        check("batch_rows", batch_rows, "1 or more, or None", ok=batch_rows is None or is_count)
+        check("format", format, "'torch' or 'arrow'", ok=format in ("torch", "arrow"))
+        alone = batch_rows is None or shuffle_buffer == 0
+        check("shuffle_buffer", shuffle_buffer, "0 with batch_rows: the buffer holds rows", ok=alone)
+        self._columns = None if columns is None else list(columns)
+        self._batch_rows, self._format = batch_rows, format
+        self._files: list[ParquetFile] | None = None
+        # File and number of the row group of each unit.
+        self._groups: list[tuple[int, int]] = []
+        self._set_up(
+            self._list(checked_urls(urls), config, region, endpoint_url, _SUFFIXES),
+            transform=transform,
+            shuffle=shuffle,
+            shuffle_buffer=shuffle_buffer,
+            seed=seed,
+            uneven=uneven,
+            on_error=on_error,
+        )
+
+    @override
+    def _units(self) -> int:
+        if self._files is None:
+            files = self._read_footers()
+            self._groups = [
+                (index, number) for index, file in enumerate(files) for number in range(len(file.row_groups))
+            ]
+            self._files = files
+        return len(self._groups)
+
+    @property
+    def schema(self) -> Any:
+        """The `pyarrow.Schema` of the selected columns. The first access reads the footers."""
+        self._units()
+        assert self._files  # noqa: S101  a listing without files is an error
+        return self._files[0].schema
+
+    def _read_footers(self) -> list[ParquetFile]:
+        files: list[ParquetFile] = []
+        for begin in range(0, len(self.manifest), _FOOTERS):
+            indices = range(begin, min(begin + _FOOTERS, len(self.manifest)))
+            sizes = [self.manifest.entry(index)[2] or 0 for index in indices]
+            tails = self._read_ends(indices, sizes, [min(size, FOOTER_BYTES) for size in sizes])
+            missing = [
+                missing_footer_bytes(tail, size, self.manifest.url(index))
+                for index, size, tail in zip(indices, sizes, tails, strict=True)
+            ]
+            longer = [position for position, count in enumerate(missing) if count]
+            ends = [len(tails[position]) + missing[position] for position in longer]
+            again = self._read_ends([indices[at] for at in longer], [sizes[at] for at in longer], ends)
+            tails = [dict(zip(longer, again, strict=True)).get(at, tail) for at, tail in enumerate(tails)]
+            for index, size, tail in zip(indices, sizes, tails, strict=True):
+                files.append(open_file(self.manifest.url(index), tail, size, self._columns))
+                _check_schema(files[0], files[-1])
+        return files
+
+    def _read_ends(self, indices: Sequence[int], sizes: list[int], counts: list[int]) -> list[Any]:
+        """The last bytes of files."""
+        refs = [self._ref(index, size - count, size) for index, size, count in zip(indices, sizes, counts, strict=True)]
+        readers = self._reader.read(refs)
+        for reader in readers:
+            if isinstance(reader, Exception):
+                raise reader
+        return [memoryview(reader) for reader in readers]  # type: ignore[arg-type]  # exceptions were raised above
+
+    def _ref(self, index: int, begin: int, end: int) -> ObjectRef:
+        _, _, size, version = self.manifest.entry(index)
+        return ObjectRef(self.manifest.url(index), start=begin, end=end, size=size, version=version)
+
+    @override
+    def _unit_url(self, unit: int) -> str:
+        return self.manifest.url(self._groups[unit][0])
+
+    @override
+    def _counts(self) -> Order:
+        self._units()
+        assert self._files is not None  # noqa: S101  set by _units
+        files = self._files
+        return np.array([files[index].row_groups[number].rows for index, number in self._groups], dtype=np.int64)
+
+    @override
+    def _shape(self, shard: Any) -> dict[str, Any]:
+        return super()._shape(shard) | {"columns": self._columns, "batch_rows": self._batch_rows}
+
+    @override
+    def _items(self, segments: list[Segment], start: Position) -> Iterator[StreamItem]:
+        left = segments[start.segment :]
+        if left and start.sample is not None:
+            left[0] = left[0]._replace(first=start.sample)
+        items = self._rows if self._batch_rows is None else self._batches
+        return items(self._tables(left), start.segment)
+
+    @override
+    def _items_again(self, ids: list[SampleId]) -> Iterator[StreamItem]:
+        units = sorted({each.unit for each in ids})
+        tables = dict(zip(units, (table for _, table in self._tables([Segment(unit) for unit in units])), strict=True))
+        for each in ids:
+            table, after = tables[each.unit], Position()
+            failed = isinstance(table, Exception)
+            yield StreamItem(each, table if failed else table.slice(each.sample, 1).to_pylist()[0], after)
+
+    def _tables(self, segments: list[Segment]) -> Iterator[tuple[Segment, Any]]:
+        """The decoded row groups of segments, or exceptions. Several are read ahead."""
+        self._units()
+        assert self._files is not None  # noqa: S101  set by _units
+        files = self._files
+
+        def groups() -> Iterator[tuple[list[ObjectRef], int]]:
+            for segment in segments:
+                index, number = self._groups[segment.unit]
+                ranges = files[index].row_groups[number].ranges
+                yield [self._ref(index, begin, end) for begin, end in ranges], sum(end - begin for begin, end in ranges)
+
+        iteration = self._reader.iteration()
+        limit = ahead_bytes(budget_bytes() if iteration is None else iteration.budget())
+        if iteration is None:
+            found = in_threads(self._reader.read, (refs for refs, _ in groups()))
+        else:
+            found = in_announced_groups(iteration.read, groups(), limit)
+        for segment, (_, readers) in zip(segments, found, strict=True):
+            index, number = self._groups[segment.unit]
+            failed = next((reader for reader in readers if isinstance(reader, Exception)), None)
+            size = self.manifest.entry(index)[2] or 0
+            try:
+                yield segment, failed or read_row_group(files[index], number, readers, size)
+            except ParquetError as error:
+                yield segment, error
+
+    def _rows(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
+        for at, (segment, table) in enumerate(tables, number):
+            end = self._end(segment)
+            if isinstance(table, Exception):
+                count = end - segment.first if self.uneven else 1
+                yield from _failures(segment, table, at, range(segment.first, segment.first + count))
+                continue
+            for begin in range(segment.first, end, _ROWS):
+                rows = table.slice(begin, min(_ROWS, end - begin)).to_pylist()
+                for row, value in enumerate(rows, begin):
+                    yield StreamItem(SampleId(segment.unit, row), value, Position(at, row + 1))
+
+    def _batches(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
+        assert self._batch_rows is not None  # noqa: S101  checked by the caller
+        held: list[Any] = []
+        rows, last = 0, SampleId(0, 0)
+        for at, (segment, table) in enumerate(tables, number):
+            begin, end = segment.first, self._end(segment)
+            if isinstance(table, Exception):
+                count = max(1, (end - begin) // self._batch_rows) if self.uneven else 1
+                yield from _failures(segment, table, at, range(begin, begin + count))
+                continue
+            while begin < end:
+                taken = min(self._batch_rows - rows, end - begin)
+                held.append(table.slice(begin, taken))
+                begin, rows, last = begin + taken, rows + taken, SampleId(segment.unit, begin)
+                if rows == self._batch_rows:
+                    yield StreamItem(last, held, Position(at, begin))
+                    held, rows = [], 0
+        if held:
+            yield StreamItem(last, held, Position(at + 1))
+
+    def _end(self, segment: Segment) -> int:
+        index, number = self._groups[segment.unit]
+        assert self._files is not None  # noqa: S101  the groups are of them
+        return self._files[index].row_groups[number].rows if segment.end is None else segment.end
+
+    @override
+    def _finished(self, sample: Any) -> Any:
+        if self._batch_rows is not None:
+            table = arrow().concat_tables(sample)
+            sample = table if self._format == "arrow" else {name: _column(table, name) for name in table.column_names}
+        return super()._finished(sample)
+
+
+def _failures(segment: Segment, error: Exception, number: int, rows: range) -> Iterator[StreamItem]:
+    for row in rows:
+        after = Position(number, row + 1) if row + 1 < rows.stop else Position(number + 1)
+        yield StreamItem(SampleId(segment.unit, row), error, after)
+
+
+def _check_schema(first: ParquetFile, file: ParquetFile) -> None:
+    if not file.schema.equals(first.schema):
+        shown = [", ".join(f"{field.name}: {field.type}" for field in each.schema) for each in (file, first)]
+        raise ParquetError(f"{file.url}: its columns are {shown[0]}; those of {first.url} are {shown[1]}")
+
+
+def _column(table: Any, name: str) -> Any:
+    """A column as a tensor if it contains numbers, otherwise as a list."""
+    pyarrow = arrow()
+    kinds = pyarrow.types
+    column = table.column(name).combine_chunks()
+    shape, kind = [len(column)], column.type
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], kind)
+    values = column
+    while (
+        kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+    ) and not values.null_count:
+        lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False))
+        if len(lengths) != 1:
+            break
+        values, kind = values.flatten(), kind.value_type
+        shape.append(int(lengths[0]))
+    is_number = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
+    if not is_number or values.null_count or len(values) != np.prod(shape):
+        return column.to_pylist()
+    return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy()).reshape(shape)
