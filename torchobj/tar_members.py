@@ -50,9 +50,27 @@ def header(name: str, size: int) -> bytes:
 
     A name of more than 100 bytes or with characters that ASCII lacks, and a size of 8 GiB or more, are in a pax header.
     """
+    if len(name) <= tarfile.LENGTH_NAME and name.isascii() and size < 8**11:
+        # As tarfile does, in 2 us instead of 40.
+        encoded, octal = name.encode(), b"%011o\0" % size
+        checksum = b"%06o\0 " % (_SUM + sum(encoded) + sum(octal))
+        return b"".join(
+            (encoded.ljust(tarfile.LENGTH_NAME, b"\0"), _MODE_TO_SIZE, octal, _TIME, checksum, _TYPE_TO_END)
+        )
+    return _made_by_tarfile(name, size)
+
+
+def _made_by_tarfile(name: str, size: int) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = size, _MODE
     return info.tobuf(tarfile.PAX_FORMAT)
+
+
+#: The parts of a header that do not depend on the member: from mode to group, the time, and from the type to the end;
+#: and the sum of their bytes, with spaces in place of the checksum (POSIX, ustar interchange format).
+_EMPTY = _made_by_tarfile("", 0)
+_MODE_TO_SIZE, _TIME, _TYPE_TO_END = _EMPTY[100:124], _EMPTY[136:148], _EMPTY[156:]
+_SUM = sum(_MODE_TO_SIZE) + sum(_TIME) + sum(_TYPE_TO_END) + 8 * ord(" ")
 
 
 def padding(size: int) -> bytes:

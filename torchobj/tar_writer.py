@@ -4,7 +4,8 @@
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -137,38 +138,43 @@ class TarWriter:
             StoreError: A part of the shard could not be written.
             ValueError: The writer is closed.
         """
-        if self._file is None:
-            raise ValueError(f"{self._url}: write to a closed shard")
         key, members = members_of(sample)
         check("__key__", key, f"another one: it is in {self._url} already", ok=key not in self._keys)
+        return self._write_parts(key, ((field, memoryview(data).nbytes, (data,)) for field, data in members))
+
+    def _write_parts(self, key: str, members: Iterable[tuple[str, int, Iterable[Any]]]) -> int:
+        """Writes a sample whose names are checked, given field, size and the parts of the bytes of each member."""
+        if self._file is None:
+            raise ValueError(f"{self._url}: write to a closed shard")
         if self._failed is not None:
             raise self._failed
+        begin, count, total = self._size, 0, 0
         try:
-            return self._write_members(self._file, key, members)
+            for field, size, parts in members:
+                self._write_member(self._file, key, field, size, parts)
+                count, total = count + 1, total + size
         except BaseException as error:
             # A part of the sample may be missing: the shard can no longer be created.
             self._failed = error
             raise
-
-    def _write_members(self, file: ObjectWriter, key: str, members: list[tuple[str, Any]]) -> int:
-        begin, total = self._size, 0
-        for field, data in members:
-            size = memoryview(data).nbytes
-            first, last = header(f"{key}.{field}", size), padding(size)
-            for part in (b"".join((first, data, last)),) if size <= _JOINED_BYTES else (first, data, last):
-                file.write(part)
-            if self._has_index:
-                self._names[0].append(key)
-                self._names[1].append(field.lower())
-                self._ranges[0].append(self._size + len(first))
-                self._ranges[1].append(size)
-            self._size += len(first) + size + len(last)
-            total += size
         self._keys[key] = None
         if self._has_index:
-            self._ranges[2].extend([begin] * len(members))
-            self._ranges[3].extend([self._size] * len(members))
+            self._ranges[2].extend([begin] * count)
+            self._ranges[3].extend([self._size] * count)
         return total
+
+    def _write_member(self, file: ObjectWriter, key: str, field: str, size: int, parts: Iterable[Any]) -> None:
+        first, last = header(f"{key}.{field}", size), padding(size)
+        for part in (b"".join((first, *parts, last)),) if size <= _JOINED_BYTES else chain((first,), parts, (last,)):
+            file.write(part)
+        if self._has_index:
+            self._names[0].append(key)
+            self._names[1].append(field.lower())
+            self._ranges[0].append(self._size + len(first))
+            self._ranges[1].append(size)
+        self._size += len(first) + size + len(last)
+        if file.tell() != self._size:
+            raise ValueError(f"{key}.{field}: has other than {size} bytes")
 
     def close(self) -> TarShard | None:
         """Creates the shard and its index. A second call does nothing.

@@ -40,6 +40,7 @@ LAYERS = [
     ["manifest", "tar_members"],
     ["parquet_files", "shard_urls", "tar_writer"],
     ["shard_writer"],
+    ["packing"],
     [
         "checkpoint.device_memory",
         "checkpoint.entries",
@@ -119,7 +120,7 @@ LAYERS = [
     ["cli.transfer_run"],
     ["cli.moving"],
     ["cli.transfers"],
-    ["cli.bench", "cli.checkpoints", "cli.doctor", "cli.manifests", "cli.syncing", "cli.uploads"],
+    ["cli.bench", "cli.checkpoints", "cli.doctor", "cli.manifests", "cli.packing", "cli.syncing", "cli.uploads"],
     ["cli.program"],
     ["cli"],
     ["__main__"],

@@ -35,6 +35,7 @@ _COMMANDS = {
     "scan": "objects:scan",
     "uploads": "uploads:uploads",
     "manifest": "manifests:manifest",
+    "pack": "packing:pack",
     "checkpoints": "checkpoints:checkpoints",
     "bench": "bench:bench",
     "doctor": "doctor:doctor",
