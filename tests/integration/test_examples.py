@@ -1,6 +1,7 @@
 """Runs the longer examples as a user would."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +48,22 @@ def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(fake_gcs_server
     assert [key for key in checkpoints.keys() if "commits/" in key] == [
         f"run/commits/{step:012}.json" for step in (1, 2)
     ]
+
+
+@pytest.mark.timeout(200)
+def test_a_network_learns_from_images_in_class_folders():
+    for package in ("moto", "sklearn", "PIL", "rich"):
+        pytest.importorskip(package)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "train_images.py"],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        "1437 images of the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, such as ('s3://digits/images/train/0/" in done.stdout
+    )
+    accuracy, count = re.search(r"accuracy (\d\.\d+) on (\d+) other images", done.stdout).groups()
+    assert (float(accuracy) >= 0.97, count) == (True, "360")

@@ -1,8 +1,9 @@
 """Datasets over objects: `map`, `iterable`, and `objects` for samples that consist of several objects.
 
 `base` holds what map-style and iterable datasets share, `listing` their objects, which `manifest_broadcast` sends from
-rank 0 to all ranks and `sharding` divides. `one_provider` has the classes for URLs of S3 or GCS only. `prefetch_source`
-reads objects through the prefetcher, `read_ahead` in the order of an iterable dataset. `reader_constructor` has the
-kinds of reader, `ragged` batches of bytes, and `errors` the handling of samples that fail. `worker_process`,
-`shared_values` and `reductions` concern DataLoader workers.
+rank 0 to all ranks and `sharding` divides. `one_provider` has the classes for URLs of S3 or GCS only. `image_folder`
+and `groups` are built on `objects` and the order of an `arranged_listing`, `table` on a `shared_table`.
+`prefetch_source` reads objects through the prefetcher, `read_ahead` in the order of an iterable dataset.
+`reader_constructor` has the kinds of reader, `ragged` batches of bytes, and `errors` the handling of samples that fail.
+`worker_process`, `shared_values` and `reductions` concern DataLoader workers.
 """
