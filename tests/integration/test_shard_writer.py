@@ -17,6 +17,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj
 from torchobj import ShardWriter, TarWriter, exceptions, tar_index_file
+from torchobj._torchobj import TarIndexer, TarReader
 from torchobj.tar_members import split_name
 
 MIB = 1 << 20
@@ -150,6 +151,24 @@ def test_the_index_has_the_ranges_of_members_and_samples(folder, read):
     for begin, end in {(row["begin"], row["end"]) for row in rows}:
         assert members(data[begin:end] + bytes(1024))
     assert index.shards[0].size == len(data)
+
+
+def test_the_index_is_that_of_the_indexer_and_the_reader(folder, read):
+    with TarWriter(f"{folder}/a.tar") as writer:
+        for number, name in enumerate(["a", "é" * 60, "x/" * 80 + "b", "c"]):
+            writer.write({"__key__": name, "bin": bytes(number * 700), "Seg.PNG": b"1" * number})
+    data = torchobj.Buffer(read()["a.tar"])
+    indexer = TarIndexer("a.tar", len(data))
+    while (part := indexer.next()) is not None:
+        indexer.feed(torchobj.Buffer(data[slice(*part)]))
+    table = index_of(f"{folder}/a.tar").members.to_pylist()
+    expected = [(row["key"], row["begin"], row["end"], row["field"], row["offset"], row["size"]) for row in table]
+    assert [(key, begin, end, *m) for key, begin, end, found in indexer.samples() for m in found] == expected
+    reader = TarReader("a.tar")
+    samples = reader.push(data) + reader.finish()
+    assert [(begin, end, key) for begin, end, key, _ in samples] == list(
+        dict.fromkeys((begin, end, key) for key, begin, end, *_ in expected)
+    )
 
 
 @settings(max_examples=30, deadline=None)
