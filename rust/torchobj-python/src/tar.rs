@@ -110,7 +110,7 @@ impl TarReader {
                 return Err(invalid(format!("compression={other:?}: must be None, \"gzip\" or \"zstd\"")));
             }
         };
-        let offset = u64::try_from(position).ok().filter(|position| position % 512 == 0);
+        let offset = u64::try_from(position).ok().filter(|position| position.is_multiple_of(512));
         let Some(offset) = offset.filter(|offset| *offset == 0 || compression.is_none()) else {
             let rule = "must be the offset of a header, a multiple of 512, and 0 for a compressed shard";
             return Err(invalid(format!("position={position}: {rule}")));
@@ -256,7 +256,7 @@ impl TarIndexer {
     /// Raises:
     ///     TarError: The shard is empty or ends in the middle; or as `feed`.
     fn next(&mut self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
-        let next = self.walk.next().map_err(|error| tar_exception(py, &self.url, &error))?;
+        let next = self.walk.next_range().map_err(|error| tar_exception(py, &self.url, &error))?;
         Ok(next.map(|range| (range.start, range.end)))
     }
 
@@ -274,7 +274,7 @@ impl TarIndexer {
         let raise = |error| tar_exception(py, url, &error);
         let buffer = data.buffer(py)?;
         let shared: SharedBuffer = Buffer::shared(&buffer)?;
-        let range = walk.next().map_err(raise)?.unwrap_or(0..0);
+        let range = walk.next_range().map_err(raise)?.unwrap_or(0..0);
         let (length, expected) = (shared.as_slice().len(), range.end - range.start);
         if length as u64 != expected {
             return Err(invalid(format!(

@@ -161,7 +161,14 @@ impl Headers {
             }
             Ok(None) => return Ok(Some(Parsed::End)),
             Err(reason) if self.valid => return Err(TarError::new(start, format!("damaged header: {reason}"))),
-            Err(reason) => return Err(TarError::new(start, format!("not a tar: {reason}"))),
+            Err(reason) => {
+                let reason = match block {
+                    [0x1f, 0x8b, ..] => "it is compressed by gzip".to_owned(),
+                    [0x28, 0xb5, 0x2f, 0xfd, ..] => "it is compressed by zstd".to_owned(),
+                    _ => reason,
+                };
+                return Err(TarError::new(start, format!("not a tar: {reason}")));
+            }
         };
         self.valid = true;
         match header.kind {

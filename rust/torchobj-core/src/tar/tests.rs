@@ -94,13 +94,16 @@ pub(super) fn samples(
     (samples.into_iter().map(read).collect(), finished)
 }
 
-/// Positions of the members of a shard; the samples before an error, and the error.
-pub(super) fn walked(shard: &[u8]) -> (Vec<Read>, Result<(), TarError>, Vec<(u64, u64)>) {
+/// Samples before an error, the error, and the ranges that were read.
+pub(super) type Walked = (Vec<Read>, Result<(), TarError>, Vec<(u64, u64)>);
+
+/// Walks over the headers of a shard.
+pub(super) fn walked(shard: &[u8]) -> Walked {
     let mut walk = Walk::new(shard.len() as u64);
     let mut found = Vec::new();
     let mut ranges = Vec::new();
     let result = loop {
-        let fed = match walk.next() {
+        let fed = match walk.next_range() {
             Ok(None) => break Ok(()),
             Ok(Some(range)) => {
                 ranges.push((range.start, range.end));
@@ -205,6 +208,7 @@ fn damaged_shards_are_errors_with_their_offset() {
 
     assert!(error(b"").reason.contains("empty"));
     assert!(error(&[b'<'; 600]).reason.starts_with("not a tar"));
+    assert!(error(&[gzip(b"a"), vec![0; 600]].concat()).reason.contains("compressed by gzip"));
     assert!(error(&first[..100]).reason.contains("after 100 bytes of a header"));
     assert!(samples(&first[..700], &[], None, 0).1.unwrap_err().reason.contains("padding are missing"));
     assert!(error(&entry(b"a.x", b'0', &[1; 600])[..700]).reason.contains("ends in the middle"));
@@ -260,7 +264,7 @@ fn an_index_of_large_members_reads_few_bytes() {
     let mut walk = Walk::new(size as u64);
     let body = header(b"a.bin", b'0', (4 << 20) - 512);
     let (mut total, mut count) = (0, 0);
-    while let Some(range) = walk.next().unwrap() {
+    while let Some(range) = walk.next_range().unwrap() {
         let mut bytes = vec![0; usize::try_from(range.end - range.start).unwrap()];
         // Every 4 MiB a header; each range starts with one.
         assert_eq!(range.start % (4 << 20), 0);
@@ -349,7 +353,7 @@ proptest! {
         let (found, result) = samples(&shard[..cut], &[], None, 0);
         let same = found.iter().zip(&whole).take_while(|(one, other)| one == other).count();
         prop_assert!(same + 1 >= found.len());
-        if cut % 512 != 0 {
+        if !cut.is_multiple_of(512) {
             prop_assert!(cut > shard.len() - 1024 || result.is_err());
         }
         for (bytes, compression) in [(gzip(&shard), Compression::Gzip), (zstd(&shard), Compression::Zstd)] {

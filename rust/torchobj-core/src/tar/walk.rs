@@ -58,7 +58,7 @@ impl Walk {
     ///
     /// # Errors
     /// The shard is damaged, or ends in the middle.
-    pub fn next(&mut self) -> Result<Option<Range<u64>>, TarError> {
+    pub fn next_range(&mut self) -> Result<Option<Range<u64>>, TarError> {
         if let Some(failed) = &self.failed {
             return Err(failed.clone());
         }
@@ -74,7 +74,7 @@ impl Walk {
         Ok(None)
     }
 
-    /// Continues with the bytes of the range that `next` returned.
+    /// Continues with the bytes of the range that `next_range` returned.
     ///
     /// # Errors
     /// The shard is damaged, or has a sparse member. Every later call returns this error again.
@@ -82,7 +82,7 @@ impl Walk {
     /// # Panics
     /// These are not the bytes of that range: their number differs.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), TarError> {
-        let range = self.next()?.unwrap_or(0..0);
+        let range = self.next_range()?.unwrap_or(0..0);
         assert_eq!(bytes.len() as u64, range.end - range.start, "the bytes of {range:?}");
         let mut skippable = 0;
         while !self.ended {

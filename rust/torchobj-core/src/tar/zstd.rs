@@ -136,6 +136,10 @@ impl Zstd {
         let one = BlockDecodingStrategy::UptoBlocks(1);
         let decoded = catch_unwind(AssertUnwindSafe(|| decoder.decode_blocks(bytes, one)));
         match decoded {
+            // The decoder itself does not limit what a block decodes to.
+            Ok(Ok(false)) if self.decoder.can_collect() > MAX_BLOCK_BYTES => {
+                return Err(format!("zstd bytes are damaged: a block of more than {MAX_BLOCK_BYTES} bytes"));
+            }
             Ok(Ok(last)) => self.next = if last { Next::Drain } else { Next::Block },
             Ok(Err(error)) => return Err(damaged(&error)),
             Err(_) => return Err("zstd bytes are damaged: the decoder failed".to_owned()),
