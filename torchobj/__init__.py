@@ -20,6 +20,7 @@ from torchobj.memory import set_budget, set_memory_budget
 from torchobj.reads import get_many
 from torchobj.shard_writer import ShardWriter
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload
+from torchobj.tar_index import TarIndex
 from torchobj.tar_writer import TarWriter
 from torchobj.urls import Url, parse_url
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.ragged import RaggedBatch
     from torchobj.datasets.reader_constructor import S3ReaderConstructor
     from torchobj.datasets.table import TableDataset
+    from torchobj.datasets.tar_map import TarMapDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
     from torchobj.loader.transformers_callback import LookaheadCallback as LookaheadCallback
 
@@ -68,6 +70,7 @@ _LAZY = {
     "S3MapDataset": "torchobj.datasets.one_provider",
     "S3ReaderConstructor": "torchobj.datasets.reader_constructor",
     "TableDataset": "torchobj.datasets.table",
+    "TarMapDataset": "torchobj.datasets.tar_map",
     "attach": "torchobj.loader",
     "load": "torchobj.checkpoint.load",
     "save": "torchobj.checkpoint.save",
@@ -109,6 +112,8 @@ __all__ = [
     "StoreConfig",
     "StoreError",
     "TableDataset",
+    "TarIndex",
+    "TarMapDataset",
     "TarWriter",
     "TorchobjError",
     "UnfinishedUpload",

@@ -13,8 +13,22 @@ from typing import Any, NamedTuple
 
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest_pages import DICTIONARY, WHOLE_TEXTS, largest_column
+from torchobj.urls import CLOUD_SCHEMES, canonical_url, parse_url
 
-__all__ = ["FORMAT", "SUFFIX", "IndexTable", "TarShard", "check_installed", "members_table", "read", "write"]
+__all__ = [
+    "ADVICE",
+    "COLUMNS",
+    "FORMAT",
+    "SUFFIX",
+    "IndexTable",
+    "TarShard",
+    "check_installed",
+    "members_table",
+    "name_in",
+    "read",
+    "shard_url",
+    "write",
+]
 
 #: Version of the format of files.
 FORMAT = 1
@@ -37,9 +51,14 @@ _MAX_COLUMN_BYTES, _MAX_FOOTER_BYTES = 80 << 20, 64 << 20
 
 _TEXTS = ("shard", "key", "field")
 _NUMBERS = ("offset", "size", "begin", "end")
+
+#: The columns of a file.
+COLUMNS = (*_TEXTS, *_NUMBERS)
+
 _ENCODINGS = (DICTIONARY, WHOLE_TEXTS, DICTIONARY, None, None, None, None)
 
-_ADVICE = "build the index again with `torchobj index`"
+#: Ends the messages about files that cannot be used.
+ADVICE = "build the index again with `torchobj index`"
 
 
 class TarShard(NamedTuple):
@@ -147,7 +166,7 @@ def read(data: Any, name: str) -> IndexTable:
     # What pyarrow and json raise for a damaged file, which is of many types.
     except (arrow.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
         reason = str(error).partition("\n")[0]
-        raise TarIndexError(f"{name}: not an index of tar shards, or damaged: {reason}; {_ADVICE}") from error
+        raise TarIndexError(f"{name}: not an index of tar shards, or damaged: {reason}; {ADVICE}") from error
     return IndexTable(shards, members, source)
 
 
@@ -155,10 +174,10 @@ def _check_footer_length(data: memoryview, name: str) -> None:
     """Checks the end of a Parquet file: the length of the footer in 4 bytes, and `PAR1`."""
     end = bytes(data[-8:])
     if len(end) < 8 or end[4:] != b"PAR1":
-        raise TarIndexError(f"{name}: not a Parquet file, or truncated: it ends with {end!r}; {_ADVICE}")
+        raise TarIndexError(f"{name}: not a Parquet file, or truncated: it ends with {end!r}; {ADVICE}")
     length = int.from_bytes(end[:4], "little")
     if length > min(_MAX_FOOTER_BYTES, data.nbytes - 12):
-        raise TarIndexError(f"{name}: damaged: a footer of {length} bytes in {data.nbytes}; {_ADVICE}")
+        raise TarIndexError(f"{name}: damaged: a footer of {length} bytes in {data.nbytes}; {ADVICE}")
 
 
 def _checked_footer(file: Any, name: str) -> tuple[tuple[TarShard, ...], str | None]:
@@ -167,21 +186,21 @@ def _checked_footer(file: Any, name: str) -> tuple[tuple[TarShard, ...], str | N
     if metadata.get(_FORMAT_KEY) != str(FORMAT):
         found = f"of format {metadata[_FORMAT_KEY]!r}" if _FORMAT_KEY in metadata else "of another kind"
         raise TarIndexError(
-            f"{name}: a Parquet file {found}; this version of torchobj reads indexes of format {FORMAT}; {_ADVICE}"
+            f"{name}: a Parquet file {found}; this version of torchobj reads indexes of format {FORMAT}; {ADVICE}"
         )
     columns = [field.name for field in file.schema_arrow]
     if columns != [*_TEXTS, *_NUMBERS] or file.metadata.num_columns != len(columns):
-        raise TarIndexError(f"{name}: its columns are {columns}; must be {[*_TEXTS, *_NUMBERS]}; {_ADVICE}")
+        raise TarIndexError(f"{name}: its columns are {columns}; must be {[*_TEXTS, *_NUMBERS]}; {ADVICE}")
     groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
     if not all(0 <= rows <= _GROUP_ROWS for rows in groups) or sum(groups) != file.metadata.num_rows:
-        raise TarIndexError(f"{name}: damaged: row groups of other sizes than its metadata has; {_ADVICE}")
+        raise TarIndexError(f"{name}: damaged: row groups of other sizes than its metadata has; {ADVICE}")
     shards = tuple(TarShard(*shard) for shard in json.loads(metadata[_SHARDS_KEY]))
     for shard in shards:
         is_version = shard.version is None or isinstance(shard.version, str)
         if not (isinstance(shard.name, str) and isinstance(shard.size, int) and shard.size >= 0 and is_version):
-            raise TarIndexError(f"{name}: damaged: its metadata has the shard {tuple(shard)!r}; {_ADVICE}")
+            raise TarIndexError(f"{name}: damaged: its metadata has the shard {tuple(shard)!r}; {ADVICE}")
     if len({shard.name for shard in shards}) < len(shards):
-        raise TarIndexError(f"{name}: damaged: its metadata has a shard twice; {_ADVICE}")
+        raise TarIndexError(f"{name}: damaged: its metadata has a shard twice; {ADVICE}")
     return shards, metadata.get(_SOURCE_KEY)
 
 
@@ -189,7 +208,7 @@ def _check_pages(data: memoryview, name: str) -> None:
     largest = largest_column(data, _ENCODINGS)
     if largest > _MAX_COLUMN_BYTES:
         raise TarIndexError(
-            f"{name}: damaged: a column of a row group has {largest} bytes, at most {_MAX_COLUMN_BYTES}; {_ADVICE}"
+            f"{name}: damaged: a column of a row group has {largest} bytes, at most {_MAX_COLUMN_BYTES}; {ADVICE}"
         )
 
 
@@ -197,13 +216,13 @@ def _check_members(arrow: Any, members: Any, shards: Sequence[TarShard], name: s
     """Checks that members are of the shards, and their ranges within their samples, and these within the shards."""
     compute = importlib.import_module("pyarrow.compute")
     if any(column.null_count for column in members.columns):
-        raise TarIndexError(f"{name}: damaged: a column has nulls; {_ADVICE}")
+        raise TarIndexError(f"{name}: damaged: a column has nulls; {ADVICE}")
     sizes = arrow.array([shard.size for shard in shards], arrow.int64())
     of_shard = compute.index_in(
         members["shard"].cast(arrow.string()), arrow.array([shard.name for shard in shards], arrow.string())
     )
     if of_shard.null_count:
-        raise TarIndexError(f"{name}: damaged: a member is in a shard that its metadata lacks; {_ADVICE}")
+        raise TarIndexError(f"{name}: damaged: a member is in a shard that its metadata lacks; {ADVICE}")
     offset, size, begin, end = (members[column] for column in _NUMBERS)
     ordered = (
         (arrow.scalar(0, arrow.int64()), begin),
@@ -213,4 +232,27 @@ def _check_members(arrow: Any, members: Any, shards: Sequence[TarShard], name: s
         (end, compute.take(sizes, of_shard)),
     )
     if not all(compute.all(compute.less_equal(low, high)).as_py() is not False for low, high in ordered):
-        raise TarIndexError(f"{name}: damaged: a member is outside of its sample or shard; {_ADVICE}")
+        raise TarIndexError(f"{name}: damaged: a member is outside of its sample or shard; {ADVICE}")
+
+
+def _folder(url: str) -> str:
+    return url.rpartition("/")[0]
+
+
+def name_in(index_url: str, shard_url: str) -> str:
+    """The name of a shard in an index file: relative if it is beside the file."""
+    return shard_url.rpartition("/")[2] if _folder(shard_url) == _folder(index_url) else shard_url
+
+
+def shard_url(name: str, index_url: str) -> str:
+    """The URL of a shard in an index file. Raises TarIndexError if the file must not name it."""
+    if "://" not in name:
+        if "/" in name or name in ("", ".", ".."):
+            raise TarIndexError(f"{index_url}: names the shard {name!r}, which is not beside it; {ADVICE}")
+        return f"{_folder(index_url)}/{name}"
+    if parse_url(name).scheme not in CLOUD_SCHEMES and parse_url(index_url).scheme in CLOUD_SCHEMES:
+        raise TarIndexError(
+            f"{index_url}: an index in a bucket must not name shards of this machine, but has {name!r}; if you trust "
+            "it, download the file and load it from its local path"
+        )
+    return canonical_url(name)

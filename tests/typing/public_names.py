@@ -42,6 +42,8 @@ from torchobj import (
     StoreConfig,
     StoreError,
     TableDataset,
+    TarIndex,
+    TarMapDataset,
     TarWriter,
     TorchobjError,
     UnfinishedUpload,
@@ -237,6 +239,21 @@ def shards() -> None:
     assert_type(shard_writer.total, int)
     with TarWriter("s3://bucket/one.tar", index=False) as tar_writer:
         assert_type(tar_writer.write({"__key__": "0001", "txt": "text"}), int)
+
+
+def samples_of_shards() -> None:
+    """Samples of tar shards in any order."""
+    index = TarIndex.build("s3://bucket/train-{000..127}.tar")
+    index.save("s3://bucket/train.index.parquet")
+    dataset = TarMapDataset("s3://bucket/train-{000..127}.tar", index, decode={"cls": int}, transform=label_of)
+    assert_type(dataset[0], int)
+    assert_type(index.sample(0).key, str)
+    assert_type(dataset.index.counts(), list[int])
+
+
+def label_of(sample: dict[str, Any]) -> int:
+    """Converts a sample."""
+    return int(sample["cls"])
 
 
 def process() -> None:

@@ -37,9 +37,9 @@ LAYERS = [
     ],
     ["manifest_pages"],
     ["manifest_file", "tar_index_file"],
-    ["manifest", "tar_members"],
+    ["manifest", "tar_index_build", "tar_index_table", "tar_members"],
     ["parquet_files", "shard_urls", "tar_writer"],
-    ["shard_writer"],
+    ["shard_writer", "tar_index"],
     ["packing"],
     [
         "checkpoint.device_memory",
@@ -65,7 +65,7 @@ LAYERS = [
     ["datasets.passes", "datasets.shard_ranges", "datasets.shuffle_buffer"],
     ["datasets.stream"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing", "datasets.parquet"],
-    ["datasets.groups", "datasets.image_folder", "datasets.table"],
+    ["datasets.groups", "datasets.image_folder", "datasets.table", "datasets.tar_map"],
     ["datasets.one_provider"],
     ["checkpoint.dcp.limits"],
     [

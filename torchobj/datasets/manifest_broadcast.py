@@ -1,4 +1,4 @@
-"""Broadcasts one listing to the ranks of a job: rank 0 lists, and the others receive its manifest.
+"""Broadcasts one listing, or another value, to the ranks of a job: rank 0 lists, and the others receive its manifest.
 
 Uses the store of the default process group and no collective: a rank that needs the listing alone, as in `if rank == 0:
 print(len(dataset))`, does not block, and the others wait for rank 0 only, with a time limit. Lists nothing itself.
@@ -10,13 +10,15 @@ import hashlib
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsBytes, TypeVar
 
 import torch.distributed
 
 from torchobj.datasets import worker_process
 from torchobj.exceptions import ManifestMismatchError, TorchobjError
 from torchobj.manifest import Manifest
+
+_Value = TypeVar("_Value", bound=SupportsBytes)
 
 #: Maximum time that a rank waits for the listing of rank 0.
 _TIMEOUT = datetime.timedelta(hours=1)
@@ -69,20 +71,34 @@ def broadcast(name: str, list_objects: Callable[[], Manifest]) -> tuple[Manifest
     Raises:
         TorchobjError: Rank 0 failed to list, with its message; or did not finish within an hour.
     """
+    manifest = broadcast_value(name, list_objects, Manifest)
+    return manifest, Agreement(manifest.digest()) if in_job() else None
+
+
+def broadcast_value(name: str, read: Callable[[], _Value], from_bytes: Callable[[bytes], _Value]) -> _Value:
+    """The value that `read` returns on rank 0, on every rank; outside of a job the return value of `read`.
+
+    Args:
+        name: Describes the value in messages; the same on every rank.
+        read: Called on rank 0 only.
+        from_bytes: Converts the bytes of the value on the other ranks.
+
+    Raises:
+        TorchobjError: `read` failed on rank 0, with its message; or did not finish within an hour.
+    """
     group = _group()
     if group is None:
-        return list_objects(), None
+        return read()
     key = _key(group, name)
-    if group.rank == 0:
-        try:
-            manifest = list_objects()
-        except BaseException as error:
-            group.store.set(f"{key}/chunks", f"!{type(error).__name__}: {error}")
-            raise
-        _send(group.store, key, bytes(manifest))
-        return manifest, Agreement(manifest.digest())
-    manifest = Manifest(_receive(group.store, key, name))
-    return manifest, Agreement(manifest.digest())
+    if group.rank != 0:
+        return from_bytes(_receive(group.store, key, name))
+    try:
+        value = read()
+    except BaseException as error:
+        group.store.set(f"{key}/chunks", f"!{type(error).__name__}: {error}")
+        raise
+    _send(group.store, key, bytes(value))
+    return value
 
 
 def _send(store: Any, key: str, data: bytes) -> None:

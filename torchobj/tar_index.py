@@ -1,0 +1,400 @@
+"""`TarIndex`: the ranges of all samples of tar shards, from their headers or from index files. Does not import torch.
+
+`tar_index_build` reads the headers, `tar_index_file` defines the format of files. Columns stay in Arrow's memory, which
+datasets share with their workers.
+"""
+
+import importlib
+import io
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Self
+
+from torchobj import tar_index_file
+from torchobj.checkpoint.files import ObjectWriter
+from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.exceptions import AccessDeniedError, ConfigError, ObjectNotFoundError, TarIndexError
+from torchobj.files.results import ProgressCallback
+from torchobj.manifest import Manifest, url_of_file
+from torchobj.reads import get_many
+from torchobj.shard_urls import shard_manifest
+from torchobj.tar_index_build import check_plain, members_of
+from torchobj.tar_index_file import ADVICE, SUFFIX, TarShard, name_in, shard_url
+from torchobj.tar_index_table import columns_of, expanded, numbers, one_chunk, parts_of
+from torchobj.urls import canonical_url
+
+__all__ = ["TarIndex", "TarMember", "TarSample"]
+
+logger = logging.getLogger("torchobj")
+
+#: Number of index files that are read at the same time, and are in memory together.
+_CONCURRENT_FILES = 64
+
+#: Number of index files that are written at the same time, each from a thread.
+_CONCURRENT_WRITES = 16
+
+
+class TarMember(NamedTuple):
+    """A member of a tar shard."""
+
+    field: str
+    """Its extension, lower-case, without the first dot."""
+    offset: int
+    """Offset of its bytes in the shard."""
+    size: int
+    """Number of its bytes."""
+
+
+class TarSample(NamedTuple):
+    """A sample of a tar shard: adjacent members with the same name up to the first dot."""
+
+    url: str
+    """URL of the shard."""
+    key: str
+    """The common name."""
+    begin: int
+    """Offset of its first header in the shard."""
+    end: int
+    """End of its last member, with padding."""
+    members: tuple[TarMember, ...]
+    """Its members, in their order."""
+
+
+class TarIndex:
+    """The samples of tar shards: their keys, and the ranges of their members.
+
+    `build` reads the headers of shards and skips the bodies of large members. `load` reads a file that `save`,
+    `torchobj index` or `ShardWriter` wrote. A sample takes about 60 bytes and the length of its key, a member 20
+    bytes. Needs pyarrow: `pip install torchobj[manifest]`.
+
+    Args:
+        shards: The shards, named by their URLs.
+        samples, members: Their tables, of another index.
+
+    Example:
+        >>> import io, tarfile, torchobj
+        >>> from torchobj.tar_index import TarIndex
+        >>> file = io.BytesIO()
+        >>> with tarfile.open(fileobj=file, mode="w") as tar:
+        ...     for name in ("a.txt", "a.cls", "b.txt"):
+        ...         info = tarfile.TarInfo(name)
+        ...         info.size = 2
+        ...         tar.addfile(info, io.BytesIO(b"hi"))
+        >>> _ = torchobj.Store("memory://indexed").put("train-0.tar", file.getvalue())
+        >>> index = TarIndex.build("memory://indexed/train-{0..0}.tar")
+        >>> index, index.sample(1).key, index.sample(0).members[1]
+        (<TarIndex of 1 shards, 2 samples, 3 members>, 'b', TarMember(field='cls', offset=1536, size=2))
+        >>> index.save("memory://indexed/train.parquet")
+        >>> TarIndex.load("memory://indexed/train.parquet").counts()
+        [2]
+    """
+
+    def __init__(self, shards: Sequence[TarShard], samples: Any, members: Any) -> None:
+        self.shards, self.samples, self.members = tuple(shards), samples, members
+        columns = (samples["shard"], samples["begin"], samples["end"], samples["first"])
+        self._shard, self._begin, self._end, self._first = map(numbers, columns)
+        self._offset, self._size = numbers(members["offset"]), numbers(members["size"])
+        self._keys = one_chunk(samples["key"])
+        fields = one_chunk(members["field"])
+        self._field, self._fields = numbers(fields.indices), fields.dictionary.to_pylist()
+
+    def __repr__(self) -> str:
+        return f"<TarIndex of {len(self.shards)} shards, {len(self)} samples, {len(self._offset)} members>"
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self._begin)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.shards, self.samples, self.members)
+
+    def counts(self) -> list[int]:
+        """Number of samples of each shard."""
+        numpy = importlib.import_module("numpy")
+        counts: list[int] = numpy.bincount(self._shard, minlength=len(self.shards)).tolist()
+        return counts
+
+    def sample(self, index: int) -> TarSample:
+        """A sample.
+
+        Args:
+            index: Its number, from 0, in the order of the shards and of the samples in them.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        first = self._first[index]
+        last = self._first[index + 1] if index + 1 < len(self) else len(self._offset)
+        members = tuple(
+            TarMember(self._fields[self._field[row]], self._offset[row], self._size[row]) for row in range(first, last)
+        )
+        url = self.shards[self._shard[index]].name
+        return TarSample(url, self._keys[index].as_py(), self._begin[index], self._end[index], members)
+
+    def data_range(self, index: int) -> tuple[TarShard, int, int]:
+        """The range of a sample from the first byte of its first member to the end of its last, and its shard.
+
+        Args:
+            index: Number of the sample, from 0 to the number of samples.
+        """
+        first = self._first[index]
+        last = (self._first[index + 1] if index + 1 < len(self) else len(self._offset)) - 1
+        return self.shards[self._shard[index]], self._offset[first], self._offset[last] + self._size[last]
+
+    @classmethod
+    def build(
+        cls,
+        urls: str | Sequence[str],
+        *,
+        config: StoreConfig | S3ClientConfig | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Self:
+        """Reads the headers of shards. Many shards are read concurrently.
+
+        Args:
+            urls: The shards: URLs, or patterns with braces or wildcards, or prefixes that end with a slash.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            progress: Receives a `torchobj.files.Progress`, whose bytes are those of the shards.
+
+        Raises:
+            ConfigError: A shard is compressed, a pattern selects nothing, or pyarrow is not installed.
+            TarError: A shard is not a tar file, or is damaged.
+            StoreError: A read failed, or a shard was replaced meanwhile.
+        """
+        tar_index_file.check_installed()
+        chosen = store_config(config)
+        return cls.of_manifest(shard_manifest(urls, chosen), config=chosen, progress=progress)
+
+    @classmethod
+    def of_manifest(
+        cls,
+        manifest: Manifest,
+        *,
+        config: StoreConfig | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Self:
+        """Reads the headers of the shards of a manifest.
+
+        Args:
+            manifest: The shards, with their sizes, from `shard_manifest`.
+            config: A `StoreConfig`.
+            progress: As for `build`.
+
+        Raises:
+            ConfigError: A shard is compressed, or its size is unknown.
+            TarError: A shard is not a tar file, or is damaged.
+            StoreError: A read failed, or a shard has another version.
+        """
+        tar_index_file.check_installed()
+        shards = _shards_of(manifest)
+        return cls(shards, *columns_of(members_of(shards, config, progress), "index"))
+
+    @classmethod
+    def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> Self:
+        """Reads an index file. Reads no shard.
+
+        A file in a bucket may name shards of any bucket, but no files or memory of this machine.
+
+        Args:
+            path_or_url: A local path, or the URL of an object.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+
+        Raises:
+            ConfigError: pyarrow is not installed, or the URL does not name an object.
+            ObjectNotFoundError: The file does not exist.
+            TarIndexError: The file is not an index of this format, is damaged, or names shards that it must not.
+            StoreError: The file cannot be read.
+        """
+        tar_index_file.check_installed()
+        url = canonical_url(url_of_file(path_or_url))
+        [data] = get_many([url], config=config)
+        return cls._of_file(data, url)
+
+    @classmethod
+    def load_or_build(
+        cls,
+        manifest: Manifest,
+        index: "TarIndex | str | os.PathLike[str] | None" = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> "TarIndex":
+        """The index of the shards of a manifest, in their order.
+
+        Args:
+            manifest: The shards, with their sizes and versions, from `shard_manifest`.
+            index: An index, or the path or URL of an index file, which must contain these shards. None: the files
+                beside the shards, `<URL of the shard>.index.parquet`; the index of shards that have none, or one for
+                another size or version, is built and not saved.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            progress: As for `build`.
+
+        Raises:
+            TarIndexError: `index` lacks a shard, or is for another size or version of it.
+            ConfigError, TarError, StoreError: As `load` and `build` raise.
+        """
+        tar_index_file.check_installed()
+        shards = _shards_of(manifest)
+        if index is None:
+            return cls._beside(shards, store_config(config), progress)
+        loaded = index if isinstance(index, TarIndex) else cls.load(index, config=config)
+        return loaded._selected(shards, "index" if isinstance(index, TarIndex) else url_of_file(index))
+
+    @classmethod
+    def _beside(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressCallback | None) -> Self:
+        found: dict[str, list[Any]] = {}
+        names = list(dict.fromkeys(shard.name for shard in shards))
+        wanted = {shard.name: shard for shard in shards}
+        for start in range(0, len(names), _CONCURRENT_FILES):
+            some = names[start : start + _CONCURRENT_FILES]
+            files = get_many([f"{name}{SUFFIX}" for name in some], config=config, return_errors=True)
+            for name, data in zip(some, files, strict=True):
+                if (members := cls._fresh(wanted[name], data)) is not None:
+                    found[name] = members
+        missing = [wanted[name] for name in names if name not in found]
+        if missing:
+            logger.info(
+                "%d of %d tar shards have no index beside them; reading their headers; `torchobj index` saves it",
+                len(missing),
+                len(names),
+            )
+            found |= dict(zip((shard.name for shard in missing), members_of(missing, config, progress), strict=True))
+        return cls(shards, *columns_of([found[shard.name] for shard in shards], "index"))
+
+    @classmethod
+    def _fresh(cls, shard: TarShard, data: Any) -> list[Any] | None:
+        """The members of a shard in the bytes of the file beside it; None if it is absent, damaged or stale."""
+        # Without the permission to list, a store refuses access to an object that does not exist.
+        if isinstance(data, ObjectNotFoundError | AccessDeniedError):
+            return None
+        if isinstance(data, Exception):
+            raise data
+        try:
+            index = cls._of_file(data, f"{shard.name}{SUFFIX}")
+            selected = index._selected([shard], f"{shard.name}{SUFFIX}")
+        except TarIndexError as error:
+            logger.warning("%s; its headers are read instead", error)
+            return None
+        return [selected._expanded("")[0]]
+
+    @classmethod
+    def _of_file(cls, data: Any, url: str) -> Self:
+        table = tar_index_file.read(data, url)
+        shards = [shard._replace(name=shard_url(shard.name, url)) for shard in table.shards]
+        return cls(shards, *columns_of(parts_of(table, url), url))
+
+    def _selected(self, wanted: Sequence[TarShard], name: str) -> "TarIndex":
+        """The index of these shards only, in their order. Raises TarIndexError if one is absent or differs."""
+        numbers_of = {shard.name: number for number, shard in enumerate(self.shards)}
+        for shard in wanted:
+            if shard.name not in numbers_of:
+                raise TarIndexError(f"{name}: does not contain the shard {shard.name}; {ADVICE}, or pass index=None")
+            _check_same(self.shards[numbers_of[shard.name]], shard, name)
+        if [shard.name for shard in wanted] == [shard.name for shard in self.shards]:
+            return TarIndex(wanted, self.samples, self.members)
+        table, rows = self._expanded("")
+        chosen = [rows[numbers_of[shard.name]] for shard in wanted]
+        return TarIndex(wanted, *columns_of([[table.slice(first, last - first)] for first, last in chosen], name))
+
+    def _expanded(self, index_url: str) -> tuple[Any, list[tuple[int, int]]]:
+        """The table of a file at `index_url`, and the rows of each shard."""
+        return expanded([name_in(index_url, shard.name) for shard in self.shards], self.samples, self.members)
+
+    def save(self, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> None:
+        """Writes the index as a Parquet file, which replaces an existing one when it is complete.
+
+        A row is a member, with the columns `shard`, `key`, `field`, `offset`, `size`, and `begin` and `end` of the
+        sample. Shards are named relative to the file if they are beside it, and can then be moved with it.
+
+        Args:
+            path_or_url: A local path, or the URL of an object.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+
+        Raises:
+            ConfigError: The URL does not name an object.
+            StoreError: The file cannot be written.
+        """
+        url = canonical_url(url_of_file(path_or_url))
+        with ObjectWriter(url, config=config) as file:
+            self._write(file, url)
+
+    def _write(self, file: Any, url: str) -> None:
+        # A file has each shard once.
+        shards = list({shard.name: shard for shard in self.shards}.values())
+        index = self if len(shards) == len(self.shards) else self._selected(shards, "index")
+        table, _ = index._expanded(url)
+        tar_index_file.write(file, [shard._replace(name=name_in(url, shard.name)) for shard in shards], table)
+
+    def save_beside(self, *, config: StoreConfig | S3ClientConfig | None = None) -> list[str]:
+        """Writes the index of each shard beside it, as `<URL of the shard>.index.parquet`.
+
+        Args:
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+
+        Returns:
+            The URLs of the files.
+
+        Raises:
+            StoreError: A file cannot be written; others may have been.
+        """
+        table, rows = self._expanded("")
+        arrow = importlib.import_module("pyarrow")
+
+        def write(number: int) -> str:
+            shard, (first, last) = self.shards[number], rows[number]
+            url = f"{shard.name}{SUFFIX}"
+            name = name_in(url, shard.name)
+            members = table.slice(first, last - first)
+            named = arrow.DictionaryArray.from_arrays(arrow.array([0] * members.num_rows, arrow.int32()), [name])
+            columns = {column: members[column] for column in members.column_names} | {"shard": named}
+            with ObjectWriter(url, config=config) as file:
+                tar_index_file.write(file, [shard._replace(name=name)], tar_index_file.members_table(columns))
+            return url
+
+        with ThreadPoolExecutor(_CONCURRENT_WRITES, "torchobj-index") as pool:
+            return list(pool.map(write, range(len(self.shards))))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """The index whose bytes `bytes(index)` returned.
+
+        Args:
+            data: The bytes.
+
+        Raises:
+            TarIndexError: They are not an index, or are damaged.
+        """
+        return cls._of_file(data, "memory://bytes/index")
+
+    def __bytes__(self) -> bytes:
+        """The content of a file, with the URLs of the shards."""
+        file = io.BytesIO()
+        self._write(file, "")
+        return file.getvalue()
+
+
+def _shards_of(manifest: Manifest) -> list[TarShard]:
+    """The shards of a manifest, named by their URLs."""
+    shards = []
+    for index in range(len(manifest)):
+        _, _, size, version = manifest.entry(index)
+        url = manifest.url(index)
+        if size is None:
+            raise ConfigError(f"{url}: a manifest of shards needs their sizes: make it with shard_manifest")
+        check_plain(url)
+        shards.append(TarShard(url, size, version))
+    return shards
+
+
+def _check_same(indexed: TarShard, shard: TarShard, name: str) -> None:
+    """Raises TarIndexError if an index is for another size or version of a shard."""
+    known = indexed.version is not None and shard.version is not None
+    if indexed.size != shard.size or (known and indexed.version != shard.version):
+        raise TarIndexError(
+            f"{name}: is for {shard.name} of {indexed.size} bytes and version {indexed.version}, but the shard has "
+            f"{shard.size} bytes and version {shard.version}; {ADVICE}"
+        )
