@@ -67,3 +67,26 @@ def test_a_network_learns_from_images_in_class_folders():
     )
     accuracy, count = re.search(r"accuracy (\d\.\d+) on (\d+) other images", done.stdout).groups()
     assert (float(accuracy) >= 0.97, count) == (True, "360")
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_ray_train_resumes_with_identical_weights():
+    for package in ("moto", "sklearn", "PIL", "ray"):
+        pytest.importorskip(package)
+    done = run_example("ray_train.py", 880)
+    assert re.findall(r"epochs (\d to \d): loss", done.stdout) == ["1 to 2", "1 to 1", "2 to 2"]
+    assert "The weights are identical, bit for bit." in done.stdout
+
+
+def run_example(name, limit_s):
+    """Runs an example, which must succeed."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name],
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
