@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from torchobj import tar_index_file
 from torchobj.checkpoint.files import ObjectWriter
@@ -21,8 +21,8 @@ from torchobj.manifest import Manifest, url_of_file
 from torchobj.reads import get_many
 from torchobj.shard_urls import shard_manifest
 from torchobj.tar_index_build import check_plain, members_of
-from torchobj.tar_index_file import ADVICE, SUFFIX, TarShard, name_in, shard_url
-from torchobj.tar_index_table import columns_of, expanded, numbers, one_chunk, parts_of
+from torchobj.tar_index_file import ADVICE, SUFFIX, TarShard, check_same, name_in, shard_url
+from torchobj.tar_index_table import TarMember, TarSample, columns_of, expanded, numbers, one_chunk, parts_of
 from torchobj.urls import canonical_url
 
 __all__ = ["TarIndex", "TarMember", "TarSample"]
@@ -34,32 +34,6 @@ _CONCURRENT_FILES = 64
 
 #: Number of index files that are written at the same time, each from a thread.
 _CONCURRENT_WRITES = 16
-
-
-class TarMember(NamedTuple):
-    """A member of a tar shard."""
-
-    field: str
-    """Its extension, lower-case, without the first dot."""
-    offset: int
-    """Offset of its bytes in the shard."""
-    size: int
-    """Number of its bytes."""
-
-
-class TarSample(NamedTuple):
-    """A sample of a tar shard: adjacent members with the same name up to the first dot."""
-
-    url: str
-    """URL of the shard."""
-    key: str
-    """The common name."""
-    begin: int
-    """Offset of its first header in the shard."""
-    end: int
-    """End of its last member, with padding."""
-    members: tuple[TarMember, ...]
-    """Its members, in their order."""
 
 
 class TarIndex:
@@ -245,25 +219,59 @@ class TarIndex:
         return loaded._selected(shards, "index" if isinstance(index, TarIndex) else url_of_file(index))
 
     @classmethod
+    def update_beside(
+        cls,
+        manifest: Manifest,
+        *,
+        config: StoreConfig | S3ClientConfig | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> list[str]:
+        """Writes the index of each shard that has none beside it, or one for another size or version.
+
+        Args:
+            manifest: The shards, with their sizes and versions, from `shard_manifest`.
+            config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+            progress: As for `build`.
+
+        Returns:
+            The URLs of the files that were written.
+
+        Raises:
+            ConfigError, TarError, StoreError: As `build` raises.
+            StoreError: A file cannot be written; others may have been.
+        """
+        chosen = store_config(config)
+        shards = list({shard.name: shard for shard in _shards_of(manifest)}.values())
+        found = cls._found_beside(shards, chosen)
+        stale = [shard for shard in shards if shard.name not in found]
+        return cls(stale, *columns_of(members_of(stale, chosen, progress), "index")).save_beside(config=chosen)
+
+    @classmethod
     def _beside(cls, shards: list[TarShard], config: StoreConfig, progress: ProgressCallback | None) -> Self:
+        found = cls._found_beside(shards, config)
+        missing = list({shard.name: shard for shard in shards if shard.name not in found}.values())
+        if missing:
+            logger.info(
+                "%d of %d tar shards have no index beside them; reading their headers; `torchobj index` saves it",
+                len(missing),
+                len(shards),
+            )
+            found |= dict(zip((shard.name for shard in missing), members_of(missing, config, progress), strict=True))
+        return cls(shards, *columns_of([found[shard.name] for shard in shards], "index"))
+
+    @classmethod
+    def _found_beside(cls, shards: list[TarShard], config: StoreConfig) -> dict[str, list[Any]]:
+        """The members of the shards that have a current index beside them, by the URL of the shard."""
         found: dict[str, list[Any]] = {}
-        names = list(dict.fromkeys(shard.name for shard in shards))
         wanted = {shard.name: shard for shard in shards}
+        names = list(wanted)
         for start in range(0, len(names), _CONCURRENT_FILES):
             some = names[start : start + _CONCURRENT_FILES]
             files = get_many([f"{name}{SUFFIX}" for name in some], config=config, return_errors=True)
             for name, data in zip(some, files, strict=True):
                 if (members := cls._fresh(wanted[name], data)) is not None:
                     found[name] = members
-        missing = [wanted[name] for name in names if name not in found]
-        if missing:
-            logger.info(
-                "%d of %d tar shards have no index beside them; reading their headers; `torchobj index` saves it",
-                len(missing),
-                len(names),
-            )
-            found |= dict(zip((shard.name for shard in missing), members_of(missing, config, progress), strict=True))
-        return cls(shards, *columns_of([found[shard.name] for shard in shards], "index"))
+        return found
 
     @classmethod
     def _fresh(cls, shard: TarShard, data: Any) -> list[Any] | None:
@@ -293,7 +301,7 @@ class TarIndex:
         for shard in wanted:
             if shard.name not in numbers_of:
                 raise TarIndexError(f"{name}: does not contain the shard {shard.name}; {ADVICE}, or pass index=None")
-            _check_same(self.shards[numbers_of[shard.name]], shard, name)
+            check_same(self.shards[numbers_of[shard.name]], shard, name)
         if [shard.name for shard in wanted] == [shard.name for shard in self.shards]:
             return TarIndex(wanted, self.samples, self.members)
         table, rows = self._expanded("")
@@ -388,13 +396,3 @@ def _shards_of(manifest: Manifest) -> list[TarShard]:
         check_plain(url)
         shards.append(TarShard(url, size, version))
     return shards
-
-
-def _check_same(indexed: TarShard, shard: TarShard, name: str) -> None:
-    """Raises TarIndexError if an index is for another size or version of a shard."""
-    known = indexed.version is not None and shard.version is not None
-    if indexed.size != shard.size or (known and indexed.version != shard.version):
-        raise TarIndexError(
-            f"{name}: is for {shard.name} of {indexed.size} bytes and version {indexed.version}, but the shard has "
-            f"{shard.size} bytes and version {shard.version}; {ADVICE}"
-        )

@@ -23,6 +23,7 @@ __all__ = [
     "IndexTable",
     "TarShard",
     "check_installed",
+    "check_same",
     "members_table",
     "name_in",
     "read",
@@ -256,3 +257,13 @@ def shard_url(name: str, index_url: str) -> str:
             "it, download the file and load it from its local path"
         )
     return canonical_url(name)
+
+
+def check_same(indexed: TarShard, shard: TarShard, name: str) -> None:
+    """Raises TarIndexError if an index is for another size or version of a shard."""
+    known = indexed.version is not None and shard.version is not None
+    if indexed.size != shard.size or (known and indexed.version != shard.version):
+        raise TarIndexError(
+            f"{name}: is for {shard.name} of {indexed.size} bytes and version {indexed.version}, but the shard has "
+            f"{shard.size} bytes and version {shard.version}; {ADVICE}"
+        )

@@ -1,4 +1,4 @@
-"""Converts between the table of members of an index file and the columns of samples and members in memory.
+"""A sample of an index, and its columns: converted from and to the table of members of an index file.
 
 An untrusted file is checked here: the members of a sample must follow each other, and samples their predecessors.
 """
@@ -6,13 +6,39 @@ An untrusted file is checked here: the members of a sample must follow each othe
 import importlib
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchobj import tar_index_file
 from torchobj.exceptions import TarIndexError
 from torchobj.tar_index_file import ADVICE, COLUMNS, IndexTable
 
-__all__ = ["columns_of", "expanded", "numbers", "one_chunk", "parts_of"]
+__all__ = ["TarMember", "TarSample", "columns_of", "expanded", "numbers", "one_chunk", "parts_of"]
+
+
+class TarMember(NamedTuple):
+    """A member of a tar shard."""
+
+    field: str
+    """Its extension, lower-case, without the first dot."""
+    offset: int
+    """Offset of its bytes in the shard."""
+    size: int
+    """Number of its bytes."""
+
+
+class TarSample(NamedTuple):
+    """A sample of a tar shard: adjacent members with the same name up to the first dot."""
+
+    url: str
+    """URL of the shard."""
+    key: str
+    """The common name."""
+    begin: int
+    """Offset of its first header in the shard."""
+    end: int
+    """End of its last member, with padding."""
+    members: tuple[TarMember, ...]
+    """Its members, in their order."""
 
 
 def one_chunk(column: Any) -> Any:

@@ -36,6 +36,7 @@ _COMMANDS = {
     "uploads": "uploads:uploads",
     "manifest": "manifests:manifest",
     "pack": "packing:pack",
+    "index": "indexes:index",
     "checkpoints": "checkpoints:checkpoints",
     "bench": "bench:bench",
     "doctor": "doctor:doctor",
