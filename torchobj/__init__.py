@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torchobj.datasets.reader_constructor import S3ReaderConstructor
     from torchobj.datasets.table import TableDataset
     from torchobj.datasets.tar_map import TarMapDataset
+    from torchobj.datasets.tar_stream import TarIterableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
     from torchobj.loader.transformers_callback import LookaheadCallback as LookaheadCallback
 
@@ -70,6 +71,7 @@ _LAZY = {
     "S3MapDataset": "torchobj.datasets.one_provider",
     "S3ReaderConstructor": "torchobj.datasets.reader_constructor",
     "TableDataset": "torchobj.datasets.table",
+    "TarIterableDataset": "torchobj.datasets.tar_stream",
     "TarMapDataset": "torchobj.datasets.tar_map",
     "attach": "torchobj.loader",
     "load": "torchobj.checkpoint.load",
@@ -113,6 +115,7 @@ __all__ = [
     "StoreError",
     "TableDataset",
     "TarIndex",
+    "TarIterableDataset",
     "TarMapDataset",
     "TarWriter",
     "TorchobjError",

@@ -43,6 +43,7 @@ from torchobj import (
     StoreError,
     TableDataset,
     TarIndex,
+    TarIterableDataset,
     TarMapDataset,
     TarWriter,
     TorchobjError,
@@ -225,6 +226,13 @@ def tables() -> None:
         "s3://bucket/part-{0..9}.parquet", columns=["id"], transform=row_id, shuffle=True
     ):
         assert_type(row, int)
+
+
+def streams() -> None:
+    """Samples of tar shards as streams."""
+    urls = ["s3://bucket/train-{000..127}.tar", "s3://bucket/more/"]
+    for label in TarIterableDataset(urls, decode={"cls": int}, transform=label_of, shuffle_buffer=1000):
+        assert_type(label, int)
 
 
 def row_id(row: dict[str, int]) -> int:

@@ -65,7 +65,7 @@ LAYERS = [
     ["datasets.passes", "datasets.shard_ranges", "datasets.shuffle_buffer"],
     ["datasets.stream"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing", "datasets.parquet"],
-    ["datasets.groups", "datasets.image_folder", "datasets.table", "datasets.tar_map"],
+    ["datasets.groups", "datasets.image_folder", "datasets.table", "datasets.tar_map", "datasets.tar_stream"],
     ["datasets.one_provider"],
     ["checkpoint.dcp.limits"],
     [

@@ -187,19 +187,18 @@ class StreamDataset(PassDataset[Sample_co]):
         samples, per_rank = division
         total = per_rank * shard.world_size
         if self.uneven == "resample":
-            action = f"draws {total} from shards with replacement, so that some are repeated and others left out"
+            action = f"{total} of {samples} samples are drawn with their shards, with replacement: some repeat"
         elif total < samples:
-            action = f"leaves out {samples - total}"
+            action = f"{samples - total} of {samples} samples are left out"
         elif total > samples:
-            action = f"repeats {total - samples}"
+            action = f"{total - samples} of {samples} samples are repeated"
         else:
             return
         logger.warning(
-            "%s: uneven=%r %s of %d samples in each epoch, so that each of %d ranks yields %d",
+            "%s: uneven=%r: %s in each epoch, so that each of %d ranks yields %d",
             self._listing.name,
             self.uneven,
             action,
-            samples,
             shard.world_size,
             per_rank,
         )

@@ -1,0 +1,183 @@
+"""Samples of tar shards as streams: those of webdataset over local files, divided, shuffled and resumed."""
+
+import io
+import random
+import tarfile
+
+import pytest
+from webdataset.tariterators import group_by_keys, tar_file_expander
+
+import torchobj
+from torchobj.datasets.sharding import Shard
+from torchobj.exceptions import ConfigError
+
+SHARDS = 7
+
+
+def tar_of(members, **options):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", **options) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def members_of(shard):
+    drawn = random.Random(shard)
+    for number in range(40 + 7 * shard):
+        yield f"d{shard}/{number:04d}.bin", drawn.randbytes(drawn.randrange(4000))
+        yield f"d{shard}/{number:04d}.cls", str(number).encode()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tar-stream")
+    for shard in range(SHARDS):
+        (path / f"train-{shard:03d}.tar").write_bytes(tar_of(members_of(shard)))
+    return path
+
+
+def dataset(folder, **options):
+    return torchobj.TarIterableDataset(f"file://{folder}/train-*.tar", **options)
+
+
+def key(sample):
+    return sample["__key__"]
+
+
+def plain(sample):
+    """A sample with bytes, without the URL."""
+    return {
+        name: value if isinstance(value, str) else bytes(value) for name, value in sample.items() if name != "__url__"
+    }
+
+
+def of_webdataset(paths):
+    found = []
+    for path in paths:
+        # The pipeline of WebDataset, with files that are closed.
+        with path.open("rb") as stream:
+            found += group_by_keys(tar_file_expander([{"url": str(path), "stream": stream}]))
+    return [
+        {name: value for name, value in each.items() if name not in ("__url__", "__local_path__")} for each in found
+    ]
+
+
+def keys_of(loader):
+    return [name for batch in loader for name in batch]
+
+
+def loader_of(samples, workers=2, **options):
+    return torchobj.DataLoader(samples, batch_size=8, num_workers=workers, collate_fn=list, **options)
+
+
+def test_samples_equal_those_of_webdataset_over_local_files(folder):
+    expected = of_webdataset(sorted(folder.glob("*.tar")))
+    assert [plain(sample) for sample in dataset(folder, shuffle_shards=False)] == expected
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_yield_each_sample_once_and_the_order_depends_on_seed_and_epoch(folder, context):
+    samples = dataset(folder, transform=key, shuffle_buffer=50, seed=4)
+    first = keys_of(loader_of(samples, multiprocessing_context=context))
+    assert sorted(first) == sorted(each["__key__"] for each in of_webdataset(folder.glob("*.tar")))
+    assert first != sorted(first)
+    if context == "fork":
+        assert keys_of(loader_of(samples)) == first
+        samples.set_epoch(1)
+        assert keys_of(loader_of(samples)) != first
+
+
+@pytest.mark.providers("s3", "gs")
+def test_ranges_after_the_first_are_read_ahead(bucket):
+    body = tar_of((f"{number:05d}.bin", bytes(100_000)) for number in range(200))
+    for number in range(2):
+        bucket.write(f"ahead/{number}.tar", body)
+    samples = torchobj.TarIterableDataset(f"{bucket.url}/ahead/", transform=key, config=bucket.config)
+    loader = loader_of(samples, workers=1)
+    assert len(keys_of(loader)) == 400
+    stats = loader.stats()
+    assert stats.misses == 1
+    assert stats.hits + stats.late + stats.queued == 5
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"uneven": "pad"}, {"uneven": "resample"}, {"shuffle_buffer": 60}, {"shuffle_shards": False}]
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_pass_continues_exactly_at_random_points(folder, options, workers):
+    def loader():
+        return loader_of(dataset(folder, transform=key, seed=5, **options), workers)
+
+    whole = list(loader())
+    drawn = random.Random(7)
+    for stop in sorted(drawn.randrange(1, len(whole)) for _ in range(5 if workers else 20)):
+        interrupted = loader()
+        batches = iter(interrupted)
+        head = [next(batches) for _ in range(stop)]
+        resumed = loader()
+        resumed.load_state_dict(interrupted.state_dict())
+        assert head + list(resumed) == whole, stop
+
+
+def test_a_state_of_other_workers_or_options_is_refused(folder):
+    interrupted = loader_of(dataset(folder))
+    next(iter(interrupted))
+    state = interrupted.state_dict()
+    with pytest.raises(ConfigError, match="num_workers"):
+        loader_of(dataset(folder), workers=1).load_state_dict(state)
+    samples = dataset(folder)
+    next(iter(samples))
+    other = dataset(folder, shuffle_buffer=5)
+    other.load_state_dict(samples.state_dict())
+    with pytest.raises(ConfigError, match="cannot be resumed"):
+        iter(other)
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad", "resample"])
+def test_seven_shards_over_two_ranks_of_three_workers_give_equal_batches(folder, uneven, monkeypatch, caplog):
+    counts, found = [], []
+    for rank in range(2):
+        batches = 0
+        for worker in range(3):
+            samples = dataset(folder, transform=key, uneven=uneven)
+            monkeypatch.setattr(samples, "_shard", lambda rank=rank, worker=worker: Shard(rank, 2, worker, 3))
+            part = list(samples)
+            batches += -(-len(part) // 8)
+            found += part
+        counts.append(batches)
+    assert counts[0] == counts[1]
+    # 427 samples: an odd number.
+    assert len(found) == {"drop": 426, "pad": 428, "resample": 428}[uneven]
+    assert len(set(found)) == 426 if uneven == "drop" else True
+    assert len(set(found)) == 427 if uneven == "pad" else True
+    expected = {"drop": "1 of 427 samples are left out", "pad": "1 of 427 samples are repeated"}
+    message = expected.get(uneven, "428 of 427 samples are drawn with their shards")
+    [record] = [record for record in caplog.records if f"uneven={uneven!r}" in record.getMessage()]
+    assert message in record.getMessage()
+
+
+def test_without_a_policy_uneven_shards_are_logged(folder, monkeypatch, caplog):
+    samples = dataset(folder, transform=key)
+    monkeypatch.setattr(samples, "_shard", lambda: Shard(0, 2, 0, 3))
+    list(samples)
+    [record] = caplog.records
+    assert "7 objects" not in record.getMessage()
+    assert "7 shards are divided among 2 ranks with 3 workers each" in record.getMessage()
+
+
+def test_a_worker_without_shards_yields_nothing(folder, caplog):
+    samples = torchobj.TarIterableDataset(f"file://{folder}/train-000.tar", transform=key)
+    assert len(keys_of(loader_of(samples, workers=2))) == 40
+
+
+def test_samples_in_a_shuffle_buffer_do_not_hold_the_ranges_that_they_were_read_with(folder):
+    [sample] = [sample for sample in dataset(folder, shuffle_buffer=30) if sample["__key__"] == "d0/0003"]
+    assert plain(sample) == of_webdataset([folder / "train-000.tar"])[3]
+
+
+def test_decode_applies_by_extension_before_the_transform(folder):
+    samples = dataset(folder, decode={"cls": lambda data: int(bytes(data))}, transform=lambda sample: sample["cls"])
+    assert sorted(set(samples)) == list(range(82))

@@ -1,0 +1,255 @@
+"""Streams samples from tar shards in the WebDataset format. The native `TarReader` parses them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from typing_extensions import override
+
+from torchobj import _torchobj
+from torchobj._torchobj import Buffer
+from torchobj.config import S3ClientConfig, StoreConfig
+from torchobj.config.checks import check
+from torchobj.datasets import manifest_broadcast
+from torchobj.datasets.base import Sample_co
+from torchobj.datasets.errors import OnIterableError
+from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
+from torchobj.datasets.sharding import Order, Segment
+from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
+from torchobj.datasets.tar_samples import Decode, check_decode, decoded
+from torchobj.shard_urls import TAR_SUFFIXES, checked_urls
+from torchobj.tar_index import TarIndex
+
+__all__ = ["TarIterableDataset"]
+
+_NOTHING = Buffer(b"")
+
+#: What to do if the samples do not divide evenly among ranks.
+UnevenShards = Literal["drop", "pad", "resample"] | None
+
+
+class TarIterableDataset(StreamDataset[Sample_co]):
+    r"""An iterable dataset of the samples of tar shards in the WebDataset format.
+
+    Consecutive members of a shard whose names differ in their extension only are a sample: a dict of extension →
+    `Buffer`, with the common name as `__key__` and the URL of the shard as `__url__`, as webdataset returns it. A
+    buffer shares the memory of the range that was read, of up to 8 MiB, and keeps it: copy what outlives the batch, for
+    example with `bytes(buffer)`.
+
+    Ranges of the next shards are read ahead by one process for all its DataLoader workers, within the memory budget
+    (`torchobj.set_memory_budget`). Each rank of torch.distributed and each of its workers reads its own part of the
+    shards. The position of a `torchobj.DataLoader`, or of torchdata's `StatefulDataLoader`, is exact within a shard and
+    contains that of the shuffle buffer; it can be resumed with the same numbers of ranks and workers.
+
+    Shards are tar files of any format without sparse members, plain or compressed with gzip or zstd (by their suffixes
+    `.gz`, `.tgz`, `.zst`, `.tzst`).
+
+    Args:
+        urls: One or several of: the URL of a shard; a pattern with braces, such as `s3://b/train-{000..127}.tar`; a
+            pattern with `*`, `?` or `[`; a prefix that ends with a slash.
+        decode: Callables by extension, each of which converts a `Buffer`, such as
+            `{"jpg": torchobj.decode.image, "json": torchobj.decode.json}`.
+        transform: Converts a sample after `decode`.
+        shuffle_buffer: Number of samples that are held to draw the next one from. 0: samples have the order of their
+            shards. The samples in the buffer are copied.
+        shuffle_shards: Whether to shuffle the shards, in an order that depends on `seed` and the epoch only.
+        seed: Seed of both orders; 0 or more. See `set_epoch`.
+        uneven: How to make all ranks yield the same number of samples, and with the same number of workers of batches:
+            `drop` leaves out the rest, `pad` repeats some, `resample` draws shards with replacement. What is left out
+            or repeated is logged. It needs the number of samples of each shard: from the index beside it, otherwise its
+            headers are read first. None: shards are divided, and the numbers of samples may differ.
+        on_error: Action for a sample that cannot be read, decoded or transformed: `raise`, after which iteration can
+            continue; `skip`; or a callable that receives the number of the sample in its shard, the URL of the shard
+            and the exception, and returns a sample. After a shard that cannot be read further, the next one is read.
+        region, endpoint_url: Override those of `config`.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+
+    Attributes:
+        failed_samples: Number of samples that failed, in this process and its DataLoader workers.
+
+    Raises:
+        ConfigError: An argument is invalid; when iteration starts: a pattern matches nothing.
+        TarError: In iteration: a shard is not a tar, is damaged, or has a sparse member.
+
+    Example:
+        >>> import io, tarfile, torchobj
+        >>> shard = io.BytesIO()
+        >>> with tarfile.open(fileobj=shard, mode="w") as tar:
+        ...     for name in ("a.txt", "a.cls", "b.txt", "b.cls"):
+        ...         member = tarfile.TarInfo(name)
+        ...         member.size = len(name)
+        ...         tar.addfile(member, io.BytesIO(name.encode()))
+        >>> _ = torchobj.Store("memory://streamed").put("train-000.tar", shard.getvalue())
+        >>> dataset = TarIterableDataset("memory://streamed/train-*.tar", decode={"txt": torchobj.decode.text})
+        >>> for sample in dataset:
+        ...     print(sample["__key__"], sample["txt"], bytes(sample["cls"]))
+        a a.txt b'a.cls'
+        b b.txt b'b.cls'
+    """
+
+    _policies = ("drop", "pad", "resample")
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        *,
+        decode: Decode | None = None,
+        transform: Callable[[dict[str, Any]], Sample_co] | None = None,
+        shuffle_buffer: int = 0,
+        shuffle_shards: bool = True,
+        seed: int = 0,
+        uneven: UnevenShards = None,
+        on_error: OnIterableError = "raise",
+        region: str | None = None,
+        endpoint_url: str | None = None,
+        config: StoreConfig | S3ClientConfig | None = None,
+    ) -> None:
+        check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
+        self._decode = check_decode(decode)
+        self._index: TarIndex | None = None
+        self._set_up(
+            self._list(checked_urls(urls), config, region, endpoint_url, TAR_SUFFIXES),
+            transform=transform,
+            shuffle=shuffle_shards,
+            shuffle_buffer=shuffle_buffer,
+            seed=seed,
+            uneven=uneven,
+            on_error=on_error,
+        )
+
+    def _finished(self, sample: dict[str, Any]) -> Any:
+        decoded(sample, self._decode)
+        return sample if self._transform is None else self._transform(sample)
+
+    def _sample_index(self) -> TarIndex:
+        if self._index is None:
+            self._index = manifest_broadcast.broadcast_value(
+                f"the index of {self._listing.name}",
+                lambda: TarIndex.load_or_build(self.manifest, None, self._listing.config),
+                TarIndex.from_bytes,
+            )
+        return self._index
+
+    @override
+    def _counts(self) -> Order:
+        return np.array(self._sample_index().counts(), dtype=np.int64)
+
+    def _samples_before(self, unit: int) -> int:
+        """Number of samples of the shards before this one."""
+        return int(self._counts()[:unit].sum())
+
+    @override
+    def _items(self, segments: list[Segment], start: Position) -> Iterator[StreamItem]:
+        left = segments[start.segment :]
+        begin: int | None = None
+        if left and start.sample is not None:
+            left[0] = left[0]._replace(first=start.sample)
+            begin = start.offset or None
+        parts = ((self._part(segment, None if number else begin), segment) for number, segment in enumerate(left))
+        return self._read(parts, start.segment)
+
+    def _part(self, segment: Segment, begin: int | None) -> tuple[int, int]:
+        """The bytes to read for a segment, whose first sample begins at `begin` if that is known."""
+        size = self.manifest.entry(segment.unit)[2] or 0
+        if _compression(self._unit_url(segment.unit)) is not None:
+            # Can be read from its start only.
+            return 0, size
+        end = size
+        if segment.end is not None:
+            index, before = self._sample_index(), self._samples_before(segment.unit)
+            if begin is None:
+                begin = index.sample(before + segment.first).begin
+            end = index.sample(before + segment.end - 1).end
+        return begin or 0, end
+
+    @override
+    def _items_again(self, ids: list[SampleId]) -> Iterator[StreamItem]:
+        segments = [Segment(each.unit, each.sample, each.sample + 1) for each in ids]
+        bounds = [
+            (each.begin, each.end) if _compression(self._unit_url(each.unit)) is None else self._part(segment, None)
+            for each, segment in zip(ids, segments, strict=True)
+        ]
+        return self._read(zip(bounds, segments, strict=True), 0)
+
+    def _read(self, parts: Iterator[tuple[tuple[int, int], Segment]], number: int) -> Iterator[StreamItem]:
+        """The samples of segments, which are within the given bytes of their shards. `number` is that of the first."""
+        opened: dict[int, _OpenShard] = {}
+
+        def ranges() -> Iterator[ShardPart]:
+            for at, ((begin, end), segment) in enumerate(parts, number):
+                url = self._unit_url(segment.unit)
+                opened[at] = _OpenShard(url, at, segment, begin)
+                yield ShardPart(at, segment.unit, begin, end)
+
+        for found, data in read_ranges(self._reader, self.manifest, ranges()):
+            shard = opened[found.part.number]
+            yield from shard.items(found, data)
+            if found.is_last:
+                del opened[found.part.number]
+
+
+def _compression(url: str) -> str | None:
+    name = url.lower()
+    if name.endswith((".gz", ".tgz")):
+        return "gzip"
+    return "zstd" if name.endswith((".zst", ".tzst")) else None
+
+
+class _OpenShard:
+    """The part of a shard that is being parsed.
+
+    Args:
+        url: URL of the shard.
+        number: Number of the segment.
+        segment: The samples to return.
+        begin: Where the first range begins, in bytes: at the first sample of the segment, or at the start of the shard.
+    """
+
+    def __init__(self, url: str, number: int, segment: Segment, begin: int) -> None:
+        self._reader = _torchobj.TarReader(url, _compression(url), begin)
+        self._number, self._segment = number, segment
+        # Number of the next sample.
+        self._next = segment.first if begin else 0
+        self._done = False
+
+    def items(self, found: Range, data: Any) -> Iterator[StreamItem]:
+        """The samples that the next range completes; a failure ends the shard."""
+        if self._done:
+            return
+        try:
+            if isinstance(data, Exception):
+                raise data  # noqa: TRY301  handled below, as other failures
+            if data is not None:
+                yield from self._samples(self._reader.push(data))
+                while self._reader.pending and not self._done:
+                    # A range of a compressed shard may contain much more than its size.
+                    yield from self._samples(self._reader.push(_NOTHING))
+            if found.is_last:
+                yield from self._samples(self._reader.finish())
+        except Exception as error:  # noqa: BLE001  handled as `on_error` says
+            yield from self._failure(error)
+
+    def _samples(self, samples: list[tuple[int, int, str, Any]]) -> Iterator[StreamItem]:
+        unit, first, last = self._segment
+        samples.reverse()
+        while samples:
+            begin, end, _, value = samples.pop()
+            number = self._next
+            self._next += 1
+            if number < first:
+                continue
+            if last is not None and number >= last:
+                self._done = True
+                return
+            yield StreamItem(SampleId(unit, number, begin, end), value, Position(self._number, number + 1, end))
+
+    def _failure(self, error: Exception) -> Iterator[StreamItem]:
+        """Items in place of the samples that are left of the segment; one if their number is unknown."""
+        self._done = True
+        unit, first, last = self._segment
+        number = max(first, self._next)
+        end = number + 1 if last is None else last
+        for missing in range(number, end):
+            is_last = missing + 1 == end
+            after = Position(self._number + 1) if is_last else Position(self._number, missing + 1)
+            yield StreamItem(SampleId(unit, missing), error, after)
