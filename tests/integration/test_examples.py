@@ -69,6 +69,16 @@ def test_a_network_learns_from_images_in_class_folders():
     assert (float(accuracy) >= 0.97, count) == (True, "360")
 
 
+@pytest.mark.timeout(300)
+def test_a_training_from_packed_shards_resumes_in_mid_epoch():
+    for package in ("moto", "sklearn", "PIL", "pyarrow", "click"):
+        pytest.importorskip(package)
+    done = run_example("train_shards.py", 280)
+    assert "packed 15 shards: 1437 samples, 1437 files" in done.stdout
+    assert "resumed from step 70, in epoch 2" in done.stdout
+    assert "The weights are identical, bit for bit." in done.stdout
+
+
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
 def test_ray_train_resumes_with_identical_weights():
