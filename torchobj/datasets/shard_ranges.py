@@ -14,7 +14,11 @@ __all__ = ["Range", "ShardPart", "read_ranges"]
 
 #: Maximum number of bytes of a range: a request per range is efficient, and a member that crosses the end of a range,
 #: which must be copied, is rare.
-_RANGE_BYTES = 8 << 20
+_RANGE_BYTES = 4 << 20
+
+#: Maximum number of bytes that a process reads ahead: 32 requests. More would not be faster, but would use memory that
+#: was not used before, and its first use takes as long as the request.
+_MAX_AHEAD_BYTES = 128 << 20
 
 _MIN_RANGE_BYTES = 64 << 10
 
@@ -52,7 +56,8 @@ def read_ranges(
         Each range with its bytes, or with the exception if it cannot be read; None for an empty part.
     """
     iteration = reader.iteration()
-    limit = ahead_bytes(budget_bytes() if iteration is None else iteration.budget())
+    share = ahead_bytes(budget_bytes() if iteration is None else iteration.budget())
+    limit = min(share, _MAX_AHEAD_BYTES)
     range_bytes = max(_MIN_RANGE_BYTES, min(_RANGE_BYTES, int(limit * _RANGE_SHARE)))
     ranges: collections.deque[Range] = collections.deque()
 

@@ -33,7 +33,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
 
     Consecutive members of a shard whose names differ in their extension only are a sample: a dict of extension →
     `Buffer`, with the common name as `__key__` and the URL of the shard as `__url__`, as webdataset returns it. A
-    buffer shares the memory of the range that was read, of up to 8 MiB, and keeps it: copy what outlives the batch, for
+    buffer shares the memory of the range that was read, of up to 4 MiB, and keeps it: copy what outlives the batch, for
     example with `bytes(buffer)`.
 
     Ranges of the next shards are read ahead by one process for all its DataLoader workers, within the memory budget
