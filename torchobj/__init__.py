@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchobj.checkpoint.save import save
     from torchobj.datasets.groups import GroupDataset
     from torchobj.datasets.image_folder import ImageFolder
+    from torchobj.datasets.interleave import InterleaveDataset
     from torchobj.datasets.iterable import ObjectIterableDataset
     from torchobj.datasets.map import ObjectMapDataset
     from torchobj.datasets.objects import ObjectDataset
@@ -59,6 +60,7 @@ _LAZY = {
     "GCSMapDataset": "torchobj.datasets.one_provider",
     "GroupDataset": "torchobj.datasets.groups",
     "ImageFolder": "torchobj.datasets.image_folder",
+    "InterleaveDataset": "torchobj.datasets.interleave",
     "LookaheadBatchSampler": "torchobj.loader",
     # Also needs transformers, and is therefore not in __all__.
     "LookaheadCallback": "torchobj.loader.transformers_callback",
@@ -88,6 +90,7 @@ __all__ = [
     "GCSOptions",
     "GroupDataset",
     "ImageFolder",
+    "InterleaveDataset",
     "ListPage",
     "LookaheadBatchSampler",
     "Manifest",

@@ -16,6 +16,7 @@ from torchobj import (
     GCSOptions,
     GroupDataset,
     ImageFolder,
+    InterleaveDataset,
     ListPage,
     LookaheadBatchSampler,
     Manifest,
@@ -238,6 +239,14 @@ def streams() -> None:
 def row_id(row: dict[str, int]) -> int:
     """Converts a row."""
     return row["id"]
+
+
+def mixtures(rows: ParquetIterableDataset[int]) -> None:
+    """Samples of several datasets."""
+    mixed: InterleaveDataset[int] = InterleaveDataset([rows, rows], [0.5, 0.5], stopping_strategy="all_exhausted")
+    mixed.set_epoch(1)
+    for sample in mixed:
+        assert_type(sample, int)
 
 
 def shards() -> None:

@@ -63,9 +63,13 @@ LAYERS = [
     ["datasets.listing", "datasets.ref_reader"],
     ["datasets.read_ahead", "datasets.base"],
     ["datasets.passes", "datasets.shard_ranges", "datasets.shuffle_buffer"],
+    ["datasets.mixture"],
     ["datasets.stream"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing", "datasets.parquet"],
     ["datasets.groups", "datasets.image_folder", "datasets.table", "datasets.tar_map", "datasets.tar_stream"],
+    ["datasets.ordered_samples"],
+    ["datasets.member_passes"],
+    ["datasets.interleave"],
     ["datasets.one_provider"],
     ["checkpoint.dcp.limits"],
     [

@@ -1,6 +1,7 @@
 """Map-style datasets whose samples consist of several objects that a subclass names."""
 
-from collections.abc import Iterable, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch.utils.data
@@ -10,10 +11,18 @@ from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.datasets import lookahead_warning, prefetch_source, ragged, reductions, worker_process  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co, position_of, positions_of
 from torchobj.datasets.errors import OnError, add_sample_note, check_map_on_error, log_failed_sample, neighbours
+from torchobj.datasets.read_ahead import ahead_bytes, in_announced_groups, in_threads
 from torchobj.datasets.ref_reader import RefReader
+from torchobj.datasets.sharding import Order
 from torchobj.datasets.shared_values import SharedCounter
 
 __all__ = ["ObjectDataset"]
+
+#: Maximum number of samples, and of bytes, whose objects are requested at a time when samples are read in order.
+_GROUP_SAMPLES, _GROUP_BYTES = 32, 16 << 20
+
+#: Assumed size of an object whose size is not known.
+_ASSUMED_BYTES = 1 << 20
 
 
 class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
@@ -240,3 +249,79 @@ def _replacement(dataset: ObjectDataset, position: int, error: Exception) -> Any
         if not isinstance(built, _Failure):
             return built
     raise error
+
+
+def announced_samples(dataset: ObjectDataset, order: Order) -> Iterator[Any]:
+    """The samples at these positions. The objects of the next ones are announced."""
+    return _AnnouncedSamples(dataset, order)
+
+
+class _AnnouncedSamples(Iterator[Any]):
+    """Not a generator, which would end with the first exception of a sample."""
+
+    def __init__(self, dataset: ObjectDataset, order: Order) -> None:
+        self._dataset, self._order = dataset, order
+        # Positions and objects of the samples of the groups that were announced.
+        self._announced: collections.deque[list[_Named]] = collections.deque()
+        self._groups: Iterator[tuple[list[ObjectRef], list[Any]]] | None = None
+        self._ready: collections.deque[tuple[_Named, list[Any]]] = collections.deque()
+
+    def _start(self) -> Iterator[tuple[list[ObjectRef], list[Any]]]:
+        reader = batch_reader_of(self._dataset)
+        iteration = reader.iteration()
+        if iteration is None:
+            return in_threads(reader.read, (refs for refs, _ in self._grouped(_GROUP_BYTES)))
+        limit = ahead_bytes(iteration.budget())
+        return in_announced_groups(iteration.read, self._grouped(min(_GROUP_BYTES, limit // 4)), limit)
+
+    def _grouped(self, max_bytes: int) -> Iterator[tuple[list[ObjectRef], int]]:
+        """The objects of each request, with their size in bytes."""
+        group: list[_Named] = []
+        size = 0
+        for position in self._order.tolist():
+            named = _named(self._dataset, position)
+            count = sum(_size_of(ref) for ref in named.refs)
+            if group and (len(group) == _GROUP_SAMPLES or size + count > max_bytes):
+                yield self._announce(group), size
+                group, size = [], 0
+            group.append(named)
+            size += count
+        if group:
+            yield self._announce(group), size
+
+    def _announce(self, group: "list[_Named]") -> list[ObjectRef]:
+        self._announced.append(group)
+        return [ref for named in group for ref in named.refs]
+
+    def __next__(self) -> Any:
+        if self._groups is None:
+            self._groups = self._start()
+        if not self._ready:
+            _, found = next(self._groups)
+            readers = iter(found)
+            self._ready.extend((named, [next(readers) for _ in named.refs]) for named in self._announced.popleft())
+        named, read = self._ready.popleft()
+        if named.error is not None:
+            raise named.error
+        return _sample(self._dataset, named.position, named.refs, read)
+
+
+class _Named(NamedTuple):
+    """The objects of a sample, or the exception of `objects_at`."""
+
+    position: int
+    refs: list[ObjectRef]
+    error: Exception | None = None
+
+
+def _named(dataset: ObjectDataset, position: int) -> _Named:
+    try:
+        return _Named(position, _refs_at(dataset, position))
+    except Exception as error:  # noqa: BLE001  raised in the place of the sample
+        return _Named(position, [], error)
+
+
+def _size_of(ref: ObjectRef) -> int:
+    """Number of bytes to read, or an assumption."""
+    end = ref.size if ref.end is None else ref.end
+    return _ASSUMED_BYTES if end is None else max(0, end - ref.start)

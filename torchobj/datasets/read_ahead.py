@@ -5,9 +5,11 @@ process's share of the memory budget, and the prefetcher reads them. Elsewhere a
 """
 
 import collections
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch.utils.data
@@ -27,6 +29,9 @@ _GROUP_SHARE = 0.25
 
 #: Number of objects announced per message, so that the first message of an epoch is fast.
 _MESSAGE_OBJECTS = 1024
+
+#: Number of iterators that share the part of this process, because a mixture reads from them in turn.
+_iterators: ContextVar[int] = ContextVar("torchobj_iterators", default=1)
 
 IndexedReader = tuple[int, ObjectReader | Exception]
 T = TypeVar("T")
@@ -68,9 +73,19 @@ def _read_announced(source: "_torchobj.NativeSource", order: Order) -> Iterator[
 
 
 def ahead_bytes(budget: int) -> int:
-    """The part of the memory budget, in bytes, that this process may announce: its share if it is a worker."""
+    """The part of the memory budget, in bytes, that an iterator may announce: its share of that of its process."""
     worker = torch.utils.data.get_worker_info()
-    return int(budget * AHEAD_SHARE / (1 if worker is None else worker.num_workers))
+    return int(budget * AHEAD_SHARE / (1 if worker is None else worker.num_workers) / _iterators.get())
+
+
+@contextlib.contextmanager
+def sharing(iterators: int) -> Iterator[None]:
+    """Within the block, iterators that start to read are some of `iterators` from which a mixture reads in turn."""
+    token = _iterators.set(_iterators.get() * iterators)
+    try:
+        yield
+    finally:
+        _iterators.reset(token)
 
 
 def in_announced_groups(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["ShuffleBuffer"]
+__all__ = ["ShuffleBuffer", "mixed_seed", "mixed_word"]
 
 T = TypeVar("T")
 
@@ -15,6 +15,19 @@ def _mixed(value: int) -> int:
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK
     return value ^ value >> 31
+
+
+def mixed_seed(numbers: Sequence[int]) -> int:
+    """One seed that depends on all of these numbers."""
+    seed = 0
+    for number in numbers:
+        seed = _mixed((seed + number + 0x9E3779B97F4A7C15) & _MASK)
+    return seed
+
+
+def mixed_word(seed: int, number: int) -> int:
+    """Draw `number` of a seed: 64 random bits."""
+    return _mixed((seed + number * 0x9E3779B97F4A7C15) & _MASK)
 
 
 class ShuffleBuffer(Iterator[T], Generic[T]):
@@ -32,9 +45,7 @@ class ShuffleBuffer(Iterator[T], Generic[T]):
         self, items: Iterator[T], size: int, seed: Sequence[int], draws: int = 0, held: Sequence[T] = ()
     ) -> None:
         self._items, self._size = items, size
-        self._seed = 0
-        for number in seed:
-            self._seed = _mixed((self._seed + number + 0x9E3779B97F4A7C15) & _MASK)
+        self._seed = mixed_seed(seed)
         #: Number of items drawn so far.
         self.draws = draws
         #: The items in the buffer.
@@ -51,6 +62,6 @@ class ShuffleBuffer(Iterator[T], Generic[T]):
         if not held:
             raise StopIteration
         self.draws += 1
-        drawn = _mixed((self._seed + self.draws * 0x9E3779B97F4A7C15) & _MASK) * len(held) >> 64
+        drawn = mixed_word(self._seed, self.draws) * len(held) >> 64
         held[drawn], held[-1] = held[-1], held[drawn]
         return held.pop()

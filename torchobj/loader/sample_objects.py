@@ -1,4 +1,4 @@
-"""Finds the objects of a sample, the number of failed samples and the manifest through torch's wrappers of datasets.
+"""Finds the objects of a sample, the number of failed samples and the manifest through mixtures and torch's wrappers.
 
 Does no I/O.
 """
@@ -12,6 +12,7 @@ import torch.utils.data
 
 from torchobj.config import StoreConfig
 from torchobj.datasets.base import ListingDataset
+from torchobj.datasets.interleave import InterleaveDataset, MapInterleaveDataset
 from torchobj.datasets.map import ObjectMapDataset
 from torchobj.datasets.objects import ObjectDataset, configs_at_start, objects_to_announce
 
@@ -28,8 +29,14 @@ def object_finder(dataset: Any) -> ObjectFinder | None:
         return dataset.announced if own else None
     if isinstance(dataset, ObjectDataset):
         return partial(objects_to_announce, dataset)
+    return _wrapped(dataset)
+
+
+def _wrapped(dataset: Any) -> ObjectFinder | None:
     if isinstance(dataset, torch.utils.data.Subset):
         return _subset(dataset)
+    if isinstance(dataset, MapInterleaveDataset):
+        return _interleaved(dataset)
     if isinstance(dataset, torch.utils.data.ConcatDataset):
         return _concatenated(dataset)
     if isinstance(dataset, torch.utils.data.StackDataset):
@@ -66,7 +73,7 @@ def _innermost(dataset: Any) -> list[Any]:
     """The datasets within torch's wrappers; a dataset that is not a wrapper itself."""
     if isinstance(dataset, torch.utils.data.Subset):
         return _innermost(dataset.dataset)
-    if isinstance(dataset, torch.utils.data.ConcatDataset):
+    if isinstance(dataset, (torch.utils.data.ConcatDataset, InterleaveDataset)):
         return [inner for part in dataset.datasets for inner in _innermost(part)]
     if isinstance(dataset, torch.utils.data.StackDataset):
         return [inner for member in _members(dataset) for inner in _innermost(member)]
@@ -100,6 +107,25 @@ def _concatenated(dataset: "torch.utils.data.ConcatDataset[Any]") -> ObjectFinde
             part = bisect.bisect_right(ends, position)
             if part < len(parts) and (find_objects := parts[part]) is not None:
                 found += find_objects([position - (ends[part - 1] if part else 0)])
+        return found
+
+    return objects
+
+
+def _interleaved(dataset: MapInterleaveDataset[Any]) -> ObjectFinder | None:
+    parts = [object_finder(part) for part in dataset.datasets]
+    if all(part is None for part in parts):
+        return None
+
+    def objects(indices: Sequence[int]) -> Objects:
+        if not indices:
+            # Before workers are started: each part creates what they inherit. Forked workers inherit the mixture.
+            len(dataset)
+            return [pair for find_objects in parts if find_objects is not None for pair in find_objects([])]
+        found: Objects = []
+        for member, number in dataset.located(indices):
+            if (find_objects := parts[member]) is not None:
+                found += find_objects([number])
         return found
 
     return objects

@@ -1,0 +1,381 @@
+"""`InterleaveDataset`: mixes the samples of several datasets."""
+
+import logging
+import math
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch.utils.data
+from typing_extensions import override
+
+from torchobj.config.checks import check
+from torchobj.datasets.base import Sample_co, positions_of
+from torchobj.datasets.member_passes import IterablePass, MapPass, MemberPass
+from torchobj.datasets.mixture import Draws, Mixture, Numbers
+from torchobj.datasets.ordered_samples import CompositeDataset, prepare_workers, samples_of
+from torchobj.datasets.passes import PassDataset, Progress
+from torchobj.exceptions import ConfigError
+
+__all__ = ["InterleaveDataset"]
+
+logger = logging.getLogger("torchobj")
+
+StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
+
+#: Maximum deviation of the sum of the probabilities from 1.
+_TOLERANCE = 1e-6
+
+
+class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
+    """Mixes the samples of several datasets, as `interleave_datasets` of Hugging Face.
+
+    Map-style datasets give a map-style dataset: a fixed mixture with a length, whose samples are read ahead in the
+    order of any sampler, and which is resumed, also with another number of ranks, as each of its datasets. The lengths
+    are read when they are first needed. The mixture takes a byte of memory per sample, without `probabilities` none.
+
+    If one of the datasets is iterable, so is the mixture. Each rank and worker mixes its own parts of the datasets:
+    iterable datasets divide themselves, and map-style datasets are shuffled and divided; both read ahead. The numbers
+    of samples of ranks may differ. The position of a `torchobj.DataLoader` is exact, and can be resumed with the same
+    numbers of ranks and workers. Iterable datasets without `state_dict` and `load_state_dict` are read again up to it.
+    `set_epoch` also sets the epoch of the datasets.
+
+    Args:
+        datasets: The datasets: of torchobj, torch's wrappers of these, other datasets, and mixtures.
+        probabilities: Probability with which a sample is drawn from each dataset; they must sum to 1. None: the
+            datasets take turns.
+        seed: Seed of the draws; 0 or more.
+        stopping_strategy: `first_exhausted` ends when one dataset, or the part of it that a worker has, is exhausted.
+            `all_exhausted` ends when each was exhausted once; until then exhausted ones start again.
+
+    Attributes:
+        datasets, probabilities, seed, stopping_strategy: The arguments.
+
+    Raises:
+        ConfigError: An argument is invalid; or, at the first use, a map-style dataset has no samples.
+
+    Example:
+        >>> import torchobj
+        >>> store = torchobj.Store("memory://mixed")
+        >>> for key in ("news/a", "news/b", "books/c", "books/d", "books/e"):
+        ...     _ = store.put(key, key.encode())
+        >>> news, books = (
+        ...     torchobj.ObjectMapDataset(f"memory://mixed/{name}/", transform=lambda reader: reader.read())
+        ...     for name in ("news", "books")
+        ... )
+        >>> list(torchobj.InterleaveDataset([news, books]))
+        [b'news/a', b'books/c', b'news/b', b'books/d']
+        >>> mixed = torchobj.InterleaveDataset([news, books], [0.25, 0.75], stopping_strategy="all_exhausted")
+        >>> [mixed[index] for index in range(4)]
+        [b'books/c', b'books/d', b'news/a', b'news/b']
+    """
+
+    def __new__(
+        cls,
+        datasets: Sequence[Any],
+        probabilities: Sequence[float] | None = None,
+        *,
+        seed: int = 0,
+        stopping_strategy: StoppingStrategy = "first_exhausted",
+    ) -> "InterleaveDataset[Sample_co]":
+        """Creates a map-style mixture, or an iterable one."""
+        # Checked by __init__; the same signature, because `help` shows this one.
+        del probabilities, seed, stopping_strategy
+        if cls is InterleaveDataset:
+            is_iterable = any(_is_iterable(number, each) for number, each in enumerate(_checked(datasets)))
+            cls = IterableInterleaveDataset if is_iterable else MapInterleaveDataset  # noqa: PLW0642
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        probabilities: Sequence[float] | None = None,
+        *,
+        seed: int = 0,
+        stopping_strategy: StoppingStrategy = "first_exhausted",
+    ) -> None:
+        is_known = stopping_strategy in ("first_exhausted", "all_exhausted")
+        check("stopping_strategy", stopping_strategy, "'first_exhausted' or 'all_exhausted'", ok=is_known)
+        is_seed = hasattr(seed, "__index__") and not isinstance(seed, bool) and operator.index(seed) >= 0
+        check("seed", seed, "an int, 0 or more", ok=is_seed)
+        self.datasets = _checked(datasets)
+        self.stopping_strategy = stopping_strategy
+        self.probabilities = self._checked_probabilities(probabilities)
+        self.seed = operator.index(seed)
+
+    def __getnewargs__(self) -> tuple[list[Any]]:
+        # An unpickled object is of one of the two classes already.
+        return ([],)
+
+    if TYPE_CHECKING:
+        # Mixtures of map-style datasets have these.
+        def __len__(self) -> int: ...
+        def __iter__(self) -> Iterator[Sample_co]: ...
+        def __getitem__(self, index: int) -> Sample_co: ...
+
+        # Mixtures with an iterable dataset have these.
+        def set_epoch(self, epoch: int) -> None: ...  # noqa: D102  documented by PassDataset
+        def state_dict(self) -> dict[str, Any]: ...  # noqa: D102  as above
+        def load_state_dict(self, state: Mapping[str, Any]) -> None: ...  # noqa: D102  as above
+
+    def __repr__(self) -> str:
+        kinds = ", ".join(type(dataset).__name__ for dataset in self.datasets[:3])
+        more = f", … {len(self.datasets) - 3} more" if len(self.datasets) > 3 else ""
+        chosen = "" if self.probabilities is None else f", probabilities={self.probabilities[:3]}"
+        return (
+            f"<InterleaveDataset of {kinds}{more}{chosen}, seed={self.seed}, "
+            f"stopping_strategy={self.stopping_strategy!r}>"
+        )
+
+    @property
+    def _oversamples(self) -> bool:
+        return self.stopping_strategy == "all_exhausted"
+
+    def _checked_probabilities(self, probabilities: Sequence[float] | None) -> list[float] | None:
+        if probabilities is None:
+            return None
+        try:
+            found = [float(each) for each in probabilities]
+        except (TypeError, ValueError):
+            raise ConfigError(f"probabilities={probabilities!r}: must be numbers, or None") from None
+        if len(found) != len(self.datasets):
+            raise ConfigError(f"probabilities: {len(found)} for {len(self.datasets)} datasets; pass one for each")
+        for number, each in enumerate(found):
+            allowed = "more than 0 with all_exhausted, which needs all samples" if self._oversamples else "0 or more"
+            is_possible = each > 0 if self._oversamples else each >= 0
+            check(f"probabilities[{number}]", each, allowed, ok=math.isfinite(each) and is_possible)
+        if abs(math.fsum(found) - 1) > _TOLERANCE:
+            raise ConfigError(f"probabilities={found!r}: must sum to 1, but sum to {math.fsum(found):g}")
+        return found
+
+
+class MapInterleaveDataset(InterleaveDataset[Sample_co], CompositeDataset[Sample_co]):
+    """A mixture of map-style datasets."""
+
+    _mixture: Mixture | None = None
+
+    @property
+    def mixture(self) -> Mixture:
+        """The order of the mixture. The first access reads the lengths."""
+        if self._mixture is None:
+            lengths = [_length(number, dataset) for number, dataset in enumerate(self.datasets)]
+            self._mixture = Mixture(lengths, self.probabilities, self.seed, oversample=self._oversamples)
+        return self._mixture
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Computed again, which is faster than to send it.
+        return {name: value for name, value in self.__dict__.items() if name != "_mixture"}
+
+    def __len__(self) -> int:
+        return self.mixture.samples
+
+    def __iter__(self) -> Iterator[Sample_co]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Sample_co:
+        """Sample `index`. Negative indices count from the end.
+
+        Raises:
+            IndexError: There is no such sample.
+        """
+        [(member, number)] = self.located([index])
+        sample: Sample_co = self.datasets[member][number]
+        return sample
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
+        """The samples of a batch. Each dataset reads its part concurrently. Called by DataLoader."""
+        located = self.located(indices)
+        parts: dict[int, list[int]] = {}
+        for member, number in located:
+            parts.setdefault(member, []).append(number)
+        samples = {member: iter(samples_of(self.datasets[member], numbers)) for member, numbers in parts.items()}
+        return [next(samples[member]) for member, _ in located]
+
+    def located(self, indices: Sequence[int]) -> list[tuple[int, int]]:
+        """The dataset of each sample, by its number, and the index in it."""
+        members, numbers = self._located(np.array(positions_of(indices, self), dtype=np.int64))
+        return list(zip(members.tolist(), numbers.tolist(), strict=True))
+
+    @override
+    def _located(self, positions: Numbers) -> tuple[Numbers, Numbers]:
+        return self.mixture.located(positions)
+
+
+class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample_co]):
+    """A mixture of datasets of which one or more are iterable."""
+
+    _enable_sharding = True
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        probabilities: Sequence[float] | None = None,
+        *,
+        seed: int = 0,
+        stopping_strategy: StoppingStrategy = "first_exhausted",
+    ) -> None:
+        super().__init__(datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy)
+        self._iterable = [_is_iterable(number, dataset) for number, dataset in enumerate(self.datasets)]
+        known: dict[int, int] = {}
+        for number, dataset in enumerate(self.datasets):
+            if self._iterable[number] and known.setdefault(id(dataset), number) != number:
+                raise ConfigError(
+                    f"datasets[{number}] is datasets[{known[id(dataset)]}]: an iterable dataset has one position; "
+                    "create another one with the same arguments"
+                )
+        self._set_up_passes()
+
+    @override
+    def prepare(self) -> None:
+        for dataset, iterable in zip(self.datasets, self._iterable, strict=True):
+            if not iterable:
+                prepare_workers(dataset)
+            elif isinstance(dataset, PassDataset):
+                dataset.prepare()
+
+    @override
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self._set_epoch_of_datasets()
+
+    @override
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._set_epoch_of_datasets()
+
+    def _set_epoch_of_datasets(self) -> None:
+        for dataset, iterable in zip(self.datasets, self._iterable, strict=True):
+            if iterable and callable(set_epoch := getattr(dataset, "set_epoch", None)):
+                set_epoch(self._epoch.get())
+
+    def __iter__(self) -> Iterator[Sample_co]:
+        self._check()
+        shard, epoch = self._shard(), self._epoch.get()
+        lengths = [
+            None if iterable else _length(number, dataset)
+            for number, (dataset, iterable) in enumerate(zip(self.datasets, self._iterable, strict=True))
+        ]
+        self._warn_of_repeated_samples(shard.world_size * shard.workers)
+        shape = {
+            "lengths": lengths,
+            "probabilities": self.probabilities,
+            "stopping_strategy": self.stopping_strategy,
+            "world_size": shard.world_size,
+            "workers": shard.workers,
+        }
+        progress = self._start_progress(shape, epoch)
+        position = {} if progress.position is None else progress.position()
+        states = position.get("members", [None] * len(self.datasets))
+        passes: list[MemberPass] = []
+        for number, (dataset, state) in enumerate(zip(self.datasets, states, strict=True)):
+            if self._iterable[number]:
+                passes.append(IterablePass(dataset, len(self.datasets), state))
+            else:
+                passes.append(MapPass(dataset, (self.seed, epoch, number), shard, len(self.datasets), state))
+        draws = Draws(len(passes), self.probabilities, (self.seed, epoch, shard.rank, shard.worker))
+        return _SampleIterator(self, passes, draws, progress, position)
+
+    def _warn_of_repeated_samples(self, parts: int) -> None:
+        whole = [
+            number
+            for number, dataset in enumerate(self.datasets)
+            if isinstance(dataset, PassDataset) and not dataset._enable_sharding
+        ]
+        if parts > 1 and whole and self._epoch.is_first_warning():
+            logger.warning(
+                "datasets[%d] of an InterleaveDataset: each of %d ranks and DataLoader workers yields all its objects; "
+                "pass enable_sharding=True to divide them",
+                whole[0],
+                parts,
+            )
+
+
+class _SampleIterator(Iterator[Any]):
+    """One pass over a mixture. An exception of a sample does not end the pass."""
+
+    def __init__(
+        self,
+        dataset: IterableInterleaveDataset[Any],
+        passes: list[MemberPass],
+        draws: Draws,
+        progress: Progress,
+        position: dict[str, Any],
+    ) -> None:
+        self._dataset, self._passes, self._draws, self._progress = dataset, passes, draws, progress
+        self._number: int = position.get("draws", 0)
+        self._exhausted: list[bool] = list(position.get("exhausted", [False] * len(passes)))
+        # The dataset of the last sample. Whether that was its last one is determined when the next sample is needed.
+        self._last: int | None = position.get("last")
+        progress.position = self._position
+
+    def _position(self) -> dict[str, Any]:
+        members = [each.state() for each in self._passes]
+        return {"draws": self._number, "exhausted": list(self._exhausted), "last": self._last, "members": members}
+
+    def __next__(self) -> Any:
+        if self._last is not None:
+            self._check_end(self._last)
+            self._last = None
+        while not self._is_over():
+            member = self._draws.at(self._number)
+            self._number += 1
+            if self._passes[member].is_at_end():
+                # Only a pass without samples: others are restarted at their end.
+                self._exhausted[member] = True
+                self._warn_of_no_samples(member)
+                continue
+            self._progress.done += 1
+            self._last = member
+            return self._passes[member].take()
+        raise StopIteration
+
+    def _check_end(self, member: int) -> None:
+        if self._passes[member].is_at_end():
+            self._exhausted[member] = True
+            if not self._is_over():
+                self._passes[member].restart()
+
+    def _is_over(self) -> bool:
+        return all(self._exhausted) if self._dataset._oversamples else any(self._exhausted)
+
+    def _warn_of_no_samples(self, member: int) -> None:
+        if self._dataset._epoch.is_first_warning():
+            action = "its passes over it are empty" if self._dataset._oversamples else "its mixture ends"
+            worker = torch.utils.data.get_worker_info()
+            logger.warning(
+                "datasets[%d] of an InterleaveDataset has no samples for worker %d: %s",
+                member,
+                0 if worker is None else worker.id,
+                action,
+            )
+
+    def close(self) -> None:
+        """Ends the pass and drops what was read ahead."""
+        self._passes, self._exhausted, self._last = [], [True], None
+
+
+def _checked(datasets: Any) -> list[Any]:
+    if isinstance(datasets, (str, bytes, Mapping)) or not isinstance(datasets, Sequence):
+        raise ConfigError(f"datasets={type(datasets)}: must be a list of datasets")
+    if not datasets:
+        raise ConfigError("datasets=[]: must contain a dataset")
+    return list(datasets)
+
+
+def _is_iterable(number: int, dataset: Any) -> bool:
+    kind = type(dataset)
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return True
+    if hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
+        return False
+    if not hasattr(kind, "__iter__"):
+        raise ConfigError(f"datasets[{number}]={kind}: must be a map-style dataset with a length, or an iterable one")
+    return True
+
+
+def _length(number: int, dataset: Any) -> int:
+    length = len(dataset)
+    if not length:
+        raise ConfigError(f"datasets[{number}]: a {type(dataset).__name__} without samples; leave it out")
+    return length

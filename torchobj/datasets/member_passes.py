@@ -1,0 +1,179 @@
+"""The passes of a mixture over each of its datasets, and their positions. `interleave` decides which one is next."""
+
+import copy
+import functools
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from torchobj.datasets.ordered_samples import ordered_samples
+from torchobj.datasets.passes import PassDataset
+from torchobj.datasets.read_ahead import sharing
+from torchobj.datasets.sharding import Shard, in_order
+from torchobj.exceptions import ConfigError
+from torchobj.stateful import is_stateful
+
+__all__ = ["IterablePass", "MapPass", "MemberPass"]
+
+logger = logging.getLogger("torchobj")
+
+
+class MemberPass:
+    """The passes over one dataset, one after the other. The next sample is read one step ahead, to find the end.
+
+    Args:
+        sharers: Number of datasets that share the memory for reading ahead.
+        state: The return value of `state` at which to continue.
+    """
+
+    def __init__(self, sharers: int, state: dict[str, Any] | None) -> None:
+        self._sharers = sharers
+        self._start(state)
+        # The next sample, or the exception in its place, and the position before it.
+        self._held: tuple[Any, Exception | None] | None = None
+        self._before: dict[str, Any] = {}
+
+    def _start(self, state: dict[str, Any] | None) -> None:
+        """Starts a pass."""
+        raise NotImplementedError
+
+    def _next(self) -> Any:
+        """The next sample of the pass."""
+        raise NotImplementedError
+
+    def _position(self) -> dict[str, Any]:
+        """The position after the last sample that was read, as plain values."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """The position after the last sample that was taken."""
+        return self._position() if self._held is None else self._before
+
+    def is_at_end(self) -> bool:
+        """Whether the pass has no further sample. Reads the next one."""
+        if self._held is None:
+            self._before = self._position()
+            try:
+                with sharing(self._sharers):
+                    self._held = self._next(), None
+            except StopIteration:
+                return True
+            except Exception as error:  # noqa: BLE001  raised in the place of the sample
+                self._held = None, error
+        return False
+
+    def take(self) -> Any:
+        """The next sample.
+
+        Raises:
+            StopIteration: There is none.
+            Exception: The exception in its place.
+        """
+        if self.is_at_end():
+            raise StopIteration
+        assert self._held is not None  # noqa: S101  not at the end
+        (sample, error), self._held = self._held, None
+        if error is not None:
+            raise error
+        return sample
+
+    def restart(self) -> None:
+        """Starts the next pass over the same dataset."""
+        self._held = None
+        self._start(None)
+
+
+class IterablePass(MemberPass):
+    """Passes over an iterable dataset, which divides itself among ranks and workers."""
+
+    def __init__(self, dataset: Any, sharers: int, state: dict[str, Any] | None) -> None:
+        self._dataset = dataset
+        super().__init__(sharers, state)
+
+    def _start(self, state: dict[str, Any] | None) -> None:
+        dataset, own = self._dataset, {} if state is None else state
+        if own.get("dataset") is not None:
+            _load(dataset, own["dataset"])
+        self._iterator = iter(dataset)
+        if own.get("iterator") is not None:
+            _load(self._iterator, own["iterator"])
+        self._is_saved = is_stateful(dataset) or is_stateful(self._iterator)
+        self._count = own.get("count", 0)
+        if self._count and not self._is_saved:
+            _warn_of_replay(type(dataset).__name__)
+            with sharing(self._sharers):
+                self._skip(self._count)
+
+    def _skip(self, count: int) -> None:
+        for _ in range(count):
+            try:
+                next(self._iterator)
+            except StopIteration:
+                return
+            except Exception:  # noqa: BLE001, S112  it was raised before the state was saved
+                continue
+
+    def _next(self) -> Any:
+        self._count += 1
+        return next(self._iterator)
+
+    def _position(self) -> dict[str, Any]:
+        if isinstance(self._dataset, PassDataset):
+            return {"dataset": self._dataset.state_dict(), "iterator": None, "count": self._count}
+        dataset, iterator = self._dataset, self._iterator
+        # Copies, because these objects may be changed by the next sample.
+        own = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
+        other = iterator is not dataset and is_stateful(iterator)
+        return {
+            "dataset": own,
+            "iterator": copy.deepcopy(iterator.state_dict()) if other else None,
+            "count": self._count,
+        }
+
+
+class MapPass(MemberPass):
+    """Passes over a map-style dataset, each in an order of its own, of which each rank and worker has a part.
+
+    Args:
+        dataset: The dataset.
+        seed: Seed, epoch, and the number of the dataset.
+        shard: The rank and worker.
+        sharers, state: As for `MemberPass`.
+    """
+
+    def __init__(
+        self, dataset: Any, seed: tuple[int, int, int], shard: Shard, sharers: int, state: dict[str, Any] | None
+    ) -> None:
+        self._dataset, self._seed, self._shard, self._round = dataset, seed, shard, -1
+        super().__init__(sharers, state)
+
+    def _start(self, state: dict[str, Any] | None) -> None:
+        self._round = self._round + 1 if state is None else int(state["round"])
+        self._done = 0 if state is None else int(state["done"])
+        order = np.random.default_rng((*self._seed, self._round)).permutation(in_order(len(self._dataset)))
+        self._samples: Iterator[Any] = ordered_samples(
+            self._dataset, self._shard.select(order, None)[self._done :].astype(np.int64)
+        )
+
+    def _next(self) -> Any:
+        self._done += 1
+        return next(self._samples)
+
+    def _position(self) -> dict[str, Any]:
+        return {"round": self._round, "done": self._done}
+
+
+def _load(target: Any, state: Any) -> None:
+    if not is_stateful(target):
+        raise ConfigError(
+            f"position of the state: contains the state of a dataset; a {type(target).__name__} has no state_dict and "
+            "load_state_dict"
+        )
+    target.load_state_dict(copy.deepcopy(state))
+
+
+@functools.cache
+def _warn_of_replay(name: str) -> None:
+    logger.warning("%s has no state_dict and load_state_dict: its samples are read again and dropped", name)
