@@ -73,6 +73,17 @@ def test_examples_of_checkpoints(bucket, strict_server, monkeypatch):
     assert names["weight"].shape == (2, 2)
 
 
+def test_examples_of_datasets():
+    """Runs the blocks one after the other, with the variables that they expect."""
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "datasets.md").read_text(), re.DOTALL):
+        exec(compile(block, "docs/datasets.md", "exec"), names)
+    assert len(names["batch"]["txt"]) == 16
+    assert sorted(names["labels"]) == sorted(number % 10 for number in range(300))
+    assert torch.equal(torch.cat(names["ids"]), torch.arange(1000))
+    assert len(list(names["rows"])) == 1000
+
+
 def picture(number):
     import io
 

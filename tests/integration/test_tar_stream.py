@@ -181,3 +181,13 @@ def test_samples_in_a_shuffle_buffer_do_not_hold_the_ranges_that_they_were_read_
 def test_decode_applies_by_extension_before_the_transform(folder):
     samples = dataset(folder, decode={"cls": lambda data: int(bytes(data))}, transform=lambda sample: sample["cls"])
     assert sorted(set(samples)) == list(range(82))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_default_collation_makes_lists_of_fields_that_are_not_decoded_as_it_does_of_bytes(folder, workers):
+    samples = dataset(folder, shuffle_shards=False, decode={"cls": torchobj.decode.json})
+    batch = next(iter(torchobj.DataLoader(samples, batch_size=4, num_workers=workers)))
+    expected = of_webdataset([folder / "train-000.tar"])[:4]
+    assert batch["__key__"] == [each["__key__"] for each in expected]
+    assert batch["cls"].tolist() == [0, 1, 2, 3]
+    assert [bytes(data) for data in batch["bin"]] == [each["bin"] for each in expected]

@@ -1,4 +1,4 @@
-"""Batches of bytes of different lengths, and their creation from readers by torch's default collation."""
+"""Batches of bytes of different lengths, and the default collation of readers and buffers."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -97,4 +97,14 @@ def collate_readers(
     return RaggedBatch.of_buffers(buffers, [reader.url for reader in batch])
 
 
+def collate_buffers(
+    batch: Sequence[Buffer],
+    *,
+    collate_fn_map: dict[type, Callable[..., Any]] | None = None,  # noqa: ARG001  torch passes it
+) -> list[Buffer]:
+    """Builds a list of the undecoded fields of samples, as torch does of bytes."""
+    return list(batch)
+
+
 default_collate_fn_map[ObjectReader] = collate_readers
+default_collate_fn_map[Buffer] = collate_buffers

@@ -11,8 +11,7 @@
 //!
 //! Shards are not trusted. A size in a header is not allocated before as many bytes have arrived ([`Reader`] starts with at
 //! most 64 MiB and grows); headers of long names are limited to 1 MiB per member, and members to 65 536 per sample. One
-//! `push` decompresses a bounded part. (The exception: a forged block of a zstd shard may decode to gigabytes before the
-//! decoder returns, and is refused only then. Genuine encoders write none.)
+//! `push` decompresses a bounded part.
 //!
 //! Names are bytes. Bindings decode them as UTF-8 with `surrogateescape`, as Python does: invalid bytes are preserved.
 

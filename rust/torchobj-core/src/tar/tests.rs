@@ -295,7 +295,10 @@ pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 pub(super) fn zstd(bytes: &[u8]) -> Vec<u8> {
-    ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+    let mut compressed = vec![0; zstd_safe::compress_bound(bytes.len())];
+    let length = zstd_safe::compress(&mut compressed[..], bytes, 1).unwrap();
+    compressed.truncate(length);
+    compressed
 }
 
 /// A shard with every kind of member, from the sizes of its bodies.
