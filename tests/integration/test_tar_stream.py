@@ -100,7 +100,7 @@ def test_ranges_after_the_first_are_read_ahead(bucket):
     assert len(keys_of(loader)) == 400
     stats = loader.stats()
     assert stats.misses == 1
-    assert stats.hits + stats.late + stats.queued == 5
+    assert stats.hits + stats.late + stats.queued == 9
 
 
 @pytest.mark.parametrize(
