@@ -11,7 +11,7 @@ from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.datasets import lookahead_warning, prefetch_source, ragged, reductions, worker_process  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co, position_of, positions_of
 from torchobj.datasets.errors import OnError, add_sample_note, check_map_on_error, log_failed_sample, neighbours
-from torchobj.datasets.read_ahead import ahead_bytes, in_announced_groups, in_threads
+from torchobj.datasets.read_ahead import read_refs_ahead
 from torchobj.datasets.ref_reader import RefReader
 from torchobj.datasets.sharding import Order
 from torchobj.datasets.shared_values import SharedCounter
@@ -268,11 +268,7 @@ class _AnnouncedSamples(Iterator[Any]):
 
     def _start(self) -> Iterator[tuple[list[ObjectRef], list[Any]]]:
         reader = batch_reader_of(self._dataset)
-        iteration = reader.iteration()
-        if iteration is None:
-            return in_threads(reader.read, (refs for refs, _ in self._grouped(_GROUP_BYTES)))
-        limit = ahead_bytes(iteration.budget())
-        return in_announced_groups(iteration.read, self._grouped(min(_GROUP_BYTES, limit // 4)), limit)
+        return read_refs_ahead(reader, lambda limit: self._grouped(min(_GROUP_BYTES, limit // 4)))
 
     def _grouped(self, max_bytes: int) -> Iterator[tuple[list[ObjectRef], int]]:
         """The objects of each request, with their size in bytes."""

@@ -12,11 +12,10 @@ from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnIterableError
-from torchobj.datasets.read_ahead import ahead_bytes, in_announced_groups, in_threads
+from torchobj.datasets.read_ahead import read_refs_ahead
 from torchobj.datasets.sharding import Order, Segment, Uneven
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
 from torchobj.exceptions import ParquetError
-from torchobj.memory import budget_bytes
 from torchobj.parquet_files import (
     FOOTER_BYTES,
     ParquetFile,
@@ -217,18 +216,13 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         assert self._files is not None  # noqa: S101  set by _units
         files = self._files
 
-        def groups() -> Iterator[tuple[list[ObjectRef], int]]:
+        def groups(_: int) -> Iterator[tuple[list[ObjectRef], int]]:
             for segment in segments:
                 index, number = self._groups[segment.unit]
                 ranges = files[index].row_groups[number].ranges
                 yield [self._ref(index, begin, end) for begin, end in ranges], sum(end - begin for begin, end in ranges)
 
-        iteration = self._reader.iteration()
-        limit = ahead_bytes(budget_bytes() if iteration is None else iteration.budget())
-        if iteration is None:
-            found = in_threads(self._reader.read, (refs for refs, _ in groups()))
-        else:
-            found = in_announced_groups(iteration.read, groups(), limit)
+        found = read_refs_ahead(self._reader, groups)
         for segment, (_, readers) in zip(segments, found, strict=True):
             index, number = self._groups[segment.unit]
             failed = next((reader for reader in readers if isinstance(reader, Exception)), None)

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 import torch.utils.data
 
 from torchobj import _torchobj
-from torchobj._torchobj import ObjectReader
+from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
+from torchobj.datasets.ref_reader import RefReader
 from torchobj.datasets.sharding import Order, in_order
-from torchobj.memory import AHEAD_SHARE
+from torchobj.memory import AHEAD_SHARE, budget_bytes
 
 #: Number of objects per request to the prefetcher.
 _GROUP_OBJECTS = 32
@@ -67,12 +68,30 @@ def _read_announced(source: "_torchobj.NativeSource", order: Order) -> Iterator[
     def read(indices: list[int], ahead: list[int]) -> list[Any]:
         return iteration.read(indices, ahead, True)  # noqa: FBT003  native, by position
 
-    limit = ahead_bytes(iteration.budget())
-    for indices, readers in in_announced_groups(read, _groups(source, order, int(limit * _GROUP_SHARE)), limit):
+    limit = _ahead_bytes(iteration.budget())
+    for indices, readers in _in_announced_groups(read, _groups(source, order, int(limit * _GROUP_SHARE)), limit):
         yield from _pair(indices, readers)
 
 
-def ahead_bytes(budget: int) -> int:
+def read_refs_ahead(
+    reader: RefReader, groups: Callable[[int], Iterator[tuple[list[ObjectRef], int]]], max_bytes: int | None = None
+) -> Iterator[tuple[list[ObjectRef], list[ObjectReader | Exception]]]:
+    """Reads groups of objects in order, and announces those that follow within this process's part of the budget.
+
+    Args:
+        reader: Reads the objects.
+        groups: Returns the groups, with the memory that each needs in bytes, given the number of bytes read ahead.
+        max_bytes: Maximum number of bytes read ahead. None: the part of the budget.
+    """
+    iteration = reader.iteration()
+    share = _ahead_bytes(budget_bytes() if iteration is None else iteration.budget())
+    limit = share if max_bytes is None else min(share, max_bytes)
+    if iteration is None:
+        return _in_threads(reader.read, (refs for refs, _ in groups(limit)))
+    return _in_announced_groups(iteration.read, groups(limit), limit)
+
+
+def _ahead_bytes(budget: int) -> int:
     """The part of the memory budget, in bytes, that an iterator may announce: its share of that of its process."""
     worker = torch.utils.data.get_worker_info()
     return int(budget * AHEAD_SHARE / (1 if worker is None else worker.num_workers) / _iterators.get())
@@ -88,7 +107,7 @@ def sharing(iterators: int) -> Iterator[None]:
         _iterators.reset(token)
 
 
-def in_announced_groups(
+def _in_announced_groups(
     read: Callable[[list[T], list[T]], list[Any]], groups: Iterator[tuple[list[T], int]], limit: float
 ) -> Iterator[tuple[list[T], list[Any]]]:
     """Reads groups of objects in order, and announces those that follow.
@@ -143,11 +162,11 @@ def _pair(indices: list[int], readers: list[Any]) -> Iterator[IndexedReader]:
 def _read_in_threads(listing: Listing, order: Order, kind: ReaderConstructor) -> Iterator[IndexedReader]:
     starts = range(0, len(order), _GROUP_OBJECTS)
     groups = (order[start : start + _GROUP_OBJECTS].tolist() for start in starts)
-    for indices, readers in in_threads(lambda indices: listing.readers(indices, kind, return_errors=True), groups):
+    for indices, readers in _in_threads(lambda indices: listing.readers(indices, kind, return_errors=True), groups):
         yield from _pair(indices, readers)
 
 
-def in_threads(read: Callable[[list[T]], list[Any]], groups: Iterator[list[T]]) -> Iterator[tuple[list[T], list[Any]]]:
+def _in_threads(read: Callable[[list[T]], list[Any]], groups: Iterator[list[T]]) -> Iterator[tuple[list[T], list[Any]]]:
     """Reads groups of objects in order, each while the one before it is used."""
     before: tuple[list[T], Future[list[Any]]] | None = None
     for group in groups:

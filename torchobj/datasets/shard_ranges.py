@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchobj._torchobj import ObjectReader, ObjectRef
-from torchobj.datasets.read_ahead import ahead_bytes, in_announced_groups, in_threads
+from torchobj.datasets.read_ahead import read_refs_ahead
 from torchobj.datasets.ref_reader import RefReader
 from torchobj.manifest import Manifest
-from torchobj.memory import budget_bytes
 
 __all__ = ["Range", "ShardPart", "read_ranges"]
 
@@ -55,26 +54,19 @@ def read_ranges(
     Yields:
         Each range with its bytes, or with the exception if it cannot be read; None for an empty part.
     """
-    iteration = reader.iteration()
-    share = ahead_bytes(budget_bytes() if iteration is None else iteration.budget())
-    limit = min(share, _MAX_AHEAD_BYTES)
-    range_bytes = max(_MIN_RANGE_BYTES, min(_RANGE_BYTES, int(limit * _RANGE_SHARE)))
     ranges: collections.deque[Range] = collections.deque()
 
-    def groups() -> Iterator[tuple[list[ObjectRef], int]]:
+    def groups(limit: int) -> Iterator[tuple[list[ObjectRef], int]]:
+        range_bytes = max(_MIN_RANGE_BYTES, min(_RANGE_BYTES, int(limit * _RANGE_SHARE)))
         for part in parts:
-            for found in _ranges(manifest, part, range_bytes):
-                ranges.append(found)
-                if found.ref is None:
+            for each in _ranges(manifest, part, range_bytes):
+                ranges.append(each)
+                if each.ref is None:
                     yield [], 0
                 else:
-                    yield [found.ref], min(range_bytes, part.end - found.ref.start)
+                    yield [each.ref], min(range_bytes, part.end - each.ref.start)
 
-    if iteration is None:
-        found = in_threads(reader.read, (refs for refs, _ in groups()))
-    else:
-        found = in_announced_groups(iteration.read, groups(), limit)
-    for _, readers in found:
+    for _, readers in read_refs_ahead(reader, groups, _MAX_AHEAD_BYTES):
         yield ranges.popleft(), (readers.pop() if readers else None)
 
 
