@@ -1,7 +1,8 @@
 """Train from object storage: PyTorch datasets and checkpoints for S3, GCS and files, with a Rust core.
 
 `Store` reads, writes and lists a bucket (`store`) · `files` transfers whole files and folders · `decode` turns objects
-into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) · `save` and `load` are for
+into images, arrays and tensors · `ObjectMapDataset` and others are datasets (`datasets`) · `ShardWriter` and
+`TarIndex` write and index tar shards (`shard_writer`, `tar_index`) · `save` and `load` are for
 checkpoints, `S3Checkpoint` and `open` return files over objects (`checkpoint`) · `StoreConfig` holds the settings
 (`config`) · exceptions are in `exceptions`. Importing torchobj and using a store do not import torch; names that need
 it are loaded at their first use.

@@ -7,7 +7,7 @@ dictionary, or a prefix of many keys, counts once.
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["DICTIONARY", "WHOLE_TEXTS", "largest_column"]
+__all__ = ["DICTIONARY", "WHOLE_TEXTS", "column_chunks", "largest_column"]
 
 #: Encodings of pages whose texts are as long as the page, and those of dictionaries and their indices.
 WHOLE_TEXTS, DICTIONARY = frozenset({0, 6}), frozenset({0, 2, 8})
@@ -21,6 +21,34 @@ _DICTIONARY_PAGE = 2
 
 #: Lists and structs in one another: row groups, columns, metadata and their statistics need 8.
 _MAX_DEPTH = 16
+
+
+def column_chunks(tail: memoryview) -> list[tuple[int, list[tuple[int, int]]]]:
+    """The number of rows of each row group, and the bytes of its columns as start and end.
+
+    pyarrow ends the process where the type of a column in the footer differs from the schema.
+
+    Args:
+        tail: The end of the file, with the whole footer.
+
+    Raises:
+        ValueError: The footer is damaged.
+    """
+    end = len(tail) - 8
+    groups = []
+    try:
+        footer = _struct(tail[:end], end - int.from_bytes(tail[-8:-4], "little"))[0]
+        for group in footer.get((4, _LIST), []):
+            chunks = []
+            for column in group[1, _LIST]:
+                metadata = column[3, _STRUCT]
+                first, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
+                first = dictionary if 0 < dictionary < first else first
+                chunks.append((first, first + metadata[7, _I64]))
+            groups.append((group[3, _I64], chunks))
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"it is truncated or lacks {error}") from None
+    return groups
 
 
 def largest_column(data: memoryview, encodings: Sequence[frozenset[int] | None]) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torchobj.exceptions import ConfigError, ParquetError
+from torchobj.manifest_pages import column_chunks
 
 __all__ = [
     "FOOTER_BYTES",
@@ -106,7 +107,7 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
     parquet = check_installed()
     try:
         file = parquet.ParquetFile(io.BytesIO(footer))
-        metadata, schema = file.metadata, file.schema_arrow
+        metadata, schema, chunks = file.metadata, file.schema_arrow, column_chunks(memoryview(footer))
     except Exception as error:
         raise ParquetError(f"{url}: its footer cannot be read: {error}") from error
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
@@ -122,32 +123,22 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
         ]
         roots = {name.partition(".")[0] for name in columns}
         schema = type(schema).empty_table(schema).select([name for name in schema.names if name in roots]).schema
-    groups = tuple(
-        _row_group(url, metadata.row_group(number), selected, size) for number in range(metadata.num_row_groups)
-    )
+    groups = tuple(_row_group(url, rows, columns, selected, size) for rows, columns in chunks)
     return ParquetFile(url, metadata, schema, tuple(schema.names if columns is None else columns), groups)
 
 
-def _row_group(url: str, group: Any, selected: list[int], size: int) -> RowGroup:
-    chunks = []
-    for index in selected:
-        column = group.column(index)
-        starts = [column.data_page_offset]
-        if column.has_dictionary_page and column.dictionary_page_offset:
-            starts.append(column.dictionary_page_offset)
-        begin, length = min(starts), column.total_compressed_size
-        if begin < 0 or length < 0 or begin + length > size:
-            raise ParquetError(f"{url}: its footer names bytes {begin}..{begin + length} of {size}")
-        chunks.append((begin, begin + length))
+def _row_group(url: str, rows: int, columns: list[tuple[int, int]], selected: list[int], size: int) -> RowGroup:
+    if rows < 0 or len(columns) <= max(selected, default=-1):
+        raise ParquetError(f"{url}: a row group has {rows} rows and {len(columns)} columns")
     merged: list[tuple[int, int]] = []
-    for begin, end in sorted(chunks):
+    for begin, end in sorted(columns[index] for index in selected):
+        if not 0 <= begin <= end <= size:
+            raise ParquetError(f"{url}: its footer names bytes {begin}..{end} of {size}")
         if merged and begin - merged[-1][1] <= _MAX_GAP_BYTES:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
             merged.append((begin, end))
-    if group.num_rows < 0:
-        raise ParquetError(f"{url}: a row group has {group.num_rows} rows")
-    return RowGroup(group.num_rows, tuple(merged))
+    return RowGroup(rows, tuple(merged))
 
 
 class RangesFile(io.RawIOBase):

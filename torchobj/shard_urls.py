@@ -8,19 +8,38 @@ from itertools import accumulate
 from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolved, store_config
 from torchobj.config.checks import check
-from torchobj.exceptions import ConfigError
+from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.manifest import Manifest, key_filter
 from torchobj.urls import parse_url
 
-__all__ = ["TAR_SUFFIXES", "checked_urls", "expand_braces", "shard_manifest"]
+__all__ = ["TAR_SUFFIXES", "checked_urls", "compression", "expand_braces", "shard_manifest"]
 
 #: Names of tar files, plain and compressed.
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
 
+#: How shards with these suffixes are compressed.
+_COMPRESSIONS = {
+    ".gz": "gzip",
+    ".tgz": "gzip",
+    ".zst": "zstd",
+    ".zstd": "zstd",
+    ".tzst": "zstd",
+    ".bz2": "bzip2",
+    ".tbz2": "bzip2",
+    ".xz": "xz",
+    ".txz": "xz",
+    ".lz4": "lz4",
+}
+
 #: Maximum number of names of one pattern, so that `{0..9999999999}` is refused.
 _MAX_NAMES = 10_000_000
 
-_RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
+_RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
+
+
+def compression(url: str) -> str | None:
+    """How a shard is compressed, according to its name; None if it is plain."""
+    return _COMPRESSIONS.get(f".{url.lower().rpartition('.')[2]}")
 
 
 def expand_braces(pattern: str) -> Iterator[str]:
@@ -94,6 +113,8 @@ def checked_urls(urls: object) -> list[str]:
     ok = bool(given) and all(isinstance(url, str) and url for url in given)
     check("urls", urls, "a URL or a list of URLs: names, braces, globs, or prefixes that end with a slash", ok=ok)
     for url in given:
+        if "://" not in url:
+            raise ConfigError(f"urls={url!r}: must be a URL; that of a local file is file:///folder/file")
         parse_url(url)
     return given
 
@@ -118,7 +139,9 @@ def shard_manifest(
     chosen = store_config(config)
     builder = _torchobj.ManifestBuilder()
     named: list[str] = []
-    for url in (name for pattern in checked_urls(urls) for name in expand_braces(pattern)):
+    for count, url in enumerate(name for pattern in checked_urls(urls) for name in expand_braces(pattern)):
+        if count == _MAX_NAMES:
+            raise ConfigError(f"urls={urls!r}: more than {_MAX_NAMES:,} names; use a glob or a prefix")
         literal = re.split(r"[*?\[]", url, maxsplit=1)[0]
         if literal == url and not url.endswith("/"):
             named.append(url)
@@ -159,7 +182,11 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
         by_bucket.setdefault((parsed.scheme, parsed.bucket), []).append(url)
     for (scheme, bucket), members in by_bucket.items():
         store = _torchobj.NativeStore(scheme, bucket, resolved(members[0], config))
-        heads = _torchobj.heads(store, [parse_url(url).key for url in members])
+        try:
+            heads = _torchobj.heads(store, [parse_url(url).key for url in members])
+        except ObjectNotFoundError as error:
+            error.add_note("each name of a pattern with braces must exist; a prefix of shards ends with a slash")
+            raise
         for url, head in zip(members, heads, strict=True):
             if isinstance(head, Exception):
                 raise head

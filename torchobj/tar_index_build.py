@@ -14,6 +14,7 @@ from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError
 from torchobj.files.results import Progress, ProgressCallback
 from torchobj.reads import get_many
+from torchobj.shard_urls import compression
 from torchobj.tar_index_file import TarShard, members_table
 
 __all__ = ["check_plain", "members_of"]
@@ -21,16 +22,13 @@ __all__ = ["check_plain", "members_of"]
 #: Maximum number of shards that are read at the same time; each has one range in memory.
 _OPEN_SHARDS = 64
 
-#: Suffixes of compressed shards.
-_COMPRESSED = (".gz", ".tgz", ".zst", ".tzst", ".bz2", ".xz")
-
 #: Members that are kept as Python objects, before they become columns.
 _PENDING_SAMPLES = 10_000
 
 
 def check_plain(url: str) -> None:
     """Raises ConfigError if a shard is compressed, according to its name."""
-    if url.lower().endswith(_COMPRESSED):
+    if compression(url) is not None:
         raise ConfigError(
             f"{url}: a compressed shard has no random access, because its members cannot be read by their ranges; "
             "store it as a plain .tar, whose members may be compressed, or read it in order with TarIterableDataset"

@@ -14,6 +14,7 @@ from torchobj.checkpoint.files import ObjectWriter
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError
+from torchobj.shard_urls import compression
 from torchobj.tar_index_file import TarShard
 from torchobj.tar_members import end_of_archive, header, members_of, padding
 from torchobj.urls import parse_object_url
@@ -23,9 +24,6 @@ __all__ = ["TarWriter", "check_shard_url"]
 #: Members up to this size are copied into one write with their header.
 _JOINED_BYTES = 64 << 10
 
-#: Ends of names of compressed archives.
-_COMPRESSED = (".gz", ".tgz", ".zst", ".zstd", ".bz2", ".xz", ".lz4")
-
 
 def check_shard_url(url: str) -> None:
     """Checks the URL of a shard that is to be written.
@@ -34,7 +32,7 @@ def check_shard_url(url: str) -> None:
         ConfigError: It does not name an uncompressed object.
     """
     parse_object_url(url)
-    if url.lower().endswith(_COMPRESSED):
+    if compression(url) is not None:
         raise ConfigError(
             f"url={url!r}: must end in .tar: shards are written uncompressed, so that ranges of them can be read"
         )

@@ -57,20 +57,65 @@ def test_batches_cross_row_groups_and_only_the_last_is_smaller(folder):
     assert [len(batch["id"]) for batch in batches[:-1]] == [64] * (len(whole) // 64)
     assert torch.equal(torch.cat([batch["id"] for batch in batches]), torch.from_numpy(whole["id"].to_numpy()))
     assert batches[0]["x"].dtype == torch.float32
-    assert batches[0]["vector"].shape == (64, 2)
+    assert [each.tolist() for each in batches[0]["vector"][:2]] == [[0, 1], [1, 2]]
     assert batches[0]["text"] == whole["text"][:64].to_pylist()
     arrow = list(dataset(folder, batch_rows=1000, format="arrow"))
     assert pa.concat_tables(arrow).equals(whole)
 
 
-def test_columns_with_nulls_and_lists_of_different_lengths_are_lists():
-    table = pa.table({"a": [1, None, 3], "b": [[1], [2, 3], []], "c": [True, False, True], "d": [[1], [2], [3]]})
+def test_the_types_of_a_batch_depend_on_those_of_the_columns_and_not_on_the_values():
+    columns = {
+        "a": [1.5, None, 3.0],
+        "b": [[1], [2, 3], None],
+        "c": [True, False, True],
+        "d": pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int16(), 2)),
+    }
     with torchobj.ObjectWriter("memory://parquet-nulls/x.parquet") as file:
-        pq.write_table(table, file)
-    [batch] = torchobj.ParquetIterableDataset("memory://parquet-nulls/", batch_rows=9)
-    assert (batch["a"], batch["b"]) == ([1, None, 3], [[1], [2, 3], []])
-    assert torch.equal(batch["c"], torch.tensor([True, False, True]))
-    assert torch.equal(batch["d"], torch.tensor([[1], [2], [3]]))
+        pq.write_table(pa.table(columns), file)
+    first, second = torchobj.ParquetIterableDataset("memory://parquet-nulls/", batch_rows=2)
+    assert first["a"][0] == 1.5
+    assert first["a"][1].isnan()
+    assert second["a"].tolist() == [3.0]
+    assert [each.tolist() for each in first["b"]] == [[1], [2, 3]]
+    assert second["b"] == [None]
+    assert torch.equal(first["c"], torch.tensor([True, False]))
+    assert torch.equal(first["d"], torch.tensor([[1, 2], [3, 4]], dtype=torch.int16))
+
+
+def test_missing_integers_in_a_tensor_are_an_error_that_names_the_column():
+    with torchobj.ObjectWriter("memory://parquet-integers/x.parquet") as file:
+        pq.write_table(pa.table({"n": [1, None, 3]}), file)
+    url = "memory://parquet-integers/"
+    with pytest.raises(ParquetError, match="column 'n': 1 of 3 values are missing"):
+        list(torchobj.ParquetIterableDataset(url, batch_rows=9))
+    [table] = torchobj.ParquetIterableDataset(url, batch_rows=9, format="arrow")
+    assert table["n"].to_pylist() == [1, None, 3]
+
+
+def test_columns_in_another_order_and_without_values_are_those_of_the_first_file():
+    put("order/a.parquet", parquet_bytes(x=[1], y=["a"]))
+    put("order/b.parquet", parquet_bytes(y=pa.nulls(1), x=[2]))
+    rows = list(torchobj.ParquetIterableDataset("memory://parquet-bad/order/"))
+    assert rows == [{"x": 1, "y": "a"}, {"x": 2, "y": None}]
+    assert list(rows[1]) == ["x", "y"]
+
+
+def test_a_column_type_in_the_footer_that_differs_from_the_schema_is_an_error_and_not_the_end_of_the_process():
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": ["a" * 9, "b" * 9] * 50}), out, use_dictionary=False, compression="none")
+    data = bytearray(out.getvalue().to_pybytes())
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    kinds = set()
+    # Field 1 of the metadata of a column is its type: 6 (bytes) in zigzag encoding becomes 5 (double).
+    for at in (at for at in range(footer, len(data) - 9) if data[at : at + 2] == b"\x15\x0c"):
+        damaged = bytearray(data)
+        damaged[at + 1] = 10
+        put("types/x.parquet", bytes(damaged))
+        try:
+            list(torchobj.ParquetIterableDataset("memory://parquet-bad/types/"))
+        except ParquetError as error:
+            kinds.add(type(error))
+    assert kinds == {ParquetError}
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
@@ -198,6 +243,7 @@ def test_a_damaged_row_group_is_skipped_and_counted_and_the_others_are_read():
         ({"columns": []}, "columns"),
         ({"batch_rows": 0}, "batch_rows"),
         ({"format": "pandas"}, "format"),
+        ({"format": "arrow"}, "without batch_rows"),
         ({"batch_rows": 5, "shuffle_buffer": 5}, "shuffle_buffer"),
         ({"uneven": "resample"}, "uneven"),
         ({"shuffle": 1}, "shuffle"),

@@ -5,6 +5,7 @@ import io
 import random
 import tarfile
 
+import numpy as np
 import pytest
 
 import torchobj
@@ -79,6 +80,88 @@ def test_a_sample_with_a_duplicate_member_is_an_error_and_the_others_are_read():
         next(iterator)
     # The same key in another place is another sample, as for webdataset.
     assert list(iterator) == ["b", "a"]
+
+
+def test_samples_of_a_compressed_shard_in_a_shuffle_buffer_are_read_again_in_one_pass(monkeypatch):
+    members = [(f"{number:04d}.bin", random.Random(number).randbytes(2000)) for number in range(100)]
+    url = put("held.tar.gz", gzip.compress(tar_of(*members)))
+    samples = samples_of(url, shuffle_buffer=30)
+    next(iter(samples))
+    resumed = samples_of(url, shuffle_buffer=30)
+    resumed.load_state_dict(samples.state_dict())
+    read = []
+    original = torchobj.TarIterableDataset._read
+    monkeypatch.setattr(
+        torchobj.TarIterableDataset,
+        "_read",
+        lambda self, parts, number: original(self, (read.append(part) or part for part in parts), number),
+    )
+    assert len(list(resumed)) == 99
+    # One for the samples in the buffer, one for the rest of the stream.
+    assert len(read) == 2
+
+
+STATES = [
+    {"stream": [1, 5, 1 << 40]},
+    {"stream": [99, 0, 0]},
+    {"stream": [-1, 0, 0]},
+    {"stream": ["0", 0, 0]},
+    {"stream": [0, 0]},
+    {"stream": [0.5, 0, 0]},
+    {"stream": 7},
+    {},
+    {"stream": [0, 1, 512], "held": [0, 0, 0, 1 << 50], "draws": 1},
+    {"stream": [0, 1, 512], "held": [9, 0, 0, 512], "draws": 1},
+    {"stream": [0, 1, 512], "held": [0, -1, 0, 512], "draws": 1},
+    {"stream": [0, 1, 512], "held": [0, 0, 0], "draws": 1},
+    {"stream": [0, 1, 512], "held": [0, 0, 0, 512] * 9, "draws": 1},
+    {"stream": [0, 1, 512], "held": [0, 0, 0, 512], "draws": "x"},
+]
+
+
+@pytest.mark.parametrize("position", STATES, ids=str)
+def test_a_state_with_a_position_that_cannot_be_is_refused(position):
+    urls = [put("states/0.tar", GOOD), put("states/1.tar", GOOD)]
+    samples = samples_of(urls, shuffle_buffer=4)
+    next(iter(samples))
+    state = samples.state_dict()
+    samples.load_state_dict(state | {"position": position})
+    with pytest.raises(ConfigError, match="position of the state"):
+        iter(samples)
+    samples.load_state_dict(state)
+    assert len(list(samples)) == 3
+    with pytest.raises(ConfigError, match="epoch of the state"):
+        samples.load_state_dict(state | {"epoch": 1 << 63})
+
+
+def test_samples_that_an_index_promises_and_a_shard_lacks_are_failures_so_that_ranks_stay_even(monkeypatch):
+    pytest.importorskip("pyarrow")
+    url = put("promised.tar", GOOD)
+    samples = samples_of(url, uneven="drop", transform=key, on_error=lambda number, url, error: f"{number}: {error}")
+    monkeypatch.setattr(samples, "_counts", lambda: np.array([4]))
+    monkeypatch.setattr(samples, "_part", lambda segment, begin: (0, len(GOOD)))
+    found = list(samples)
+    assert found[:2] == ["a", "b"]
+    assert len(found) == 4
+    assert "promised.tar: has no sample 2, which its index has" in found[2]
+
+
+def test_samples_that_were_not_read_because_of_one_failure_share_one_note():
+    pytest.importorskip("pyarrow")
+    url = put("shared.tar", tar_of(*((f"{number:04d}.txt", b"x" * 600) for number in range(300))))
+    errors = []
+    samples = samples_of(url, uneven="pad", on_error=lambda number, url, error: errors.append(error))
+    samples.prepare()
+    put("shared.tar", GOOD + bytes(1 << 19))
+    list(samples)
+    assert len(errors) == 300
+    assert len(errors[-1].__notes__) <= 2
+
+
+@pytest.mark.parametrize("suffix", ["tar.bz2", "tar.xz"])
+def test_a_compression_that_is_not_supported_is_named(suffix):
+    with pytest.raises(ConfigError, match="recompress it with gzip or zstd"):
+        list(samples_of(put(f"other.{suffix}", GOOD)))
 
 
 @pytest.mark.parametrize("suffix", ["tar.gz", "tgz"])
@@ -164,6 +247,8 @@ def test_a_stale_index_beside_a_shard_is_not_used_to_divide_it():
     [
         ({"decode": {".jpg": bytes}}, "decode"),
         ({"decode": {"jpg": 3}}, "decode"),
+        ({"decode": {"JPG": bytes}}, "lower case"),
+        ({"decode": {"jpg;png": bytes}}, "one per entry"),
         ({"shuffle_buffer": -1}, "shuffle_buffer"),
         ({"shuffle_buffer": True}, "shuffle_buffer"),
         ({"shuffle_shards": 1}, "shuffle_shards"),

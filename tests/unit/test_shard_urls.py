@@ -47,6 +47,13 @@ def test_a_range_of_braces_that_is_too_long_is_refused_before_it_is_expanded():
         list(expand_braces("a{0..99999999999}"))
 
 
+def test_the_names_of_a_pattern_are_limited_together(monkeypatch):
+    monkeypatch.setattr("torchobj.shard_urls._MAX_NAMES", 50)
+    with pytest.raises(ConfigError, match="more than 50 names"):
+        shard_manifest(f"{BASE}/{{0..9}}{{0..9}}.tar")
+    assert list(expand_braces("{0..%s}" % ("9" * 5000))) == ["{0..%s}" % ("9" * 5000)]
+
+
 def test_names_of_braces_are_in_their_order_with_size_and_version():
     manifest = shard_manifest(f"{BASE}/train/a-{{002..000}}.tar")
     assert [manifest.entry(index)[1:3] for index in range(3)] == [

@@ -137,7 +137,7 @@ class Listing:
             return f"the manifest {shown_url(self._file)}"
         if self._shards[0]:
             first, others = shown_url(self._shards[0][0]), len(self._shards[0]) - 1
-            return f"the shards {first}" + (f" and {others} more" if others else "")
+            return first + (f" and {others} more" if others else "")
         if self.is_of_manifest:
             return "the manifest of the dataset"
         if self._url is None:

@@ -51,16 +51,18 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
     Args:
         urls: One or several of: the URL of a file; a pattern with braces, such as `s3://b/part-{000..127}.parquet`; a
             pattern with `*`, `?` or `[`; a prefix that ends with a slash.
-        columns: Names of the columns to read, nested ones with dots. None: all.
+        columns: Names of the columns to read, nested ones with dots. None: all. Their types must be the same in all
+            files. Names of folders, as in `year=2020/`, are not columns.
         batch_rows: Number of rows of a batch; the last batch of a worker may have fewer. Pass `batch_size=None` to the
             loader. None: a sample is a row, a dict of column → Python value.
-        format: Type of a batch: `torch` is a dict of column → tensor for numbers and for lists of the same length, and
-            → list for other columns; `arrow` is a `pyarrow.Table`, which shares the memory of its row group.
+        format: Type of a batch: `torch` is a dict of column → tensor for numbers (missing floats are NaN) and for lists
+            of a fixed size, a list of tensors for other lists of numbers, and a list for other columns; `arrow` is a
+            `pyarrow.Table`, which shares the memory of its row group.
         transform: Converts a row or batch.
         shuffle: Whether to shuffle the row groups, in an order that depends on `seed` and the epoch only.
         shuffle_buffer: Number of rows that are held to draw the next one from. 0: rows have the order of their row
             groups. Only without `batch_rows`.
-        seed: Seed of both orders; 0 or more. See `set_epoch`.
+        seed: Seed of both orders; 0 or more. Every epoch has the same order unless `set_epoch` is called.
         uneven: How to make all ranks yield the same number of rows: `drop` leaves out the rest, `pad` repeats some
             rows. What is left out or repeated is logged. None: row groups are divided, and the numbers of rows may
             differ.
@@ -89,6 +91,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         [tensor([1, 2]), tensor([3])]
     """
 
+    _unit_name = "row groups"
+
     def __init__(
         self,
         urls: str | Sequence[str],
@@ -112,6 +116,12 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         is_count = isinstance(batch_rows, int) and not isinstance(batch_rows, bool) and batch_rows > 0
         check("batch_rows", batch_rows, "1 or more, or None", ok=batch_rows is None or is_count)
         check("format", format, "'torch' or 'arrow'", ok=format in ("torch", "arrow"))
+        check(
+            "format",
+            format,
+            "'torch' without batch_rows, as a sample is a dict",
+            ok=batch_rows is not None or format == "torch",
+        )
         alone = batch_rows is None or shuffle_buffer == 0
         check("shuffle_buffer", shuffle_buffer, "0 with batch_rows: the buffer holds rows", ok=alone)
         self._columns = None if columns is None else list(columns)
@@ -179,6 +189,10 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         return ObjectRef(self.manifest.url(index), start=begin, end=end, size=size, version=version)
 
     @override
+    def _unit_bytes(self, unit: int) -> int | None:
+        return None
+
+    @override
     def _unit_url(self, unit: int) -> str:
         return self.manifest.url(self._groups[unit][0])
 
@@ -228,9 +242,17 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             failed = next((reader for reader in readers if isinstance(reader, Exception)), None)
             size = self.manifest.entry(index)[2] or 0
             try:
-                yield segment, failed or read_row_group(files[index], number, readers, size)
+                yield segment, failed or self._uniform(read_row_group(files[index], number, readers, size))
             except ParquetError as error:
                 yield segment, error
+
+    def _uniform(self, table: Any) -> Any:
+        """The columns of a row group in the order and with the types of the first file."""
+        found = table.select(self.schema.names)
+        for index, field in enumerate(self.schema):
+            if found.schema.field(index).type == arrow().null() != field.type:
+                found = found.set_column(index, field, found.column(index).cast(field.type))
+        return found
 
     def _rows(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
         for at, (segment, table) in enumerate(tables, number):
@@ -284,29 +306,47 @@ def _failures(segment: Segment, error: Exception, number: int, rows: range) -> I
 
 
 def _check_schema(first: ParquetFile, file: ParquetFile) -> None:
-    if not file.schema.equals(first.schema):
-        shown = [", ".join(f"{field.name}: {field.type}" for field in each.schema) for each in (file, first)]
-        raise ParquetError(f"{file.url}: its columns are {shown[0]}; those of {first.url} are {shown[1]}")
+    """Checks the columns of a file. Their order may differ, and one without values may have no type."""
+    kinds = [{field.name: field.type for field in each.schema} for each in (file, first)]
+    missing = arrow().null()
+    same = kinds[0].keys() == kinds[1].keys()
+    if not same or any(
+        missing not in (kinds[0][name], kind) and kinds[0][name] != kind for name, kind in kinds[1].items()
+    ):
+        shown = [", ".join(f"{name}: {kind}" for name, kind in each.items()) for each in kinds]
+        raise ParquetError(
+            f"{file.url}: its columns are {shown[0]}; those of {first.url} are {shown[1]}; pass columns= with those "
+            "that are the same in all files"
+        )
 
 
 def _column(table: Any, name: str) -> Any:
-    """A column as a tensor if it contains numbers, otherwise as a list."""
+    """A column as tensors if it contains numbers, otherwise as a list. Depends on its type and not on its values."""
     pyarrow = arrow()
-    kinds = pyarrow.types
-    column = table.column(name).combine_chunks()
-    shape, kind = [len(column)], column.type
-    if isinstance(column, pyarrow.ChunkedArray):
-        column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], kind)
-    values = column
-    while (
-        kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
-    ) and not values.null_count:
-        lengths = np.unique(values.value_lengths().to_numpy(zero_copy_only=False))
-        if len(lengths) != 1:
-            break
-        values, kind = values.flatten(), kind.value_type
-        shape.append(int(lengths[0]))
-    is_number = kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind)
-    if not is_number or values.null_count or len(values) != np.prod(shape):
-        return column.to_pylist()
-    return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy()).reshape(shape)
+    column = table.column(name)
+    column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], column.type)
+    kinds, kind = pyarrow.types, column.type
+    if _is_number(kind):
+        return _tensor(column, name)
+    if kinds.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        if column.null_count:
+            raise ParquetError(f"column {name!r}: {column.null_count} of {len(column)} lists are missing; {_NULLS}")
+        return _tensor(column.flatten(), name).reshape(len(column), kind.list_size)
+    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and _is_number(kind.value_type):
+        return [None if each is None else _tensor(each, name) for each in (value.values for value in column)]
+    return column.to_pylist()
+
+
+_NULLS = 'they cannot be in a tensor: pass format="arrow", or columns= without this one'
+
+
+def _is_number(kind: Any) -> bool:
+    kinds = arrow().types
+    return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_boolean(kind))
+
+
+def _tensor(values: Any, name: str) -> torch.Tensor:
+    """Numbers as a tensor. Missing floats are NaN."""
+    if values.null_count and not arrow().types.is_floating(values.type):
+        raise ParquetError(f"column {name!r}: {values.null_count} of {len(values)} values are missing; {_NULLS}")
+    return torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())

@@ -51,7 +51,7 @@ _COUNTS = ("seed", "epoch", "done")
 def _checked_count(name: str, value: Any) -> int:
     """Returns the int of a number, which may be one of NumPy."""
     number = operator.index(value) if hasattr(value, "__index__") else -1
-    check(name, value, "an int, 0 or more", ok=number >= 0)
+    check(name, value, "an int, 0 or more, and less than 2^63", ok=0 <= number < 1 << 63)
     return number
 
 
@@ -184,8 +184,10 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             before = resumed.shape
             unknown = {"objects": None} if None in (shape.get("objects", 0), before.get("objects", 0)) else {}
             if before | unknown != shape | unknown:
+                changed = [name for name in shape if before.get(name) != shape[name]] or list(before)
+                shown = ", ".join(f"{name}={before.get(name)!r} (now {shape.get(name)!r})" for name in changed)
                 raise ConfigError(
-                    f"state of {resumed.shape}: cannot be resumed with {shape}: samples would be lost or repeated"
+                    f"state of {shown}: cannot be resumed: samples would be lost or repeated; use the state's values"
                 )
         done, position = (resumed.done, resumed.position) if resumed is not None and is_resumed else (0, None)
         self._progress = Progress(self.seed, epoch, done, shape, position)

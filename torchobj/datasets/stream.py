@@ -68,6 +68,8 @@ class StreamDataset(PassDataset[Sample_co]):
     """
 
     _enable_sharding = True
+    #: What is divided among ranks and workers, in messages.
+    _unit_name = "shards"
 
     def _set_up(
         self,
@@ -146,6 +148,41 @@ class StreamDataset(PassDataset[Sample_co]):
         """Samples that were read before, in this order. Their positions are not used."""
         raise NotImplementedError
 
+    def _kept(self, value: Any) -> Any:
+        """A value for the shuffle buffer, without the memory of other samples."""
+        return value
+
+    def _unit_bytes(self, unit: int) -> int | None:
+        """Size of the unit in which positions are offsets; None if they are not."""
+        raise NotImplementedError
+
+    def _checked_position(self, progress: Progress, segments: list[Segment]) -> tuple[Position, list[SampleId], int]:
+        """The position of a loaded state, the samples in its shuffle buffer, and the number of draws.
+
+        Raises:
+            ConfigError: It is not a position in these segments.
+        """
+        saved = {} if progress.position is None else progress.position()
+        stream, held, draws = saved.get("stream", []), saved.get("held", []), saved.get("draws", 0)
+        numbers = isinstance(stream, list) and isinstance(held, list) and _are_counts([*stream, *held, draws], None)
+        ok = numbers and len(held) % 4 == 0 and len(held) <= 4 * self._shuffle_buffer
+        ok = ok and (len(stream) == 3 or (not stream and not progress.done))
+        start = Position(*stream) if ok else Position()
+        ids = [SampleId(*held[at : at + 4]) for at in range(0, len(held), 4)] if ok else []
+        ok = ok and _are_counts([start.segment, start.offset, draws, *held], 1 << 63)
+        ok = ok and start.segment <= len(segments) and all(self._is_sample(each) for each in ids)
+        if ok and start.segment < len(segments) and start.sample is not None:
+            ok = self._is_sample(SampleId(segments[start.segment].unit, start.sample, start.offset, start.offset))
+        check("position of the state", saved, "that of a state of these shards", ok=ok)
+        return start, ids, draws
+
+    def _is_sample(self, each: SampleId) -> bool:
+        """Whether a sample may exist."""
+        if each.unit >= self._units():
+            return False
+        size = self._unit_bytes(each.unit)
+        return size is None or each.begin <= each.end <= size
+
     def _finished(self, sample: Any) -> Any:
         """Decodes and transforms a sample."""
         return sample if self._transform is None else self._transform(sample)
@@ -169,16 +206,22 @@ class StreamDataset(PassDataset[Sample_co]):
             return
         if shard.world_size > 1:
             logger.warning(
-                "%s: %d shards are divided among %d ranks with %d workers each, so that ranks yield different numbers "
+                "%s: %d %s are divided among %d ranks with %d workers each, so that ranks yield different numbers "
                 "of samples; pass uneven='drop', 'pad' or another policy if the ranks must yield the same number",
                 self._listing.name,
                 units,
+                self._unit_name,
                 shard.world_size,
                 shard.workers,
             )
         elif units < parts:
             logger.warning(
-                "%s: %d shards are divided among %d workers, so that some have none", self._listing.name, units, parts
+                "%s: %d %s are divided among %d workers, so that some have none; use fewer workers, or smaller %s",
+                self._listing.name,
+                units,
+                self._unit_name,
+                parts,
+                self._unit_name,
             )
 
     def _log_division(self, shard: Shard, division: Division) -> None:
@@ -219,29 +262,33 @@ class StreamDataset(PassDataset[Sample_co]):
         shard, epoch = self._shard(), self._epoch.get()
         segments = self._segments(shard, epoch)
         progress = self._start_progress(self._shape(shard), epoch)
-        saved = {} if progress.position is None else progress.position()
-        start = Position(*saved.get("stream", ()))
-        stream = _Stream(self._items(segments, start), start)
+        start, ids, draws = self._checked_position(progress, segments)
         if not self._shuffle_buffer:
+            stream = _Stream(self._items(segments, start), start, None)
             return _SampleIterator(self, stream, stream, None, progress)
-        flat = saved.get("held", [])
-        ids = [SampleId(*flat[at : at + 4]) for at in range(0, len(flat), 4)]
-        held = list(self._items_again(ids)) if ids else []
+        stream = _Stream(self._items(segments, start), start, self._kept)
+        held = [item._replace(value=self._kept(item.value)) for item in self._items_again(ids)] if ids else []
         seed = (self.seed, epoch, shard.rank, shard.worker)
-        buffer = ShuffleBuffer(stream, self._shuffle_buffer, seed, saved.get("draws", 0), held)
+        buffer = ShuffleBuffer(stream, self._shuffle_buffer, seed, draws, held)
         return _SampleIterator(self, buffer, stream, buffer, progress)
 
 
 class _Stream(Iterator[StreamItem]):
-    """The items of a pass. Records the position after the last one."""
+    """The items of a pass. Records the position after the last one.
 
-    def __init__(self, items: Iterator[StreamItem], start: Position) -> None:
-        self._items, self.after = items, start
+    Args:
+        items: The items.
+        start: The position before them.
+        keep: Converts values; None: they are returned as they are.
+    """
+
+    def __init__(self, items: Iterator[StreamItem], start: Position, keep: Callable[[Any], Any] | None) -> None:
+        self._items, self.after, self._keep = items, start, keep
 
     def __next__(self) -> StreamItem:
         item = next(self._items)
         self.after = item.after
-        return item
+        return item if self._keep is None else item._replace(value=self._keep(item.value))
 
 
 class _SampleIterator(Iterator[Any]):
@@ -257,6 +304,7 @@ class _SampleIterator(Iterator[Any]):
     ) -> None:
         self._dataset, self._items, self._stream = dataset, items, stream
         self._buffer, self._progress = buffer, progress
+        self._failed_by: Exception | None = None
         progress.position = self._position
 
     def _position(self) -> dict[str, Any]:
@@ -272,14 +320,16 @@ class _SampleIterator(Iterator[Any]):
             self._progress.done += 1
             try:
                 if isinstance(item.value, Exception):
-                    raise item.value  # noqa: TRY301  handled below, as other failures
+                    raise item.value.with_traceback(None)  # noqa: TRY301  handled below, as other failures
                 return dataset._finished(item.value)
             except Exception as error:
                 dataset._failed.add()
                 url, number = dataset._unit_url(item.id.unit), item.id.sample
-                add_sample_note(
-                    error, "in the read" if isinstance(item.value, Exception) else "in the transform", url, number
-                )
+                # Samples that were not read because of one failure share its exception.
+                if error is not self._failed_by:
+                    what = "in the read" if isinstance(item.value, Exception) else "in the transform"
+                    add_sample_note(error, what, url, number)
+                self._failed_by = error
                 if dataset.on_error == "raise":
                     raise
                 if dataset.on_error == "skip":
@@ -293,3 +343,12 @@ class _SampleIterator(Iterator[Any]):
     def close(self) -> None:
         """Ends the pass and drops what was read ahead."""
         self._items = iter(())
+
+
+def _are_counts(numbers: list[Any], limit: int | None) -> bool:
+    """Whether these are ints of 0 or more, below the limit; without one, None is allowed."""
+    return all(
+        (number is None and limit is None)
+        or (type(number) is int and number >= 0 and (limit is None or number < limit))
+        for number in numbers
+    )

@@ -222,7 +222,8 @@ def _decoded(data: Buffer, url: str) -> Any:
     try:
         if is_parquet:
             return import_arrow("pyarrow.parquet").read_table(source)
-        return import_arrow("pyarrow.csv").read_csv(source)
+        csv = import_arrow("pyarrow.csv")
+        return csv.read_csv(source, parse_options=csv.ParseOptions(newlines_in_values=True))
     except (arrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{shown_url(url)}: not a CSV or Parquet file, or damaged: {reason}") from error

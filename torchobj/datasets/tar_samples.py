@@ -1,5 +1,6 @@
 """Decodes the fields of samples of tar shards."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -19,9 +20,12 @@ def check_decode(decode: Any) -> dict[str, Callable[[Any], Any]]:
     """
     given = {} if decode is None else decode
     ok = isinstance(given, Mapping) and all(
-        isinstance(field, str) and not field.startswith(".") and callable(function) for field, function in given.items()
+        isinstance(field, str) and callable(function) for field, function in given.items()
     )
-    check("decode", decode, "a dict of extensions without a leading dot, such as 'jpg', to callables", ok=ok)
+    check("decode", decode, "a dict of extensions, such as 'jpg', to callables", ok=ok)
+    for field in given:
+        is_extension = field == field.lower() and not field.startswith(".") and not re.search(r"[;\s]", field)
+        check("decode", field, "an extension in lower case without a leading dot, one per entry", ok=is_extension)
     return dict(given)
 
 

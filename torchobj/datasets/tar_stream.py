@@ -17,7 +17,8 @@ from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
 from torchobj.datasets.sharding import Order, Segment
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
 from torchobj.datasets.tar_samples import Decode, check_decode, decoded
-from torchobj.shard_urls import TAR_SUFFIXES, checked_urls
+from torchobj.exceptions import ConfigError, TarIndexError
+from torchobj.shard_urls import TAR_SUFFIXES, checked_urls, compression
 from torchobj.tar_index import TarIndex
 
 __all__ = ["TarIterableDataset"]
@@ -53,11 +54,12 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         shuffle_buffer: Number of samples that are held to draw the next one from. 0: samples have the order of their
             shards. The samples in the buffer are copied.
         shuffle_shards: Whether to shuffle the shards, in an order that depends on `seed` and the epoch only.
-        seed: Seed of both orders; 0 or more. See `set_epoch`.
+        seed: Seed of both orders; 0 or more. Every epoch has the same order unless `set_epoch` is called.
         uneven: How to make all ranks yield the same number of samples, and with the same number of workers of batches:
             `drop` leaves out the rest, `pad` repeats some, `resample` draws shards with replacement. What is left out
             or repeated is logged. It needs the number of samples of each shard: from the index beside it, otherwise its
-            headers are read first. None: shards are divided, and the numbers of samples may differ.
+            headers are read first; compressed shards are refused. None: shards are divided, and the numbers of samples
+            may differ.
         on_error: Action for a sample that cannot be read, decoded or transformed: `raise`, after which iteration can
             continue; `skip`; or a callable that receives the number of the sample in its shard, the URL of the shard
             and the exception, and returns a sample. After a shard that cannot be read further, the next one is read.
@@ -107,6 +109,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
         self._decode = check_decode(decode)
         self._index: TarIndex | None = None
+        self._checked = False
         self._set_up(
             self._list(checked_urls(urls), config, region, endpoint_url, TAR_SUFFIXES),
             transform=transform,
@@ -131,6 +134,20 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         return self._index
 
     @override
+    def _units(self) -> int:
+        if not self._checked:
+            for url in map(self.manifest.url, range(len(self.manifest))):
+                if compression(url) not in (None, "gzip", "zstd"):
+                    raise ConfigError(f"{url}: compressed with {compression(url)}; recompress it with gzip or zstd")
+                if self.uneven is not None and compression(url) is not None:
+                    raise ConfigError(
+                        f"{url}: uneven={self.uneven!r} needs the number of samples, which a compressed shard has only "
+                        "at its end; pass uneven=None, or store plain tar files"
+                    )
+            self._checked = True
+        return len(self.manifest)
+
+    @override
     def _counts(self) -> Order:
         return np.array(self._sample_index().counts(), dtype=np.int64)
 
@@ -151,7 +168,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
     def _part(self, segment: Segment, begin: int | None) -> tuple[int, int]:
         """The bytes to read for a segment, whose first sample begins at `begin` if that is known."""
         size = self.manifest.entry(segment.unit)[2] or 0
-        if _compression(self._unit_url(segment.unit)) is not None:
+        if compression(self._unit_url(segment.unit)) is not None:
             # Can be read from its start only.
             return 0, size
         end = size
@@ -163,13 +180,31 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         return begin or 0, end
 
     @override
+    def _unit_bytes(self, unit: int) -> int | None:
+        return None if compression(self._unit_url(unit)) is not None else self.manifest.entry(unit)[2]
+
+    @override
+    def _kept(self, value: Any) -> Any:
+        if isinstance(value, Exception):
+            return value
+        return {name: Buffer(field) if isinstance(field, Buffer) else field for name, field in value.items()}
+
+    @override
     def _items_again(self, ids: list[SampleId]) -> Iterator[StreamItem]:
-        segments = [Segment(each.unit, each.sample, each.sample + 1) for each in ids]
-        bounds = [
-            (each.begin, each.end) if _compression(self._unit_url(each.unit)) is None else self._part(segment, None)
-            for each, segment in zip(ids, segments, strict=True)
-        ]
-        return self._read(zip(bounds, segments, strict=True), 0)
+        parts: list[tuple[tuple[int, int], Segment]] = []
+        compressed: dict[int, set[int]] = {}
+        for each in ids:
+            if self._unit_bytes(each.unit) is None:
+                compressed.setdefault(each.unit, set()).add(each.sample)
+            else:
+                parts.append(((each.begin, each.end), Segment(each.unit, each.sample, each.sample + 1)))
+        for unit, samples in compressed.items():
+            # Read once, because it can be read from its start only.
+            segment = Segment(unit, min(samples), max(samples) + 1)
+            parts.append((self._part(segment, None), segment))
+        wanted = {each[:2]: each for each in ids}
+        found = {item.id[:2]: item for item in self._read(iter(parts), 0) if item.id[:2] in wanted}
+        return (found[each[:2]] for each in ids)
 
     def _read(self, parts: Iterator[tuple[tuple[int, int], Segment]], number: int) -> Iterator[StreamItem]:
         """The samples of segments, which are within the given bytes of their shards. `number` is that of the first."""
@@ -188,13 +223,6 @@ class TarIterableDataset(StreamDataset[Sample_co]):
                 del opened[found.part.number]
 
 
-def _compression(url: str) -> str | None:
-    name = url.lower()
-    if name.endswith((".gz", ".tgz")):
-        return "gzip"
-    return "zstd" if name.endswith((".zst", ".tzst")) else None
-
-
 class _OpenShard:
     """The part of a shard that is being parsed.
 
@@ -206,7 +234,8 @@ class _OpenShard:
     """
 
     def __init__(self, url: str, number: int, segment: Segment, begin: int) -> None:
-        self._reader = _torchobj.TarReader(url, _compression(url), begin)
+        self._url, self._begin = url, begin
+        self._reader: _torchobj.TarReader | None = None
         self._number, self._segment = number, segment
         # Number of the next sample.
         self._next = segment.first if begin else 0
@@ -219,15 +248,26 @@ class _OpenShard:
         try:
             if isinstance(data, Exception):
                 raise data  # noqa: TRY301  handled below, as other failures
+            if self._reader is None:
+                self._reader = _torchobj.TarReader(self._url, compression(self._url), self._begin)
             if data is not None:
                 yield from self._samples(self._reader.push(data))
                 while self._reader.pending and not self._done:
                     # A range of a compressed shard may contain much more than its size.
                     yield from self._samples(self._reader.push(_NOTHING))
-            if found.is_last:
+            if found.is_last and not self._done:
                 yield from self._samples(self._reader.finish())
+                self._check_end()
         except Exception as error:  # noqa: BLE001  handled as `on_error` says
             yield from self._failure(error)
+
+    def _check_end(self) -> None:
+        last = self._segment.end
+        if last is not None and self._next < last:
+            raise TarIndexError(
+                f"{self._url}: has no sample {self._next}, which its index has; build the index again with "
+                "`torchobj index`"
+            )
 
     def _samples(self, samples: list[tuple[int, int, str, Any]]) -> Iterator[StreamItem]:
         unit, first, last = self._segment
