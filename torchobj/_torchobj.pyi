@@ -1282,7 +1282,7 @@ class TarIndexer:
     """Finds the positions of the members of a tar shard, for an index, by reading ranges with its headers.
 
     The bodies of large members are skipped. Samples and formats are those of `TarReader`; the shard must
-    not be compressed.
+    not be compressed, and its names must be UTF-8.
 
     Args:
         url: URL of the shard, for messages.
@@ -1310,7 +1310,8 @@ class TarIndexer:
 
         Raises:
             TarError: The bytes are not a tar, a header is damaged, a member is sparse or ends after the shard,
-                or an extension occurs twice in a sample. `samples` returns those before it.
+                a name is longer than 64 KiB or not UTF-8, or an extension occurs twice in a sample. `samples`
+                returns those before it.
             ConfigError: `data` is not as long as the range.
         """
     def next(self) -> tuple[int, int] | None:
@@ -1397,7 +1398,7 @@ class TarReader:
             If an extension occurs twice in a sample, a `TarError` takes the place of the dict.
 
         Raises:
-            TarError: The bytes are not a tar, a header or the compressed bytes are damaged, or a member is
-                sparse. If samples became complete before, these are returned, and the next call raises the
-                error.
+            TarError: The bytes are not a tar, a header or the compressed bytes are damaged, a member is sparse,
+                or a name is longer than 64 KiB. If samples became complete before, these are returned, and the
+                next call raises the error.
         """

@@ -99,7 +99,12 @@ def test_an_index_has_the_samples_of_a_reader(members, form):
     found, error = read(shard)
     assert error is None
     if any(isinstance(sample, Exception) for *_, sample in found):
-        with pytest.raises(tar_shards.TarError, match="with the extension"):
+        with pytest.raises(tar_shards.TarError, match="with the extension|is not UTF-8"):
+            walk(shard)
+        return
+    names = "".join(key + "".join(sample) for _, _, key, sample in found)
+    if names.encode("utf-8", "replace") != names.encode("utf-8", "surrogateescape"):
+        with pytest.raises(tar_shards.TarError, match="is not UTF-8, which an index cannot hold"):
             walk(shard)
         return
     rows, _ = walk(shard)

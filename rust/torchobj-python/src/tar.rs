@@ -1,12 +1,10 @@
 //! Samples of tar shards as dicts of Python, and their positions for an index.
 
-use std::collections::HashMap;
-
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 use torchobj_core::buffer::{Buffer as CoreBuffer, SharedBuffer};
-use torchobj_core::tar::{Compression, Member, Position, Reader, Sample, TarError, Walk};
+use torchobj_core::tar::{Compression, ExtensionCache, Member, Position, Reader, Sample, TarError, Walk};
 
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::{invalid, tar_exception};
@@ -37,20 +35,15 @@ fn decoded<'py>(py: Python<'py>, name: &[u8]) -> PyResult<Bound<'py, PyString>> 
 
 /// Strings of the extensions so far.
 #[derive(Default)]
-struct Extensions(HashMap<Vec<u8>, Py<PyString>>);
-
-/// More extensions are not kept: they differ from sample to sample.
-const MAX_EXTENSIONS: usize = 1024;
+struct Extensions(ExtensionCache<Py<PyString>>);
 
 impl Extensions {
-    fn get<'py>(&mut self, py: Python<'py>, extension: Vec<u8>) -> PyResult<Bound<'py, PyString>> {
-        if let Some(known) = self.0.get(&extension) {
+    fn get<'py>(&mut self, py: Python<'py>, extension: &[u8]) -> PyResult<Bound<'py, PyString>> {
+        if let Some(known) = self.0.get(extension) {
             return Ok(known.bind(py).clone());
         }
-        let decoded = decoded(py, &extension)?;
-        if self.0.len() < MAX_EXTENSIONS {
-            self.0.insert(extension, decoded.clone().unbind());
-        }
+        let decoded = decoded(py, extension)?;
+        self.0.keep(extension, || decoded.clone().unbind());
         Ok(decoded)
     }
 }
@@ -135,8 +128,9 @@ impl TarReader {
     ///     twice in a sample, a `TarError` takes the place of the dict.
     ///
     /// Raises:
-    ///     TarError: The bytes are not a tar, a header or the compressed bytes are damaged, or a member is sparse. If samples
-    ///         became complete before, these are returned, and the next call raises the error.
+    ///     TarError: The bytes are not a tar, a header or the compressed bytes are damaged, a member is sparse, or a name is
+    ///         longer than 64 KiB. If samples became complete before, these are returned, and the next call raises the
+    ///         error.
     fn push<'py>(&mut self, py: Python<'py>, data: Data<'py>) -> PyResult<Bound<'py, PyList>> {
         let buffer = data.buffer(py)?;
         let shared = Buffer::shared(&buffer)?;
@@ -202,7 +196,7 @@ impl TarReader {
         dict.set_item(intern!(py, "__key__"), &key)?;
         dict.set_item(intern!(py, "__url__"), &self.url)?;
         for Member { extension, body } in members {
-            dict.set_item(self.extensions.get(py, extension)?, Bound::new(py, Buffer::from(body))?)?;
+            dict.set_item(self.extensions.get(py, &extension)?, Bound::new(py, Buffer::from(body))?)?;
         }
         Ok((begin, end, key, dict.into_any()))
     }
@@ -214,7 +208,8 @@ impl TarReader {
 
 /// Finds the positions of the members of a tar shard, for an index, by reading ranges with its headers.
 ///
-/// The bodies of large members are skipped. Samples and formats are those of `TarReader`; the shard must not be compressed.
+/// The bodies of large members are skipped. Samples and formats are those of `TarReader`; the shard must not be compressed,
+/// and its names must be UTF-8.
 ///
 /// Args:
 ///     url: URL of the shard, for messages.
@@ -266,8 +261,8 @@ impl TarIndexer {
     ///     data: The bytes: a `Buffer`, or an `ObjectReader` of bytes in memory.
     ///
     /// Raises:
-    ///     TarError: The bytes are not a tar, a header is damaged, a member is sparse or ends after the shard, or an
-    ///         extension occurs twice in a sample. `samples` returns those before it.
+    ///     TarError: The bytes are not a tar, a header is damaged, a member is sparse or ends after the shard, a name is
+    ///         longer than 64 KiB or not UTF-8, or an extension occurs twice in a sample. `samples` returns those before it.
     ///     ConfigError: `data` is not as long as the range.
     fn feed<'py>(&mut self, py: Python<'py>, data: Data<'py>) -> PyResult<()> {
         let Self { url, walk, .. } = self;
@@ -296,7 +291,7 @@ impl TarIndexer {
         let rows = walk.samples().map(|Sample { begin, end, key, members }| {
             let members = members.map_err(|error| tar_exception(py, url, &error))?;
             let found = members.into_iter().map(|Member { extension, body: Position { offset, size } }| {
-                Ok((extensions.get(py, extension)?, offset, size))
+                Ok((extensions.get(py, &extension)?, offset, size))
             });
             Ok((decoded(py, &key)?, begin, end, found.collect::<PyResult<_>>()?))
         });

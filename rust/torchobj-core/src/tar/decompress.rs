@@ -50,7 +50,8 @@ impl Decompressor {
     pub(super) fn push(&mut self, input: &[u8]) -> Result<(usize, Option<Buffer>), TarError> {
         if self.block.is_none() {
             let capacity = input.len().saturating_mul(4).clamp(MIN_BLOCK_BYTES, BLOCK_BYTES);
-            let memory = Memory::allocate(capacity).map_err(|error| self.error(format!("no memory: {error}")))?;
+            let memory =
+                Memory::allocate(capacity).map_err(|error| self.error(format!("no memory to decompress: {error}")))?;
             self.block = Some(PendingBuffer::new(memory));
         }
         let (_, dest) = self.block.as_mut().expect("set above");
@@ -87,7 +88,7 @@ impl Decompressor {
     }
 
     fn error(&self, reason: impl Into<String>) -> TarError {
-        TarError::new(self.read, format!("compressed {}", reason.into()))
+        TarError::new(self.read, reason)
     }
 }
 
@@ -120,9 +121,9 @@ impl Gzip {
                     None => break,
                     Some(0x1f) => self.member = Some(flate2::Decompress::new_gzip(WINDOW_BITS)),
                     Some(_) if self.members == 0 => {
-                        return Err("bytes are not gzip: the magic number is missing".to_owned());
+                        return Err("the bytes are not gzip: the magic number is missing".to_owned());
                     }
-                    Some(_) => return Err("bytes after the end of the gzip stream".to_owned()),
+                    Some(_) => return Err("there are bytes after the end of the gzip stream".to_owned()),
                 }
             }
             let member = self.member.as_mut().expect("set above");
@@ -134,7 +135,7 @@ impl Gzip {
                 (progress(before_in, member.total_in()), progress(before_out, member.total_out()));
             *read += consumed;
             dest.advance(produced);
-            match status.map_err(|error| format!("gzip bytes are damaged: {error}"))? {
+            match status.map_err(|error| format!("the gzip bytes are damaged: {error}"))? {
                 flate2::Status::StreamEnd => {
                     self.member = None;
                     self.members += 1;
@@ -148,5 +149,27 @@ impl Gzip {
 
     fn is_complete(&self) -> bool {
         self.member.is_none() && self.members > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{entry, gzip, samples, zstd};
+    use super::*;
+
+    #[test]
+    fn errors_of_compressed_bytes_are_sentences() {
+        let body: Vec<u8> = (0..2000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let tar = entry(b"a.x", b'0', &body);
+        for (name, compression, whole) in
+            [("gzip", Compression::Gzip, gzip(&tar)), ("zstd", Compression::Zstd, zstd(&tar))]
+        {
+            let error = |bytes: &[u8]| samples(bytes, &[], Some(compression), 0).1.unwrap_err().to_string();
+            let cut = format!("offset 300: the {name} stream ends in the middle, after 300 bytes");
+            assert_eq!(error(&whole[..300]), cut);
+            let after = format!(": there are bytes after the end of the {name} stream");
+            assert!(error(&[&whole[..], b"more bytes"].concat()).contains(&after));
+            assert!(error(b"<html>").contains(&format!("offset 0: the bytes are not {name}: ")));
+        }
     }
 }

@@ -55,23 +55,13 @@ pub(super) fn split(name: &[u8]) -> Option<usize> {
     }
     let file = name.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
     let dot = file + name[file..].iter().position(|byte| *byte == b'.')?;
-    let line = name.iter().position(|byte| *byte == b'\n').unwrap_or(name.len());
-    // The key ends with at least one byte after a slash or the start of the name, without dots; `.*` matches no newline.
-    let mut start = file;
-    loop {
-        let within = &name[start..dot];
-        if !within.is_empty() {
-            if within.contains(&b'.') {
-                return None;
-            }
-            if start == 0 || start <= line {
-                return Some(dot);
-            }
-        } else if start == 0 {
-            return None;
-        }
-        start = name[..start - 1].iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
-    }
+    // The key ends with `[^.]+`, at least one byte without dots after the start of the name or a slash. `.*` matches no newline.
+    let Some(before) = name[..dot].iter().rposition(|byte| *byte == b'.') else {
+        return (dot > 0).then_some(dot);
+    };
+    // The first slash after the dots leaves the most to `[^.]+` and the least to `.*`: no other one fits if it does not.
+    let slash = before + 1 + name[before + 1..dot].iter().position(|byte| *byte == b'/')?;
+    (slash + 1 < dot && !name[..slash].contains(&b'\n')).then_some(dot)
 }
 
 /// Whether the first component of a name is `__<any>__`, which marks metadata.
@@ -174,6 +164,37 @@ mod tests {
         for name in ["", "a", "a.b/c", ".hidden", "v1.0/.hidden", "./.hidden", "a.b\nc/d.jpg", "a.b/"] {
             assert_eq!(parts(name), None, "{name:?}");
         }
+    }
+
+    /// Tries each start of `[^.]+` of the regular expression.
+    fn split_by_trial(name: &[u8]) -> Option<usize> {
+        let file = name.iter().rposition(|byte| *byte == b'/').map_or(0, |slash| slash + 1);
+        let dot = file + name[file..].iter().position(|byte| *byte == b'.')?;
+        let fits = |start: usize| {
+            let (prefix, within) = (&name[..start], &name[start..dot]);
+            let prefix_fits = prefix.is_empty() || (prefix.ends_with(b"/") && !prefix.contains(&b'\n'));
+            prefix_fits && !within.is_empty() && !within.contains(&b'.')
+        };
+        (0..dot).any(fits).then_some(dot)
+    }
+
+    #[test]
+    fn all_short_names_are_split_as_by_the_regular_expression() {
+        let mut names = vec![Vec::new()];
+        for _ in 0..8 {
+            names = names.iter().flat_map(|name| b"a./\n".map(|byte| [name, &[byte][..]].concat())).collect();
+            for name in &names {
+                assert_eq!(split(name), split_by_trial(name), "'{}'", name.escape_ascii());
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_of_many_slashes_after_a_newline_is_split_in_linear_time() {
+        let slashes = "/".repeat(900_000);
+        let name = format!("\n{slashes}.x");
+        assert_eq!(parts(&name), Some((&name[..900_001], "x")));
+        assert_eq!(parts(&format!("a.\n{slashes}.x")), None);
     }
 
     #[test]

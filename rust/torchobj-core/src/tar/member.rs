@@ -10,6 +10,9 @@ const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 /// Maximum number of extension headers of a member.
 const MAX_EXTENSIONS: u32 = 64;
 
+/// Maximum size of a name. Names become keys of samples, so those of a batch are in memory at a time.
+const MAX_NAME_BYTES: usize = 64 << 10;
+
 /// What the headers describe. The name is in [`Headers::name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Parsed {
@@ -142,6 +145,9 @@ impl Headers {
         if !self.valid && offset == 0 {
             return Err(TarError::new(0, "not a tar: it is empty"));
         }
+        if let Some(reason) = compression(&self.block).filter(|_| !self.valid) {
+            return Err(TarError::new(begin, format!("not a tar: {reason}")));
+        }
         if offset > begin {
             let header = offset - begin;
             return Err(TarError::new(
@@ -162,11 +168,7 @@ impl Headers {
             Ok(None) => return Ok(Some(Parsed::End)),
             Err(reason) if self.valid => return Err(TarError::new(start, format!("damaged header: {reason}"))),
             Err(reason) => {
-                let reason = match block {
-                    [0x1f, 0x8b, ..] => "it is compressed by gzip".to_owned(),
-                    [0x28, 0xb5, 0x2f, 0xfd, ..] => "it is compressed by zstd".to_owned(),
-                    _ => reason,
-                };
+                let reason = compression(block).map_or(reason, str::to_owned);
                 return Err(TarError::new(start, format!("not a tar: {reason}")));
             }
         };
@@ -182,6 +184,11 @@ impl Headers {
         match overrides.path {
             Some(path) => self.name = path,
             None => header.name(&mut self.name),
+        }
+        if self.name.len() > MAX_NAME_BYTES {
+            let (name, bytes) = (shown(&self.name), self.name.len());
+            let reason = format!("the name {name} has {bytes} bytes; the limit is {MAX_NAME_BYTES}");
+            return Err(TarError::new(self.begin, reason));
         }
         if header.kind == Kind::Sparse || overrides.sparse.is_some() {
             let name = overrides.sparse.flatten();
@@ -233,5 +240,67 @@ impl Headers {
             _ => Ok(()),
         };
         applied.map_err(|reason| TarError::new(self.begin, format!("damaged header: {reason}")))
+    }
+}
+
+/// What a shard is instead of a tar, by its first bytes: a compressed one, and what to do.
+fn compression(start: &[u8]) -> Option<&'static str> {
+    match start {
+        [0x1f, 0x8b, ..] => Some("it is compressed with gzip; name it .tar.gz"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some("it is compressed with zstd; name it .tar.zst"),
+        [b'B', b'Z', b'h', b'1'..=b'9', 0x31 | 0x17, ..] => {
+            Some("it is compressed with bzip2, which is not supported; recompress it with gzip or zstd")
+        }
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
+            Some("it is compressed with xz, which is not supported; recompress it with gzip or zstd")
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{entry, gzip, pax, samples, walked, zstd};
+    use super::*;
+
+    #[test]
+    fn a_name_longer_than_the_limit_is_an_error() {
+        let first = entry(b"a.x", b'0', b"1");
+        for kind in [b'0', b'5'] {
+            for (bytes, fits) in [(MAX_NAME_BYTES, true), (MAX_NAME_BYTES + 1, false)] {
+                let name = [vec![b'n'; bytes - 2], b".x".to_vec()].concat();
+                for long in [pax(&[("path", &name)]), entry(b"././@LongLink", b'L', &[&name[..], b"\0"].concat())] {
+                    let shard = [first.clone(), long, entry(b"b", kind, b"")].concat();
+                    let (found, result) = samples(&shard, &[], None, 0);
+                    assert_eq!(walked(&shard).1, result);
+                    if fits {
+                        assert_eq!(result, Ok(()));
+                        continue;
+                    }
+                    let error = result.unwrap_err();
+                    assert_eq!((error.offset, found.len()), (1024, 0));
+                    assert!(error.reason.ends_with("has 65537 bytes; the limit is 65536"), "{error}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_compressed_shard_with_the_name_of_a_plain_one_is_named_as_such() {
+        let tar = entry(b"a.x", b'0', &[1; 100]);
+        for (start, reason) in [
+            (gzip(&tar), "with gzip; name it .tar.gz"),
+            (zstd(&tar), "with zstd; name it .tar.zst"),
+            (b"BZh91AY&SY".to_vec(), "with bzip2, which is not supported; recompress it with gzip or zstd"),
+            (b"\xfd7zXZ\0\0\x04".to_vec(), "with xz, which is not supported; recompress it with gzip or zstd"),
+        ] {
+            for length in [start.len(), 2000] {
+                let mut shard = start.clone();
+                shard.resize(length, 7);
+                let expected = TarError::new(0, format!("not a tar: it is compressed {reason}"));
+                assert_eq!(samples(&shard, &[3], None, 0).1, Err(expected.clone()));
+                assert_eq!(walked(&shard).1, Err(expected));
+            }
+        }
     }
 }

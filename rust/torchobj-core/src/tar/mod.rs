@@ -10,11 +10,13 @@
 //! truncated header after the first member for the end of the archive, these are errors: samples would be lost silently.
 //!
 //! Shards are not trusted. A size in a header is not allocated before as many bytes have arrived ([`Reader`] starts with at
-//! most 64 MiB and grows); headers of long names are limited to 1 MiB per member, and members to 65 536 per sample. One
-//! `push` decompresses a bounded part.
+//! most 64 MiB and grows); headers of long names are limited to 1 MiB per member, names to 64 KiB, and members to 65 536 per
+//! sample. One `push` decompresses a bounded part.
 //!
-//! Names are bytes. Bindings decode them as UTF-8 with `surrogateescape`, as Python does: invalid bytes are preserved.
+//! Names are bytes. Bindings decode them as UTF-8 with `surrogateescape`, as Python does: invalid bytes are preserved. An
+//! index holds text, so [`Walk`] refuses them.
 
+mod cache;
 mod decompress;
 mod extension;
 #[cfg(test)]
@@ -30,6 +32,7 @@ mod zstd;
 
 use std::fmt;
 
+pub use cache::ExtensionCache;
 pub use decompress::Compression;
 pub use group::{Member, Sample};
 pub use reader::Reader;

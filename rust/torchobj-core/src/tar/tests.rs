@@ -208,7 +208,7 @@ fn damaged_shards_are_errors_with_their_offset() {
 
     assert!(error(b"").reason.contains("empty"));
     assert!(error(&[b'<'; 600]).reason.starts_with("not a tar"));
-    assert!(error(&[gzip(b"a"), vec![0; 600]].concat()).reason.contains("compressed by gzip"));
+    assert!(error(&[gzip(b"a"), vec![0; 600]].concat()).reason.contains("compressed with gzip"));
     assert!(error(&first[..100]).reason.contains("after 100 bytes of a header"));
     assert!(samples(&first[..700], &[], None, 0).1.unwrap_err().reason.contains("padding are missing"));
     assert!(error(&entry(b"a.x", b'0', &[1; 600])[..700]).reason.contains("ends in the middle"));

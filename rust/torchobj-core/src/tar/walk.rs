@@ -77,7 +77,7 @@ impl Walk {
     /// Continues with the bytes of the range that `next_range` returned.
     ///
     /// # Errors
-    /// The shard is damaged, or has a sparse member. Every later call returns this error again.
+    /// The shard is damaged, or has a sparse member or one whose name is not UTF-8: an index could not hold it. Every later call returns this error again.
     ///
     /// # Panics
     /// These are not the bytes of that range: their number differs.
@@ -126,6 +126,11 @@ impl Walk {
                     return Err(TarError::new(offset, reason));
                 }
                 if let Some(dot) = split(name).filter(|_| regular) {
+                    if std::str::from_utf8(name).is_err() {
+                        let name = shown(name);
+                        let advice = "which an index cannot hold; read the shard with TarIterableDataset";
+                        return Err(TarError::new(begin, format!("the name {name} is not UTF-8, {advice}")));
+                    }
                     let before = self.group.open(&name[..dot], begin);
                     keep(&mut self.samples, before)?;
                     self.group.add(&name[dot + 1..], Position { offset, size }, end)?;
@@ -153,4 +158,30 @@ fn keep(samples: &mut VecDeque<Sample<Position>>, sample: Option<Sample<Position
         Err(error) => return Err(error.clone()),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{entry, pax, samples, walked};
+
+    #[test]
+    fn a_name_that_is_not_utf8_is_an_error_of_the_walk_only() {
+        let first =
+            [entry(b"a.x", b'0', b"1"), entry(b"b.x", b'0', b"2"), entry(b"\xff", b'0', b"no extension")].concat();
+        for second in [
+            entry(b"c\xff.x", b'0', b"3"),
+            entry(b"c.\xff", b'0', b"3"),
+            [pax(&[("path", b"\xc3/c.x")]), entry(b"c.x", b'0', b"3")].concat(),
+        ] {
+            let shard = [first.clone(), second].concat();
+            let (read, result) = samples(&shard, &[], None, 0);
+            assert_eq!((read.len(), result), (3, Ok(())));
+            let (found, result, _) = walked(&shard);
+            let error = result.unwrap_err();
+            assert_eq!((found.as_slice(), error.offset), (&read[..1], 3072));
+            assert!(error.reason.starts_with("the name \""), "{error}");
+            let advice = "is not UTF-8, which an index cannot hold; read the shard with TarIterableDataset";
+            assert!(error.reason.ends_with(advice), "{error}");
+        }
+    }
 }

@@ -48,11 +48,11 @@ impl Zstd {
 
     fn damaged(&self, reason: &str) -> String {
         if self.within {
-            return format!("zstd bytes are damaged: {reason}");
+            return format!("the zstd bytes are damaged: {reason}");
         }
         match self.frames {
-            0 => format!("bytes are not zstd: {reason}"),
-            _ => format!("bytes after the end of the zstd stream: {reason}"),
+            0 => format!("the bytes are not zstd: {reason}"),
+            _ => format!("there are bytes after the end of the zstd stream: {reason}"),
         }
     }
 }
