@@ -6,7 +6,7 @@ and `groups` are built on `objects` and the order of an `arranged_listing`, `tab
 `passes` holds what iterable datasets share; `stream` is the base of those over shards, `tar_stream` and `parquet`, with
 `shard_ranges`, a `shuffle_buffer` and `tar_samples`; `tar_map` reads shards in any order by their index. `interleave`
 mixes datasets: `mixture`, `member_passes`, `ordered_samples`.
-`ref_reader` reads objects by reference. `prefetch_source` reads objects through the prefetcher, `read_ahead` in the order of an iterable dataset.
-`reader_constructor` has the kinds of reader, `ragged` batches of bytes, and `errors` the handling of samples that fail.
-`worker_process`, `shared_values` and `reductions` concern DataLoader workers.
+`ref_reader` reads objects by reference. `prefetch_source` reads objects through the prefetcher, `read_ahead` in the
+order of an iterable dataset. `reader_constructor` has the kinds of reader, `ragged` batches of bytes, and `errors`
+the handling of samples that fail. `worker_process`, `shared_values` and `reductions` concern DataLoader workers.
 """
