@@ -105,6 +105,7 @@ bench: build venv ## The benchmarks, with their tables
 	$(PY) benchmarks/list.py
 	$(PY) benchmarks/scan.py
 	$(PY) benchmarks/files.py
+	$(PY) benchmarks/shards.py
 
 faults: build venv ## Every operation under every fault: correct bytes or a typed error, and the delay
 	$(PY) benchmarks/faults.py
