@@ -9,6 +9,9 @@ import importlib
 import io
 import json as json_module
 import math
+import struct
+import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from typing_extensions import Buffer as BufferProtocol
@@ -37,6 +40,9 @@ _NPY_LENGTHS = {1: 10, 2: 12, 3: 12}
 
 #: Maximum length of the header of an npy file: numpy refuses longer ones.
 _MAX_NPY_HEADER_BYTES = 10_000
+
+#: Maximum size of the arrays of an npz file: this number of bytes, or this multiple of the file if that is more.
+_MAX_NPZ_BYTES, _MAX_NPZ_RATIO = 1 << 30, 10
 
 
 def _imported(module: str, package: str, function: str) -> Any:
@@ -67,12 +73,16 @@ def _file(data: Data) -> BinaryIO:
 def pil(data: Data) -> "PIL.Image.Image":
     """Decodes an image as torchvision's `ImageFolder` does.
 
+    Values of pictures with 16 bits per channel that Pillow opens as such, as grey PNGs, are limited to 255, as Pillow
+    converts them; `image` scales them.
+
     Returns:
         A loaded Pillow image of mode RGB.
 
     Raises:
         ConfigError: Pillow is not installed.
         PIL.UnidentifiedImageError: The bytes are not an image.
+        PIL.Image.DecompressionBombError: It has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels.
 
     Example:
         >>> import io, PIL.Image, torchobj
@@ -90,6 +100,10 @@ def pil(data: Data) -> "PIL.Image.Image":
 def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None) -> "torch.Tensor":
     """Decodes an image to a tensor, with torchvision where it is installed and has the format, otherwise with Pillow.
 
+    Pictures with 16 bits per channel are scaled to 8; `pil` limits the values of grey ones to 255 instead. The number
+    of pixels is limited by `PIL.Image.MAX_IMAGE_PIXELS` where Pillow is installed: it reads the header before a
+    picture is decoded.
+
     Args:
         data: The object.
         mode: `RGB`, `RGBA`, `L` (grey) or `LA`. Use `functools.partial` to pass it to a dataset.
@@ -101,6 +115,8 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None) -> 
     Raises:
         ConfigError: An argument is invalid, or neither torchvision nor Pillow is installed.
         PIL.UnidentifiedImageError: The bytes are not an image.
+        PIL.Image.DecompressionBombError: It has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels. With more than
+            this number, Pillow warns.
 
     Example:
         >>> import io, PIL.Image, torch, torchobj
@@ -143,6 +159,7 @@ def _decoded_by_torchvision(torch: Any, memory: memoryview, mode: str) -> Any:
     modes = _torchvision()
     if modes is None:
         return None
+    _check_pixels(memory)
     # torch warns about memory that is read-only.
     encoded = torch.frombuffer(bytearray(memory) if memory.readonly else memory, dtype=torch.uint8)
     try:
@@ -152,6 +169,15 @@ def _decoded_by_torchvision(torch: Any, memory: memoryview, mode: str) -> Any:
         return None
     # A picture with 16 bits per channel. Pillow keeps the upper 8 too.
     return decoded if decoded.dtype == torch.uint8 else (decoded.to(torch.int32) >> 8).to(torch.uint8)
+
+
+def _check_pixels(memory: memoryview) -> None:
+    """Raises what Pillow does for an image of too many pixels, or whose header is damaged; nothing is decoded."""
+    try:
+        images = importlib.import_module("PIL.Image")
+    except ImportError:
+        return
+    images.open(io.BytesIO(memory)).close()
 
 
 def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str) -> Any:
@@ -192,14 +218,19 @@ def npy(data: Data) -> "np.ndarray[Any, Any]":
     offset = begin + int.from_bytes(memory[8:begin], "little")
     if offset > begin + _MAX_NPY_HEADER_BYTES:
         raise ValueError(f"an npy file with a header of {offset - begin} bytes; numpy reads {_MAX_NPY_HEADER_BYTES}")
-    if major == 3:
-        # Names of fields that are not Latin-1: numpy has no public function for this header.
-        copied: np.ndarray[Any, Any] = numpy.load(io.BytesIO(memory), allow_pickle=False)
-        return copied
-    read_header = form.read_array_header_1_0 if major == 1 else form.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(io.BytesIO(memory[8:offset]))
+    if major == 1:
+        shape, is_fortran, dtype = form.read_array_header_1_0(io.BytesIO(memory[8:offset]))
+    else:
+        header = bytes(memory[begin:offset])
+        if major == 3:
+            # UTF-8, which numpy has no public function for: other characters than Latin-1 are names, thus in literals.
+            header = header.decode().encode("latin-1", "backslashreplace")
+        file = io.BytesIO(len(header).to_bytes(4, "little") + header)
+        shape, is_fortran, dtype = form.read_array_header_2_0(file, max_header_size=10 * _MAX_NPY_HEADER_BYTES)
     if dtype.hasobject:
         raise ValueError(f"an npy file of Python objects, {dtype}: these are pickles, which are not loaded")
+    if any(not 0 <= length < 1 << 63 for length in shape):
+        raise ValueError(f"a damaged npy file: an array of shape {shape}")
     size = math.prod(shape) * dtype.itemsize
     if len(memory) - offset < size:
         raise ValueError(f"a truncated npy file: {len(memory) - offset} of {size} bytes of an array of shape {shape}")
@@ -210,15 +241,39 @@ def npy(data: Data) -> "np.ndarray[Any, Any]":
 def npz(data: Data) -> "dict[str, np.ndarray[Any, Any]]":
     """Decodes the arrays of `numpy.savez`, by name. Arrays of Python objects are refused, because they are pickles.
 
+    Together the arrays may have 1 GiB, or ten times the size of the file if that is more, so that a small damaged or
+    malicious file does not fill the memory. Pass a reader to `numpy.load` for files that are compressed further.
+
     Raises:
-        ValueError: It is not an npz file, or contains Python objects.
+        ValueError: It is not an npz file, is damaged, contains Python objects, or its arrays are too large.
     """
-    numpy = importlib.import_module("numpy")
-    loaded = numpy.load(_file(data), allow_pickle=False)
-    if not isinstance(loaded, numpy.lib.npyio.NpzFile):
-        raise ValueError("not an npz file, but a single array: use torchobj.decode.npy")  # noqa: TRY004  of the bytes
-    with loaded as arrays:
-        return dict(arrays)
+    file = _file(data)
+    is_array = file.read(6) == b"\x93NUMPY"
+    if is_array:
+        raise ValueError("not an npz file, but a single array: use torchobj.decode.npy")
+    limit = max(_MAX_NPZ_BYTES, _MAX_NPZ_RATIO * file.seek(0, io.SEEK_END))
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            size = sum(member.file_size for member in members)
+            if size > limit:
+                raise ValueError(f"an npz file with {size} bytes of arrays, at most {limit}: load it with numpy.load")
+            return {member.filename.removesuffix(".npy"): _npz_member(archive, member) for member in members}
+    except (zipfile.BadZipFile, EOFError, zlib.error, struct.error, NotImplementedError) as error:
+        raise ValueError(f"not an npz file, or damaged: {error}") from error
+
+
+def _npz_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Any:
+    """An array; the bytes of other members, as in numpy."""
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or member.flag_bits & 1:
+        raise ValueError(f"an npz file whose member {member.filename!r} is encrypted or compressed in another way")
+    with archive.open(member) as file:
+        # Without a number of bytes, more could be decompressed than the directory declares.
+        content = file.read(member.file_size)
+    if len(content) < member.file_size:
+        raise ValueError(f"a truncated npz file: {len(content)} of {member.file_size} bytes of {member.filename!r}")
+    # An array is writable, as those of numpy.load.
+    return npy(bytearray(content)) if content.startswith(b"\x93NUMPY") else content
 
 
 def json(data: Data) -> Any:

@@ -116,7 +116,7 @@ def test_images_have_the_same_shape_and_type_with_torchvision_and_without(monkey
 def test_images_are_decoded_by_torchvision_where_it_has_the_format(monkeypatch):
     data = encoded(noise("RGB"), "JPEG")
     expected = torchvision.io.decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
-    monkeypatch.setattr(PIL.Image, "open", None)
+    monkeypatch.setattr(PIL.Image.Image, "convert", None)
     assert torch.equal(decode.image(data), expected)
 
 
@@ -187,7 +187,7 @@ def test_arrays_that_are_pickles_are_refused():
     objects = numpy.array([{}], dtype=object)
     with pytest.raises(ValueError, match="an npy file of Python objects, object: these are pickles"):
         decode.npy(saved(lambda file, it: numpy.save(file, it, allow_pickle=True), objects))
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with pytest.raises(ValueError, match="an npy file of Python objects"):
         decode.npz(saved(lambda file, it: numpy.savez(file, a=it), objects))
 
 
@@ -207,6 +207,66 @@ def test_damaged_arrays_are_value_errors():
             decode.npy(wrong)
     with pytest.raises(ValueError, match=r"not an npz file, but a single array: use torchobj\.decode\.npy"):
         decode.npz(data)
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("shape", ["(-1,)", "(2, -3)", "(1 << 70,)", "(99999999999999,)"])
+def test_shapes_that_the_bytes_do_not_have_are_value_errors(version, shape):
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape.replace('1 << 70', str(1 << 70))}, }}\n".encode()
+    length = len(text).to_bytes(2 if version == 1 else 4, "little")
+    with pytest.raises(ValueError, match="a damaged npy file: an array of shape|a truncated npy file"):
+        decode.npy(b"\x93NUMPY" + bytes([version, 0]) + length + text + bytes(64))
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format")
+def test_fields_with_any_names_share_the_memory_of_the_object():
+    array = numpy.array([(1, 2)], dtype=[("値é\\", "i4"), ("y", "i4")])
+    data = saved(lambda file, it: numpy.lib.format.write_array(file, it, (3, 0)), array)
+    found = decode.npy(data)
+    assert found.dtype == array.dtype
+    assert found.tolist() == [(1, 2)]
+    assert numpy.shares_memory(found, numpy.frombuffer(data, numpy.uint8))
+
+
+def test_damaged_archives_are_value_errors():
+    data = bytearray(saved(lambda file, it: numpy.savez_compressed(file, a=it), numpy.arange(5000)))
+    changed = data.copy()
+    changed[100:140] = b"\xff" * 40
+    for wrong in (b"", b"x" * 50, data[:-30], data[: len(data) // 2], changed):
+        with pytest.raises(ValueError, match="not an npz file, or damaged|truncated"):
+            decode.npz(bytes(wrong))
+
+
+def test_arrays_of_archives_are_as_numpy_loads_them():
+    data = saved(lambda file, it: numpy.savez_compressed(file, a=it, b=it[:1]), numpy.arange(5000))
+    found = decode.npz(data)
+    assert list(found) == ["a", "b"]
+    assert numpy.array_equal(found["a"], numpy.arange(5000))
+    assert found["a"].flags.writeable
+
+
+def test_the_arrays_of_an_archive_are_limited(monkeypatch):
+    data = saved(lambda file, it: numpy.savez_compressed(file, a=it, b=it), numpy.zeros(100_000))
+    assert decode.npz(data)["b"].shape == (100_000,)
+    monkeypatch.setattr(decode, "_MAX_NPZ_BYTES", 1_000_000)
+    with pytest.raises(ValueError, match=r"1600256 bytes of arrays, at most 1000000: load it with numpy\.load"):
+        decode.npz(data)
+    plain = saved(lambda file, it: numpy.savez(file, a=it, b=it), numpy.zeros(100_000))
+    assert decode.npz(plain)["b"].shape == (100_000,)
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("function", [decode.image, decode.pil])
+def test_images_of_too_many_pixels_are_refused_as_by_pillow(monkeypatch, form, function):
+    data = encoded(noise("RGB", (20, 21)), form)
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 209)
+    with pytest.raises(PIL.Image.DecompressionBombError, match="420 pixels"):
+        function(data)
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 210)
+    with pytest.warns(PIL.Image.DecompressionBombWarning):
+        function(data)
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", None)
+    function(data)
 
 
 class Evil:
