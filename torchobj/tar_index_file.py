@@ -43,6 +43,9 @@ _FORMAT_KEY, _SHARDS_KEY, _SOURCE_KEY = (
     "torchobj.tar_index.source",
 )
 
+#: Size of a block of a tar file: samples begin and end with one.
+_BLOCK_BYTES = 512
+
 #: Members per row group. With names of 4096 bytes a row group has 268 MB.
 _GROUP_ROWS = 1 << 16
 
@@ -214,7 +217,7 @@ def _check_pages(data: memoryview, name: str) -> None:
 
 
 def _check_members(arrow: Any, members: Any, shards: Sequence[TarShard], name: str) -> None:
-    """Checks that members are of the shards, and their ranges within their samples, and these within the shards."""
+    """Checks that members are of the shards, their ranges within their samples, and these blocks of the shards."""
     compute = importlib.import_module("pyarrow.compute")
     if any(column.null_count for column in members.columns):
         raise TarIndexError(f"{name}: damaged: a column has nulls; {ADVICE}")
@@ -234,6 +237,15 @@ def _check_members(arrow: Any, members: Any, shards: Sequence[TarShard], name: s
     )
     if not all(compute.all(compute.less_equal(low, high)).as_py() is not False for low, high in ordered):
         raise TarIndexError(f"{name}: damaged: a member is outside of its sample or shard; {ADVICE}")
+    blocks = compute.bit_wise_and(compute.bit_wise_or(begin, end), arrow.scalar(_BLOCK_BYTES - 1, arrow.int64()))
+    if compute.any(compute.not_equal(blocks, 0)).as_py():
+        raise TarIndexError(
+            f"{name}: damaged: a sample begins or ends within a block of {_BLOCK_BYTES} bytes; {ADVICE}"
+        )
+    fields = compute.unique(members["field"].cast(arrow.string())).to_pylist()
+    reserved = [field for field in fields if field.startswith("__")]
+    if reserved:
+        raise TarIndexError(f"{name}: damaged: a member has the reserved field {reserved[0]!r}; {ADVICE}")
 
 
 def _folder(url: str) -> str:

@@ -81,7 +81,7 @@ def columns_of(parts: Sequence[Sequence[Any]], name: str) -> tuple[Any, Any]:
         members, with the columns field, offset and size.
 
     Raises:
-        TarIndexError: The members are not in the order of their shard.
+        TarIndexError: The members are not in the order of their shard, or a sample has a field twice.
     """
     arrow, compute = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
     numpy = importlib.import_module("numpy")
@@ -99,10 +99,25 @@ def columns_of(parts: Sequence[Sequence[Any]], name: str) -> tuple[Any, Any]:
     follows = (begin[1:] >= end[:-1]) | (shard[1:] != shard[:-1])
     if not numpy.all(numpy.where(is_start[1:], follows, continues)):
         raise TarIndexError(f"{name}: damaged: its members are not in the order of their shard; {ADVICE}")
+    _check_fields(one_chunk(table["field"]), numpy.cumsum(is_start), name)
     first = numpy.flatnonzero(is_start)
     samples = {"shard": shard[first], "key": key.take(arrow.array(first)), "begin": begin[first], "end": end[first]}
     members = {"field": one_chunk(table["field"]), "offset": offset, "size": size}
     return arrow.table({**samples, "first": first}), arrow.table(members)
+
+
+def _check_fields(fields: Any, sample: Any, name: str) -> None:
+    """Checks that no sample has a field twice, given the field and the number of the sample of each member."""
+    compute, numpy = importlib.import_module("pyarrow.compute"), importlib.import_module("numpy")
+    # The dictionary of a damaged file may contain a name twice.
+    names = compute.unique(fields.dictionary)
+    codes = compute.index_in(fields.dictionary, names).take(fields.indices).to_numpy()
+    # Members of a sample are neighbours, so that this sorts in about linear time.
+    pairs = numpy.sort(sample * len(names) + codes, kind="stable")
+    twice = pairs[1:][pairs[1:] == pairs[:-1]]
+    if twice.size:
+        field = names[int(twice[0]) % len(names)].as_py()
+        raise TarIndexError(f"{name}: damaged: a sample has the field {field!r} twice; {ADVICE}")
 
 
 def expanded(names: Sequence[str], samples: Any, members: Any) -> tuple[Any, list[tuple[int, int]]]:

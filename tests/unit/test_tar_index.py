@@ -12,7 +12,7 @@ from torchobj import tar_index_build
 from torchobj.exceptions import AccessDeniedError, ConfigError, TarError, TarIndexError
 from torchobj.shard_urls import shard_manifest
 from torchobj.tar_index import TarIndex, TarMember, TarSample
-from torchobj.tar_index_file import shard_url
+from torchobj.tar_index_file import TarShard, members_table, shard_url, write
 
 BASE = "memory://tar-index"
 MIB = 1 << 20
@@ -142,6 +142,16 @@ def test_a_damaged_index_beside_its_shard_is_built_again(caplog):
     torchobj.Store(BASE).put("damaged/1.tar.index.parquet", b"not an index")
     assert TarIndex.load_or_build(shard_manifest(pattern)).counts() == [2, 2, 2]
     assert "not a Parquet file" in caplog.text
+
+
+def test_an_index_whose_sample_has_a_field_twice_is_refused():
+    numbers = {"offset": [512, 1024], "size": [0, 0], "begin": [0, 0], "end": [1024, 1024]}
+    file = io.BytesIO()
+    members = members_table({"shard": ["a.tar"] * 2, "key": ["x", "x"], "field": ["cls", "cls"], **numbers})
+    write(file, [TarShard("a.tar", 10240, None)], members)
+    torchobj.Store(BASE).put("twice.parquet", file.getvalue())
+    with pytest.raises(TarIndexError, match="damaged: a sample has the field 'cls' twice"):
+        TarIndex.load(f"{BASE}/twice.parquet")
 
 
 def test_a_stale_index_that_is_named_is_refused_with_both_versions():

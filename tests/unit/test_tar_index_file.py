@@ -49,10 +49,10 @@ def test_an_index_of_several_row_groups_is_read():
         "shard": ["a.tar"] * count,
         "key": [str(number) for number in range(count)],
         "field": ["jpg"] * count,
-        **{name: list(range(count)) for name in ("offset", "begin", "end")},
+        **{name: list(range(0, 512 * count, 512)) for name in ("offset", "begin", "end")},
         "size": [0] * count,
     }
-    shards = [TarShard("a.tar", count, None)]
+    shards = [TarShard("a.tar", 512 * count, None)]
     table = tar_index_file.read(written(shards, **columns), "i")
     assert table.members["key"].to_pylist() == columns["key"]
     assert table.members["end"].to_pylist() == columns["end"]
@@ -78,6 +78,10 @@ def test_equal_members_give_equal_bytes():
         {"begin": [513, 0, 0]},
         {"begin": [-1, 0, 0]},
         {"end": [1536, 1536, 10241]},
+        {"end": [1536, 1536, 1025]},
+        {"begin": [1, 1, 0]},
+        {"field": ["cls", "seg.png", "__key__"]},
+        {"field": ["cls", "__url__", "json"]},
         {"shard": ["a.tar", "b.tar", "s3://b/c.tar"]},
         {"shards": [*SHARDS, SHARDS[0]]},
         {"shards": [*SHARDS, TarShard("d.tar", -1, None)]},
