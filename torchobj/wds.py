@@ -5,10 +5,12 @@ by spawn or forkserver, the stages that open URLs carry the registration: they a
 registers. The table of `copyreg` does this for pickle, multiprocessing and cloudpickle; pipelines stay as they are.
 
 The writers of webdataset close their file after an exception too. For files of torchobj, the `__exit__` of these
-writers discards it instead, so that an incomplete shard does not appear.
+writers discards it instead, and so does `close` after a `write` that raised, so that an incomplete shard does not
+appear. `close` does not learn of an exception of its caller between two calls of `write`.
 """
 
 import copyreg
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,6 +52,18 @@ class _ShardFile(ObjectWriter):
     """A shard that a writer of webdataset writes. Once discarded, it accepts what the writer still writes."""
 
     _is_discarded = False
+    _has_failed_write = False
+    _has_partial_sample = False
+
+    def note_write(self, *, failed: bool, partial: bool) -> None:
+        """Keeps whether the last sample failed, and whether some sample was written in part."""
+        self._has_failed_write = failed
+        self._has_partial_sample |= failed and partial
+
+    def is_to_discard(self) -> bool:
+        """Whether a close is one after a failed sample: its exception propagates, or its tar is incomplete."""
+        # A caller who handles the exception of a sample that was not begun, and goes on, gets the other samples.
+        return self._has_partial_sample or (self._has_failed_write and sys.exception() is not None)
 
     def discard(self) -> None:
         self._is_discarded = True
@@ -66,7 +80,9 @@ def register(config: StoreConfig | S3ClientConfig | None = None, schemes: tuple[
     `wds.WebDataset("s3://bucket/train-{000000..000099}.tar")` then reads each shard by parallel requests ahead of its
     position, in at most 32 MiB per worker. Workers may be started by fork, spawn or forkserver. `wds.ShardWriter` and
     `wds.TarWriter` send shards while they are written; a shard appears when the writer is closed, and does not appear
-    if the `with` block of the writer raises. Another call replaces the configuration.
+    if the `with` block of the writer raises, or if it is closed after a `write` that raised, as by `try` and `finally`.
+    After other exceptions only a `with` block of the writer discards: `contextlib.closing(writer)` and `finally` call
+    `close`, which creates the shard with the samples until then. Another call replaces the configuration.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
@@ -92,9 +108,9 @@ def register(config: StoreConfig | S3ClientConfig | None = None, schemes: tuple[
             gopen_schemes[name] = _Opener(config)
     for stage in _STAGES:
         copyreg.pickle(stage, _reduce_stage)
-    for writer, (original, discarding) in _EXITS.items():
-        if writer.__exit__ is original:
-            writer.__exit__ = discarding
+    for writer, name, original, replaced in _METHODS:
+        if getattr(writer, name) is original:
+            setattr(writer, name, replaced)
 
 
 def _registered() -> dict[str, _Opener]:
@@ -115,22 +131,72 @@ def _stage(openers: dict[str, _Opener], kind: Any, *arguments: Any) -> Any:
     return kind.__new__(kind, *arguments)
 
 
-def _discarding(kind: Any, file_of: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The `__exit__` of a writer, and one that discards the open shard after an exception."""
-    original = kind.__exit__
+def _file_of(writer: Any) -> _ShardFile | None:
+    """The open shard of a writer; None if it is not a file of torchobj."""
+    tar = writer.tarstream if isinstance(writer, ShardWriter) else writer
+    file = getattr(tar, "own_fileobj", None)
+    return file if isinstance(file, _ShardFile) else None
+
+
+def _discard(writer: Any, file: _ShardFile) -> None:
+    file.discard()
+    # A callback for shards that are complete.
+    writer.post = None
+
+
+def _leaving(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The `__exit__` of a writer that discards the open shard after an exception."""
 
     def leave(writer: Any, exc_type: Any = None, exc: Any = None, traceback: Any = None) -> Any:
-        file = file_of(writer)
-        if exc_type is not None and isinstance(file, _ShardFile):
-            file.discard()
-            # A callback for shards that are complete.
-            writer.post = None
+        file = _file_of(writer)
+        if exc_type is not None and file is not None:
+            _discard(writer, file)
         return original(writer, exc_type, exc, traceback)
 
-    return original, leave
+    return leave
 
 
-_EXITS: dict[Any, tuple[Any, Any]] = {
-    TarWriter: _discarding(TarWriter, lambda writer: writer.own_fileobj),
-    ShardWriter: _discarding(ShardWriter, lambda writer: getattr(writer.tarstream, "own_fileobj", None)),
-}
+def _closing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The `close` of a writer, or its `finish`, that discards the open shard after a sample that failed."""
+
+    def close(writer: Any) -> Any:
+        file = _file_of(writer)
+        is_handled = sys.exception() is None
+        is_discarded = file is not None and file.is_to_discard() and not file.closed
+        if file is not None and is_discarded:
+            _discard(writer, file)
+        result = original(writer)
+        if file is not None and is_discarded and is_handled:
+            raise ValueError(f"{file.url}: not created: a sample was written in part; write the shard again")
+        return result
+
+    return close
+
+
+def _writing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The `write` of a `TarWriter` that notes in its file whether it failed."""
+
+    def write(writer: Any, sample: Any) -> Any:
+        file, offset, is_written = _file_of(writer), writer.tarstream.offset, False
+        try:
+            result = original(writer, sample)
+            is_written = True
+        finally:
+            if file is not None:
+                file.note_write(failed=not is_written, partial=writer.tarstream.offset != offset)
+        return result
+
+    return write
+
+
+#: Methods of writers, as webdataset has them and as `register` replaces them.
+_METHODS: list[tuple[Any, str, Any, Any]] = [
+    (writer, name, getattr(writer, name), replaced(getattr(writer, name)))
+    for writer, name, replaced in (
+        (TarWriter, "__exit__", _leaving),
+        (TarWriter, "close", _closing),
+        (TarWriter, "write", _writing),
+        (ShardWriter, "__exit__", _leaving),
+        (ShardWriter, "finish", _closing),
+    )
+]

@@ -1,5 +1,6 @@
 """webdataset reads and writes buckets with torchobj, in workers of any start method."""
 
+import contextlib
 import copyreg
 import gzip
 import io
@@ -25,13 +26,15 @@ pytestmark = pytest.mark.providers("s3", "gs")
 def registrations():
     """Removes what a test registers."""
     schemes, reducers = dict(webdataset.gopen_schemes), dict(copyreg.dispatch_table)
-    exits = {writer: writer.__exit__ for writer in (webdataset.TarWriter, webdataset.ShardWriter)}
+    names = ("__exit__", "write", "close", "finish")
+    writers = (webdataset.TarWriter, webdataset.ShardWriter)
+    methods = [(each, name, vars(each)[name]) for each in writers for name in names if name in vars(each)]
     yield
     for table, before in ((webdataset.gopen_schemes, schemes), (copyreg.dispatch_table, reducers)):
         table.clear()
         table.update(before)
-    for writer, leave in exits.items():
-        writer.__exit__ = leave
+    for method in methods:
+        setattr(*method)
 
 
 @pytest.fixture
@@ -153,6 +156,43 @@ def test_an_exception_in_the_block_of_webdatasets_writers_leaves_no_open_shard(b
     assert bucket.keys() == [f"0-{name}"]
     assert done == [f"{bucket.url}/0-{name}"]
     assert not bucket.uploads()
+
+
+@pytest.mark.parametrize("wrong", [{"bin": 3}, {"_a": b"1" * 20000, "_b": 3}])
+def test_a_write_that_fails_leaves_no_shard_when_the_writer_is_closed(bucket, wrong):
+    torchobj.wds.register(bucket.config)
+    done = []
+    settings = {"encoder": False, "keep_meta": True}
+    for writer in (
+        webdataset.TarWriter(f"{bucket.url}/w.tar", **settings),
+        webdataset.ShardWriter(f"{bucket.url}/%d.tar", verbose=0, post=done.append, **settings),
+    ):
+        with pytest.raises((TypeError, ValueError)), contextlib.closing(writer):
+            writer.write({"__key__": "1", "bin": b"1"})
+            writer.write({"__key__": "2", **wrong})
+    assert (bucket.keys(), done) == ([], [])
+    assert not bucket.uploads()
+
+
+def test_a_sample_whose_exception_is_handled_does_not_discard_the_others(bucket):
+    torchobj.wds.register(bucket.config)
+    writer = webdataset.TarWriter(f"{bucket.url}/w.tar", encoder=False)
+    writer.write({"__key__": "1", "bin": b"1"})
+    with pytest.raises(ValueError, match="doesn't map to a bytes"):
+        writer.write({"__key__": "2", "bin": 3})
+    writer.close()
+    samples = webdataset.WebDataset(f"{bucket.url}/w.tar", shardshuffle=False)
+    assert [sample["__key__"] for sample in samples] == ["1"]
+
+
+def test_a_shard_with_part_of_a_sample_is_not_created(bucket):
+    torchobj.wds.register(bucket.config)
+    writer = webdataset.TarWriter(f"{bucket.url}/w.tar", encoder=False, keep_meta=True)
+    with pytest.raises(TypeError):
+        writer.write({"__key__": "1", "_a": b"1", "_b": 3})
+    with pytest.raises(ValueError, match=r"w\.tar: not created: a sample was written in part"):
+        writer.close()
+    assert bucket.keys() == []
 
 
 def test_an_exception_leaves_local_shards_as_webdataset_writes_them(bucket, tmp_path):
