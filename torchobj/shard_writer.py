@@ -64,6 +64,9 @@ class ShardWriter:
     follows. The members are sent while they are written, without a local file. An exception in a `with` block discards
     the open shard; the full ones stay. Equal samples give equal shards. Not thread-safe.
 
+    The fields `jpg` and `png` take an image that is encoded already, such as the bytes of a file, or an image of
+    Pillow, which is encoded. Arrays and tensors of pixels are not encoded: convert them with `PIL.Image.fromarray`.
+
     Args:
         pattern: URL of the shards with a place for their number: `s3://bucket/train-%06d.tar`, or
             `s3://bucket/train-{shard:06d}.tar`; also of `gs://`, `file:///` and `memory://`.

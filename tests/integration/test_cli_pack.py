@@ -214,7 +214,8 @@ def test_invalid_arguments_are_errors(cli, filled, changed, reason):
     assert re.search(reason, message), message
 
 
-@pytest.mark.parametrize("options", [("--maxcount", "0"), ("--maxsize", "0"), ("--shard", "2/2"), ("--shard", "x")])
+@pytest.mark.parametrize("options", [("--maxcount", "0"), ("--maxsize", "0"), ("--shard", "2/2"), ("--shard", "x"),
+                                     ("--shard", "٠/٢")])  # fmt: skip
 def test_invalid_options_are_refused(cli, filled, options):
     assert cli.run(*arguments(filled), *options).exit_code == 2
 

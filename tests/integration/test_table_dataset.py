@@ -207,6 +207,32 @@ def test_wrong_arguments_are_refused_at_once(base, settings, message):
         torchobj.TableDataset(**{"table": frame(base), **settings})
 
 
+@pytest.mark.parametrize("name", [None, "number"])
+@pytest.mark.parametrize("kind", ["file", "arrow"])
+def test_the_index_of_pandas_is_no_column(base, tmp_path, name, kind):
+    indexed = frame(base)[["image", "label"]].set_index(pandas.Index(range(5, COUNT + 6), name=name))
+    table = pa.Table.from_pandas(indexed, preserve_index=True)
+    assert table.num_columns == 3
+    if kind == "file":
+        pa.parquet.write_table(table, tmp_path / "a.parquet")
+        table = tmp_path / "a.parquet"
+    assert list(torchobj.TableDataset(table, "image")[0]) == ["image", "label"]
+    chosen = name or "__index_level_0__"
+    assert torchobj.TableDataset(table, "image", columns=[chosen])[1][chosen] == 6
+
+
+def test_an_index_of_urls_is_a_column(base):
+    table = pa.Table.from_pandas(frame(base)[["image", "label"]].set_index("image"))
+    assert list(torchobj.TableDataset(table, "image")[0]) == ["label", "image"]
+
+
+@pytest.mark.parametrize("separator", ["\t", ";"])
+def test_a_csv_with_another_separator_is_named_with_the_next_step(tmp_path, separator):
+    (tmp_path / "a.csv").write_text(f"url{separator}label\ns3://b/k{separator}1\n")
+    with pytest.raises(ConfigError, match=r"no column 'url'.*tabs or semicolons: read them with pandas\.read_csv"):
+        torchobj.TableDataset(tmp_path / "a.csv", "url")
+
+
 def test_files_that_are_no_tables_are_named(tmp_path):
     for name, data, message in (
         ("a.parquet", b"image\n", r"a\.parquet: not a Parquet file: it does not start with b'PAR1'"),

@@ -41,7 +41,8 @@ class _Outcome:
 
 def _part(_: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
     number, _slash, count = value.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+    # Other digits than 0 to 9 are decimal too.
+    if not (value.isascii() and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise click.BadParameter(f"{value!r}: must be I/N with 0 <= I < N, such as 0/2", param=parameter)
     return int(number), int(count)
 

@@ -1,5 +1,6 @@
 """`TableDataset`: rows of a table with the objects that their URLs name."""
 
+import json
 import os
 import re
 import sys
@@ -29,16 +30,19 @@ _PARQUET = b"PAR1"
 class TableDataset(ObjectDataset[Sample_co]):
     r"""A map-style dataset of the rows of a table, with the objects that their URLs name: images with labels in a CSV.
 
-    A sample is the row as a dict by column, with an `ObjectReader` in place of each URL. The objects may be in any
+    A sample is the row as a dict by column, with an `ObjectReader` in place of each URL; missing values are None.
+    The objects may be in any
     buckets, and an object may be in several rows; a table in a bucket must not name files of this machine. The table
     stays in the memory of Arrow, which workers share. Needs pyarrow.
 
     Args:
         table: The path or URL of a CSV or Parquet file, which is read here; a `pandas.DataFrame`, a `pyarrow.Table` or
-            a `datasets.Dataset`. A CSV has a line of column names; pyarrow infers the types.
+            a `datasets.Dataset`. A CSV has a line of column names and is separated by
+            commas; pyarrow infers the types. The index of pandas, which its Parquet files contain, is no column.
         url_columns: Name of the column of URLs, or names of several.
         base_url: URL of the folder to which URLs without a scheme are relative, such as `s3://bucket/images/`.
-        columns: Names of the columns of a sample, in their order; those of URLs are added. None: all.
+        columns: Names of the columns of a sample, in their order; those of URLs are added. None: all
+            but those of the index of pandas.
         transform: Converts the dict to a sample. None: the sample is the dict.
         region, endpoint_url: Override those of `config` for the objects of S3, and for a table in S3.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
@@ -159,17 +163,33 @@ def _names(argument: str, names: Any) -> list[str]:
     return list(names)
 
 
+def _index_columns(table: Any) -> set[str]:
+    """The columns that were the index of a DataFrame, from the metadata that pandas and pyarrow add."""
+    try:
+        described = json.loads((table.schema.metadata or {}).get(b"pandas", b"{}"))
+        # An index of consecutive numbers is not a column, and is described by a dict.
+        return {each for each in described["index_columns"] if isinstance(each, str)}
+    except (ValueError, TypeError, LookupError):
+        return set()
+
+
 def _chosen(table: Any, url_columns: list[str], columns: list[str] | None, name: str) -> Any:
     """The columns of a sample, with URLs as strings."""
     arrow = import_arrow()
     wanted = (
-        table.column_names if columns is None else [*columns, *(each for each in url_columns if each not in columns)]
+        [each for each in table.column_names if each in url_columns or each not in _index_columns(table)]
+        if columns is None
+        else [*columns, *(each for each in url_columns if each not in columns)]
     )
     for column in (*wanted, *url_columns):
         count = table.column_names.count(column)
         if count != 1:
             problem = "no column" if count == 0 else f"{count} columns"
-            raise ConfigError(f"{name}: {problem} {column!r}; its columns are {', '.join(table.column_names)}")
+            message = f"{name}: {problem} {column!r}; its columns are {', '.join(table.column_names)}"
+            if table.num_columns == 1 and re.search("[\t;]", table.column_names[0]):
+                message += ". Values separated by tabs or semicolons: read them with pandas.read_csv(sep=...) and pass "
+                message += "the DataFrame"
+            raise ConfigError(message)
     chosen = table.select(wanted)
     for column in url_columns:
         kind = chosen.schema.field(column).type
