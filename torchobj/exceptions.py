@@ -20,6 +20,7 @@ __all__ = [
     "ManifestMismatchError",
     "ObjectChangedError",
     "ObjectNotFoundError",
+    "ParquetError",
     "PreconditionFailedError",
     "RangeError",
     "StoreConnectionError",

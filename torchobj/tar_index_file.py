@@ -53,6 +53,9 @@ _GROUP_ROWS = 1 << 16
 #: no more. The footer contains the names of the shards.
 _MAX_COLUMN_BYTES, _MAX_FOOTER_BYTES = 80 << 20, 64 << 20
 
+#: Names in the dict of a sample that are not fields.
+_RESERVED = ("__key__", "__url__")
+
 _TEXTS = ("shard", "key", "field")
 _NUMBERS = ("offset", "size", "begin", "end")
 
@@ -243,7 +246,7 @@ def _check_members(arrow: Any, members: Any, shards: Sequence[TarShard], name: s
             f"{name}: damaged: a sample begins or ends within a block of {_BLOCK_BYTES} bytes; {ADVICE}"
         )
     fields = compute.unique(members["field"].cast(arrow.string())).to_pylist()
-    reserved = [field for field in fields if field.startswith("__")]
+    reserved = [field for field in fields if field in _RESERVED]
     if reserved:
         raise TarIndexError(f"{name}: damaged: a member has the reserved field {reserved[0]!r}; {ADVICE}")
 

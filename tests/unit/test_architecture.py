@@ -37,8 +37,9 @@ LAYERS = [
     ],
     ["manifest_pages"],
     ["manifest_file", "tar_index_file"],
-    ["manifest", "tar_index_build", "tar_index_table", "tar_members"],
-    ["parquet_files", "shard_urls", "tar_writer"],
+    ["manifest", "tar_index_table", "tar_members"],
+    ["parquet_files", "shard_urls"],
+    ["tar_index_build", "tar_writer"],
     ["shard_writer", "tar_index"],
     ["packing"],
     [

@@ -42,7 +42,6 @@ class Range(NamedTuple):
     part: ShardPart
     ref: ObjectRef | None
     """None for an empty part."""
-    is_first: bool
     is_last: bool
 
 
@@ -74,8 +73,8 @@ def _ranges(manifest: Manifest, part: ShardPart, range_bytes: int) -> Iterator[R
     _, _, size, version = manifest.entry(part.shard)
     url = manifest.url(part.shard)
     if part.begin >= part.end:
-        yield Range(part, None, is_first=True, is_last=True)
+        yield Range(part, None, is_last=True)
     for begin in range(part.begin, part.end, range_bytes):
         end = min(begin + range_bytes, part.end)
         ref = ObjectRef(url, start=begin, end=end, size=size, version=version)
-        yield Range(part, ref, is_first=begin == part.begin, is_last=end == part.end)
+        yield Range(part, ref, is_last=end == part.end)
