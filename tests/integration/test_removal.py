@@ -151,11 +151,11 @@ def test_of_a_folder_what_its_metadata_names_is_deleted_and_nothing_else(scheme,
 
 
 def test_a_folder_whose_metadata_cannot_be_read_is_not_touched():
-    store = torchobj.Store("memory://damaged")
+    store = torchobj.Store("memory://damaged-removal")
     for key in ("run/.metadata", "run/0.distcp", "run/x"):
         store.put(key, b"x")
-    with pytest.raises(exceptions.CheckpointError, match="memory://damaged/run/.metadata"):
-        ObjectCheckpointIO().remove_checkpoint("memory://damaged/run")
+    with pytest.raises(exceptions.CheckpointError, match="memory://damaged-removal/run/.metadata"):
+        ObjectCheckpointIO().remove_checkpoint("memory://damaged-removal/run")
     assert len(list(store.list())) == 3
 
 
