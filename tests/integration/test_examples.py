@@ -51,6 +51,7 @@ def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(fake_gcs_server
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(200)
 def test_a_network_learns_from_images_in_class_folders():
     for package in ("moto", "sklearn", "PIL", "rich"):

@@ -154,7 +154,7 @@ def test_a_resumed_pass_continues_exactly_at_random_points(folder, options, work
 
     whole = [ids([batch]) for batch in loader()]
     drawn = random.Random(11)
-    for stop in sorted(drawn.randrange(1, len(whole)) for _ in range(5 if workers else 20)):
+    for stop in sorted(drawn.randrange(1, len(whole)) for _ in range(2 if workers else 20)):
         interrupted = loader()
         batches = iter(interrupted)
         head = [ids([next(batches)]) for _ in range(stop)]
