@@ -18,6 +18,8 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Workers that only use the CPU need no notice about accelerators.
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+# Ray is not among the packages of development; a type checker that lacks it reports nothing here.
+# pyright: reportMissingImports=false
 import embedded_s3
 import ray
 import ray.train

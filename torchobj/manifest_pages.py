@@ -41,10 +41,7 @@ def column_chunks(tail: memoryview) -> list[tuple[int, list[tuple[int, int]]]]:
         for group in footer.get((4, _LIST), []):
             chunks = []
             for column in group[1, _LIST]:
-                metadata = column[3, _STRUCT]
-                first, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
-                first = dictionary if 0 < dictionary < first else first
-                chunks.append((first, first + metadata[7, _I64]))
+                chunks.append(_chunk(column))
             groups.append((group[3, _I64], chunks))
     except (LookupError, TypeError) as error:
         raise ValueError(f"it is truncated or lacks {error}") from None
@@ -66,13 +63,19 @@ def largest_column(data: memoryview, encodings: Sequence[frozenset[int] | None])
     try:
         for group in _struct(data[:end], begin)[0].get((4, _LIST), []):
             for column, permitted in zip(group[1, _LIST], encodings, strict=True):
-                metadata = column[3, _STRUCT]
-                first, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
-                first = dictionary if 0 < dictionary < first else first
-                largest = max(largest, _column(data[: max(first + metadata[7, _I64], 0)], first, permitted))
+                first, last = _chunk(column)
+                largest = max(largest, _column(data[: max(last, 0)], first, permitted))
     except (LookupError, TypeError) as error:
         raise ValueError(f"its footer or a page header is truncated or lacks {error}") from None
     return largest
+
+
+def _chunk(column: dict[tuple[int, int], Any]) -> tuple[int, int]:
+    """The bytes of a column of a row group, as start and end."""
+    metadata = column[3, _STRUCT]
+    first, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
+    first = dictionary if 0 < dictionary < first else first
+    return first, first + metadata[7, _I64]
 
 
 def _column(pages: memoryview, at: int, permitted: frozenset[int] | None) -> int:

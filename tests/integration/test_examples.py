@@ -56,14 +56,7 @@ def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(fake_gcs_server
 def test_a_network_learns_from_images_in_class_folders():
     for package in ("moto", "sklearn", "PIL", "rich"):
         pytest.importorskip(package)
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "train_images.py"],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = run_example("train_images.py", 180)
     assert (
         "1437 images of the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, such as ('s3://digits/images/train/0/" in done.stdout
     )

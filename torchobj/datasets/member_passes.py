@@ -68,7 +68,7 @@ class MemberPass:
         """The next sample.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: The pass has no further sample.
             Exception: The exception in its place.
         """
         if self.is_at_end():

@@ -109,6 +109,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
         self._decode = check_decode(decode)
         self._index: TarIndex | None = None
+        # Number of samples of the shards before each, once they were counted.
+        self._starts: Order = np.zeros(0, dtype=np.int64)
         self._checked = False
         self._set_up(
             self._list(checked_urls(urls), config, region, endpoint_url, TAR_SUFFIXES),
@@ -149,11 +151,9 @@ class TarIterableDataset(StreamDataset[Sample_co]):
 
     @override
     def _counts(self) -> Order:
-        return np.array(self._sample_index().counts(), dtype=np.int64)
-
-    def _samples_before(self, unit: int) -> int:
-        """Number of samples of the shards before this one."""
-        return int(self._counts()[:unit].sum())
+        counts = np.array(self._sample_index().counts(), dtype=np.int64)
+        self._starts = np.cumsum(counts) - counts
+        return counts
 
     @override
     def _items(self, segments: list[Segment], start: Position) -> Iterator[StreamItem]:
@@ -173,7 +173,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
             return 0, size
         end = size
         if segment.end is not None:
-            index, before = self._sample_index(), self._samples_before(segment.unit)
+            index, before = self._sample_index(), int(self._starts[segment.unit])
             if begin is None:
                 begin = index.sample(before + segment.first).begin
             end = index.sample(before + segment.end - 1).end
