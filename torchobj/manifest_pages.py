@@ -35,17 +35,11 @@ def column_chunks(tail: memoryview) -> list[tuple[int, list[tuple[int, int]]]]:
         ValueError: The footer is damaged.
     """
     end = len(tail) - 8
-    groups = []
     try:
         footer = _struct(tail[:end], end - int.from_bytes(tail[-8:-4], "little"))[0]
-        for group in footer.get((4, _LIST), []):
-            chunks = []
-            for column in group[1, _LIST]:
-                chunks.append(_chunk(column))
-            groups.append((group[3, _I64], chunks))
+        return [(group[3, _I64], list(map(_chunk, group[1, _LIST]))) for group in footer.get((4, _LIST), [])]
     except (LookupError, TypeError) as error:
         raise ValueError(f"it is truncated or lacks {error}") from None
-    return groups
 
 
 def largest_column(data: memoryview, encodings: Sequence[frozenset[int] | None]) -> int:
