@@ -113,6 +113,7 @@ class Torchobj:
     """`torchobj.DataLoader` over `ObjectMapDataset` without a transform: a batch is a `RaggedBatch` of views."""
 
     modules = ("torchobj.loader", "torchobj.datasets")
+    transform: Any = None
 
     def loader(self, plan: Plan) -> Any:
         import torchobj
@@ -120,7 +121,8 @@ class Torchobj:
         if plan.budget_bytes is not None:
             torchobj.set_memory_budget(plan.budget_bytes)
         urls = [plan.location.url(name) for name in plan.names()]
-        dataset = torchobj.ObjectMapDataset.from_objects(urls, config=store_config(plan.location))
+        config = store_config(plan.location)
+        dataset = torchobj.ObjectMapDataset.from_objects(urls, config=config, transform=self.transform)
         order: dict[str, Any]
         if plan.elastic:
             order = {"sampler": torchobj.ElasticDistributedSampler(dataset, num_replicas=1, rank=0, seed=plan.seed)}
@@ -300,7 +302,9 @@ FEEDS: dict[str, Any] = {
 
 def load(name: str) -> Feed:
     """Returns a feed, with every import done that its first use would do."""
-    feed = FEEDS[name]()
+    from benchmarks.tensor_feeds import RamTensors, TorchobjTensors
+
+    feed = (FEEDS | {"torchobj, tensors": TorchobjTensors, "torch, RAM": RamTensors})[name]()
     for module in feed.modules:
         importlib.import_module(module)
     made: Feed = feed

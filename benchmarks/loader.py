@@ -5,9 +5,10 @@
     python benchmarks/loader.py --rounds 1 --objects 1024  # a preview: not for publication
 
 Needs the extra `bench` and nginx with its lua module. Each run is a training loop in its own process, with its
-workers; the order is one seeded permutation, the batch 64, there is no transform, and every byte reaches the trainer as
-uint8. Batches are verified: the number of bytes, the objects, and one object of each batch byte for byte. CPU time and
-memory are those of the trainer and its workers; the server runs on the same machine.
+workers; the order is one seeded permutation, the batch 64, and every byte reaches the trainer as uint8. There is no
+transform, except in the cases "tensor": their samples are tensors, which the default collation stacks. Batches are
+verified: the number of bytes, the objects, and one object of each batch byte for byte. CPU time and memory are those
+of the trainer and its workers; the server runs on the same machine.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from benchmarks.feeds import Plan
 from benchmarks.lab import nginx, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family
-from benchmarks.loader_targets import FLAT
+from benchmarks.loader_targets import FLAT, RAM
 from benchmarks.loop import Job, Loops, Run
 from benchmarks.program import Program
 from benchmarks.report import OURS, Rounds
@@ -76,6 +77,7 @@ class Case:
 CASES = [
     *(Case("rate", endpoint, workers) for endpoint in ENDPOINTS for workers in (0, 1, 2, 4)),
     Case("rate", "versitygw", 4),
+    *(Case("tensor", endpoint, workers) for endpoint in ENDPOINTS for workers in (1, 4)),
     Case("spawned rate", "20 ms", 2),
     *(Case("half-speed trainer", endpoint, 4) for endpoint in ("20 ms", "tail")),
     Case("epoch gap at full speed", "20 ms", 4),
@@ -124,6 +126,8 @@ class Bench:
             yield Entry("boto3", "boto3", self._job(case, "boto3"), once=True)
             if case.endpoint == "versitygw":
                 yield Entry("litData", "litData", self._job(case, "litData"), once=True)
+        elif case.kind == "tensor":
+            yield from self._tensor_entries(case)
         elif case.kind == "spawned rate":
             for feed in (OURS, "getitems"):
                 yield Entry(feed, feed, self._job(case, feed, context="spawn"), once=True)
@@ -142,6 +146,14 @@ class Bench:
         else:
             for feed in (OURS, "getitems", "s3torchconnector"):
                 yield Entry(feed, feed, self._job(case, feed, memory=True), once=True)
+
+    def _tensor_entries(self, case: Case) -> Iterator[Entry]:
+        tensors, slow = "torchobj, tensors", "s3torchconnector"
+        yield Entry(OURS, tensors, self._job(case, tensors))
+        if case.endpoint == "no latency":
+            yield Entry(RAM, RAM, self._job(case, RAM))
+        yield Entry("getitems", "getitems", self._job(case, "getitems"))
+        yield Entry(slow, slow, self._job(case, slow), once=True)
 
     def _half_speed_s(self, case: Case, feed: str) -> float:
         """Returns the step time at which a trainer runs at half of the feed's rate without one."""
@@ -180,11 +192,9 @@ def table(loop: Loop) -> str:
     """Returns the lines of one case: medians, with minimum and maximum if there were several rounds."""
     waits = loop.kind == "half-speed trainer"
     head = ["", "n", "rounds", "samples/s", "CPU-s per 1000", "wait p50 ms", "p99 ms", "first batch s", "epoch gap ms"]
-    head += (
-        ["in batch times", "trainer ms a batch", "waiting"]
-        if waits
-        else ["in batch times", "our CPU is", "our rate is"]
-    )
+    head.append("in batch times")
+    head += ["worker faults"] if loop.kind == "tensor" else []
+    head += ["trainer ms a batch", "waiting"] if waits else ["our CPU is", "our rate is"]
     if loop.grown_mib:
         head.append("PSS +MiB")
     rows = [head]
@@ -202,6 +212,8 @@ def table(loop: Loop) -> str:
             f"{report.Spread.of(gaps).median * 1000:.1f}" if gaps else "",
             loop.spread(Run.gap_batches, name).text(1) if gaps else "",
         ]
+        if loop.kind == "tensor":
+            row.append(loop.spread(Run.faults, name).text(1))
         if waits:
             waiting = loop.spread(lambda run: 100 * run.waiting(), name)
             row += [f"{loop.step_s[name] * 1000:.1f}", f"{waiting.text(1)} %"]

@@ -8,6 +8,7 @@ from benchmarks.report import OURS, Rounds, Verdict
 WITHOUT = f"{OURS}, lookahead=0"
 FLAT = f"{OURS}, one tensor"
 _GETITEMS = "getitems"
+RAM = "torch, RAM"
 
 # Label, rival, minimum rate as a multiple of the rival's.
 _RATES = (
@@ -20,6 +21,17 @@ _RATES = (
     ("rate, 20 ms, 1 workers", "s3torchconnector", 60.0),
     ("rate, 20 ms, 4 workers", "s3torchconnector", 20.0),
 )
+# Cases whose samples are tensors, with the same meaning.
+_TENSOR_RATES = (
+    ("tensor, no latency, 1 workers", RAM, 0.9),
+    ("tensor, no latency, 4 workers", RAM, 0.9),
+    ("tensor, 20 ms, 1 workers", _GETITEMS, 6.0),
+    ("tensor, 20 ms, 4 workers", _GETITEMS, 3.0),
+    ("tensor, tail, 1 workers", _GETITEMS, 15.0),
+    ("tensor, tail, 4 workers", _GETITEMS, 8.0),
+)
+_TENSOR_CPU = 1.1
+_TENSOR_FAULTS = 1.0
 _CPU = 0.5
 _WAITING = 0.05
 _GAP_BATCHES = 2.0
@@ -47,6 +59,22 @@ def _cpu(loops: dict[str, Rounds]) -> Iterator[Verdict]:
             yield Verdict(target, f"{ratio.text(2)}x", ratio.median <= _CPU)
 
 
+def _tensors(loops: dict[str, Rounds]) -> Iterator[Verdict]:
+    for label, rival, least in _TENSOR_RATES:
+        if label not in loops or not {OURS, rival} <= loops[label].runs.keys():
+            continue
+        ratio = loops[label].ratio(Run.rate, rival)
+        yield Verdict(f"{label}: >= {least:g}x {rival}", f"{ratio.text(2)}x", ratio.median >= least)
+        if rival != RAM:
+            continue
+        cpu = loops[label].ratio(Run.cpu_s_per_1000, rival)
+        target = f"{label}: CPU-s per 1000 samples <= {_TENSOR_CPU}x {rival}"
+        yield Verdict(target, f"{cpu.text(2)}x", cpu.median <= _TENSOR_CPU)
+        faults = loops[label].spread(Run.faults, OURS)
+        target = f"{label}: page faults of workers per sample <= {_TENSOR_FAULTS:g}"
+        yield Verdict(target, faults.text(2), faults.median <= _TENSOR_FAULTS)
+
+
 def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
     tail = loops.get("half-speed trainer, tail, 4 workers")
     if tail is not None:
@@ -71,4 +99,4 @@ def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
 def verdicts(loops: Sequence[Rounds]) -> list[Verdict]:
     """Returns the verdicts on all targets that the loops cover."""
     by_label = {loop.label: loop for loop in loops}
-    return [verdict for judge in (_rates, _cpu, _waits) for verdict in judge(by_label)]
+    return [verdict for judge in (_rates, _tensors, _cpu, _waits) for verdict in judge(by_label)]

@@ -62,6 +62,8 @@ class Run:
     batch: int
     peak_bytes: int | None
     """PSS of the trainer and its workers."""
+    worker_faults: int = 0
+    """Page faults of the workers."""
 
     def rate(self) -> float:
         """Objects per second."""
@@ -69,6 +71,10 @@ class Run:
 
     def cpu_s_per_1000(self) -> float:
         return self.cpu_s / self.objects * 1000
+
+    def faults(self) -> float:
+        """Page faults of the workers per object."""
+        return self.worker_faults / self.objects
 
     def waiting(self) -> float:
         """Share of the time."""
@@ -91,6 +97,12 @@ def _tree() -> list[int]:
 def tree_cpu_s() -> float:
     """CPU time of this process and its living descendants."""
     return sum(time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED) for pid in _tree())
+
+
+def _worker_faults() -> int:
+    """Minor page faults of the living descendants of this process. proc_pid_stat(5): field 10."""
+    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in _tree()[1:]]
+    return sum(int(stat.rpartition(")")[2].split()[7]) for stat in stats)
 
 
 def _tree_pss_bytes() -> int:
@@ -159,12 +171,12 @@ def measure(feed: Feed, job: Job) -> Run:
     first_batch_s = 0.0
     wait_s: list[float] = []
     gap_s: list[float] = []
-    objects, started_s, started_cpu_s = 0, 0.0, 0.0
+    objects, started_s, started_cpu_s, started_faults = 0, 0.0, 0.0, 0
     began_s = asked_s = time.perf_counter()
     loader = feed.loader(job.plan)
     for epoch in epochs(loader):
         if epoch == 1:
-            started_s, started_cpu_s = asked_s, tree_cpu_s()
+            started_s, started_cpu_s, started_faults = asked_s, tree_cpu_s(), _worker_faults()
         for number, batch in enumerate(loader):
             waited_s = time.perf_counter() - asked_s
             first_batch_s = first_batch_s or time.perf_counter() - began_s
@@ -178,15 +190,16 @@ def measure(feed: Feed, job: Job) -> Run:
                 time.sleep(job.step_s)
             asked_s = time.perf_counter()
             if not job.min_s and number + 1 == max(1, job.plan.workers):
-                started_s, started_cpu_s = asked_s, tree_cpu_s()
+                started_s, started_cpu_s, started_faults = asked_s, tree_cpu_s(), _worker_faults()
         if not job.min_s or (epoch and asked_s - started_s >= job.min_s):
             break
-    cpu_s = tree_cpu_s() - started_cpu_s
+    cpu_s, faults = tree_cpu_s() - started_cpu_s, _worker_faults() - started_faults
     if looker is not None:
         looker.close()
     checked.end(epoch + 1, len(job.plan.names()))
     peak_bytes = None if looker is None else looker.peak_bytes
-    return Run(objects, asked_s - started_s, cpu_s, first_batch_s, wait_s, gap_s, job.plan.batch, peak_bytes)
+    wall_s = asked_s - started_s
+    return Run(objects, wall_s, cpu_s, first_batch_s, wait_s, gap_s, job.plan.batch, peak_bytes, faults)
 
 
 def _work(feed: Feed, fields: dict[str, Any]) -> dict[str, Any]:

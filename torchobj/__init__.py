@@ -26,6 +26,7 @@ from torchobj.tar_writer import TarWriter
 from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
+    from torchobj import collate
     from torchobj.checkpoint.load import load
     from torchobj.checkpoint.save import save
     from torchobj.datasets.groups import GroupDataset
@@ -77,9 +78,13 @@ _LAZY = {
     "TarIterableDataset": "torchobj.datasets.tar_stream",
     "TarMapDataset": "torchobj.datasets.tar_map",
     "attach": "torchobj.loader",
+    "collate": "torchobj.collate",
     "load": "torchobj.checkpoint.load",
     "save": "torchobj.checkpoint.save",
 }
+
+#: Those that are modules themselves.
+_LAZY_MODULES = {"collate"}
 
 __all__ = [
     "Buffer",
@@ -127,6 +132,7 @@ __all__ = [
     "Url",
     "__version__",
     "attach",
+    "collate",
     "decode",
     "files",
     "get_many",
@@ -143,7 +149,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'torchobj' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    module = importlib.import_module(_LAZY[name])
+    value = module if name in _LAZY_MODULES else getattr(module, name)
     globals()[name] = value
     return value
 

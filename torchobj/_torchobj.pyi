@@ -15,6 +15,7 @@ __all__ = [
     "ListPages",
     "ManifestBuilder",
     "ManifestPages",
+    "NativeBlocks",
     "NativeGather",
     "NativeIteration",
     "NativeManifest",
@@ -1136,6 +1137,41 @@ class Announcer:
         """
     def cancel(self) -> None:
         """Cancels the announcements of objects that were not read yet."""
+
+@final
+class NativeBlocks:
+    """Recycled memory for the batches that DataLoader workers build. The process that creates this object owns the
+    memory.
+
+    Raises:
+        RuntimeError: This process has no prefetcher.
+    """
+
+    def __new__(cls) -> Self: ...
+    @staticmethod
+    def attach(owner: int, file: int, eventfd: int) -> NativeBlocks:
+        """The same memory, in a worker started by spawn or forkserver.
+
+        Args:
+            owner: Process id of the owner.
+            file: Descriptor of the arena.
+            eventfd: Descriptor of its eventfd.
+        """
+    @property
+    def owner(self) -> int:
+        """Process id of the owner."""
+    def descriptors(self) -> tuple[int, int]:
+        """File descriptors of the arena and of its eventfd, for `attach`."""
+    def block(self, size: int) -> Buffer | None:
+        """Requests memory of `size` bytes, whose content is undefined.
+
+        Returns:
+            A buffer. It is returned to the owner when it and all of its views are deleted. None if the owner's
+            limit does not allow another one, or the owner has exited.
+        """
+    @staticmethod
+    def contain(address: int) -> bool:
+        """Returns whether an address is within a block of which this process has views."""
 
 def offer(buffer: Buffer) -> tuple[int, int, int] | None:
     """Offers the memory of a buffer to the owner of its arena, without a copy.

@@ -27,9 +27,12 @@ _times_set = 0
 def set_memory_budget(budget_bytes: int) -> None:
     """Sets the memory budget of objects that are read ahead in this process. Its DataLoader workers share it.
 
-    Call it before the first dataset is used, or after a warning that the system refused the memory; the next use of a
-    dataset then tries again. The default is the environment variable `TORCHOBJ_BUDGET_BYTES`, otherwise a tenth of the
-    memory of the machine or container divided by the number of ranks on the machine, and at most 2 GiB.
+    The batches that workers build take up to the same amount again, in blocks that are reused.
+
+    Call it before the first dataset, or DataLoader with workers, is used, or after a warning that the system refused
+    the memory; the next use then tries again. The default is the environment variable `TORCHOBJ_BUDGET_BYTES`,
+    otherwise a tenth of the memory of the machine or container divided by the number of ranks on the machine, and at
+    most 2 GiB.
 
     Args:
         budget_bytes: The budget in bytes; at least 1 MiB.
@@ -48,7 +51,7 @@ def set_memory_budget(budget_bytes: int) -> None:
     if allocated not in (None, budget_bytes):
         raise ConfigError(
             f"budget_bytes={budget_bytes}: the memory is already in use with {allocated} bytes; call set_memory_budget "
-            "before the first dataset is used"
+            "before the first dataset, or DataLoader with workers, is used"
         )
     _chosen, _times_set = budget_bytes, _times_set + 1
 

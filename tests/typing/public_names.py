@@ -52,6 +52,7 @@ from torchobj import (
     Url,
     __version__,
     attach,
+    collate,
     decode,
     files,
     get_many,
@@ -192,6 +193,12 @@ def decoded(reader: ObjectReader, buffer: Buffer) -> None:
     assert_type(decode.text(reader, errors="replace"), str)
     decode.npz(memoryview(b""))
     decode.safetensors(b"")
+
+
+def collated(samples: list[torch.Tensor]) -> torch.Tensor:
+    """A collate function that fills the memory of the batch."""
+    collate.default_collate(samples)
+    return torch.stack(samples, out=collate.empty((len(samples), 3), dtype=torch.uint8))
 
 
 def datasets_of_labels(url: str) -> None:

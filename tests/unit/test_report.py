@@ -41,6 +41,8 @@ CALM = LoaderStats(
     granted_bytes=0,
     ahead_bytes=0,
     over_budget=0,
+    block_bytes=0,
+    blocks_refused=0,
     memory_limited_share=0.0,
     request_limited_share=0.0,
 )

@@ -51,7 +51,7 @@ def _record_refusal(error: OSError) -> None:
     _refused[os.getpid()] = times_set()
 
 
-def _start_prefetcher() -> bool:
+def start_prefetcher() -> bool:
     """Starts the prefetcher of this process if necessary. Returns whether there is one."""
     if is_refused():
         return False
@@ -93,7 +93,7 @@ class Source(Generic[Native]):
         if pid in self._sources:
             return self._sources[pid]
         if not worker_process.in_worker():
-            return self._sources.setdefault(pid, make(budget_bytes())) if _start_prefetcher() else None
+            return self._sources.setdefault(pid, make(budget_bytes())) if start_prefetcher() else None
         if self._attachment is not None:
             worker_process.exit_with_trainer()
             attachment, self._attachment = self._attachment, None

@@ -16,6 +16,7 @@ from torchobj.datasets.passes import PassDataset
 from torchobj.exceptions import ConfigError
 from torchobj.loader.packed_state import packed, unpacked
 from torchobj.loader.tracked_dataset import BatchWithState, PassState, TrackedDataset, collate_with_state, init_worker
+from torchobj.loader.unwrap import changed_view
 from torchobj.stateful import is_stateful
 
 __all__ = ["IterablePass", "batches_to_replay", "iterable_position", "resume"]
@@ -71,9 +72,7 @@ class IterablePass:
         if self._in_workers:
             changed["collate_fn"] = collate_with_state(self.tracked, loader.collate_fn)
             changed["worker_init_fn"] = init_worker(loader.worker_init_fn)
-        seen = object.__new__(type(loader))
-        seen.__dict__.update(loader.__dict__, **changed)
-        return seen
+        return changed_view(loader, **changed)
 
     def record(self, batch: BatchWithState) -> None:
         """Records the position of the worker of a batch."""

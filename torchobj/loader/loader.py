@@ -12,11 +12,13 @@ from torch.utils.data import default_collate
 
 from torchobj.datasets import prefetch_source
 from torchobj.datasets.base import ListingDataset
+from torchobj.datasets.batch_memory import BatchMemory
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iterable_position, resume
 from torchobj.loader.iterator import LoaderIterator, Progress, samples_in
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.lookahead_mixin import Batch_co, LookaheadMixin
+from torchobj.loader.packed_batch import collating_loader, packing_loader
 from torchobj.loader.report import report
 from torchobj.loader.sample_objects import (
     ObjectFinder,
@@ -65,7 +67,9 @@ class DataLoader(LookaheadMixin[Batch_co]):
         sampler: Yields the indices of samples; excludes `shuffle`.
         batch_sampler: Yields a list of indices per batch; excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: Number of worker processes. 0: this process builds the samples.
-        collate_fn: Combines a list of samples into a batch.
+        collate_fn: Combines a list of samples into a batch. None: `torchobj.collate.default_collate`, which workers
+            run into recycled shared memory. Tensors of other functions are copied there; `torchobj.collate.empty`
+            saves the copy.
         pin_memory: Whether to copy tensors into pinned memory.
         drop_last: Whether to drop a smaller last batch.
         timeout: Seconds to wait for a batch of a worker. 0: no limit.
@@ -207,9 +211,13 @@ class DataLoader(LookaheadMixin[Batch_co]):
         self._iterable = IterablePass.begin(self, loaded, self._iterable if stays else None)
 
     def _get_iterator(self) -> Any:
-        if self._iterable is None:
-            return super()._get_iterator()
-        return super(DataLoader, self._iterable.tracked_loader(self))._get_iterator()
+        memory = BatchMemory.start() if self.num_workers else None
+        loader: Any = self if memory is None else collating_loader(self)
+        if self._iterable is not None:
+            loader = self._iterable.tracked_loader(loader)
+        if memory is not None:
+            loader = packing_loader(loader, memory)
+        return super(DataLoader, loader)._get_iterator()
 
     def stats(self) -> LoaderStats:
         """Statistics since the first batch: rates, waiting times, latencies and failures of requests."""

@@ -49,6 +49,8 @@ class LoaderStats:
         granted_bytes: Part of `used_bytes` that workers hold, or that is being transferred to the loop.
         ahead_bytes: Part of `used_bytes` that was read ahead or is being read.
         over_budget: Number of times the budget was exceeded for an object that was demanded.
+        block_bytes: Memory of batches that workers build or have built, in addition to `used_bytes`; reused.
+        blocks_refused: Number of times a batch did not fit that memory, which is limited to `budget_bytes`.
         connect_failures: Connections that failed.
         memory_limited_share: Share of reads after which no further read started for lack of memory.
         request_limited_share: Share of reads after which no further read started because `in_flight_limit` was reached.
@@ -87,6 +89,8 @@ class LoaderStats:
     granted_bytes: int
     ahead_bytes: int
     over_budget: int
+    block_bytes: int
+    blocks_refused: int
     memory_limited_share: float
     request_limited_share: float
 
@@ -94,13 +98,13 @@ class LoaderStats:
 #: Counters, reported as the difference since the loader's first batch.
 _COUNTERS = (
     "hits", "late", "queued", "misses", "failed", "evicted", "retries", "throttled", "hedges", "hedges_won",
-    "connect_failures", "over_budget",
+    "connect_failures", "over_budget", "blocks_refused",
 )  # fmt: skip
 
 #: Current values.
 _GAUGES = (
     "first_byte_p50_s", "first_byte_p99_s", "body_p50_s", "body_p99_s", "in_flight", "in_flight_limit", "budget_bytes",
-    "used_bytes", "granted_bytes", "ahead_bytes",
+    "used_bytes", "granted_bytes", "ahead_bytes", "block_bytes",
 )  # fmt: skip
 
 

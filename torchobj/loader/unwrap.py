@@ -1,10 +1,10 @@
-"""Unwraps nested samplers, as torch, torchdata, Lightning and Accelerate build them."""
+"""Unwraps nested samplers, as torch, torchdata, Lightning and Accelerate build them, and makes views of loaders."""
 
 from typing import Any
 
 import torch.utils.data
 
-__all__ = ["in_batches", "innermost"]
+__all__ = ["changed_view", "in_batches", "innermost"]
 
 
 def in_batches(sampler: Any) -> Any:
@@ -21,3 +21,10 @@ def innermost(sampler: Any) -> Any:
         if within is None:
             within = getattr(sampler, "batch_sampler", None)
     return sampler
+
+
+def changed_view(loader: Any, **changed: Any) -> Any:
+    """A shallow copy of a loader with other attributes, which torch's iterator reads once."""
+    view = object.__new__(type(loader))
+    view.__dict__.update(loader.__dict__, **changed)
+    return view

@@ -7,6 +7,7 @@
 //! * [`transfer`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
+//! * `memory_pressure`: whether memory is short.
 //! * [`tar`]: tar shards as they arrive, and their headers for an index. [`pickle`]: checks untrusted pickles.
 
 #[cfg(target_os = "linux")]
@@ -23,6 +24,8 @@ pub mod fork;
 pub mod list;
 pub mod manifest;
 pub mod memory;
+#[cfg(target_os = "linux")]
+mod memory_pressure;
 pub mod object_ref;
 pub mod pickle;
 #[cfg(target_os = "linux")]

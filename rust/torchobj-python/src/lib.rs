@@ -3,7 +3,7 @@
 //! `files` transfers files and folders. `store`, `manifest`, `pages`, `scan`, `object_ref`, `writer`, `tar` and `gather` define classes. `arrow` exports listings.
 //! `scatter` reads into Python buffers, and `slice_plan` slices of arrays.
 //! `source` and `ref_source` read ahead, through the `prefetcher` of this process or of another one, and `announcing`
-//! iterators announce. `buffer` shares memory
+//! iterators announce. `blocks` is the memory of batches. `buffer` shares memory
 //! with Python, and reads it as files. `process` keeps one client per configuration and process. `wait` runs a future while
 //! the calling thread waits without the GIL. `credentials` calls credential providers of the user. `pickle` measures
 //! pickles. `attributes`, `config`, `error` and `log` convert values.
@@ -12,6 +12,8 @@
 mod announcing;
 mod arrow;
 mod attributes;
+#[cfg(target_os = "linux")]
+mod blocks;
 mod buffer;
 mod config;
 mod credentials;
@@ -45,6 +47,9 @@ use pyo3::prelude::*;
 /// Native functions and classes of torchobj. Private: names change without notice.
 #[pymodule(name = "_torchobj")]
 mod native {
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::blocks::NativeBlocks;
     #[pymodule_export]
     use crate::buffer::{Buffer, ObjectReader};
     #[pymodule_export]

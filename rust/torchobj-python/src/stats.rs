@@ -33,6 +33,8 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("over_budget", stats.memory.over_budget)?;
     dict.set_item("transferred", stats.memory.transferred)?;
     dict.set_item("copied", stats.memory.copied)?;
+    dict.set_item("block_bytes", stats.memory.blocks)?;
+    dict.set_item("blocks_refused", stats.memory.refused_blocks)?;
     let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
     let requests = &stats.requests;
     dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;

@@ -6,19 +6,31 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::block::{Block, Viewed};
 use super::layout::{Answer, Header};
 use super::owner::notify;
 use super::sync;
 use super::worker::Worker;
 use crate::buffer::{Buffer, Memory, PendingBuffer};
+use crate::fork;
 
 /// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
 /// any other to the owner.
 pub struct Claim {
     worker: Arc<Worker>,
     answer: Answer,
+    /// The block; `None` for a segment of the arena.
+    block: Option<GrantedBlock>,
     /// Whether `buffer` was called.
     taken: AtomicBool,
+}
+
+/// A block while a worker holds it.
+struct GrantedBlock {
+    block: Arc<Block>,
+    /// Number of forks when the worker received it.
+    forks: u64,
+    _viewed: Viewed,
 }
 
 /// Identifies a segment that a worker offered, for the trainer.
@@ -33,7 +45,20 @@ pub struct Offer {
 impl Claim {
     /// The claim of `worker` on the segment that was granted by `answer`.
     pub(super) fn new(worker: Arc<Worker>, answer: Answer) -> Arc<Self> {
-        Arc::new(Self { worker, answer, taken: AtomicBool::new(false) })
+        Arc::new(Self { worker, answer, block: None, taken: AtomicBool::new(false) })
+    }
+
+    /// The claim of `worker` on `block`, which was granted by `answer`.
+    pub(super) fn of_block(worker: Arc<Worker>, answer: Answer, block: Arc<Block>) -> Arc<Self> {
+        let viewed = Viewed::new(&block, answer.len);
+        let block = Some(GrantedBlock { block, forks: fork::count(&fork::enter()), _viewed: viewed });
+        Arc::new(Self { worker, answer, block, taken: AtomicBool::new(false) })
+    }
+
+    /// Returns whether this is the memory of a block. The worker may write to it at any time: a batch may contain tensors
+    /// that the worker keeps.
+    pub fn is_block(&self) -> bool {
+        self.block.is_some()
     }
 
     /// Length in bytes.
@@ -67,11 +92,15 @@ impl Claim {
     pub fn buffer(self: &Arc<Self>) -> Buffer {
         assert!(!self.taken.swap(true, Relaxed), "the memory of a claim is taken once");
         let Answer { offset, len, .. } = self.answer;
-        let start = self.worker.map.at(offset, len);
+        let start = match &self.block {
+            Some(granted) => granted.block.at(len),
+            None => self.worker.map.at(offset, len),
+        };
         let len = usize::try_from(len).expect("it is mapped");
         // SAFETY: the owner granted the segment to this process alone, and frees it only after the claim, which is
         // passed to `borrowed`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
-        // worker; the owner wrote these bytes before it answered. After an offer (`offer`) the owner may read the
+        // worker or the block, which the claim keeps; the owner wrote these bytes before it answered, and those of a block
+        // are zeroes or an earlier batch. After an offer (`offer`) the owner may read the
         // segment too, and neither process writes to it.
         let memory = unsafe { Memory::borrowed(start, len, Box::new(self.clone())) };
         let (pending, dest) = PendingBuffer::new(memory);
@@ -84,6 +113,12 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // A forked child has a copy of a claim that belongs to its parent.
         if self.worker.is_ours() {
+            if let Some(GrantedBlock { block, forks, .. }) = &self.block
+                && fork::count(&fork::enter()) != *forks
+            {
+                // A child of this worker may have a view of it.
+                block.discard();
+            }
             let Answer { id, generation, .. } = self.answer;
             let header = Header(&self.worker.map);
             if sync::drop_claim(header.state(id), generation, header.memory_needed()) {

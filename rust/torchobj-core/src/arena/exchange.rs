@@ -4,11 +4,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::grants::Adoption;
+use super::block::HeldBlock;
+use super::grants::{Adoption, Granted};
 use super::layout::{Answer, DATA, Header, SEGMENTS};
 use super::owner::{Arena, State};
-use super::segment::{self, Segment};
-use super::space::Extent;
+use super::segment::{self, Allocator, Segment};
+use super::space::{Extent, capacity_of};
 use super::sync;
 use crate::buffer::{Buffer, Memory};
 use crate::fork;
@@ -28,10 +29,25 @@ impl Arena {
         let mut state = self.state();
         let len = segment.len;
         let extent = segment.extent.expect("it is present until the segment is granted or dropped");
-        let Some((id, generation)) = state.grants.add(slot, extent, len) else { return Err(segment) };
+        let Some((id, generation)) = state.grants.add(slot, Granted::Extent(extent), len) else { return Err(segment) };
         segment.extent = None;
         sync::grant(Header(self.map()).state(id), generation);
         Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
+    }
+
+    /// Grants a block of `len` bytes, whose content is undefined, to the worker of `slot`. `None` if the limit of blocks does
+    /// not allow it.
+    pub(super) fn grant_block(&self, slot: u32, len: u64) -> Option<Answer> {
+        let _inside = fork::enter();
+        let mut state = self.state();
+        let block = state.blocks.take(slot, len)?;
+        let Some((id, generation)) = state.grants.add(slot, Granted::Block(block.clone()), len) else {
+            state.blocks.give(block);
+            return None;
+        };
+        sync::grant(Header(self.map()).state(id), generation);
+        let offset = u64::from(block.number) << 32 | u64::from(block.descriptor());
+        Some(Answer { id, generation, offset, len, failed: false })
     }
 
     /// The bytes of a segment that a worker offered to the trainer: the segment itself once the worker has dropped it,
@@ -51,27 +67,41 @@ impl Arena {
         };
         match adoption {
             None => Ok(None),
-            Some(Adoption::Transfer(extent, len)) => Ok(Some(Segment::new(self.clone(), extent, len).buffer())),
-            Some(Adoption::Copy(extent, len)) => {
-                // Not under the lock: the copy may be large. `copying` keeps the extent from being freed.
-                let copy = self.copy_of(extent, len);
+            Some(Adoption::Transfer(memory, len)) => Ok(Some(self.held(memory, len).buffer())),
+            Some(Adoption::Copy(memory, len)) => {
+                // Not under the lock: the copy may be large. `copying` keeps the memory from being freed.
+                let copy = self.copy_of(&memory, len);
                 let transferred = {
                     let _inside = fork::enter();
                     self.state().grants.finish_copy(id, copy.is_ok(), || sync::decline(word, generation))
                 };
                 match transferred {
-                    Some((extent, len)) => Ok(Some(Segment::new(self.clone(), extent, len).buffer())),
+                    Some((memory, len)) => Ok(Some(self.held(memory, len).buffer())),
                     None => copy.map(Some),
                 }
             }
         }
     }
 
-    /// Copies an extent to a new segment, or to the heap if the arena is full.
-    fn copy_of(self: &Arc<Self>, extent: Extent, len: u64) -> io::Result<Buffer> {
-        let memory = self.segment(len).map(|segment| segment.memory());
-        let heap = |_| Memory::allocate(usize::try_from(len).expect("it is mapped"));
-        Ok(segment::copy(self.map(), extent, len, memory.or_else(heap)?))
+    /// The segment of adopted memory.
+    fn held(self: &Arc<Self>, memory: Granted, len: u64) -> Arc<Segment> {
+        match memory {
+            Granted::Extent(extent) => Segment::new(self.clone(), extent, len),
+            Granted::Block(block) => {
+                let extent = Extent { offset: 0, capacity: capacity_of(len) };
+                Segment::new(HeldBlock::new(self, block, len), extent, len)
+            }
+        }
+    }
+
+    /// Copies an extent to a new segment, and a block, or any memory if the arena is full, to the heap.
+    fn copy_of(self: &Arc<Self>, memory: &Granted, len: u64) -> io::Result<Buffer> {
+        let heap = || Memory::allocate(usize::try_from(len).expect("it is mapped"));
+        let (start, copy) = match memory {
+            Granted::Extent(extent) => (self.at(*extent, len), self.segment(len).map(|segment| segment.memory())),
+            Granted::Block(block) => (block.at(len), heap()),
+        };
+        Ok(segment::copy(start, len, copy.or_else(|_| heap())?))
     }
 
     /// Frees what workers returned, and the segments of the workers of the `exited` slots. What an exited worker had
@@ -88,10 +118,19 @@ impl Arena {
     fn reclaim_after(&self, exited: &[u32], orphan_timeout: Duration) -> u64 {
         let _inside = fork::enter();
         let mut state = self.state();
-        let State { space, grants, .. } = &mut *state;
+        let State { space, grants, blocks, .. } = &mut *state;
         let header = Header(self.map());
         let grant_state = |id, generation| sync::grant_state(header.state(id), generation);
-        let freed = grants.reclaim(exited, orphan_timeout, space, grant_state);
+        let mut freed = 0;
+        for memory in grants.reclaim(exited, orphan_timeout, grant_state) {
+            match memory {
+                Granted::Extent(extent) => {
+                    freed += extent.capacity;
+                    space.free(extent);
+                }
+                Granted::Block(block) => blocks.give(block),
+            }
+        }
         self.release_pages(&mut state);
         freed
     }

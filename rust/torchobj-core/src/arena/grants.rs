@@ -1,9 +1,11 @@
 //! Segments that left the owner's process, by id: granted to workers, or on their way to the trainer.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::block::Block;
 use super::layout::SEGMENTS;
-use super::space::{Extent, Space};
+use super::space::Extent;
 use super::sync::{self, GrantState};
 
 /// The segments that were granted to workers and neither freed nor adopted.
@@ -16,10 +18,29 @@ pub(super) struct Grants {
     pub(super) copied: u64,
 }
 
+/// The memory of a granted segment.
+#[derive(Clone, Debug)]
+pub(super) enum Granted {
+    /// A part of the arena.
+    Extent(Extent),
+    /// A block, which its worker fills.
+    Block(Arc<Block>),
+}
+
+impl Granted {
+    /// Bytes of the arena.
+    fn capacity(&self) -> u64 {
+        match self {
+            Self::Extent(extent) => extent.capacity,
+            Self::Block(_) => 0,
+        }
+    }
+}
+
 /// A segment that left this process.
 #[derive(Debug)]
 struct Grant {
-    extent: Option<Extent>,
+    memory: Option<Granted>,
     len: u64,
     generation: u32,
     slot: u32,
@@ -34,22 +55,23 @@ struct Grant {
 /// How the trainer adopts a segment.
 pub(super) enum Adoption {
     /// The trainer holds the segment now.
-    Transfer(Extent, u64),
+    Transfer(Granted, u64),
     /// The worker still maps the segment; the trainer copies it.
-    Copy(Extent, u64),
+    Copy(Granted, u64),
 }
 
 impl Grants {
     /// Bytes of the arena that the granted segments take.
     pub(super) fn capacity(&self) -> u64 {
-        self.used_ids.iter().map(|id| self.entries[*id as usize].extent.map_or(0, |extent| extent.capacity)).sum()
+        let of = |id: &u32| self.entries[*id as usize].memory.as_ref().map_or(0, Granted::capacity);
+        self.used_ids.iter().map(of).sum()
     }
 
     /// Adds a segment of the worker of `slot`. Returns its id and generation; `None` when all ids are in use.
-    pub(super) fn add(&mut self, slot: u32, extent: Extent, len: u64) -> Option<(u32, u32)> {
+    pub(super) fn add(&mut self, slot: u32, memory: Granted, len: u64) -> Option<(u32, u32)> {
         let position = self.used_ids.len();
         let grant = |generation| Grant {
-            extent: Some(extent),
+            memory: Some(memory),
             len,
             generation,
             slot,
@@ -83,13 +105,13 @@ impl Grants {
             GrantState::Claimed | GrantState::Returned => None,
             GrantState::Offered if grant.orphaned_at.is_none() => {
                 grant.copying = true;
-                Some(Adoption::Copy(grant.extent?, grant.len))
+                Some(Adoption::Copy(grant.memory.clone()?, grant.len))
             }
             // The worker dropped it, or has exited.
             GrantState::Offered | GrantState::Transferred => {
-                let (extent, len) = self.remove(id)?;
+                let (memory, len) = self.remove(id)?;
                 self.transferred += 1;
-                Some(Adoption::Transfer(extent, len))
+                Some(Adoption::Transfer(memory, len))
             }
         }
     }
@@ -101,7 +123,7 @@ impl Grants {
         id: u32,
         succeeded: bool,
         decline: impl FnOnce() -> bool,
-    ) -> Option<(Extent, u64)> {
+    ) -> Option<(Granted, u64)> {
         let grant = &mut self.entries[id as usize];
         grant.copying = false;
         if grant.orphaned_at.is_none() && decline() {
@@ -112,29 +134,28 @@ impl Grants {
         self.remove(id)
     }
 
-    fn remove(&mut self, id: u32) -> Option<(Extent, u64)> {
+    fn remove(&mut self, id: u32) -> Option<(Granted, u64)> {
         let grant = &mut self.entries[id as usize];
-        let (extent, len, position) = (grant.extent.take()?, grant.len, grant.position);
+        let (memory, len, position) = (grant.memory.take()?, grant.len, grant.position);
         self.used_ids.swap_remove(position);
         if let Some(moved) = self.used_ids.get(position) {
             self.entries[*moved as usize].position = position;
         }
         self.free_ids.push(id);
-        Some((extent, len))
+        Some((memory, len))
     }
 
-    /// Frees in `space` what workers returned, and the segments of the workers of the `exited` slots. What an exited
-    /// worker had offered is freed after `orphan_timeout` only. `state` returns the state of a segment, by id and
-    /// generation. Returns the number of bytes freed.
+    /// Removes what workers returned, and the segments of the workers of the `exited` slots. What an exited worker had
+    /// offered is removed after `orphan_timeout` only. `state` returns the state of a segment, by id and generation.
+    /// Returns the memory to free.
     pub(super) fn reclaim(
         &mut self,
         exited: &[u32],
         orphan_timeout: Duration,
-        space: &mut Space,
         state: impl Fn(u32, u32) -> Option<GrantState>,
-    ) -> u64 {
+    ) -> Vec<Granted> {
         let Self { entries, used_ids, free_ids, .. } = self;
-        let mut freed = 0;
+        let mut freed = Vec::new();
         used_ids.retain(|id| {
             let grant = &mut entries[*id as usize];
             let exited = exited.contains(&grant.slot);
@@ -148,14 +169,13 @@ impl Grants {
                 }
                 Some(GrantState::Claimed) | None => exited,
             };
-            if let Some(extent) = grant.extent.take_if(|_| unused) {
+            if let Some(memory) = grant.memory.take_if(|_| unused) {
                 free_ids.push(*id);
-                space.free(extent);
-                freed += extent.capacity;
+                freed.push(memory);
             }
             !unused
         });
-        if freed > 0 {
+        if !freed.is_empty() {
             used_ids.iter().enumerate().for_each(|(position, id)| entries[*id as usize].position = position);
         }
         freed

@@ -23,11 +23,16 @@
 //!   so a worker that is killed mid-write exposes nothing. A loader sends one message per batch, which also announces
 //!   the objects of later batches. The owner keeps all state and makes all decisions; no lock is shared between
 //!   processes. Objects are identified by numbers of the owner, or by names where a worker cannot know the numbers.
+//! * **Blocks.** A worker that builds a batch requests a *block* for it: memory that the owner grants like a segment, and
+//!   that the worker fills. The trainer adopts it when the batch arrives, and the owner reuses it when the trainer has
+//!   dropped all views of it. Each block is a file of its own (`block`), which workers open through `/proc`.
 //! * **Fork.** A forked child inherits the mapping and the eventfd and can attach as a worker. It never frees the
 //!   segments of its parent of which it inherited copies.
 //! * **Pages.** Pages of free segments stay resident, and are reused, while used and free bytes together fit the
 //!   budget. Beyond the budget, and when no read runs, the owner punches them out of the file.
 
+mod block;
+mod blocks;
 mod claim;
 mod exchange;
 mod grants;
@@ -47,6 +52,7 @@ mod models;
 #[cfg(test)]
 mod tests;
 
+pub use block::in_block;
 pub use claim::{Claim, Offer};
 pub use owner::{Arena, Usage};
 pub use request::{Request, RequestedObjects};

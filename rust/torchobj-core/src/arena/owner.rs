@@ -4,12 +4,14 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::futex;
 
+use super::blocks::Blocks;
 use super::grants::Grants;
 use super::layout::{self, Answer, DATA, Header, SLOTS};
 use super::map::Map;
@@ -32,6 +34,7 @@ pub struct Arena {
 pub(super) struct State {
     pub(super) space: Space,
     pub(super) grants: Grants,
+    pub(super) blocks: Blocks,
     over_budget: u64,
 }
 
@@ -50,6 +53,10 @@ pub struct Usage {
     pub transferred: u64,
     /// Number of segments that the trainer copied, because their worker still mapped them.
     pub copied: u64,
+    /// Bytes of all blocks, which hold batches of workers; not part of `used`.
+    pub blocks: u64,
+    /// Number of blocks that their limit, `budget`, did not allow.
+    pub refused_blocks: u64,
 }
 
 impl Arena {
@@ -86,7 +93,12 @@ impl Arena {
         header.owner().store(std::process::id(), Relaxed);
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
-        let state = State { space: Space::new(space, budget), grants: Grants::default(), over_budget: 0 };
+        let state = State {
+            space: Space::new(space, budget),
+            grants: Grants::default(),
+            blocks: Blocks::new(budget),
+            over_budget: 0,
+        };
         Ok(Arc::new(Self { map: Arc::new(map), eventfd, owner: std::process::id(), budget, state: Mutex::new(state) }))
     }
 
@@ -124,7 +136,7 @@ impl Arena {
     pub fn usage(&self) -> Usage {
         let _inside = fork::enter();
         let state = self.state();
-        let State { space, grants, over_budget } = &*state;
+        let State { space, grants, blocks, over_budget } = &*state;
         Usage {
             budget: space.budget(),
             used: space.used(),
@@ -132,6 +144,8 @@ impl Arena {
             over_budget: *over_budget,
             transferred: grants.transferred,
             copied: grants.copied,
+            blocks: blocks.bytes(),
+            refused_blocks: blocks.refused(),
         }
     }
 
@@ -197,13 +211,19 @@ impl Arena {
         }
     }
 
-    /// Releases the pages of all free extents. Called when no read runs.
+    /// Releases the pages of all free extents, and all unused blocks. Called when no read runs.
     pub fn release_free_pages(&self) {
         let _inside = fork::enter();
         let mut state = self.state();
         for extent in state.space.release(0) {
             let _ = self.map.punch(DATA + extent.offset, extent.capacity);
         }
+        state.blocks.free_unused();
+    }
+
+    /// Returns whether a worker is attached.
+    pub fn has_workers(&self) -> bool {
+        self.slots().next().is_some()
     }
 
     /// Requests a notification of the eventfd when memory is freed. Returns false if this was requested already.
@@ -285,8 +305,8 @@ impl Arena {
 }
 
 impl Allocator for Arena {
-    fn map(&self) -> &Map {
-        &self.map
+    fn at(&self, extent: Extent, len: u64) -> NonNull<u8> {
+        self.map.at(DATA + extent.offset, len)
     }
 
     fn free(&self, extent: Extent) {

@@ -14,9 +14,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::layout::{Answer, REFUSED};
+use super::layout::{Answer, BLOCKS, REFUSED};
 use super::owner::Arena;
-use super::request::Request;
+use super::request::{Request, RequestedObjects};
 use super::segment::Segment;
 
 /// Interval at which the owner checks for workers that exited. torch detects an exit within five seconds.
@@ -68,6 +68,15 @@ impl Answers {
     /// Answers the object at `position` with a serialized error in `segment`.
     pub fn fail(&self, position: usize, segment: Segment) {
         self.answer(position, segment, true);
+    }
+
+    /// Answers a request for blocks of these lengths; refuses those that the limit does not allow.
+    fn grant_blocks(&self, lengths: &[u64]) {
+        for (position, len) in lengths.iter().enumerate() {
+            if let Some(answer) = self.arena.grant_block(self.slot, *len) {
+                self.arena.write_answer(self.slot, position, answer);
+            }
+        }
     }
 
     fn answer(&self, position: usize, segment: Segment, failed: bool) {
@@ -180,7 +189,10 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
                 worker_watch.last_request = request.number;
                 worker_watch.cancelled = Arc::default();
                 let answers = Answers::new(arena, &request, &worker_watch.cancelled);
-                handler.on_request(request, answers);
+                match (&request.objects, request.source) {
+                    (RequestedObjects::Numbers(lengths), BLOCKS) => answers.grant_blocks(lengths),
+                    _ => handler.on_request(request, answers),
+                }
             }
         }
         if ticked {

@@ -13,8 +13,9 @@ use rustix::event::Timespec;
 use rustix::process::Pid;
 use rustix::thread::futex;
 
+use super::block::Block;
 use super::claim::Claim;
-use super::layout::{self, Answer, Header, MAX_OBJECTS, REFUSED, SLOTS, WorkerSlot};
+use super::layout::{self, Answer, BLOCKS, Header, MAX_OBJECTS, REFUSED, SLOTS, WorkerSlot};
 use super::map::Map;
 use super::owner::{Arena, notify};
 use super::request;
@@ -40,6 +41,8 @@ pub struct Worker {
     /// Iterators that ended and were not reported to the owner yet. Locked only briefly: a signal handler may end an
     /// iterator.
     ended_iterators: Mutex<Vec<u32>>,
+    /// Blocks that this process has mapped.
+    blocks: Mutex<Vec<Arc<Block>>>,
 }
 
 /// The slot of this process, and its last request.
@@ -133,9 +136,10 @@ impl Worker {
         if has_exited(owner, pidfd.as_ref()) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the process that owns the arena has exited"));
         }
-        let (slot, ended_iterators) = (Mutex::new(None), Mutex::new(Vec::new()));
+        let (slot, ended_iterators, blocks) = (Mutex::new(None), Mutex::default(), Mutex::default());
         let process = std::process::id();
-        Ok(Self { map, eventfd, owner, pidfd, process, slot, iterators: AtomicU32::new(1), ended_iterators })
+        let iterators = AtomicU32::new(1);
+        Ok(Self { map, eventfd, owner, pidfd, process, slot, iterators, ended_iterators, blocks })
     }
 
     /// Returns whether the current process attached this worker; false in a forked child.
@@ -199,9 +203,54 @@ impl Worker {
                 shared.announced().store(u32::try_from(later.len()).expect("at most MAX_OBJECTS"), Relaxed);
                 shared.iterator().store(announced.iterator, Relaxed);
             };
-            replies.append(&mut self.send(&mut slot, source, demanded.len(), write, &mut check)?);
+            let answers = self.send(&mut slot, source, demanded.len(), write, &mut check)?;
+            replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
         }
         Ok(replies)
+    }
+
+    /// Requests memory of `len` bytes, whose content is undefined. `None` if the limit of the owner does not allow it.
+    /// `check` is as for [`request`](Self::request).
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub fn block<E>(
+        self: &Arc<Self>,
+        len: u64,
+        mut check: impl FnMut() -> Result<(), E>,
+    ) -> Result<Option<Arc<Claim>>, Unanswered<E>> {
+        let mut slot = self.slot.lock().expect("no holder of this lock panics");
+        let write = |shared: WorkerSlot<'_>| shared.object(0).store(len, Relaxed);
+        let answers = self.send(&mut slot, BLOCKS, 1, write, &mut check)?;
+        Ok(answers.into_iter().find(|answer| *answer != REFUSED).and_then(|answer| self.granted_block(answer)))
+    }
+
+    /// The claim on a granted block, which is mapped at its first use. `None` if the system does not allow that; the block is
+    /// returned then.
+    fn granted_block(self: &Arc<Self>, answer: Answer) -> Option<Arc<Claim>> {
+        #[expect(clippy::cast_possible_truncation, reason = "two halves of one word")]
+        let (number, descriptor) = ((answer.offset >> 32) as u32, answer.offset as u32);
+        let mut blocks = self.blocks.lock().expect("no holder of this lock panics");
+        blocks.retain(|block| !block.is_discarded());
+        if let Some(block) = blocks.iter().find(|block| block.number == number) {
+            return Some(Claim::of_block(self.clone(), answer, block.clone()));
+        }
+        let owner = Header(&self.map).owner().load(Relaxed);
+        match Block::attach(owner, descriptor, number, answer.len) {
+            Ok(block) => {
+                let block = Arc::new(block);
+                blocks.push(block.clone());
+                Some(Claim::of_block(self.clone(), answer, block))
+            }
+            Err(error) => {
+                log::warn!(
+                    "batches are not built in recycled memory: the block of the loader cannot be mapped: {error}"
+                );
+                // Returns the block.
+                drop(Claim::new(self.clone(), answer));
+                None
+            }
+        }
     }
 
     /// Requests objects of `source` by name; otherwise like [`request`](Self::request).
@@ -231,7 +280,8 @@ impl Worker {
                 shared.announced().store(u32::try_from(written - count).expect("at most MAX_OBJECTS"), Relaxed);
                 shared.iterator().store(announced.iterator, Relaxed);
             };
-            replies.append(&mut self.send(&mut slot, source, count, write, &mut check)?);
+            let answers = self.send(&mut slot, source, count, write, &mut check)?;
+            replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
             (left, demanded) = (&left[written..], demanded - count);
         }
         Ok(replies)
@@ -245,7 +295,7 @@ impl Worker {
         count: usize,
         write: impl FnOnce(WorkerSlot<'_>),
         check: &mut impl FnMut() -> Result<(), E>,
-    ) -> Result<Vec<Reply>, Unanswered<E>> {
+    ) -> Result<Vec<Answer>, Unanswered<E>> {
         let taken = match *slot {
             Some(taken) => taken,
             None => TakenSlot { index: self.take_slot().ok_or(Unanswered::NoFreeSlot)?, number: 0, unread: None },
@@ -254,7 +304,9 @@ impl Worker {
         if let Some(unread) = taken.unread {
             // The owner may read the slot until it has answered the interrupted request.
             self.wait(index, taken.number, check)?;
-            drop(self.replies(index, unread));
+            // Dropped claims return their segments and blocks.
+            let unread = self.answers(index, unread).filter(|answer| *answer != REFUSED);
+            unread.for_each(|answer| drop(Claim::new(self.clone(), answer)));
         }
         let number = taken.number.wrapping_add(1);
         *slot = Some(TakenSlot { index, number, unread: Some(count) });
@@ -272,12 +324,12 @@ impl Worker {
         notify(&self.eventfd);
         self.wait(index, number, check)?;
         *slot = Some(TakenSlot { index, number, unread: None });
-        Ok(self.replies(index, count))
+        Ok(self.answers(index, count).collect())
     }
 
-    fn replies(self: &Arc<Self>, slot: u32, count: usize) -> Vec<Reply> {
+    fn answers(&self, slot: u32, count: usize) -> impl Iterator<Item = Answer> + '_ {
         let shared = Header(&self.map).slot(slot);
-        (0..count).map(|position| self.reply(shared.read_answer(position))).collect()
+        (0..count).map(move |position| shared.read_answer(position))
     }
 
     fn take_slot(&self) -> Option<u32> {

@@ -20,7 +20,7 @@ mod local;
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, Once};
 use std::time::Duration;
 
@@ -28,6 +28,7 @@ pub use local::Local;
 
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static FORKING: AtomicBool = AtomicBool::new(false);
+static FORKS: AtomicU64 = AtomicU64::new(0);
 static SOCKETS: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
 thread_local! {
@@ -84,6 +85,7 @@ extern "C" fn before() {
     while INSIDE.load(Ordering::SeqCst) != 0 {
         std::thread::yield_now();
     }
+    FORKS.fetch_add(1, Ordering::SeqCst);
 }
 
 extern "C" fn after_in_parent() {
@@ -101,6 +103,12 @@ extern "C" fn after_in_child() {
             let _ = unsafe { libc::close(socket) };
         }
     }
+}
+
+/// Number of forks so far. Memory that was in use during a fork is also in use by the child. Read in a section, the number
+/// does not change until the section ends.
+pub fn count(_guard: &ForkGuard) -> u64 {
+    FORKS.load(Ordering::SeqCst)
 }
 
 /// Identifies this process. State with another number belongs to the parent process and must not be used.
@@ -139,9 +147,11 @@ mod tests {
                 });
             }
             for _ in 0..200 {
+                let forks = count(&enter());
                 before();
                 assert_eq!(entered.load(Ordering::SeqCst), 0);
                 after_in_parent();
+                assert!(count(&enter()) > forks);
                 std::thread::yield_now();
             }
             stop.store(true, Ordering::SeqCst);

@@ -8,6 +8,7 @@ use super::{Body, Delivered, Demand, Object, Prefetcher, Waiter};
 use crate::arena::{Answers, Handler, Request, RequestedObjects, Segment};
 use crate::buffer::PendingBuffer;
 use crate::error::{Error, ErrorKind, Operation};
+use crate::memory_pressure::memory_pressure;
 use crate::object_ref::ObjectRef;
 
 impl Handler for Arc<Prefetcher> {
@@ -67,7 +68,10 @@ impl Prefetcher {
         }
         match *idle {
             Some((since, before)) if before == read => {
-                if now.duration_since(since) >= IDLE_RELEASE_DELAY {
+                // Workers that live will need the memory again: it stays warm.
+                if now.duration_since(since) >= IDLE_RELEASE_DELAY
+                    && !(self.arena.has_workers() && memory_pressure() == Some(false))
+                {
                     self.arena.release_free_pages();
                 }
             }

@@ -103,6 +103,10 @@ impl Buffer {
     #[cfg(target_os = "linux")]
     pub(crate) fn offer(&self) -> Option<(u32, u32, u32)> {
         let claim = self.claim.as_ref()?;
+        if claim.is_block() {
+            // Tensors of the batch are views; the trainer copies the memory as long as this process has one.
+            return claim.offer().map(|offer| (claim.owner(), offer.id, offer.generation));
+        }
         self.exports.compare_exchange(0, OFFERED, Ordering::AcqRel, Ordering::Acquire).ok()?;
         claim.offer().map(|offer| (claim.owner(), offer.id, offer.generation))
     }

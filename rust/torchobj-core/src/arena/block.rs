@@ -1,0 +1,195 @@
+//! The memory of one batch: a file of its own, which a worker fills and the trainer reads. `blocks` keeps unused ones.
+//!
+//! A block has a file of its own, because a process that is forked while the trainer holds a batch keeps a view of its
+//! memory: such a block is *discarded* instead of reused, and its pages live until the last of these processes exits.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{Mode, OFlags, open};
+
+use super::map::Map;
+use super::owner::Arena;
+use super::segment::Allocator;
+use super::space::Extent;
+use crate::fork;
+
+/// First bytes of the file; the last byte is the version of this layout.
+const MAGIC: u64 = u64::from_be_bytes(*b"tobjblk\x01");
+
+/// Offset of the memory. The page before it is the header.
+pub(super) const START: u64 = 4096;
+
+/// The file of a block, mapped by this process.
+#[derive(Debug)]
+pub(super) struct Block {
+    map: Map,
+    /// Distinguishes the blocks of an owner.
+    pub(super) number: u32,
+    /// Bytes of memory, without the header.
+    pub(super) capacity: u64,
+}
+
+impl Block {
+    /// Creates a block. Its memory has no pages yet.
+    ///
+    /// # Errors
+    /// The system refuses the file, a descriptor or the address space.
+    pub(super) fn create(number: u32, capacity: u64) -> io::Result<Self> {
+        let block = Self { map: Map::create(Map::file_in_memory()?, START + capacity)?, number, capacity };
+        block.word(8).store(number.into(), Relaxed);
+        block.word(0).store(MAGIC, Release);
+        Ok(block)
+    }
+
+    /// Maps the block that process `owner` has open as `descriptor`. `len` bytes will be written: they get pages now, by
+    /// one system call instead of a fault for each.
+    ///
+    /// # Errors
+    /// The system does not show the descriptors of the owner, or `descriptor` is not this block.
+    pub(super) fn attach(owner: u32, descriptor: u32, number: u32, len: u64) -> io::Result<Self> {
+        let path = format!("/proc/{owner}/fd/{descriptor}");
+        let map = Map::attach(open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)?;
+        let block = Self { number, capacity: map.len().saturating_sub(START), map };
+        if block.capacity < len || block.word(0).load(Acquire) != MAGIC || block.word(8).load(Relaxed) != number.into()
+        {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the file is not the granted block"));
+        }
+        block.map.populate(START, len);
+        Ok(block)
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        self.map.long(offset)
+    }
+
+    /// Marks the block: no process reuses it, and each unmaps it.
+    pub(super) fn discard(&self) {
+        self.word(16).store(1, Release);
+    }
+
+    /// Returns whether a process has called [`discard`](Self::discard).
+    pub(super) fn is_discarded(&self) -> bool {
+        self.word(16).load(Acquire) != 0
+    }
+
+    /// Frees the pages, also where other processes still map them.
+    pub(super) fn free_pages(&self) {
+        // If the system refuses to punch the hole, the pages are freed with the last mapping.
+        let _ = self.map.punch(START, self.capacity);
+    }
+
+    /// Number of the owner's descriptor of the file.
+    pub(super) fn descriptor(&self) -> u32 {
+        u32::try_from(self.map.file().as_raw_fd()).expect("descriptors are not negative")
+    }
+
+    /// Address of the first `len` bytes.
+    pub(super) fn at(&self, len: u64) -> NonNull<u8> {
+        self.map.at(START, len)
+    }
+}
+
+static VIEWED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
+
+/// The addresses of a block while this process has views of it.
+#[derive(Debug)]
+pub(super) struct Viewed(Range<usize>);
+
+impl Viewed {
+    pub(super) fn new(block: &Block, len: u64) -> Self {
+        let start = block.at(len).addr().get();
+        let range = start..start + usize::try_from(len).expect("it is mapped");
+        let _inside = fork::enter();
+        VIEWED.lock().expect("no holder of this lock panics").push(range.clone());
+        Self(range)
+    }
+}
+
+impl Drop for Viewed {
+    fn drop(&mut self) {
+        let _inside = fork::enter();
+        let mut viewed = VIEWED.lock().expect("no holder of this lock panics");
+        if let Some(position) = viewed.iter().rposition(|range| *range == self.0) {
+            viewed.swap_remove(position);
+        }
+    }
+}
+
+/// Returns whether an address is within a block of which this process has views.
+pub fn in_block(address: usize) -> bool {
+    let _inside = fork::enter();
+    VIEWED.lock().expect("no holder of this lock panics").iter().any(|range| range.contains(&address))
+}
+
+/// A block while the trainer holds it.
+pub(super) struct HeldBlock {
+    arena: Arc<Arena>,
+    block: Arc<Block>,
+    /// Number of forks when the trainer received it.
+    forks: u64,
+    _viewed: Viewed,
+}
+
+impl HeldBlock {
+    pub(super) fn new(arena: &Arc<Arena>, block: Arc<Block>, len: u64) -> Arc<Self> {
+        let forks = fork::count(&fork::enter());
+        let viewed = Viewed::new(&block, len);
+        Arc::new(Self { arena: arena.clone(), block, forks, _viewed: viewed })
+    }
+}
+
+impl Allocator for HeldBlock {
+    fn at(&self, _extent: Extent, len: u64) -> NonNull<u8> {
+        self.block.at(len)
+    }
+
+    fn free(&self, _extent: Extent) {
+        // A forked child has copies of its parent's blocks and must not free them.
+        if self.arena.is_ours() {
+            let inside = fork::enter();
+            if fork::count(&inside) != self.forks {
+                self.block.discard();
+            }
+            self.arena.state().blocks.give(self.block.clone());
+        }
+    }
+}
+
+/// The descriptor limit of this process, or a guess.
+pub(super) fn descriptor_limit() -> u64 {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn another_mapping_of_a_block_has_its_mark() {
+        let block = Block::create(7, MIB).unwrap();
+        let attached = Block::attach(std::process::id(), block.descriptor(), 7, MIB).unwrap();
+        assert_eq!(attached.capacity, MIB);
+        block.discard();
+        assert!(attached.is_discarded());
+        assert!(Block::attach(std::process::id(), block.descriptor(), 8, MIB).is_err());
+        assert!(Block::attach(std::process::id(), block.descriptor(), 7, 2 * MIB).is_err());
+    }
+
+    #[test]
+    fn an_address_is_found_while_the_block_is_viewed() {
+        let block = Block::create(7, MIB).unwrap();
+        let start = block.at(1000).addr().get();
+        let viewed = Viewed::new(&block, 1000);
+        assert_eq!([start - 1, start, start + 999, start + 1000].map(in_block), [false, true, true, false]);
+        drop(viewed);
+        assert!(!in_block(start));
+    }
+}

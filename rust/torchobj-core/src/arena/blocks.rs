@@ -1,0 +1,150 @@
+//! The blocks of an owner: reuses unused ones, the most recently used first, within a limit of their bytes. Holds none that
+//! is in use.
+
+use std::sync::{Arc, Weak};
+
+use super::block::{Block, descriptor_limit};
+use super::space::capacity_of;
+
+/// Maximum number of blocks. Each takes a file descriptor of the owner.
+const MAX_BLOCKS: u64 = 256;
+/// Share of the descriptors of the process that blocks may take.
+const DESCRIPTOR_SHARE: u64 = 4;
+
+/// The blocks of an owner.
+#[derive(Debug)]
+pub(super) struct Blocks {
+    limit: u64,
+    max_blocks: u64,
+    /// Unused blocks and the slot of the worker that filled each last, the most recently used last.
+    unused: Vec<(Arc<Block>, u32)>,
+    /// Blocks in use, with the slot of the worker that received each.
+    used: Vec<(Weak<Block>, u32)>,
+    next_number: u32,
+    /// Bytes of all blocks.
+    bytes: u64,
+    /// Number of requests that the limit did not allow.
+    refused: u64,
+}
+
+impl Blocks {
+    /// No blocks yet, and at most `limit` bytes of them.
+    pub(super) fn new(limit: u64) -> Self {
+        let max_blocks = MAX_BLOCKS.min(descriptor_limit() / DESCRIPTOR_SHARE);
+        Self { limit, max_blocks, unused: Vec::new(), used: Vec::new(), next_number: 0, bytes: 0, refused: 0 }
+    }
+
+    /// Bytes of all blocks.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Number of requests that the limit did not allow.
+    pub(super) fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// Returns a block of at least `len` bytes for the worker of `slot`. `None` if the limit, or the system, does not allow
+    /// another one.
+    pub(super) fn take(&mut self, slot: u32, len: u64) -> Option<Arc<Block>> {
+        let capacity = capacity_of(len);
+        // Twice the size is fine: padded batches differ in length.
+        let fits = |block: &Block| block.capacity >= capacity && block.capacity / 2 <= capacity;
+        // A worker that has mapped the block already writes to it without a page fault.
+        let own = self.unused.iter().rposition(|(block, of)| *of == slot && fits(block));
+        let block = match own.or_else(|| self.unused.iter().rposition(|(block, _)| fits(block))) {
+            Some(position) => self.unused.remove(position).0,
+            None => self.create(capacity)?,
+        };
+        self.used.push((Arc::downgrade(&block), slot));
+        Some(block)
+    }
+
+    fn create(&mut self, capacity: u64) -> Option<Arc<Block>> {
+        let fits = |blocks: &Self| {
+            blocks.bytes.saturating_add(capacity) <= blocks.limit
+                && ((blocks.unused.len() + blocks.used.len()) as u64) < blocks.max_blocks
+        };
+        while !fits(self) && !self.unused.is_empty() {
+            let (oldest, _) = self.unused.remove(0);
+            self.discard(&oldest);
+        }
+        let block = if fits(self) { Block::create(self.next_number, capacity).ok() } else { None };
+        let Some(block) = block else {
+            self.refused += 1;
+            return None;
+        };
+        self.next_number = self.next_number.wrapping_add(1);
+        self.bytes += block.capacity;
+        Some(Arc::new(block))
+    }
+
+    /// Takes back a block that is no longer in use. Its caller drops its own reference next.
+    pub(super) fn give(&mut self, block: Arc<Block>) {
+        let Some(position) = self.used.iter().position(|(used, _)| std::ptr::eq(used.as_ptr(), Arc::as_ptr(&block)))
+        else {
+            return;
+        };
+        let (_, slot) = self.used.swap_remove(position);
+        if block.is_discarded() {
+            // Its pages belong to a forked child.
+            self.bytes -= block.capacity;
+        } else {
+            self.unused.push((block, slot));
+        }
+    }
+
+    /// Unused memory: no process has a view of it.
+    fn discard(&mut self, block: &Block) {
+        block.discard();
+        block.free_pages();
+        self.bytes -= block.capacity;
+    }
+
+    /// Frees all unused blocks.
+    pub(super) fn free_unused(&mut self) {
+        for (block, _) in std::mem::take(&mut self.unused) {
+            self.discard(&block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_most_recently_used_block_of_a_worker_is_reused_first() {
+        let mut blocks = Blocks::new(64 * MIB);
+        let [a, b, c] = [1, 1, 2].map(|slot| blocks.take(slot, MIB).unwrap());
+        let numbers = [a.number, b.number, c.number];
+        [a, b, c].into_iter().for_each(|block| blocks.give(block));
+        assert_eq!([1, 1, 1].map(|slot| blocks.take(slot, MIB).unwrap().number), [numbers[1], numbers[0], numbers[2]]);
+        assert_eq!(blocks.bytes(), 3 * MIB);
+    }
+
+    #[test]
+    fn blocks_in_use_limit_new_ones_and_unused_blocks_do_not() {
+        let mut blocks = Blocks::new(4 * MIB);
+        let held = blocks.take(0, 3 * MIB).unwrap();
+        assert!(blocks.take(0, 2 * MIB).is_none());
+        assert_eq!(blocks.refused(), 1);
+        blocks.give(held);
+        assert!(blocks.take(1, 4 * MIB).is_some(), "the unused block of another size was freed");
+        assert_eq!(blocks.bytes(), 4 * MIB);
+        assert!(blocks.take(1, u64::MAX).is_none());
+    }
+
+    #[test]
+    fn a_discarded_block_is_not_reused() {
+        let mut blocks = Blocks::new(4 * MIB);
+        let block = blocks.take(0, MIB).unwrap();
+        let number = block.number;
+        block.discard();
+        blocks.give(block);
+        assert_eq!(blocks.bytes(), 0);
+        assert_ne!(blocks.take(0, MIB).unwrap().number, number);
+    }
+}

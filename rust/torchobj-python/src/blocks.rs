@@ -1,0 +1,70 @@
+//! Memory of batches, which workers request from the process of their loader.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use torchobj_core::arena::{Unanswered, in_block};
+use torchobj_core::fork;
+
+use crate::buffer::Buffer;
+use crate::prefetcher::{PrefetcherHandle, check_signals, existing};
+
+/// Recycled memory for the batches that DataLoader workers build. The process that creates this object owns the memory.
+///
+/// Raises:
+///     RuntimeError: This process has no prefetcher.
+#[pyclass(module = "torchobj._torchobj", frozen)]
+pub(crate) struct NativeBlocks {
+    owner: u32,
+    prefetcher: PrefetcherHandle,
+}
+
+#[pymethods]
+impl NativeBlocks {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let prefetcher = existing().ok_or_else(|| PyRuntimeError::new_err("this process has no prefetcher"))?;
+        Ok(Self { owner: fork::generation(), prefetcher: PrefetcherHandle::started(prefetcher) })
+    }
+
+    /// The same memory, in a worker started by spawn or forkserver.
+    ///
+    /// Args:
+    ///     owner: Process id of the owner.
+    ///     file: Descriptor of the arena.
+    ///     eventfd: Descriptor of its eventfd.
+    #[staticmethod]
+    fn attach(owner: u32, file: i32, eventfd: i32) -> PyResult<Self> {
+        Ok(Self { owner, prefetcher: PrefetcherHandle::attach(owner, file, eventfd)? })
+    }
+
+    /// Process id of the owner.
+    #[getter]
+    fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// File descriptors of the arena and of its eventfd, for `attach`.
+    fn descriptors(&self) -> (i32, i32) {
+        self.prefetcher.descriptors()
+    }
+
+    /// Requests memory of `size` bytes, whose content is undefined.
+    ///
+    /// Returns:
+    ///     A buffer. It is returned to the owner when it and all of its views are deleted. None if the owner's limit does not
+    ///     allow another one, or the owner has exited.
+    fn block(&self, py: Python<'_>, size: u64) -> PyResult<Option<Buffer>> {
+        let worker = self.prefetcher.worker(self.owner)?;
+        match py.detach(|| worker.block(size, check_signals)) {
+            Ok(claim) => Ok(claim.map(Buffer::claimed)),
+            Err(Unanswered::Interrupted(signal)) => Err(signal),
+            Err(Unanswered::OwnerGone | Unanswered::NoFreeSlot) => Ok(None),
+        }
+    }
+
+    /// Returns whether an address is within a block of which this process has views.
+    #[staticmethod]
+    fn contain(address: usize) -> bool {
+        in_block(address)
+    }
+}

@@ -1,0 +1,61 @@
+"""Where recycled memory is not available, or not enough, torch's own way is taken."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+PROGRAM = """
+    import torch, torchobj
+
+    class Numbered(torch.utils.data.Dataset):
+        def __len__(self):
+            return 64
+        def __getitem__(self, index):
+            return torch.full((100_000,), index)
+
+    loader = torchobj.DataLoader(Numbered(), batch_size=4, num_workers=2, lookahead=0)
+    for _ in range(2):
+        batches = list(loader)
+        assert [batch[:, 99].tolist() for batch in batches] == [[4 * n + i for i in range(4)] for n in range(16)]
+    stats = loader.stats()
+    print(stats.blocks_refused, stats.block_bytes, loader.report())
+"""
+
+
+def _run(prelude: str = "", **environment: str) -> str:
+    code = textwrap.dedent(prelude) + textwrap.dedent(PROGRAM)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_list_of_all_batches_exceeds_the_limit_and_is_complete() -> None:
+    refused, used, report = _run(TORCHOBJ_BUDGET_BYTES=str(16 << 20)).split(maxsplit=2)
+    assert int(refused) > 0
+    assert int(used) <= 16 << 20
+    assert report.count("did not fit the recycled memory of 16 MiB") == 1
+
+
+def test_a_batch_larger_than_the_limit_is_sent() -> None:
+    refused, used, _ = _run(TORCHOBJ_BUDGET_BYTES=str(1 << 20)).split(maxsplit=2)
+    assert (int(refused), int(used)) == (32, 0)
+
+
+def test_few_descriptors_are_not_exhausted() -> None:
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
+    assert int(_run(limit).split()[1]) > 0
+
+
+def test_without_shared_memory_torchs_own_is_used() -> None:
+    # As when seccomp refuses memfd_create.
+    refuse = """
+        import torchobj._torchobj as native
+        def refused(budget):
+            raise OSError("memfd_create: refused by the test")
+        native.start_prefetcher = refused
+    """
+    assert _run(refuse).split()[:2] == ["0", "0"]

@@ -1,0 +1,121 @@
+"""Recycled memory for the batches of a loader: in its process the owner, in a worker the allocator. Builds no batch."""
+
+import os
+import sys
+from typing import Any, NamedTuple
+
+import torch
+
+from torchobj import _torchobj
+from torchobj._torchobj import Buffer
+from torchobj.datasets import prefetch_source, worker_process
+from torchobj.datasets.descriptors import Descriptors
+
+__all__ = ["BatchMemory", "Span", "current_memory"]
+
+#: Alignment of each tensor in bytes: that of torch's own CPU allocator.
+_ALIGNMENT = 64
+
+
+class Span(NamedTuple):
+    """A part of a buffer."""
+
+    buffer: Buffer
+    offset: int
+    """Start in bytes."""
+
+
+class BatchMemory:
+    """Allocates the tensors of one batch after the other from blocks, which the owner lends.
+
+    The blocks of a batch are recycled when the trainer has deleted all of its tensors. Usually one block holds a whole
+    batch: the first block of a batch has the size of the previous batch.
+    """
+
+    def __init__(self, native: "_torchobj.NativeBlocks") -> None:
+        self._native: _torchobj.NativeBlocks | None = native
+        self._descriptors: Descriptors | None = None
+        self._reset()
+        self._previous_bytes = 0
+
+    def _reset(self) -> None:
+        # Blocks of the current batch with their addresses; the last one is not full.
+        self._blocks: list[tuple[int, Buffer]] = []
+        self._end, self._bytes, self._refused = 0, 0, False
+
+    @classmethod
+    def start(cls) -> "BatchMemory | None":
+        """The memory of this process; None if the system has no such memory, or refuses it."""
+        if sys.platform != "linux" or not prefetch_source.start_prefetcher():
+            return None
+        return cls(_torchobj.NativeBlocks())
+
+    def allocate(self, size: int) -> Span | None:
+        """Memory for `size` bytes of the current batch, with undefined content. None if the limit does not allow it."""
+        start = -(-self._end // _ALIGNMENT) * _ALIGNMENT
+        if not self._blocks or start + size > len(self._blocks[-1][1]):
+            block = self._block(size if self._blocks else max(size, self._previous_bytes))
+            if block is None:
+                return None
+            self._blocks.append(block)
+            start = 0
+        self._end = start + size
+        self._bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return Span(self._blocks[-1][1], start)
+
+    def _block(self, size: int) -> tuple[int, Buffer] | None:
+        if self._refused or self._native is None:
+            return None
+        buffer = self._native.block(size)
+        self._refused = buffer is None
+        return None if buffer is None else (_address_of(buffer), buffer)
+
+    def find(self, address: int, size: int) -> Span | None:
+        """The part of the current batch's blocks with this address; None if it is elsewhere."""
+        for start, buffer in self._blocks:
+            if start <= address and address + size <= start + len(buffer):
+                return Span(buffer, address - start)
+        return None
+
+    def end_batch(self) -> None:
+        """Ends the current batch: the next one is allocated elsewhere."""
+        if self._bytes:
+            self._previous_bytes = self._bytes
+        self._reset()
+
+    def use(self) -> None:
+        """Makes this the memory of the current process, a worker."""
+        if self._descriptors is not None:
+            worker_process.exit_with_trainer()
+            file, eventfd = self._descriptors.copies()
+            try:
+                self._native = _torchobj.NativeBlocks.attach(self._owner, file, eventfd)
+            except OSError:
+                # The address space of a spawned worker may be limited separately: torch's own memory is used.
+                self._native = None
+            self._descriptors = None
+        _of_process.clear()
+        _of_process[os.getpid()] = self
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._native is None or not worker_process.is_pickling_for_spawn():
+            raise TypeError("the memory of a loader can be sent to the loader's workers only")
+        return {"owner": self._native.owner, "descriptors": Descriptors.to_new_process(*self._native.descriptors())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._native, self._owner, self._descriptors = None, state["owner"], state["descriptors"]
+        self._previous_bytes = 0
+        self._reset()
+
+
+#: By process, because a fork copies it.
+_of_process: dict[int, BatchMemory] = {}
+
+
+def current_memory() -> BatchMemory | None:
+    """The memory of batches, in a worker of a `torchobj.DataLoader`; None in any other process."""
+    return _of_process.get(os.getpid())
+
+
+def _address_of(buffer: Buffer) -> int:
+    return torch.frombuffer(buffer, dtype=torch.uint8).data_ptr()
