@@ -1169,6 +1169,12 @@ class NativeBlocks:
             A buffer. It is returned to the owner when it and all of its views are deleted. None if the owner's
             limit does not allow another one, or the owner has exited.
         """
+    def reclaim(self, workers: list[int]) -> None:
+        """Recycles the blocks that workers had offered and that will not be adopted.
+
+        Args:
+            workers: Process ids of workers that have exited.
+        """
     @staticmethod
     def contain(address: int) -> bool:
         """Returns whether an address is within a block of which this process has views."""

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -96,6 +97,11 @@ class BatchMemory:
             self._descriptors = None
         _of_process.clear()
         _of_process[os.getpid()] = self
+
+    def reclaim(self, workers: Sequence[Any]) -> None:
+        """Recycles what these processes, if they have exited, had sent: the iterator that would receive it is gone."""
+        if self._native is not None and self._native.owner == os.getpid():
+            self._native.reclaim([worker.pid for worker in workers if worker.exitcode is not None])
 
     def __getstate__(self) -> dict[str, Any]:
         if self._native is None or not worker_process.is_pickling_for_spawn():

@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -217,7 +218,10 @@ class DataLoader(LookaheadMixin[Batch_co]):
             loader = self._iterable.tracked_loader(loader)
         if memory is not None:
             loader = packing_loader(loader, memory)
-        return super(DataLoader, loader)._get_iterator()
+        iterator = super(DataLoader, loader)._get_iterator()
+        if memory is not None:
+            weakref.finalize(iterator, memory.reclaim, iterator._workers).atexit = False
+        return iterator
 
     def stats(self) -> LoaderStats:
         """Statistics since the first batch: rates, waiting times, latencies and failures of requests."""

@@ -62,6 +62,17 @@ impl NativeBlocks {
         }
     }
 
+    /// Recycles the blocks that workers had offered and that will not be adopted.
+    ///
+    /// Args:
+    ///     workers: Process ids of workers that have exited.
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 extracts a list by value")]
+    fn reclaim(&self, workers: Vec<u32>) {
+        if let Some(prefetcher) = self.prefetcher.prefetcher(self.owner) {
+            prefetcher.arena().reclaim_blocks(&workers);
+        }
+    }
+
     /// Returns whether an address is within a block of which this process has views.
     #[staticmethod]
     fn contain(address: usize) -> bool {

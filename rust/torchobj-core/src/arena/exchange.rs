@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
 use super::block::HeldBlock;
@@ -29,10 +30,16 @@ impl Arena {
         let mut state = self.state();
         let len = segment.len;
         let extent = segment.extent.expect("it is present until the segment is granted or dropped");
-        let Some((id, generation)) = state.grants.add(slot, Granted::Extent(extent), len) else { return Err(segment) };
+        let Some((id, generation)) = state.grants.add(self.worker_of(slot), Granted::Extent(extent), len) else {
+            return Err(segment);
+        };
         segment.extent = None;
         sync::grant(Header(self.map()).state(id), generation);
         Ok(Answer { id, generation, offset: DATA + extent.offset, len, failed: false })
+    }
+
+    fn worker_of(&self, slot: u32) -> (u32, u32) {
+        (slot, Header(self.map()).slot(slot).worker().load(Acquire))
     }
 
     /// Grants a block of `len` bytes, whose content is undefined, to the worker of `slot`. `None` if the limit of blocks does
@@ -41,7 +48,7 @@ impl Arena {
         let _inside = fork::enter();
         let mut state = self.state();
         let block = state.blocks.take(slot, len)?;
-        let Some((id, generation)) = state.grants.add(slot, Granted::Block(block.clone()), len) else {
+        let Some((id, generation)) = state.grants.add(self.worker_of(slot), Granted::Block(block.clone()), len) else {
             state.blocks.give(block);
             return None;
         };
@@ -113,6 +120,15 @@ impl Arena {
     /// Frees what exited workers had offered. Called when no loader reads.
     pub fn reclaim_orphans(&self) -> u64 {
         self.reclaim_after(&[], ORPHAN_TIMEOUT_IDLE)
+    }
+
+    /// Frees the blocks that workers had offered, given by their process ids. Called when they have exited and the trainer
+    /// has adopted all that it will.
+    pub fn reclaim_blocks(&self, workers: &[u32]) {
+        let inside = fork::enter();
+        self.state().grants.abandon_blocks(workers);
+        drop(inside);
+        self.reclaim(&[]);
     }
 
     fn reclaim_after(&self, exited: &[u32], orphan_timeout: Duration) -> u64 {

@@ -44,12 +44,16 @@ struct Grant {
     len: u64,
     generation: u32,
     slot: u32,
+    /// Process id of the worker.
+    worker: u32,
     /// Index of its id in `used_ids`.
     position: usize,
     /// When the exit of its worker was detected, if the segment was offered.
     orphaned_at: Option<Instant>,
     /// The trainer copies it: it must not be freed.
     copying: bool,
+    /// Its worker has exited, and the trainer will not adopt it.
+    abandoned: bool,
 }
 
 /// How the trainer adopts a segment.
@@ -67,17 +71,19 @@ impl Grants {
         self.used_ids.iter().map(of).sum()
     }
 
-    /// Adds a segment of the worker of `slot`. Returns its id and generation; `None` when all ids are in use.
-    pub(super) fn add(&mut self, slot: u32, memory: Granted, len: u64) -> Option<(u32, u32)> {
+    /// Adds a segment of a worker, given by its slot and process id. Returns its id and generation; `None` when all ids are in use.
+    pub(super) fn add(&mut self, (slot, worker): (u32, u32), memory: Granted, len: u64) -> Option<(u32, u32)> {
         let position = self.used_ids.len();
         let grant = |generation| Grant {
             memory: Some(memory),
             len,
             generation,
             slot,
+            worker,
             position,
             orphaned_at: None,
             copying: false,
+            abandoned: false,
         };
         let id = match self.free_ids.pop() {
             Some(id) => {
@@ -145,6 +151,14 @@ impl Grants {
         Some((memory, len))
     }
 
+    /// Makes the next [`reclaim`](Self::reclaim) remove the blocks that these workers had offered.
+    pub(super) fn abandon_blocks(&mut self, workers: &[u32]) {
+        for id in &self.used_ids {
+            let grant = &mut self.entries[*id as usize];
+            grant.abandoned |= workers.contains(&grant.worker) && matches!(grant.memory, Some(Granted::Block(_)));
+        }
+    }
+
     /// Removes what workers returned, and the segments of the workers of the `exited` slots. What an exited worker had
     /// offered is removed after `orphan_timeout` only. `state` returns the state of a segment, by id and generation.
     /// Returns the memory to free.
@@ -158,18 +172,26 @@ impl Grants {
         let mut freed = Vec::new();
         used_ids.retain(|id| {
             let grant = &mut entries[*id as usize];
-            let exited = exited.contains(&grant.slot);
-            let unused = match state(*id, grant.generation) {
+            let exited = grant.abandoned || exited.contains(&grant.slot);
+            let state = state(*id, grant.generation);
+            let unused = match state {
                 Some(GrantState::Returned) => true,
                 Some(GrantState::Offered | GrantState::Transferred) => {
                     if exited && grant.orphaned_at.is_none() {
                         grant.orphaned_at = Some(Instant::now());
                     }
-                    !grant.copying && grant.orphaned_at.is_some_and(|since| since.elapsed() >= orphan_timeout)
+                    let timeout = if grant.abandoned { Duration::ZERO } else { orphan_timeout };
+                    !grant.copying && grant.orphaned_at.is_some_and(|since| since.elapsed() >= timeout)
                 }
                 Some(GrantState::Claimed) | None => exited,
             };
             if let Some(memory) = grant.memory.take_if(|_| unused) {
+                if let (Granted::Block(block), Some(GrantState::Claimed | GrantState::Offered) | None) =
+                    (&memory, state)
+                {
+                    // The worker exited without dropping it: a child of that worker may have a view of it.
+                    block.discard();
+                }
                 free_ids.push(*id);
                 freed.push(memory);
             }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 
 use rustix::event::Timespec;
 use rustix::process::Pid;
@@ -243,9 +243,12 @@ impl Worker {
                 Some(Claim::of_block(self.clone(), answer, block))
             }
             Err(error) => {
-                log::warn!(
-                    "batches are not built in recycled memory: the block of the loader cannot be mapped: {error}"
-                );
+                static WARNED: Once = Once::new();
+                WARNED.call_once(|| {
+                    log::warn!(
+                        "batches are not built in recycled memory: the block of the loader cannot be mapped: {error}"
+                    );
+                });
                 // Returns the block.
                 drop(Claim::new(self.clone(), answer));
                 None
