@@ -197,7 +197,7 @@ def test_announcing_stops_when_batches_are_not_requested(folder, caplog, monkeyp
     assert taken.announced < 10
     assert taken.objects < COUNT // 2 + 10
     # What workers of earlier tests demanded is dropped when their exit is detected.
-    eventually(lambda: stats()["announced"] == 0)
+    assert eventually(lambda: stats()["announced"] == 0)
 
 
 def test_batches_that_are_requested_are_announced_to_the_end(folder, caplog, monkeypatch):
