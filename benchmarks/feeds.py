@@ -37,6 +37,8 @@ class Plan:
     seed: int = 7
     budget_bytes: int | None = None
     """torchobj's memory budget; None for its default."""
+    decoder: str | None = None
+    """The objects are photos, which this decoder makes samples of."""
 
     def names(self) -> list[str]:
         """Keys, without the prefix of a location."""
@@ -302,9 +304,10 @@ FEEDS: dict[str, Any] = {
 
 def load(name: str) -> Feed:
     """Returns a feed, with every import done that its first use would do."""
+    from benchmarks.photo_feeds import PHOTO_FEEDS
     from benchmarks.tensor_feeds import RamTensors, TorchobjTensors
 
-    feed = (FEEDS | {"torchobj, tensors": TorchobjTensors, "torch, RAM": RamTensors})[name]()
+    feed = (FEEDS | PHOTO_FEEDS | {"torchobj, tensors": TorchobjTensors, "torch, RAM": RamTensors})[name]()
     for module in feed.modules:
         importlib.import_module(module)
     made: Feed = feed

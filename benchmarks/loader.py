@@ -6,9 +6,10 @@
 
 Needs the extra `bench` and nginx with its lua module. Each run is a training loop in its own process, with its
 workers; the order is one seeded permutation, the batch 64, and every byte reaches the trainer as uint8. There is no
-transform, except in the cases "tensor": their samples are tensors, which the default collation stacks. Batches are
-verified: the number of bytes, the objects, and one object of each batch byte for byte. CPU time and memory are those
-of the trainer and its workers; the server runs on the same machine.
+transform, except in two kinds of cases: the samples of "tensor" are tensors, which the default collation stacks; those
+of "jpeg" are decoded photos. "1st epoch" is the rate of the first epoch, after its first batch, beside that of later
+ones. Batches are verified: the number of bytes, the objects, and one object of each batch byte for byte. CPU time and
+memory are those of the trainer and its workers; the server runs on the same machine.
 """
 
 import contextlib
@@ -27,12 +28,14 @@ from benchmarks.feeds import Plan
 from benchmarks.lab import nginx, versitygw
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import KIB, MIB, Family
+from benchmarks.lab.photos import DECODERS, photos
 from benchmarks.loader_targets import FLAT, RAM
 from benchmarks.loop import Job, Loops, Run
 from benchmarks.program import Program
 from benchmarks.report import OURS, Rounds
 
 BATCH = 64
+PHOTOS = 1024
 ENDPOINTS = {"no latency": nginx.PLAIN, "20 ms": nginx.LATENCY, "tail": nginx.TAIL}
 SLOW = ("s3torchconnector", "boto3", "litData")
 _STEADY_S = 1.0
@@ -78,6 +81,7 @@ CASES = [
     *(Case("rate", endpoint, workers) for endpoint in ENDPOINTS for workers in (0, 1, 2, 4)),
     Case("rate", "versitygw", 4),
     *(Case("tensor", endpoint, workers) for endpoint in ENDPOINTS for workers in (1, 4)),
+    *(Case(f"jpeg {decoder}", endpoint, 2) for decoder in DECODERS for endpoint in ("no latency", "20 ms")),
     Case("spawned rate", "20 ms", 2),
     *(Case("half-speed trainer", endpoint, 4) for endpoint in ("20 ms", "tail")),
     Case("epoch gap at full speed", "20 ms", 4),
@@ -107,7 +111,8 @@ class Bench:
         else:
             objects, min_s = self._objects, _STEADY_S
         # A worker has at least one batch after its first.
-        family = Family(110 * KIB, max(2 * BATCH * each_worker, min(objects, self._objects, most or self._objects)))
+        count = max(2 * BATCH * each_worker, min(objects, self._objects, most or self._objects))
+        family = Family(110 * KIB, count) if more.get("decoder") is None else photos(min(PHOTOS, count))
         plan_names = {each.name for each in dataclasses.fields(Plan)}
         plan = {name: value for name, value in more.items() if name in plan_names}
         rest = {"min_s": min_s} | {name: value for name, value in more.items() if name not in plan_names}
@@ -128,9 +133,10 @@ class Bench:
                 yield Entry("litData", "litData", self._job(case, "litData"), once=True)
         elif case.kind == "tensor":
             yield from self._tensor_entries(case)
-        elif case.kind == "spawned rate":
-            for feed in (OURS, "getitems"):
-                yield Entry(feed, feed, self._job(case, feed, context="spawn"), once=True)
+        elif case.kind.startswith("jpeg"):
+            for feed in (OURS, RAM, "getitems", "s3torchconnector"):
+                job = self._job(case, feed, decoder=case.kind.removeprefix("jpeg "))
+                yield Entry(feed, f"{feed}, photos", job, once=feed not in (OURS, RAM))
         elif case.kind == "half-speed trainer":
             ours, theirs = (self._half_speed_s(case, feed) for feed in (OURS, "getitems"))
             long = {"elastic": True, "min_s": 3 * _STEADY_S, "step_s": ours}
@@ -144,8 +150,9 @@ class Bench:
             yield Entry(OURS, OURS, self._job(case, OURS, elastic=True))
             yield Entry("getitems", "getitems", self._job(case, "getitems"), once=True)
         else:
+            more = {"memory": True} if case.kind == "memory" else {"context": "spawn"}
             for feed in (OURS, "getitems", "s3torchconnector"):
-                yield Entry(feed, feed, self._job(case, feed, memory=True), once=True)
+                yield Entry(feed, feed, self._job(case, feed, **more), once=True)
 
     def _tensor_entries(self, case: Case) -> Iterator[Entry]:
         tensors, slow = "torchobj, tensors", "s3torchconnector"
@@ -193,6 +200,7 @@ def table(loop: Loop) -> str:
     waits = loop.kind == "half-speed trainer"
     head = ["", "n", "rounds", "samples/s", "CPU-s per 1000", "wait p50 ms", "p99 ms", "first batch s", "epoch gap ms"]
     head.append("in batch times")
+    head.append("1st epoch")
     head += ["worker faults"] if loop.kind == "tensor" else []
     head += ["trainer ms a batch", "waiting"] if waits else ["our CPU is", "our rate is"]
     if loop.grown_mib:
@@ -212,6 +220,7 @@ def table(loop: Loop) -> str:
             f"{report.Spread.of(gaps).median * 1000:.1f}" if gaps else "",
             loop.spread(Run.gap_batches, name).text(1) if gaps else "",
         ]
+        row.append(f"{loop.spread(Run.first_epoch, name).text(2)}x" if runs[0].first_epoch_rate else "")
         if loop.kind == "tensor":
             row.append(loop.spread(Run.faults, name).text(1))
         if waits:
@@ -244,17 +253,17 @@ def _fields(loop: Loop) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def origins(cases: Sequence[Case], family: Family) -> Iterator[dict[str, Location]]:
+def origins(cases: Sequence[Case], families: Sequence[Family]) -> Iterator[dict[str, Location]]:
     """Starts the locations that `cases` need."""
     wanted = {case.endpoint for case in cases}
     endpoints = {name: endpoint for name, endpoint in ENDPOINTS.items() if name in wanted}
     with contextlib.ExitStack() as stack:
         locations = {}
         if endpoints:
-            found = stack.enter_context(nginx.running([family], list(endpoints.values())))
+            found = stack.enter_context(nginx.running(families, list(endpoints.values())))
             locations |= {name: found[endpoint] for name, endpoint in endpoints.items()}
         if "versitygw" in wanted:
-            locations["versitygw"] = stack.enter_context(versitygw.running([family]))
+            locations["versitygw"] = stack.enter_context(versitygw.running(families[:1]))
         yield locations
 
 
@@ -266,8 +275,9 @@ def main() -> None:
     loops = []
     with contextlib.ExitStack() as stack:
         # Rivals with few objects still get two batches per worker.
-        family = Family(110 * KIB, max(given.objects, 2 * BATCH * 4))
-        bench = Bench(stack.enter_context(origins(cases, family)), given.objects, given.rounds, given.without)
+        families = [Family(110 * KIB, max(given.objects, 2 * BATCH * 4))]
+        families += [photos(PHOTOS)] if any(case.kind.startswith("jpeg") for case in cases) else []
+        bench = Bench(stack.enter_context(origins(cases, families)), given.objects, given.rounds, given.without)
         stack.callback(bench.close)
         for case in cases:
             loops.append(bench.run(case))

@@ -30,6 +30,8 @@ _TENSOR_RATES = (
     ("tensor, tail, 1 workers", _GETITEMS, 15.0),
     ("tensor, tail, 4 workers", _GETITEMS, 8.0),
 )
+_JPEG_RATE = 0.95
+_FIRST_EPOCH = 0.8
 _TENSOR_CPU = 1.1
 _TENSOR_FAULTS = 1.0
 _CPU = 0.5
@@ -75,6 +77,21 @@ def _tensors(loops: dict[str, Rounds]) -> Iterator[Verdict]:
         yield Verdict(target, faults.text(2), faults.median <= _TENSOR_FAULTS)
 
 
+def _photos(loops: dict[str, Rounds]) -> Iterator[Verdict]:
+    for label, loop in loops.items():
+        if label.startswith("jpeg") and {OURS, RAM} <= loop.runs.keys():
+            ratio = loop.ratio(Run.rate, RAM)
+            yield Verdict(f"{label}: >= {_JPEG_RATE:g}x {RAM}", f"{ratio.text(2)}x", ratio.median >= _JPEG_RATE)
+
+
+def _first_epochs(loops: dict[str, Rounds]) -> Iterator[Verdict]:
+    for label in (label for label, _, _ in _TENSOR_RATES):
+        if label in loops and OURS in loops[label].runs:
+            share = loops[label].spread(Run.first_epoch, OURS)
+            target = f"{label}: the first epoch >= {_FIRST_EPOCH:g}x the rate of later ones"
+            yield Verdict(target, f"{share.text(2)}x", share.median >= _FIRST_EPOCH)
+
+
 def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
     tail = loops.get("half-speed trainer, tail, 4 workers")
     if tail is not None:
@@ -99,4 +116,6 @@ def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
 def verdicts(loops: Sequence[Rounds]) -> list[Verdict]:
     """Returns the verdicts on all targets that the loops cover."""
     by_label = {loop.label: loop for loop in loops}
-    return [verdict for judge in (_rates, _tensors, _cpu, _waits) for verdict in judge(by_label)]
+    return [
+        verdict for judge in (_rates, _tensors, _photos, _first_epochs, _cpu, _waits) for verdict in judge(by_label)
+    ]

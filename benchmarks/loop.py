@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from benchmarks.feeds import Feed, Memory, Plan, epochs, load
 from benchmarks.fork_server import ForkServer, serve
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family, check
+from benchmarks.lab.photos import Photos, sample
 
 _LIMIT_S = 120.0
 _LOOK_S = 0.05
@@ -64,6 +66,8 @@ class Run:
     """PSS of the trainer and its workers."""
     worker_faults: int = 0
     """Page faults of the workers."""
+    first_epoch_rate: float = 0.0
+    """Objects per second of the first epoch, after its first batch; 0 if that epoch is the only one."""
 
     def rate(self) -> float:
         """Objects per second."""
@@ -71,6 +75,10 @@ class Run:
 
     def cpu_s_per_1000(self) -> float:
         return self.cpu_s / self.objects * 1000
+
+    def first_epoch(self) -> float:
+        """Rate of the first epoch, as a share of that of the later ones."""
+        return self.first_epoch_rate / self.rate()
 
     def faults(self) -> float:
         """Page faults of the workers per object."""
@@ -136,6 +144,7 @@ class _BatchChecker:
 
     def __init__(self, feed: Feed, job: Job) -> None:
         self._feed, self._size, self._contents = feed, job.plan.family.size, not job.in_memory
+        self._decoder = job.plan.decoder
         self._names: list[str] = []
         self._batches = 0
 
@@ -147,10 +156,16 @@ class _BatchChecker:
         position = self._batches % len(names)
         content = self._feed.content(batch, position).numpy()
         if self._contents:
-            check(names[position], self._size, content)
+            self._check(names[position], content)
         self._names += names
         self._batches += 1
         return len(names)
+
+    def _check(self, name: str, content: Any) -> None:
+        if self._decoder is None:
+            check(name, self._size, content)
+        elif not np.allclose(content, sample(self._decoder, int(name.rsplit("/", 1)[1])).numpy(), atol=1e-5):
+            raise AssertionError(f"{name}: a wrong sample")
 
     def end(self, epochs: int, expected: int) -> None:
         """Raises AssertionError unless each epoch had each object once."""
@@ -168,7 +183,7 @@ def measure(feed: Feed, job: Job) -> Run:
     feed = Memory() if job.in_memory else feed
     checked = _BatchChecker(feed, job)
     looker = _MemorySampler() if job.memory else None
-    first_batch_s = 0.0
+    first_batch_at_s = first_epoch_rate = 0.0
     wait_s: list[float] = []
     gap_s: list[float] = []
     objects, started_s, started_cpu_s, started_faults = 0, 0.0, 0.0, 0
@@ -177,9 +192,10 @@ def measure(feed: Feed, job: Job) -> Run:
     for epoch in epochs(loader):
         if epoch == 1:
             started_s, started_cpu_s, started_faults = asked_s, tree_cpu_s(), _worker_faults()
+            first_epoch_rate = (len(job.plan.names()) - job.plan.batch) / (asked_s - first_batch_at_s)
         for number, batch in enumerate(loader):
             waited_s = time.perf_counter() - asked_s
-            first_batch_s = first_batch_s or time.perf_counter() - began_s
+            first_batch_at_s = first_batch_at_s or time.perf_counter()
             found = checked.take(batch)
             if started_s:
                 objects += found
@@ -198,13 +214,15 @@ def measure(feed: Feed, job: Job) -> Run:
         looker.close()
     checked.end(epoch + 1, len(job.plan.names()))
     peak_bytes = None if looker is None else looker.peak_bytes
+    first_batch_s, batch = first_batch_at_s - began_s, job.plan.batch
     wall_s = asked_s - started_s
-    return Run(objects, wall_s, cpu_s, first_batch_s, wait_s, gap_s, job.plan.batch, peak_bytes, faults)
+    return Run(objects, wall_s, cpu_s, first_batch_s, wait_s, gap_s, batch, peak_bytes, faults, first_epoch_rate)
 
 
 def _work(feed: Feed, fields: dict[str, Any]) -> dict[str, Any]:
     plan = fields.pop("plan")
-    location, family = Location(**plan.pop("location")), Family(**plan.pop("family"))
+    kind = Photos if plan["decoder"] is not None else Family
+    location, family = Location(**plan.pop("location")), kind(**plan.pop("family"))
     found = dataclasses.asdict(measure(feed, Job(Plan(location, family, **plan), **fields)))
     # The process ends without finalizers; run those of the workers' queues now.
     gc.collect()

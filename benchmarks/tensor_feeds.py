@@ -12,7 +12,7 @@ def _named_tensor(reader: Any) -> tuple[str, torch.Tensor]:
     return reader.key, torch.frombuffer(reader, dtype=torch.uint8)
 
 
-class _Stacked:
+class Stacked:
     """Batches are pairs of names and one tensor, uint8 of shape (samples, bytes)."""
 
     def names(self, batch: Any) -> list[str]:
@@ -26,7 +26,7 @@ class _Stacked:
         return row
 
 
-class TorchobjTensors(_Stacked, Torchobj):
+class TorchobjTensors(Stacked, Torchobj):
     """`torchobj.DataLoader` with a transform that returns a tensor, and the default collation."""
 
     transform = staticmethod(_named_tensor)
@@ -45,7 +45,7 @@ class _InRam(torch.utils.data.Dataset[Any]):
         return self._names[index], self._tensors[index]
 
 
-class RamTensors(_Stacked):
+class RamTensors(Stacked):
     """torch's DataLoader over tensors that are in memory before it starts."""
 
     modules = ()

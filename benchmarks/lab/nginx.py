@@ -22,6 +22,7 @@ from pathlib import Path
 from benchmarks.lab import nginx_gcs
 from benchmarks.lab.location import Location
 from benchmarks.lab.objects import Family, pieces
+from benchmarks.lab.photos import Photos
 from tests.servers.certificates import make_certificates
 from tests.servers.install import cache_directory
 
@@ -96,12 +97,12 @@ def objects_folder(families: Sequence[Family]) -> Path:
     for family in families:
         for index, name in enumerate(family.names()):
             path = root / BUCKET / name
-            if path.exists() and path.stat().st_size == family.size:
+            if path.exists() and (isinstance(family, Photos) or path.stat().st_size == family.size):
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f"{path.name}.{os.getpid()}")
             with partial.open("wb") as file:
-                for piece in pieces(index, family.size):
+                for piece in [family.content(index)] if isinstance(family, Photos) else pieces(index, family.size):
                     file.write(piece)
             partial.replace(path)
     return root
@@ -165,7 +166,7 @@ def _config(installed: _Installed, folder: Path, endpoints: dict[Endpoint, int],
 {"user root;" if os.geteuid() == 0 else ""}
 daemon off;
 worker_processes 2;
-worker_rlimit_nofile 8192;
+worker_rlimit_nofile 32768;
 pid {directory}/nginx.pid;
 error_log {directory}/error.log warn;
 events {{ worker_connections 4096; }}

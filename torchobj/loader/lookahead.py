@@ -26,8 +26,9 @@ __all__ = ["Lookahead", "check_lookahead"]
 _MAX_SAMPLES = 32_768
 
 #: Maximum time for drawing ahead before an item is returned, so that the first batch does not wait for all
-#: announcements; or, if longer, until half of the time since the first item was spent on it.
-_MAX_DRAWING_S = 0.01
+#: announcements; or, if longer, until this share of the time since the first item was spent on it.
+_MAX_DRAWING_S = 0.001
+_DRAWING_SHARE = 1 / 8
 
 
 def check_lookahead(lookahead: Any) -> None:
@@ -231,7 +232,7 @@ class LookaheadIterator(Iterator[Any]):
         drawn, now = self._drawn, time.perf_counter()
         if self._started_at is None:
             self._started_at = now
-        end = now + max(_MAX_DRAWING_S, (now - self._started_at) / 2 - self._drawing_s)
+        end = now + max(_MAX_DRAWING_S, (now - self._started_at) * _DRAWING_SHARE - self._drawing_s)
         while not drawn.ended and (not drawn.pending or (time.perf_counter() < end and self._may_draw())):
             drawn.draw()
         while drawn.ended and drawn.error is None and time.perf_counter() < end and self._may_draw():

@@ -11,16 +11,20 @@
 //! both hold equal shares; with unequal shares, two alternating loaders would evict each other's entries for
 //! ever. An iterator that lost an entry to another is *paused*: it reads ahead again only after its next use, because
 //! it would read the same objects repeatedly.
+//!
+//! How far an iterator reads ahead at first is limited further, see [`IteratorState::may_read`].
 
 mod coalesce;
 mod eviction;
 mod figures;
+mod iterator;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use self::iterator::IteratorState;
 use super::job::{Job, Needed, Next, Object, Reading, Reservation, TakeOutcome};
 use crate::error::{Error, Result};
 
@@ -49,25 +53,6 @@ enum State<B> {
     Failed(Error),
 }
 
-#[derive(Debug, Default)]
-struct IteratorState {
-    queued: BTreeSet<u64>,
-    /// Bytes that its entries hold, or will hold once they are read.
-    announced: u64,
-    /// Bytes of its entries that are ready or being read.
-    held: u64,
-    last_used: u64,
-    /// An entry was evicted for another iterator, and this one was not used since.
-    paused: bool,
-}
-
-impl IteratorState {
-    /// Returns whether the next entry may be read ahead.
-    fn reads_ahead(&self) -> bool {
-        !self.paused && !self.queued.is_empty()
-    }
-}
-
 /// The state of a prefetcher. `B` is the result of a read, `W` a waiter.
 #[derive(Debug)]
 pub(super) struct Window<B, W> {
@@ -80,6 +65,8 @@ pub(super) struct Window<B, W> {
     ready: BTreeSet<u64>,
     iterators: HashMap<u64, IteratorState>,
     reserved: Arc<AtomicU64>,
+    /// Bytes that were taken.
+    taken: u64,
     clock: u64,
     next: u64,
 }
@@ -94,6 +81,7 @@ impl<B, W> Default for Window<B, W> {
             ready: BTreeSet::new(),
             iterators: HashMap::new(),
             reserved: Arc::default(),
+            taken: 0,
             clock: 0,
             next: 0,
         }
@@ -127,6 +115,7 @@ impl<B, W> Window<B, W> {
     /// Takes the next entry of `object`. Returns its result if it is ready or failed; otherwise keeps `waiter`.
     pub(super) fn take(&mut self, object: Object, charge: u64, waiter: W) -> (TakeOutcome, Option<Delivery<B, W>>) {
         self.clock += 1;
+        self.taken = self.taken.saturating_add(charge);
         let Some(number) = self.first_untaken(object) else {
             let number = self.add(UNANNOUNCED, object, charge, Some(waiter));
             self.demanded.push_back(number);
@@ -194,12 +183,14 @@ impl<B, W> Window<B, W> {
     fn add_held(&mut self, iterator: u64, charge: u64) {
         if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
             iterator_state.held += charge;
+            iterator_state.held_entries += 1;
         }
     }
 
     fn subtract_held(&mut self, iterator: u64, charge: u64) {
         if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
             iterator_state.held -= charge;
+            iterator_state.held_entries -= 1;
         }
     }
 
@@ -249,6 +240,9 @@ impl<B, W> Window<B, W> {
         for (last_used, iterator) in by_last_use {
             while let Some(number) = self.iterators[&iterator].queued.first().copied() {
                 let (object, charge) = (self.entries[&number].object, self.entries[&number].charge);
+                if !self.iterators[&iterator].may_read(charge, self.taken) {
+                    break;
+                }
                 if !fits(charge, self.reserved()) {
                     if self.iterators[&iterator].held + charge <= self.share()
                         && let Some(last) = self.last_of_less_recent(last_used)

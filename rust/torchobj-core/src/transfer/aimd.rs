@@ -6,6 +6,8 @@
 //! tried above the start value only, and are kept if throughput fell by less than two fifths of their share. The limit
 //! does not change while demand stays below it.
 //!
+//! **Start.** Until the first step fails or responses are refused, steps double the limit and are evaluated after 50 ms.
+//!
 //! **Decrease.** If more than a tenth of the responses of a second, and at least eight, were refusals, the limit is
 //! decreased to seven tenths. A single request that is refused repeatedly does not decrease it.
 //!
@@ -23,11 +25,15 @@ const MIN_LIMIT: usize = 8;
 /// Samples are evaluated after at least [`MIN_INTERVAL`], once there are two responses for each permit, and after
 /// [`MAX_INTERVAL`] in any case.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
+/// The same at the start.
+const START_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_INTERVAL: Duration = Duration::from_secs(2);
 /// After a longer time without a sample, the measurement restarts.
 const IDLE: Duration = Duration::from_secs(3);
 /// Factor of a step up, and of a step up shortly after a decrease.
 const STEP: f64 = 1.5;
+/// Factor of a step at the start.
+const START_STEP: f64 = 2.0;
 const SMALL_STEP: f64 = 1.125;
 /// Fraction of a step that throughput must gain for the step to be kept.
 const MIN_GAIN: f64 = 0.4;
@@ -105,6 +111,8 @@ pub struct Aimd {
     limit: usize,
     start: usize,
     cap: usize,
+    /// No step has failed, and the limit was not decreased.
+    starting: bool,
     /// Counts since the last evaluation.
     total: Sample,
     total_since: Duration,
@@ -136,6 +144,7 @@ impl Aimd {
             limit: start.clamp(1, cap),
             start: start.clamp(1, cap),
             cap,
+            starting: true,
             total: Sample::default(),
             total_since: Duration::ZERO,
             second: Sample::default(),
@@ -175,7 +184,8 @@ impl Aimd {
         }
         let took = now.saturating_sub(self.total_since);
         let enough = self.total.responses >= 2 * self.limit as u64;
-        if (took >= MIN_INTERVAL && enough) || took >= MAX_INTERVAL {
+        let min_interval = if self.starting { START_INTERVAL } else { MIN_INTERVAL };
+        if (took >= min_interval && enough) || took >= MAX_INTERVAL {
             self.evaluate(now, took);
         }
         self.limit
@@ -190,6 +200,7 @@ impl Aimd {
     }
 
     fn decrease(&mut self, now: Duration, sample: Sample, took: Duration) {
+        self.starting = false;
         let from = self.step.take().map_or(self.limit, |step| step.from);
         let throughput = sample.throughput(took);
         self.total = Sample::default();
@@ -222,6 +233,10 @@ impl Aimd {
         if let Some(step) = self.step.take() {
             if step.failed(self.limit, throughput) {
                 self.limit = step.from;
+                if std::mem::take(&mut self.starting) {
+                    // A smaller step may succeed.
+                    return;
+                }
                 self.down = !self.down;
                 self.hold_until = now + self.hold;
                 self.hold = (2 * self.hold).min(MAX_HOLD);
@@ -234,7 +249,11 @@ impl Aimd {
             return;
         }
         let small = self.small_steps.is_some_and(|(until, from)| now < until && self.limit >= from);
-        let step = if small { SMALL_STEP } else { STEP };
+        let step = match (small, self.starting) {
+            (true, _) => SMALL_STEP,
+            (_, true) => START_STEP,
+            _ => STEP,
+        };
         if let Some(restore_to) = self.restore_to {
             self.decreased = None;
             self.limit = scaled(self.limit, step).max(self.limit + 1).min(restore_to);

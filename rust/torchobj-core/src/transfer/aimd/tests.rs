@@ -46,6 +46,16 @@ fn the_limit_grows_to_the_cap_within_two_seconds_while_throughput_grows() {
 }
 
 #[test]
+fn the_limit_doubles_until_a_step_fails() {
+    let mut model = Model::new(0.02, f64::INFINITY, 64, 1024);
+    assert_eq!(model.run(0.25, true), [128, 256, 512, 1024, 1024]);
+    // 200 concurrent requests saturate the store.
+    let mut model = Model::new(0.02, 10_000.0, 64, 1024);
+    let limits = model.run(0.5, true);
+    assert_eq!((limits.iter().max(), limits.last()), (Some(&512), Some(&256)), "{limits:?}");
+}
+
+#[test]
 fn the_limit_stays_near_the_saturation_point_of_the_store_and_probes_rarely() {
     let mut model = Model::new(0.02, 4000.0, 64, 256);
     model.run(2.0, true);
@@ -154,8 +164,8 @@ fn one_request_that_is_refused_repeatedly_does_not_decrease_the_limit() {
 #[test]
 fn a_step_is_not_evaluated_after_a_pause() {
     let mut model = Model::new(0.02, f64::INFINITY, 64, 256);
-    model.run(0.3, true);
-    assert_eq!(model.aimd.limit, 96);
+    model.run(0.05, true);
+    assert_eq!(model.aimd.limit, 128);
     model.now += Duration::from_secs(100);
     assert_eq!(model.run(0.05, true), [64]);
     assert_eq!(model.run(2.0, true).last(), Some(&256));
