@@ -6,6 +6,7 @@ The folder holds sparse files, which have many bytes and use no disk space.
 import gc
 import json
 import os
+import random
 import sys
 import threading
 import time
@@ -131,9 +132,41 @@ def held():
     return counts
 
 
+def holding():
+    """200 epochs that hold and drop batches at random. Returns the memory in use after 50 and 200 epochs."""
+    store = torchobj.Store("memory://holding")
+    count = 64
+    for number in range(count):
+        store.put(f"k{number:02}", bytes([number]) * SIZE)
+    dataset = torchobj.ObjectMapDataset("memory://holding/", transform=numbered)
+    loader = torchobj.DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, persistent_workers=True)
+    chance, batches, used = random.Random(1), [], []
+    for epoch in range(1, 201):
+        for numbers, tensors in loader:
+            batches.append((numbers.tolist(), tensors))
+            while len(batches) > 8 or (batches and chance.random() < 0.4):
+                check(*batches.pop(chance.randrange(len(batches))))
+        if epoch in (50, 200):
+            used.append(sum(pss(pid) for pid in tree(os.getpid())))
+    for batch in batches:
+        check(*batch)
+    return used
+
+
+def numbered(reader):
+    return int(reader.key[-2:]), torch.frombuffer(reader, dtype=torch.uint8)
+
+
+def check(numbers, tensors):
+    assert tensors.shape == (len(numbers), SIZE)
+    assert torch.equal(tensors, torch.tensor(numbers, dtype=torch.uint8)[:, None].expand_as(tensors))
+
+
 def main(folder, mode):
     if mode == "held":
         return held()
+    if mode == "holding":
+        return holding()
     ours = torchobj.ObjectMapDataset(f"file://{folder}/", transform=decoded)
     stock = peak(torch.utils.data.DataLoader, InMemory(len(ours)), mode == "breaks")
     return {"stock": stock, "ours": peak(torchobj.DataLoader, ours, mode == "breaks")}

@@ -5,6 +5,8 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
+
 PROGRAM = """
     import torch, torchobj
 
@@ -23,9 +25,9 @@ PROGRAM = """
 """
 
 
-def _run(prelude: str = "", **environment: str) -> str:
+def _run(prelude: str = "", wrapper: tuple[str, ...] = (), **environment: str) -> str:
     code = textwrap.dedent(prelude) + textwrap.dedent(PROGRAM)
-    command = [sys.executable, "-c", code]
+    command = [*wrapper, sys.executable, "-c", code]
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -48,6 +50,15 @@ def test_a_batch_larger_than_the_limit_is_sent() -> None:
 def test_few_descriptors_are_not_exhausted() -> None:
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))\n"
     assert int(_run(limit).split()[1]) > 0
+
+
+@pytest.mark.parametrize("mount", ["mount -t tmpfs -o size=8m tmpfs", "mount -t tmpfs -o size=64k tmpfs"])
+def test_a_small_dev_shm_is_enough(mount: str) -> None:
+    # One batch has 3.2 MB, and all of them 51 MB.
+    private = ("unshare", "--mount", "sh", "-c", f'{mount} /dev/shm && exec "$@"', "sh")
+    if subprocess.run([*private, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("this user cannot mount another /dev/shm")
+    assert _run(wrapper=private).split()[0] == "0"
 
 
 def test_without_shared_memory_torchs_own_is_used() -> None:

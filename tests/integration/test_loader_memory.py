@@ -42,6 +42,13 @@ def test_epochs_that_stop_early_use_no_more_memory_with_persistent_workers(run):
     assert figures["ours"] <= figures["stock"] + BUDGET + 64 * MIB
 
 
+@pytest.mark.matrix
+def test_memory_is_constant_while_batches_are_held_and_dropped_at_random(run):
+    early, late = run("holding", 0)
+    print(early / MIB, late / MIB)
+    assert late <= early * 1.1
+
+
 def test_descriptors_and_threads_do_not_grow_with_the_number_of_iterators(run):
     few, many = run("held", 0)
     assert many[0] <= 10, "the arena, and a block for each batch that workers had finished"
