@@ -11,6 +11,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 import torchobj
 from tests.prefetching import Taken, all_free, eventually, stats
 from torchobj import ObjectRef, _torchobj, exceptions
+from torchobj.loader import lookahead
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -94,7 +95,9 @@ def test_pairs_come_in_torchs_order_with_their_bytes_and_were_announced(folder, 
     assert all_free()
 
 
-def test_a_sample_that_was_read_before_its_use_is_a_hit(folder):
+def test_a_sample_that_was_read_before_its_use_is_a_hit(folder, monkeypatch):
+    # All is announced before the first batch is requested.
+    monkeypatch.setattr(lookahead, "_MAX_DRAWING_S", 60)
     with Taken() as taken:
         iterator = iter(torchobj.DataLoader(Pairs(folder), batch_size=4, num_workers=1, collate_fn=list))
         first = next(iterator)
