@@ -128,7 +128,7 @@ class StoreConfig(ExplicitFields):
     write_buffer_bytes: int = 64 * MIB
     upload_mbit_s: float | None = None
     max_in_flight: int | Literal["auto"] = "auto"
-    max_in_flight_cap: int = 256
+    max_in_flight_cap: int = 512
     hedge: bool = True
     verify_checksums: bool = False
     max_attempts: int = 10

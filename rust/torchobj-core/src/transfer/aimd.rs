@@ -6,7 +6,8 @@
 //! tried above the start value only, and are kept if throughput fell by less than two fifths of their share. The limit
 //! does not change while demand stays below it.
 //!
-//! **Start.** Until the first step fails or responses are refused, steps double the limit and are evaluated after 50 ms.
+//! **Start.** Steps double the limit and are evaluated after 50 ms, until the first step fails, responses are refused or
+//! the limit reaches its cap.
 //!
 //! **Decrease.** If more than a tenth of the responses of a second, and at least eight, were refusals, the limit is
 //! decreased to seven tenths. A single request that is refused repeatedly does not decrease it.
@@ -25,16 +26,16 @@ const MIN_LIMIT: usize = 8;
 /// Samples are evaluated after at least [`MIN_INTERVAL`], once there are two responses for each permit, and after
 /// [`MAX_INTERVAL`] in any case.
 const MIN_INTERVAL: Duration = Duration::from_millis(250);
-/// The same at the start.
-const START_INTERVAL: Duration = Duration::from_millis(50);
 const MAX_INTERVAL: Duration = Duration::from_secs(2);
+/// [`MIN_INTERVAL`] at the start.
+const START_INTERVAL: Duration = Duration::from_millis(50);
 /// After a longer time without a sample, the measurement restarts.
 const IDLE: Duration = Duration::from_secs(3);
 /// Factor of a step up, and of a step up shortly after a decrease.
 const STEP: f64 = 1.5;
-/// Factor of a step at the start.
-const START_STEP: f64 = 2.0;
 const SMALL_STEP: f64 = 1.125;
+/// Factor of a step up at the start.
+const START_STEP: f64 = 2.0;
 /// Fraction of a step that throughput must gain for the step to be kept.
 const MIN_GAIN: f64 = 0.4;
 /// Hold time after a failed step, which doubles up to [`MAX_HOLD`].
@@ -111,7 +112,7 @@ pub struct Aimd {
     limit: usize,
     start: usize,
     cap: usize,
-    /// No step has failed, and the limit was not decreased.
+    /// No step has failed, the limit was not decreased, and it has not been at the cap.
     starting: bool,
     /// Counts since the last evaluation.
     total: Sample,
@@ -270,6 +271,8 @@ impl Aimd {
             self.limit = to;
         } else {
             // At the cap: the next step tests whether a lower limit has the same throughput.
+            self.starting = false;
+            self.starting = false;
             self.down = true;
             self.hold_until = now + self.hold;
         }

@@ -56,6 +56,13 @@ fn the_limit_doubles_until_a_step_fails() {
 }
 
 #[test]
+fn a_lower_limit_is_tested_by_the_usual_step_after_the_start() {
+    let mut model = Model::new(0.02, f64::INFINITY, 64, 512);
+    model.run(0.25, true);
+    assert_eq!(model.run(6.0, true).into_iter().min(), Some(341), "two thirds of the cap, once");
+}
+
+#[test]
 fn the_limit_stays_near_the_saturation_point_of_the_store_and_probes_rarely() {
     let mut model = Model::new(0.02, 4000.0, 64, 256);
     model.run(2.0, true);
