@@ -21,6 +21,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 import torchobj
 from tests.prefetching import all_free, stats
 from torchobj import exceptions
+from torchobj.loader import lookahead as lookahead_module
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -139,6 +140,28 @@ def test_no_more_than_lookahead_batches_are_drawn_ahead(folder, lookahead):
     )
     for number, _ in enumerate(loader):
         assert len(drawn) == min(COUNT, number + 1 + lookahead)
+
+
+def test_a_slow_sampler_gets_ahead(folder, monkeypatch):
+    # 5 ms for each index, and 30 ms for each step of the loop.
+    now = 0.0
+    drawn = []
+
+    class Slow(torch.utils.data.SequentialSampler):
+        def __iter__(self):
+            nonlocal now
+            for index in super().__iter__():
+                now += 0.005
+                drawn.append(index)
+                yield index
+
+    monkeypatch.setattr(lookahead_module.time, "perf_counter", lambda: now)
+    loader = torchobj.DataLoader(
+        dataset(folder), batch_size=1, sampler=Slow(range(COUNT)), lookahead=COUNT, collate_fn=list
+    )
+    for number, _ in zip(range(10), loader, strict=False):
+        assert len(drawn) >= min(COUNT, 2 * (number + 1))
+        now += 0.03
 
 
 def test_no_index_is_drawn_before_the_first_batch_is_requested(folder):

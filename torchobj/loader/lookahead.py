@@ -25,7 +25,7 @@ __all__ = ["Lookahead", "check_lookahead"]
 #: Maximum number of samples drawn ahead: more does not help, and each costs a few hundred bytes.
 _MAX_SAMPLES = 32_768
 
-#: Maximum time for drawing ahead before an item is returned, so that the first batch does not wait for all
+#: Maximum time for drawing further ahead before an item is returned, so that the first batch does not wait for all
 #: announcements; or, if longer, until this share of the time since the first item was spent on it.
 _MAX_DRAWING_S = 0.001
 _DRAWING_SHARE = 1 / 8
@@ -206,7 +206,7 @@ class LookaheadIterator(Iterator[Any]):
             # Lists datasets that are not listed yet, before workers are started: they inherit the listing.
             lookahead.find_objects([])
         self._drawn = DrawnItems(lookahead.sampler, lookahead.find_objects)
-        # The time of the first request, and the time spent drawing since.
+        # The time of the first request, and the time spent since on drawing further ahead.
         self._started_at: float | None = None
         self._drawing_s = 0.0
         # The position after the last item that was requested.
@@ -229,11 +229,15 @@ class LookaheadIterator(Iterator[Any]):
         raise StopIteration if error is None else error
 
     def _draw(self) -> None:
-        drawn, now = self._drawn, time.perf_counter()
+        drawn = self._drawn
+        if not drawn.ended and (not drawn.pending or self._may_draw()):
+            # Replaces the item that is about to be used.
+            drawn.draw()
+        now = time.perf_counter()
         if self._started_at is None:
             self._started_at = now
         end = now + max(_MAX_DRAWING_S, (now - self._started_at) * _DRAWING_SHARE - self._drawing_s)
-        while not drawn.ended and (not drawn.pending or (time.perf_counter() < end and self._may_draw())):
+        while not drawn.ended and time.perf_counter() < end and self._may_draw():
             drawn.draw()
         while drawn.ended and drawn.error is None and time.perf_counter() < end and self._may_draw():
             following = self._lookahead.following(create=True)

@@ -12,7 +12,7 @@
 //! ever. An iterator that lost an entry to another is *paused*: it reads ahead again only after its next use, because
 //! it would read the same objects repeatedly.
 //!
-//! How far an iterator reads ahead at first is limited further, see [`IteratorState::may_read`].
+//! How far an iterator reads ahead is limited further while entries are ready in time, see [`ReadAheadLimit`].
 
 mod coalesce;
 mod eviction;
@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use self::iterator::IteratorState;
+use self::iterator::{IteratorState, ReadAheadLimit};
 use super::job::{Job, Needed, Next, Object, Reading, Reservation, TakeOutcome};
 use crate::error::{Error, Result};
 
@@ -65,8 +65,7 @@ pub(super) struct Window<B, W> {
     ready: BTreeSet<u64>,
     iterators: HashMap<u64, IteratorState>,
     reserved: Arc<AtomicU64>,
-    /// Bytes that were taken.
-    taken: u64,
+    read_ahead_limit: ReadAheadLimit,
     clock: u64,
     next: u64,
 }
@@ -81,7 +80,7 @@ impl<B, W> Default for Window<B, W> {
             ready: BTreeSet::new(),
             iterators: HashMap::new(),
             reserved: Arc::default(),
-            taken: 0,
+            read_ahead_limit: ReadAheadLimit::default(),
             clock: 0,
             next: 0,
         }
@@ -115,7 +114,7 @@ impl<B, W> Window<B, W> {
     /// Takes the next entry of `object`. Returns its result if it is ready or failed; otherwise keeps `waiter`.
     pub(super) fn take(&mut self, object: Object, charge: u64, waiter: W) -> (TakeOutcome, Option<Delivery<B, W>>) {
         self.clock += 1;
-        self.taken = self.taken.saturating_add(charge);
+        self.read_ahead_limit.on_take(charge);
         let Some(number) = self.first_untaken(object) else {
             let number = self.add(UNANNOUNCED, object, charge, Some(waiter));
             self.demanded.push_back(number);
@@ -127,6 +126,9 @@ impl<B, W> Window<B, W> {
         if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
             iterator_state.last_used = clock;
             iterator_state.paused = false;
+            if !matches!(entry.state, State::Ready(_) | State::Failed(_)) {
+                self.read_ahead_limit.on_late(iterator_state.held);
+            }
         }
         match &entry.state {
             State::Ready(_) | State::Failed(_) => {
@@ -240,7 +242,7 @@ impl<B, W> Window<B, W> {
         for (last_used, iterator) in by_last_use {
             while let Some(number) = self.iterators[&iterator].queued.first().copied() {
                 let (object, charge) = (self.entries[&number].object, self.entries[&number].charge);
-                if !self.iterators[&iterator].may_read(charge, self.taken) {
+                if !self.iterators[&iterator].may_read(charge, &self.read_ahead_limit) {
                     break;
                 }
                 if !fits(charge, self.reserved()) {

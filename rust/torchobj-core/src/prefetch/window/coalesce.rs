@@ -9,7 +9,8 @@ const MAX_NEIGHBOURS: usize = 255;
 
 impl<B, W> Window<B, W> {
     /// Adds the entries to `job` that are next in its order, as long as `joins` returns true for their objects and the
-    /// budget has space for them. `fits` as in [`next_demanded`](Self::next_demanded).
+    /// budget has space for them. The limit of read-ahead is not observed: near it, each read would be of one entry.
+    /// `fits` as in [`next_demanded`](Self::next_demanded).
     pub(in crate::prefetch) fn extend(
         &mut self,
         job: &mut Job,

@@ -2,11 +2,44 @@
 
 use std::collections::BTreeSet;
 
-/// Bytes that an iterator reads ahead before anything was taken, and number of entries that it reads ahead in any case.
+/// Bytes that an iterator reads ahead at first, and number of entries that it reads ahead in any case.
 const START_BYTES: u64 = 128 << 20;
 const MIN_ENTRIES: usize = 64;
-/// Fraction of the taken bytes that it reads ahead in addition.
+/// Fraction of itself by which the limit grows when an entry is late.
+const GROWTH_FRACTION: u64 = 8;
+/// Fraction of the taken bytes by which the limit may exceed its start.
 const TAKEN_FRACTION: u64 = 4;
+
+/// How far iterators read ahead, as far as the budget allows it. The first touch of memory costs more than a read into
+/// memory that was used before, and memory that stays in the CPU's cache costs less than other memory. The limit
+/// therefore grows only when an entry was late although much of the limit was in use, and by no more than a
+/// part of what was taken.
+#[derive(Debug)]
+pub(super) struct ReadAheadLimit {
+    bytes: u64,
+    taken: u64,
+}
+
+impl Default for ReadAheadLimit {
+    fn default() -> Self {
+        Self { bytes: START_BYTES, taken: 0 }
+    }
+}
+
+impl ReadAheadLimit {
+    /// An entry of `charge` bytes is taken.
+    pub(super) fn on_take(&mut self, charge: u64) {
+        self.taken = self.taken.saturating_add(charge);
+    }
+
+    /// An entry was taken before it was ready, while its iterator held `held` bytes.
+    pub(super) fn on_late(&mut self, held: u64) {
+        if held >= self.bytes / 2 {
+            let limit = START_BYTES.saturating_add(self.taken / TAKEN_FRACTION);
+            self.bytes = self.bytes.saturating_add(self.bytes / GROWTH_FRACTION).min(limit);
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct IteratorState {
@@ -28,11 +61,9 @@ impl IteratorState {
         !self.paused && !self.queued.is_empty()
     }
 
-    /// Returns whether another entry may be read ahead, as far as the budget allows it, after `taken` bytes were taken
-    /// from the prefetcher. The first touch of memory costs more than a read into memory that was used before, so the
-    /// first epoch must not use new memory for each object.
-    pub(super) fn may_read(&self, charge: u64, taken: u64) -> bool {
-        self.held_entries < MIN_ENTRIES || self.held + charge <= START_BYTES + taken / TAKEN_FRACTION
+    /// Returns whether an entry of `charge` bytes may be read ahead, as far as the budget allows it.
+    pub(super) fn may_read(&self, charge: u64, limit: &ReadAheadLimit) -> bool {
+        self.held_entries < MIN_ENTRIES || self.held + charge <= limit.bytes
     }
 }
 
@@ -40,12 +71,35 @@ impl IteratorState {
 mod tests {
     use super::*;
 
+    fn limit(taken: u64, held_when_late: &[u64]) -> u64 {
+        let mut limit = ReadAheadLimit::default();
+        limit.on_take(taken);
+        for held in held_when_late {
+            limit.on_late(*held);
+        }
+        limit.bytes
+    }
+
     #[test]
-    fn read_ahead_grows_by_a_quarter_of_what_was_taken() {
+    fn the_limit_grows_when_an_entry_is_late_though_half_of_it_is_in_use() {
+        assert_eq!(limit(1 << 40, &[]), START_BYTES);
+        assert_eq!(limit(1 << 40, &[START_BYTES / 2 - 1]), START_BYTES);
+        assert_eq!(limit(1 << 40, &[START_BYTES / 2]), START_BYTES / 8 * 9);
+    }
+
+    #[test]
+    fn the_limit_grows_by_no_more_than_a_quarter_of_what_was_taken() {
+        assert_eq!(limit(0, &[START_BYTES]), START_BYTES);
+        assert_eq!(limit(40, &[START_BYTES, START_BYTES]), START_BYTES + 10);
+        assert_eq!(limit(u64::MAX, &[u64::MAX; 300]), START_BYTES + u64::MAX / 4);
+    }
+
+    #[test]
+    fn a_few_entries_are_read_ahead_whatever_their_size() {
+        let limit = ReadAheadLimit::default();
         let few = IteratorState { held: START_BYTES, held_entries: MIN_ENTRIES - 1, ..Default::default() };
-        assert!(few.may_read(1 << 40, 0));
-        let many = IteratorState { held_entries: MIN_ENTRIES, ..few };
-        assert!(!many.may_read(1, 0) && !many.may_read(2, 4));
-        assert!(many.may_read(1, 4));
+        assert!(few.may_read(1 << 40, &limit));
+        let many = IteratorState { held_entries: MIN_ENTRIES, held: START_BYTES - 1, ..Default::default() };
+        assert!(many.may_read(1, &limit) && !many.may_read(2, &limit));
     }
 }
