@@ -27,7 +27,8 @@ _times_set = 0
 def set_memory_budget(budget_bytes: int) -> None:
     """Sets the memory budget of objects that are read ahead in this process. Its DataLoader workers share it.
 
-    The batches that workers build take up to the same amount again, in blocks that are reused.
+    The batches that workers build take up to the same amount again, in blocks that are reused. Unused memory is kept
+    while workers run and memory is not short; another call with the same budget releases it.
 
     Call it before the first dataset, or DataLoader with workers, is used, or after a warning that the system refused
     the memory; the next use then tries again. The default is the environment variable `TORCHOBJ_BUDGET_BYTES`,
@@ -53,6 +54,8 @@ def set_memory_budget(budget_bytes: int) -> None:
             f"budget_bytes={budget_bytes}: the memory is already in use with {allocated} bytes; call set_memory_budget "
             "before the first dataset, or DataLoader with workers, is used"
         )
+    if allocated is not None:
+        _torchobj.release_free_memory()
     _chosen, _times_set = budget_bytes, _times_set + 1
 
 

@@ -34,6 +34,8 @@ pub mod read;
 pub mod runtime;
 pub mod store;
 pub mod tar;
+#[cfg(test)]
+mod test_folder;
 pub mod transfer;
 pub mod types;
 pub mod upload;

@@ -84,7 +84,7 @@ mod native {
     use crate::source::{Announcer, NativeIteration, NativeSource, adopt, offer, start_prefetcher};
     #[cfg(target_os = "linux")]
     #[pymodule_export]
-    use crate::stats::prefetch_stats;
+    use crate::stats::{prefetch_stats, release_free_memory};
     #[pymodule_export]
     use crate::store::{NativeStore, get_many};
     #[pymodule_export]

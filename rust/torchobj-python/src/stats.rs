@@ -1,10 +1,18 @@
-//! Converts the statistics of the prefetcher to a dict.
+//! The memory and statistics of the prefetcher of this process.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use torchobj_core::transfer::Counts;
 
 use crate::prefetcher::existing;
+
+/// Releases the memory of the prefetcher of this process that is not in use.
+#[pyfunction]
+pub(crate) fn release_free_memory(py: Python<'_>) {
+    if let Some(prefetcher) = existing() {
+        py.detach(|| prefetcher.arena().release_free_pages());
+    }
+}
 
 /// Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none.
 #[pyfunction]

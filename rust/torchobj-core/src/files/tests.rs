@@ -1,7 +1,6 @@
 //! Transfers against a store in memory, with scripted faults.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::journal::Journal;
@@ -11,35 +10,12 @@ use crate::client::Client;
 use crate::error::{ErrorKind, Operation};
 use crate::memory::MemoryStore;
 use crate::read::Read;
+use crate::test_folder::TestFolder;
 use crate::transfer::Policy;
 use crate::types::PutOptions;
 use crate::wrap::{Fault, FaultyStore};
 
 const SIZE: usize = 20 << 20;
-
-/// An empty folder that is deleted when it is dropped.
-struct TestFolder(PathBuf);
-
-impl TestFolder {
-    fn new() -> Self {
-        let path = std::env::temp_dir().join(format!("torchobj-files-{:032x}", fastrand::u128(..)));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> =
-            self.0.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for TestFolder {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
-    }
-}
 
 fn bytes() -> Vec<u8> {
     (0..SIZE).map(|at| (at / 7 + at / 4093) as u8).collect()

@@ -116,8 +116,8 @@ pub struct Prefetcher {
     mean_bytes: AtomicU64,
     stats: stats::Counters,
     shortage: Mutex<shortage::Shortage>,
-    /// When the prefetcher became idle, and the number of objects read by then.
-    idle_since: Mutex<Option<(Instant, u64)>>,
+    /// When the release of memory was decided last, and the number of objects and blocks that were requested by then.
+    release_checked: Mutex<Option<(Instant, u64)>>,
 }
 
 impl Prefetcher {
@@ -154,7 +154,7 @@ impl Prefetcher {
             mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
             stats: stats::Counters::default(),
             shortage: Mutex::default(),
-            idle_since: Mutex::default(),
+            release_checked: Mutex::default(),
         }))
     }
 

@@ -8,7 +8,7 @@ use super::{Body, Delivered, Demand, Object, Prefetcher, Waiter};
 use crate::arena::{Answers, Handler, Request, RequestedObjects, Segment};
 use crate::buffer::PendingBuffer;
 use crate::error::{Error, ErrorKind, Operation};
-use crate::memory_pressure::memory_pressure;
+use crate::memory_pressure::is_memory_short;
 use crate::object_ref::ObjectRef;
 
 impl Handler for Arc<Prefetcher> {
@@ -46,7 +46,7 @@ impl Handler for Arc<Prefetcher> {
         if !self.has_announced() {
             self.arena.reclaim_orphans();
         }
-        self.release_idle_memory(Instant::now());
+        self.release_free_memory(Instant::now(), is_memory_short);
         self.pump();
     }
 }
@@ -54,28 +54,33 @@ impl Handler for Arc<Prefetcher> {
 fn invalid_name() -> Error {
     Error::new(ErrorKind::Config, Operation::Get, "", "a worker requested an object by an invalid name: a bug")
 }
-/// Time without a read after which the pages of free segments are released.
-const IDLE_RELEASE_DELAY: Duration = Duration::from_secs(5);
+
+/// Interval between decisions about the pages of free segments and unused blocks.
+const RELEASE_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Prefetcher {
-    /// Releases the pages of free segments if the prefetcher has been idle for a while.
-    pub(super) fn release_idle_memory(&self, now: Instant) {
-        let read = self.stats.objects();
-        let mut idle = self.idle_since.lock().expect("no holder of this lock panics");
-        if self.has_announced() || self.tasks.running() > 0 {
-            *idle = None;
-            return;
-        }
-        match *idle {
-            Some((since, before)) if before == read => {
-                // Workers that live will need the memory again: it stays warm.
-                if now.duration_since(since) >= IDLE_RELEASE_DELAY
-                    && !(self.arena.has_workers() && memory_pressure() == Some(false))
-                {
-                    self.arena.release_free_pages();
-                }
+    /// Releases the pages of free segments, and unused blocks, if memory is short. If that is unknown, or no worker is
+    /// attached, releases them after an interval without a read and without a request for a block.
+    pub(super) fn release_free_memory(&self, now: Instant, is_memory_short: impl FnOnce() -> Option<bool>) {
+        let requests = || self.stats.objects() + self.arena.usage().granted_blocks;
+        let is_idle = {
+            let mut checked = self.release_checked.lock().expect("no holder of this lock panics");
+            let (at, before) = checked.get_or_insert_with(|| (now, requests()));
+            if now.duration_since(*at) < RELEASE_INTERVAL {
+                return;
             }
-            _ => *idle = Some((now, read)),
+            *at = now;
+            let requests = requests();
+            std::mem::replace(before, requests) == requests && !self.has_announced() && self.tasks.running() == 0
+        };
+        let release = match is_memory_short() {
+            Some(true) => true,
+            // Attached workers will need the memory again.
+            Some(false) => is_idle && !self.arena.has_workers(),
+            None => is_idle,
+        };
+        if release {
+            self.arena.release_free_pages();
         }
     }
 

@@ -1,5 +1,7 @@
 //! Failing reads, and reads whose waiters are gone: they end and leave no memory in use.
 
+use std::ops::Range;
+
 use super::*;
 
 /// Another source of the same objects, over a store that fails by script.
@@ -101,17 +103,34 @@ fn reads_that_back_off_do_not_count_against_the_limit() {
     assert_eq!(client.permits().backing_off(), 0);
 }
 
-#[test]
-fn pages_are_released_after_an_idle_period() {
-    let (prefetcher, source, _store) = prefetcher(32 * MIB, 20, 1_000_000);
-    let blocks = || rustix::fs::fstat(prefetcher.arena().file()).unwrap().st_blocks;
-    let bare = blocks();
+/// Reads 20 objects of 1 MB, drops them, and decides three times, ten seconds apart, whether to release memory. Returns
+/// whether their pages remain.
+fn remain(is_memory_short: Option<bool>, announced: Range<u64>, with_worker: bool) -> bool {
+    let (prefetcher, source, _store) = prefetcher(32 * MIB, 40, 1_000_000);
+    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
+    let claim = with_worker.then(|| worker.block(&[MIB], no_check).unwrap().unwrap());
     drop(runtime().block_on(prefetcher.take(&objects(source, 0..20))));
-    eventually("all memory is free", || prefetcher.stats().memory.used == 0 && prefetcher.stats().in_flight == 0);
-    let resident = blocks();
-    assert!(resident > bare + 19_000_000 / 512);
-    prefetcher.release_idle_memory(Instant::now());
-    assert_eq!(blocks(), resident);
-    prefetcher.release_idle_memory(Instant::now() + Duration::from_secs(60));
-    assert!(blocks() < bare + 1_000_000 / 512, "{} of {resident} blocks remain", blocks());
+    prefetcher.announce(prefetcher.new_iterator(), &objects(source, announced));
+    eventually("no read runs", || prefetcher.stats().in_flight == 0);
+    for seconds in [10, 20, 30] {
+        prefetcher.release_free_memory(Instant::now() + Duration::from_secs(seconds), || is_memory_short);
+    }
+    drop(claim);
+    rustix::fs::fstat(prefetcher.arena().file()).unwrap().st_blocks > 15_000_000 / 512
+}
+
+#[test]
+fn pages_are_released_after_an_idle_period_unless_workers_live_and_memory_is_not_short() {
+    assert!(!remain(None, 0..0, false));
+    assert!(!remain(None, 0..0, true));
+    assert!(!remain(Some(false), 0..0, false));
+    assert!(remain(Some(false), 0..0, true));
+}
+
+#[test]
+fn pages_are_released_while_objects_are_announced_if_memory_is_short() {
+    assert!(remain(None, 20..21, false));
+    assert!(remain(Some(false), 20..21, false));
+    assert!(!remain(Some(true), 20..21, false));
+    assert!(!remain(Some(true), 20..21, true));
 }
