@@ -25,8 +25,12 @@ const MAPPED_BYTES: usize = 32 << 10;
 /// Larger blocks have no size class.
 const MAX_CLASS_BYTES: usize = 8 << 20;
 
-/// Maximum size of all kept blocks with a class: a batch of images, or the parts of one upload.
-const RETAINED_BYTES: usize = 64 << 20;
+/// Maximum size of all kept blocks with a class: the results of a read of 2,000 images.
+const RETAINED_BYTES: usize = 256 << 20;
+
+/// Beyond this size of all kept blocks with a class, the kernel may take the pages of further ones back. It is that of a
+/// batch of images, or of the parts of one upload.
+const RESIDENT_BYTES: usize = 64 << 20;
 
 /// Maximum size of all kept blocks without a class. With many readers few blocks are free at a time.
 const RETAINED_LARGE_BYTES: usize = 256 << 20;
@@ -129,6 +133,13 @@ pub(super) fn take(len: usize) -> io::Result<(NonNull<u8>, usize)> {
 /// Returns a block, from its only user, to the pool.
 pub(super) fn give(block: NonNull<u8>, capacity: usize) {
     let Some((class, _)) = class_of(capacity) else { return give_large(block, capacity) };
+    let retained_bytes = {
+        let _inside = fork::enter();
+        POOL.lock().expect("no holder of this lock panics").retained_bytes
+    };
+    if capacity >= MAPPED_BYTES && retained_bytes > RESIDENT_BYTES {
+        allow_reclaim(block, capacity);
+    }
     {
         let _inside = fork::enter();
         let mut pool = POOL.lock().expect("no holder of this lock panics");
@@ -150,13 +161,7 @@ fn give_large(block: NonNull<u8>, capacity: usize) {
     if capacity > RETAINED_LARGE_BYTES {
         return unmap(block, capacity);
     }
-    #[cfg(target_os = "linux")]
-    {
-        // Advice only: until a page is written again, the kernel may replace it by zeros to free memory.
-        // SAFETY: the range is exactly a mapping of `map`, private and without a file. Nothing refers to it, and its next
-        // user reads no byte that it has not written.
-        let _ = unsafe { rustix::mm::madvise(block.as_ptr().cast(), capacity, rustix::mm::Advice::LinuxFree) };
-    }
+    allow_reclaim(block, capacity);
     let evicted = {
         let _inside = fork::enter();
         POOL.lock().expect("no holder of this lock panics").keep_large(block, capacity)
@@ -164,6 +169,17 @@ fn give_large(block: NonNull<u8>, capacity: usize) {
     for (capacity, Free(block)) in evicted {
         unmap(block, capacity);
     }
+}
+
+/// Allows the kernel to replace the pages of a mapped block by zeros, to free memory, until they are written again. Advice
+/// only.
+fn allow_reclaim(block: NonNull<u8>, capacity: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the range is exactly a mapping of `map`, private and without a file. Nothing refers to it, and its next
+    // user reads no byte that it has not written.
+    let _ = unsafe { rustix::mm::madvise(block.as_ptr().cast(), capacity, rustix::mm::Advice::LinuxFree) };
+    #[cfg(not(target_os = "linux"))]
+    let _ = (block, capacity);
 }
 
 fn layout(capacity: usize) -> Layout {
