@@ -56,7 +56,8 @@ def state_of(pid):
     """The letter that the system has for what a process does; Z when it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
+        # Its parent has waited for it, before or after the file was opened.
         return "Z"
 
 
@@ -65,8 +66,10 @@ def kill_at(control, pid):
     deadline_s = time.monotonic() + HELD_S
     while time.monotonic() < deadline_s:
         if control.fault_report()[0]["fired"]:
-            os.kill(pid, signal.SIGKILL)
-            return True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                return True
+            return False
         if state_of(pid) == "Z":
             return False
         time.sleep(0.005)

@@ -44,6 +44,7 @@ __all__ = [
     "pickle_nesting",
     "prefetch_stats",
     "read_refs",
+    "release_free_memory",
     "scatter",
     "start_prefetcher",
     "upload_file",
@@ -1162,12 +1163,13 @@ class NativeBlocks:
         """Process id of the owner."""
     def descriptors(self) -> tuple[int, int]:
         """File descriptors of the arena and of its eventfd, for `attach`."""
-    def block(self, size: int) -> Buffer | None:
-        """Requests memory of `size` bytes, whose content is undefined.
+    def block(self, size: int, preferred: int) -> Buffer | None:
+        """Requests memory of `preferred` bytes, or of `size` bytes if that is more or the limits of the owner do
+        not allow the former. Its content is undefined.
 
         Returns:
-            A buffer. It is returned to the owner when it and all of its views are deleted. None if the owner's
-            limit does not allow another one, or the owner has exited.
+            A buffer. It is returned to the owner when it and all of its views are deleted. None if the limits do not
+            allow it, or the owner has exited.
         """
     def reclaim(self, workers: list[int]) -> None:
         """Recycles the blocks that workers had offered and that will not be adopted.
@@ -1176,7 +1178,7 @@ class NativeBlocks:
             workers: Process ids of workers that have exited.
         """
     @staticmethod
-    def contain(address: int) -> bool:
+    def contains(address: int) -> bool:
         """Returns whether an address is within a block of which this process has views."""
 
 def offer(buffer: Buffer) -> tuple[int, int, int] | None:
@@ -1215,6 +1217,9 @@ def start_prefetcher(budget: int) -> None:
 
 def prefetch_stats() -> dict[str, Any]:
     """Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none."""
+
+def release_free_memory() -> None:
+    """Releases the memory of the prefetcher of this process that is not in use."""
 
 @final
 class NativeGather:

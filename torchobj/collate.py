@@ -1,23 +1,32 @@
-"""Collation into recycled shared memory, for workers of a `torchobj.DataLoader`."""
+"""Collation into recycled shared memory, for workers of a `torchobj.DataLoader`.
+
+torch's `default_collate` stacks tensors in this memory in these workers, also when a collate function calls it.
+"""
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data._utils import collate as torch_collate
+import torch.utils.data
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-from torchobj.datasets.batch_memory import current_memory
+from torchobj.datasets.batch_memory import SMALL_BYTES, current_memory, view
 
 __all__ = ["default_collate", "empty"]
+
+#: torch's own function, for collate functions that change the samples first.
+default_collate: Callable[[Any], Any] = torch.utils.data.default_collate
 
 
 def empty(size: int | Sequence[int], *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An uninitialised tensor on the CPU, for a collate function that fills it.
 
-    In a worker of a `torchobj.DataLoader` the memory is that of the batch: the trainer receives it without a copy. It
-    is recycled when the trainer has deleted all tensors that view it. Elsewhere, and if the batch does not fit the
-    memory for batches, it is ordinary memory.
+    In a worker of a `torchobj.DataLoader` the memory is that of the batch: the trainer receives it without a copy,
+    unless the worker keeps the tensor. It is reused after the trainer has deleted all tensors and arrays that view it.
+    Call this function for each batch: a tensor that is filled again changes the batches that were sent. Elsewhere, up
+    to 4 KiB, and beyond the limit on the memory of batches, it is ordinary memory.
 
     Args:
         size: The shape.
@@ -35,48 +44,29 @@ def empty(size: int | Sequence[int], *, dtype: torch.dtype | None = None) -> tor
         >>> padded([torch.ones(1, dtype=torch.uint8), torch.ones(3, dtype=torch.uint8)]).tolist()
         [[1, 0, 0], [1, 1, 1]]
     """
-    shape = (size,) if isinstance(size, int) else tuple(size)
+    try:
+        shape: tuple[int, ...] = (operator.index(size),)  # type: ignore[arg-type]  # a sequence raises
+    except TypeError:
+        shape = tuple(size)  # type: ignore[arg-type]
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    tensor = _in_block(shape, dtype)
-    return torch.empty(shape, dtype=dtype) if tensor is None else tensor
+    tensor = _allocate(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu") if tensor is None else tensor
 
 
-def _in_block(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
-    memory = current_memory()
-    if memory is None or any(length <= 0 for length in shape):
-        return None
-    count = math.prod(shape)
+def _allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
+    """An uninitialised tensor; None if the memory of the batch has no space for it."""
+    memory, count = current_memory(), math.prod(shape)
+    # Larger tensors only: a small one that is kept, such as labels, would keep the memory of its batch.
+    if memory is None or count * dtype.itemsize <= SMALL_BYTES or min(shape) < 0:
+        return torch.empty(shape, dtype=dtype, device="cpu")
     span = memory.allocate(count * dtype.itemsize)
-    if span is None:
-        return None
-    return torch.frombuffer(span.buffer, dtype=dtype, count=count, offset=span.offset).view(shape)
+    return None if span is None else view(span.buffer, dtype, offset=span.offset, count=count).view(shape)
 
 
-def default_collate(batch: Sequence[Any]) -> Any:
-    """Torch's `default_collate`, with the tensors of the batch in memory that is recycled between batches.
-
-    A `torchobj.DataLoader` uses it by default. Call it from a collate function that changes samples first; torch's own
-    function allocates new shared memory for each batch.
-
-    Args:
-        batch: The samples.
-
-    Returns:
-        What `torch.utils.data.default_collate` returns: the same types, shapes, strides and values. Entries of torch's
-        `default_collate_fn_map` are used.
-
-    Raises:
-        RuntimeError: As for torch: tensors of different shapes, and others.
-        TypeError: As for torch: samples of a type that cannot be combined.
-
-    Example:
-        >>> default_collate([{"x": 1, "y": 2.0}, {"x": 3, "y": 4.0}])
-        {'x': tensor([1, 3]), 'y': tensor([2., 4.], dtype=torch.float64)}
-    """
-    functions = dict(torch_collate.default_collate_fn_map)
-    if current_memory() is not None and functions.get(torch.Tensor) is torch_collate.collate_tensor_fn:
-        functions[torch.Tensor] = _collate_tensors
-    return torch_collate.collate(batch, collate_fn_map=functions)
+def use_in_worker() -> None:
+    """Makes torch's `default_collate` stack tensors in the memory of batches. Called once in each worker."""
+    if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
+        default_collate_fn_map[torch.Tensor] = _collate_tensors
 
 
 def _collate_tensors(
@@ -84,10 +74,10 @@ def _collate_tensors(
 ) -> torch.Tensor:
     elem = batch[0]
     if _is_plain(elem) and all(type(other) is torch.Tensor and other.shape == elem.shape for other in batch):
-        out = _in_block((len(batch), *elem.shape), elem.dtype)
+        out = _allocate((len(batch), *elem.shape), elem.dtype)
         if out is not None:
             return torch.stack(tuple(batch), 0, out=out)
-    stacked: torch.Tensor = torch_collate.collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    stacked: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
     return stacked
 
 

@@ -1,14 +1,16 @@
 """Batches of workers equal those of torch's DataLoader, in type, shape, strides, values and errors."""
 
 import collections
+import pickle
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
 import numpy
 import pytest
 import torch
 from torch.utils.data import Dataset
-from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 import torchobj
 from torchobj._torchobj import NativeBlocks
@@ -41,7 +43,7 @@ def torchs(make: Callable[[int], Any], **arguments: Any) -> list[Any]:
 
 
 def in_block(tensor: torch.Tensor) -> bool:
-    return NativeBlocks.contain(tensor.untyped_storage().data_ptr())
+    return NativeBlocks.contains(tensor.untyped_storage().data_ptr())
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -144,6 +146,71 @@ def test_large_tensors_are_in_blocks_and_small_ones_are_not() -> None:
     assert not in_block(ours(lambda i: i)[0])
 
 
+def test_a_small_view_of_a_large_tensor_is_sent_as_torch_sends_it() -> None:
+    large = torch.arange(100_000)
+    batches = ours(lambda i: large[i : i + 2], batch_size=None)
+    assert [batch.tolist() for batch in batches] == [[i, i + 1] for i in range(6)]
+    assert not any(in_block(batch) for batch in batches), "100,000 numbers would be copied for each"
+
+
+def _to_meta(worker: int) -> None:
+    del worker
+    torch.set_default_device("meta")
+
+
+def _rows(samples: list[torch.Tensor]) -> Any:
+    return list(torchobj.collate.default_collate(samples))
+
+
+def _micro_batches(samples: list[torch.Tensor]) -> Any:
+    return list(torch.utils.data.default_collate(samples).chunk(3))
+
+
+def _cropped(samples: list[torch.Tensor]) -> Any:
+    batch = torchobj.collate.empty((len(samples), 10_000), dtype=torch.uint8)
+    return [batch[:, :100].fill_(7)]
+
+
+@pytest.mark.parametrize("collate_fn", [_rows, _micro_batches, _cropped])
+def test_views_of_a_batch_stay_in_its_block(collate_fn: Any) -> None:
+    for batch in ours(lambda index: torch.full((5000,), index, dtype=torch.uint8), collate_fn=collate_fn):
+        assert all(map(in_block, batch))
+        assert len({tensor.untyped_storage().data_ptr() for tensor in batch}) == 1
+
+
+def _known(samples: list[torch.Tensor | None]) -> Any:
+    return torch.utils.data.default_collate([sample for sample in samples if sample is not None])
+
+
+def test_a_collate_function_that_calls_that_of_torch_gets_a_block() -> None:
+    batches = ours(lambda index: torch.full((5000,), index) if index % 3 else None, collate_fn=_known)
+    assert [batch[:, 0].tolist() for batch in batches] == [[1, 2], [4, 5]]
+    assert all(map(in_block, batches))
+    assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn, "only in workers"
+
+
+def test_another_default_device_changes_nothing() -> None:
+    def make(i: int) -> torch.Tensor:
+        return torch.full((2000,), i, device="cpu")
+
+    def collated(samples: list[torch.Tensor]) -> Any:
+        return samples, torchobj.collate.empty((0,))
+
+    samples, empty = ours(make, collate_fn=collated, worker_init_fn=_to_meta)[1]
+    assert [int(sample[0]) for sample in samples] == [3, 4, 5]
+    assert {tensor.device.type for tensor in (empty, *samples)} == {"cpu"}
+    with torch.device("meta"):
+        sent = pickle.loads(ForkingPickler.dumps(samples[0]))
+    assert torch.equal(sent, samples[0])
+
+
+@pytest.mark.parametrize("collate_fn", [None, torch.utils.data.default_collate, torchobj.collate.default_collate])
+def test_samples_of_a_default_batch_are_counted(collate_fn: Any) -> None:
+    batches = torchobj.DataLoader(Of(lambda i: (i, i)), batch_size=3, collate_fn=collate_fn)
+    assert len(list(batches)) == 2
+    assert batches.stats().samples == 6
+
+
 def test_an_entry_of_default_collate_fn_map_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def doubled(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor:
         return torch.stack(batch) * 2
@@ -181,6 +248,8 @@ def test_a_tensor_of_empty_is_not_copied() -> None:
 
 def test_empty_accepts_what_torch_accepts_elsewhere() -> None:
     assert torchobj.collate.empty(5).shape == (5,)
+    assert torchobj.collate.empty(numpy.int64(5)).shape == (5,)
+    assert torchobj.collate.empty(torch.Size([2])).shape == (2,)
     assert torchobj.collate.empty((0, 3)).shape == (0, 3)
     assert torchobj.collate.empty([2, 3], dtype=torch.bool).dtype is torch.bool
     with pytest.raises(RuntimeError, match="negative"):

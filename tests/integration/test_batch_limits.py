@@ -25,8 +25,8 @@ PROGRAM = """
 """
 
 
-def _run(prelude: str = "", wrapper: tuple[str, ...] = (), **environment: str) -> str:
-    code = textwrap.dedent(prelude) + textwrap.dedent(PROGRAM)
+def _run(prelude: str = "", wrapper: tuple[str, ...] = (), program: str = PROGRAM, **environment: str) -> str:
+    code = textwrap.dedent(prelude) + textwrap.dedent(program)
     command = [*wrapper, sys.executable, "-c", code]
     done = subprocess.run(
         command, env=os.environ | environment, capture_output=True, text=True, timeout=300, check=False
@@ -39,12 +39,40 @@ def test_a_list_of_all_batches_exceeds_the_limit_and_is_complete() -> None:
     refused, used, report = _run(TORCHOBJ_BUDGET_BYTES=str(16 << 20)).split(maxsplit=2)
     assert int(refused) > 0
     assert int(used) <= 16 << 20
-    assert report.count("did not fit the recycled memory of 16 MiB") == 1
+    assert report.count("exceeded the limit on the memory of batches, 16 MiB") == 1
 
 
 def test_a_batch_larger_than_the_limit_is_sent() -> None:
     refused, used, _ = _run(TORCHOBJ_BUDGET_BYTES=str(1 << 20)).split(maxsplit=2)
     assert (int(refused), int(used)) == (32, 0)
+
+
+def test_a_smaller_batch_after_a_large_one_fits() -> None:
+    program = """
+        import torch, torchobj
+        from torchobj._torchobj import NativeBlocks
+
+        loader = torchobj.DataLoader([10, 1, 10, 1, 1], batch_size=None, num_workers=1, lookahead=0,
+                                     collate_fn=lambda size: torch.zeros(size << 20, dtype=torch.uint8))
+        batches = list(loader)
+        print([NativeBlocks.contains(batch.data_ptr()) for batch in batches], loader.stats().blocks_refused)
+    """
+    found = _run(program=program, TORCHOBJ_BUDGET_BYTES=str(16 << 20))
+    assert found.strip() == "[True, True, False, True, True] 1"
+
+
+def test_the_first_batch_of_a_worker_is_copied_to_one_block() -> None:
+    program = """
+        import torch, torchobj
+        from torchobj._torchobj import NativeBlocks
+
+        loader = torchobj.DataLoader([torch.zeros(10_000)] * 600, batch_size=300, num_workers=2, lookahead=0,
+                                     collate_fn=lambda samples: [sample.clone() for sample in samples])
+        batches = list(loader)
+        print(all(NativeBlocks.contains(sample.data_ptr()) for batch in batches for sample in batch),
+              loader.stats().blocks_refused, loader.stats().block_bytes >> 20)
+    """
+    assert _run(program=program).split() == ["True", "0", "24"]
 
 
 def test_few_descriptors_are_not_exhausted() -> None:
@@ -70,3 +98,28 @@ def test_without_shared_memory_torchs_own_is_used() -> None:
         native.start_prefetcher = refused
     """
     assert _run(refuse).split()[:2] == ["0", "0"]
+
+
+def test_batches_that_cannot_be_pickled_do_not_keep_their_objects() -> None:
+    program = """
+        import pathlib, tempfile, torchobj
+        from torchobj import _torchobj
+
+        with tempfile.TemporaryDirectory() as folder:
+            for number in range(40):
+                (pathlib.Path(folder) / f"k{number:02}").write_bytes(bytes(100_000))
+            loader = torchobj.DataLoader(torchobj.ObjectMapDataset(f"file://{folder}/"), batch_size=4, num_workers=1,
+                                         persistent_workers=True, collate_fn=lambda samples: (samples, lambda: 0))
+            iterator, errors = iter(loader), 0
+            while True:
+                try:
+                    next(iterator)
+                except StopIteration:
+                    break
+                except Exception:
+                    errors += 1
+            print(errors, _torchobj.prefetch_stats()["granted_bytes"])
+    """
+    errors, granted = map(int, _run(program=program).split())
+    assert errors == 10
+    assert granted <= 4 * 2**17, "those of the last batch"

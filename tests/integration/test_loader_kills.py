@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import torchobj
+from tests.killing import state_of
 from tests.prefetching import eventually, stats
 
 CONTEXTS = ["fork", "spawn", "forkserver"]
@@ -31,10 +32,7 @@ def folder(tmp_path):
 
 
 def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    return state_of(pid) != "Z"
 
 
 def holders(inode):

@@ -1,7 +1,8 @@
-"""Recycled memory for the batches of a loader: in its process the owner, in a worker the allocator. Builds no batch."""
+"""Allocates the tensors of batches from blocks of recycled shared memory. Does not build batches."""
 
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,10 +13,18 @@ from torchobj._torchobj import Buffer
 from torchobj.datasets import prefetch_source, worker_process
 from torchobj.datasets.descriptors import Descriptors
 
-__all__ = ["BatchMemory", "Span", "current_memory"]
+__all__ = ["SMALL_BYTES", "BatchMemory", "Span", "aligned", "current_memory", "is_view", "view"]
+
+#: Tensors of up to this size are sent through the queue: that costs less than a block.
+SMALL_BYTES = 4096
 
 #: Alignment of each tensor in bytes: that of torch's own CPU allocator.
 _ALIGNMENT = 64
+
+
+def aligned(size: int) -> int:
+    """Bytes that `size` bytes take in a block."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 class Span(NamedTuple):
@@ -27,15 +36,16 @@ class Span(NamedTuple):
 
 
 class BatchMemory:
-    """Allocates the tensors of one batch after the other from blocks, which the owner lends.
+    """Allocates the tensors of one batch after the other from blocks, which the process of the loader grants.
 
-    The blocks of a batch are recycled when the trainer has deleted all of its tensors. Usually one block holds a whole
-    batch: the first block of a batch has the size of the previous batch.
+    The blocks of a batch are reused after the trainer has deleted all of its tensors. Usually one block holds a whole
+    batch: the first block of a batch has the size of the previous batch. Threads of a collate function may allocate.
     """
 
     def __init__(self, native: "_torchobj.NativeBlocks") -> None:
         self._native: _torchobj.NativeBlocks | None = native
         self._descriptors: Descriptors | None = None
+        self._lock = threading.Lock()
         self._reset()
         self._previous_bytes = 0
 
@@ -51,38 +61,47 @@ class BatchMemory:
             return None
         return cls(_torchobj.NativeBlocks())
 
-    def allocate(self, size: int) -> Span | None:
-        """Memory for `size` bytes of the current batch, with undefined content. None if the limit does not allow it."""
-        start = -(-self._end // _ALIGNMENT) * _ALIGNMENT
-        if not self._blocks or start + size > len(self._blocks[-1][1]):
-            block = self._block(size if self._blocks else max(size, self._previous_bytes))
-            if block is None:
-                return None
-            self._blocks.append(block)
-            start = 0
-        self._end = start + size
-        self._bytes += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return Span(self._blocks[-1][1], start)
+    def allocate(self, size: int, *, following: int = 0) -> Span | None:
+        """Memory for `size` bytes of the current batch, with undefined content. None if the limit does not allow it.
 
-    def _block(self, size: int) -> tuple[int, Buffer] | None:
+        Args:
+            size: Number of bytes; at least 1.
+            following: Number of bytes, aligned, that will be allocated next: a new block has space for them.
+        """
+        with self._lock:
+            start = self._end
+            if not self._blocks or start + size > len(self._blocks[-1][1]):
+                previous = 0 if self._blocks else self._previous_bytes
+                block = self._block(size, preferred=max(aligned(size) + following, previous))
+                if block is None:
+                    return None
+                self._blocks.append(block)
+                start = 0
+            self._end = start + aligned(size)
+            self._bytes += aligned(size)
+            return Span(self._blocks[-1][1], start)
+
+    def _block(self, size: int, *, preferred: int) -> tuple[int, Buffer] | None:
         if self._refused or self._native is None:
             return None
-        buffer = self._native.block(size)
+        buffer = self._native.block(size, preferred)
         self._refused = buffer is None
         return None if buffer is None else (_address_of(buffer), buffer)
 
     def find(self, address: int, size: int) -> Span | None:
         """The part of the current batch's blocks with this address; None if it is elsewhere."""
-        for start, buffer in self._blocks:
-            if start <= address and address + size <= start + len(buffer):
-                return Span(buffer, address - start)
+        with self._lock:
+            for start, buffer in self._blocks:
+                if start <= address and address + size <= start + len(buffer):
+                    return Span(buffer, address - start)
         return None
 
     def end_batch(self) -> None:
         """Ends the current batch: the next one is allocated elsewhere."""
-        if self._bytes:
-            self._previous_bytes = self._bytes
-        self._reset()
+        with self._lock:
+            if self._bytes:
+                self._previous_bytes = self._bytes
+            self._reset()
 
     def use(self) -> None:
         """Makes this the memory of the current process, a worker."""
@@ -110,6 +129,7 @@ class BatchMemory:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._native, self._owner, self._descriptors = None, state["owner"], state["descriptors"]
+        self._lock = threading.Lock()
         self._previous_bytes = 0
         self._reset()
 
@@ -121,6 +141,23 @@ _of_process: dict[int, BatchMemory] = {}
 def current_memory() -> BatchMemory | None:
     """The memory of batches, in a worker of a `torchobj.DataLoader`; None in any other process."""
     return _of_process.get(os.getpid())
+
+
+def view(memory: Buffer | bytearray, dtype: torch.dtype, *, offset: int, count: int) -> torch.Tensor:
+    """A tensor of one dimension that views `memory`, which is kept until its storage is deleted.
+
+    `share_memory_` moves the storage; the reference keeps the earlier memory for arrays that view it.
+    """
+    tensor = torch.frombuffer(memory, dtype=dtype, offset=offset, count=count)
+    tensor.untyped_storage()._torchobj_memory = memory  # type: ignore[attr-defined]
+    return tensor
+
+
+def is_view(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage views memory of a batch."""
+    if storage.is_shared():
+        return False
+    return hasattr(storage, "_torchobj_memory") or _torchobj.NativeBlocks.contains(storage.data_ptr())
 
 
 def _address_of(buffer: Buffer) -> int:

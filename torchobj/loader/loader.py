@@ -19,7 +19,7 @@ from torchobj.loader.iterable_state import IterablePass, batches_to_replay, iter
 from torchobj.loader.iterator import LoaderIterator, Progress, samples_in
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.lookahead_mixin import Batch_co, LookaheadMixin
-from torchobj.loader.packed_batch import collating_loader, packing_loader
+from torchobj.loader.packed_batch import packing_loader
 from torchobj.loader.report import report
 from torchobj.loader.sample_objects import (
     ObjectFinder,
@@ -60,6 +60,10 @@ class DataLoader(LookaheadMixin[Batch_co]):
     (`torchobj.set_memory_budget`). This process reads the objects of its samples for all workers; the workers only
     decode.
 
+    Workers build batches in shared memory, which is reused after all tensors and arrays that view a batch are deleted.
+    Keeping one row keeps the tensors of its batch that are larger than 4 KiB. Batches are writable; `is_shared()`
+    returns False, and a queue of torch.multiprocessing sends a copy.
+
     Args:
         dataset: A dataset of torchobj, or a `Subset`, `ConcatDataset`, `StackDataset` or `random_split` of one. Other
             datasets work, but nothing is read ahead for them.
@@ -68,10 +72,11 @@ class DataLoader(LookaheadMixin[Batch_co]):
         sampler: Yields the indices of samples; excludes `shuffle`.
         batch_sampler: Yields a list of indices per batch; excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: Number of worker processes. 0: this process builds the samples.
-        collate_fn: Combines a list of samples into a batch. None: `torchobj.collate.default_collate`, which workers
-            run into recycled shared memory. Tensors of other functions are copied there; `torchobj.collate.empty`
+        collate_fn: Combines a list of samples into a batch. None: torch's `default_collate`, which stacks tensors in
+            that memory, also if another function calls it. Other tensors are copied there; `torchobj.collate.empty`
             saves the copy.
-        pin_memory: Whether to copy tensors into pinned memory.
+        pin_memory: Whether a thread of this process copies tensors into torch's pinned memory. The shared memory of
+            batches is not pinned: torch tracks the streams that read pinned memory only for its own.
         drop_last: Whether to drop a smaller last batch.
         timeout: Seconds to wait for a batch of a worker. 0: no limit.
         worker_init_fn: Called in each worker with its number.
@@ -213,9 +218,7 @@ class DataLoader(LookaheadMixin[Batch_co]):
 
     def _get_iterator(self) -> Any:
         memory = BatchMemory.start() if self.num_workers else None
-        loader: Any = self if memory is None else collating_loader(self)
-        if self._iterable is not None:
-            loader = self._iterable.tracked_loader(loader)
+        loader: Any = self if self._iterable is None else self._iterable.tracked_loader(self)
         if memory is not None:
             loader = packing_loader(loader, memory)
         iterator = super(DataLoader, loader)._get_iterator()

@@ -2,38 +2,36 @@
 
 A worker pickles its batch with a pickler of its own, because reducers of `ForkingPickler` would change the queues of
 users too. The pickler lists the storages of all tensors. Storages in the memory of the batch (`torchobj.collate`) stay
-where they are, others are copied there. The trainer unpickles the batch with storages that view the memory.
+where they are, and others are copied there. A storage of which less than half of the bytes are part of the batch is
+sent by torch, which moves it into shared memory once and sends it any number of times. The trainer unpickles the batch
+with storages that view the memory.
 """
 
 import functools
 import io
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import reduce_storage
-from torch.utils.data._utils.collate import default_collate as torch_default_collate
 
-from torchobj import _torchobj
+from torchobj import collate
 from torchobj._torchobj import Buffer
-from torchobj.collate import default_collate
-from torchobj.datasets.batch_memory import BatchMemory, Span
+from torchobj.datasets.batch_memory import SMALL_BYTES, BatchMemory, aligned, is_view, view
 from torchobj.loader.unwrap import changed_view
 
-__all__ = ["collating_loader", "pack", "packing_loader"]
+__all__ = ["pack", "packing_loader"]
 
-#: Up to this number of bytes, tensors are sent through the queue: less than a block costs.
-_INLINE_BYTES = 4096
+#: Maximum size of all small storages of a batch that are sent through the queue: the size of its pipe.
+_MAX_INLINE_BYTES = 64 << 10
+#: Share of a storage's bytes that must be in a batch for it to be copied.
+_MIN_SHARE = 0.5
 
 Memory = Buffer | bytearray | torch.UntypedStorage
-
-
-def collating_loader(loader: Any) -> Any:
-    """A view of a loader for torch's iterator, whose default collate function is that of torchobj."""
-    return changed_view(loader, collate_fn=default_collate) if loader.collate_fn is torch_default_collate else loader
 
 
 def packing_loader(loader: Any, memory: BatchMemory) -> Any:
@@ -47,7 +45,8 @@ def packing_loader(loader: Any, memory: BatchMemory) -> Any:
 
 def _start_worker(memory: BatchMemory, worker_init_fn: Callable[[int], Any] | None, worker: int) -> None:
     memory.use()
-    _copy_blocks_when_shared()
+    collate.use_in_worker()
+    _copy_batches_when_shared()
     if worker_init_fn is not None:
         worker_init_fn(worker)
 
@@ -76,17 +75,33 @@ class _PackedBatch:
 
 
 class _Packer(ForkingPickler):
-    """Pickles as for a queue, but lists the storages that are ordinary memory instead of sharing them."""
+    """Pickles as for a queue, but lists buffers, and storages of ordinary memory, instead of sharing them."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
+        self.buffers: list[Buffer] = []
         self.storages: list[torch.UntypedStorage] = []
+        # Bytes of the batch's tensors, by storage.
+        self._bytes: dict[int, int] = {}
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is Buffer:
+            self.buffers.append(obj)
+            return _buffer, (len(self.buffers) - 1,)
+        if isinstance(obj, torch.Tensor) and obj.device.type == "cpu" and obj.layout is torch.strided:
+            if not obj.is_nested:
+                storage = obj.untyped_storage()._cdata
+                self._bytes[storage] = self._bytes.get(storage, 0) + obj.nbytes
+            return NotImplemented
         if type(obj) is not torch.UntypedStorage or obj.device.type != "cpu" or not obj.nbytes() or obj.is_shared():
             return NotImplemented
         self.storages.append(obj)
         return _storage, (len(self.storages) - 1,)
+
+    def is_part(self, storage: torch.UntypedStorage) -> bool:
+        """Whether at least half of the bytes of a storage are in the batch. All are, if no tensor views it."""
+        size: int = storage.nbytes()
+        return self._bytes.get(storage._cdata, size) >= size * _MIN_SHARE
 
 
 def pack(batch: Any, memory: BatchMemory) -> _PackedBatch:
@@ -94,78 +109,104 @@ def pack(batch: Any, memory: BatchMemory) -> _PackedBatch:
     file = io.BytesIO()
     packer = _Packer(file)
     packer.dump(batch)
-    found = [memory.find(storage.data_ptr(), storage.nbytes()) for storage in packer.storages]
-    missing = sum(storage.nbytes() for storage, span in zip(packer.storages, found, strict=True) if span is None)
-    inline = bytearray() if missing <= _INLINE_BYTES else None
-    memories: dict[int, tuple[int, Memory]] = {}
+    storages = packer.storages
+    located: list[tuple[Memory, int]] = []
+    copied = []
+    for number, storage in enumerate(storages):
+        span = memory.find(storage.data_ptr(), storage.nbytes())
+        located.append(span or (storage, 0))
+        if span is None and packer.is_part(storage):
+            copied.append(number)
+    for number, place in _copies(storages, copied, memory):
+        located[number] = place
+    memories: list[Memory] = [*packer.buffers]
+    indices: dict[int, int] = {}
     spans = []
-    for storage, span in zip(packer.storages, found, strict=True):
-        place, offset = _place(storage, span, inline, memory)
-        index, _ = memories.setdefault(id(place), (len(memories), place))
-        spans.append((index, offset, storage.nbytes()))
-    return _PackedBatch(file.getvalue(), [place for _, place in memories.values()], spans)
+    for (each, offset), storage in zip(located, storages, strict=True):
+        if id(each) not in indices:
+            indices[id(each)] = len(memories)
+            memories.append(each)
+        spans.append((indices[id(each)], offset, storage.nbytes()))
+    return _PackedBatch(file.getvalue(), memories, spans)
 
 
-def _place(
-    storage: torch.UntypedStorage, span: Span | None, inline: bytearray | None, memory: BatchMemory
-) -> tuple[Memory, int]:
-    if span is not None:
-        return span
-    if inline is not None:
-        offset = -(-len(inline) // 16) * 16
-        inline.extend(bytes(offset - len(inline)))
-        inline.extend(_bytes_of(storage).numpy().data)
-        return inline, offset
-    allocated = memory.allocate(storage.nbytes())
-    if allocated is None:
-        return storage, 0
-    _view(*allocated, storage.nbytes()).copy_(_bytes_of(storage))
-    return allocated
+def _copies(
+    storages: list[torch.UntypedStorage], copied: list[int], memory: BatchMemory
+) -> Iterator[tuple[int, tuple[Memory, int]]]:
+    """Copies these storages. Yields their numbers and the places of the copies, as far as the limit allows."""
+    small = [number for number in copied if storages[number].nbytes() <= SMALL_BYTES]
+    if sum(storages[number].nbytes() for number in small) <= _MAX_INLINE_BYTES:
+        content = bytearray()
+        for number in small:
+            yield number, (content, len(content))
+            content += _bytes_of(storages[number]).numpy().data
+            content += bytes(aligned(len(content)) - len(content))
+        copied = [number for number in copied if storages[number].nbytes() > SMALL_BYTES]
+    following = sum(aligned(storages[number].nbytes()) for number in copied)
+    for number in copied:
+        size = storages[number].nbytes()
+        following -= aligned(size)
+        span = memory.allocate(size, following=following)
+        if span is not None:
+            _view(*span, size).copy_(_bytes_of(storages[number]))
+            yield number, span
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
 
 
 def _view(memory: Buffer | bytearray, offset: int, size: int) -> torch.Tensor:
-    return torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size)
+    return view(memory, torch.uint8, offset=offset, count=size)
 
 
 _unpacking = threading.local()
 
 
 def _unpack(pickled: bytes, memories: list[Memory], spans: list[tuple[int, int, int]]) -> Any:
-    _copy_blocks_when_shared()
+    _copy_batches_when_shared()
     storages = []
     for index, offset, size in spans:
         memory = memories[index]
         if not isinstance(memory, torch.UntypedStorage):
             memory = _view(memory, offset, size).untyped_storage()
         storages.append(memory)
-    outer, _unpacking.storages = getattr(_unpacking, "storages", None), storages
+    outer, _unpacking.lists = getattr(_unpacking, "lists", None), (memories, storages)
     try:
         return pickle.loads(pickled)  # noqa: S301  of our own worker
     finally:
-        _unpacking.storages = outer
+        _unpacking.lists = outer
+
+
+def _buffer(index: int) -> Buffer:
+    buffer: Buffer = _unpacking.lists[0][index]
+    return buffer
 
 
 def _storage(index: int) -> torch.UntypedStorage:
-    storage: torch.UntypedStorage = _unpacking.storages[index]
+    storage: torch.UntypedStorage = _unpacking.lists[1][index]
     return storage
 
 
-@functools.cache
-def _copy_blocks_when_shared() -> None:
-    """Makes queues send a copy of a tensor in a block.
+def _storage_of(content: bytearray) -> torch.UntypedStorage:
+    return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
-    torch moves the storage of a tensor that is sent into new shared memory. Views of numpy would keep the address in
-    the block, which is recycled then. Other tensors are sent as before.
+
+@functools.cache
+def _copy_batches_when_shared() -> None:
+    """Makes queues send a copy of a tensor of a batch.
+
+    torch moves the storage of a tensor that is sent into new shared memory. Views of numpy would stay behind. Other
+    tensors are sent as before.
     """
     reduce = ForkingPickler._extra_reducers.get(torch.UntypedStorage, reduce_storage)  # type: ignore[attr-defined]
 
-    def copying_blocks(storage: torch.UntypedStorage) -> Any:
-        if storage.device.type == "cpu" and _torchobj.NativeBlocks.contain(storage.data_ptr()):
-            return reduce(_bytes_of(storage).clone().untyped_storage())
-        return reduce(storage)
+    def copying_batches(storage: torch.UntypedStorage) -> Any:
+        if storage.device.type != "cpu" or not is_view(storage):
+            return reduce(storage)
+        if get_spawning_popen() is not None:
+            # torch would send a descriptor of the copy, which is deleted before the process starts.
+            return _storage_of, (bytearray(_bytes_of(storage).numpy().data),)
+        return reduce(_bytes_of(storage).clone().untyped_storage())
 
-    ForkingPickler.register(torch.UntypedStorage, copying_blocks)
+    ForkingPickler.register(torch.UntypedStorage, copying_batches)

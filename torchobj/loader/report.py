@@ -134,9 +134,9 @@ def _failures(stats: LoaderStats) -> list[str]:
         parts.append(f"The budget was exceeded {stats.over_budget} times for a batch that the loop waited for.")
     if stats.blocks_refused:
         parts.append(
-            f"{stats.blocks_refused} batches did not fit the recycled memory of {_size(stats.budget_bytes)}, and were "
-            "sent in new shared memory: release batches earlier, or call torchobj.set_memory_budget(budget_bytes) at "
-            "the start of the program."
+            f"{stats.blocks_refused} batches exceeded the limit on the memory of batches, "
+            f"{_size(stats.budget_bytes)} or 256 blocks, and were sent in new shared memory: keep fewer batches, or "
+            "call torchobj.set_memory_budget(budget_bytes) at the start of the program."
         )
     if stats.retries:
         parts.append(f"{stats.retries} requests failed and were retried.")

@@ -49,8 +49,10 @@ class LoaderStats:
         granted_bytes: Part of `used_bytes` that workers hold, or that is being transferred to the loop.
         ahead_bytes: Part of `used_bytes` that was read ahead or is being read.
         over_budget: Number of times the budget was exceeded for an object that was demanded.
-        block_bytes: Memory of batches that workers build or have built, in addition to `used_bytes`; reused.
-        blocks_refused: Number of times a batch did not fit that memory, which is limited to `budget_bytes`.
+        block_bytes: Memory of batches that workers build or have built, in addition to `used_bytes`; reused. Batches
+            that were held during a fork do not count: their memory is freed when the child exits.
+        blocks_refused: Number of times a batch did not fit that memory, which is limited to `budget_bytes` and to 256
+            blocks, or a quarter of the limit on open files.
         connect_failures: Connections that failed.
         memory_limited_share: Share of reads after which no further read started for lack of memory.
         request_limited_share: Share of reads after which no further read started because `in_flight_limit` was reached.

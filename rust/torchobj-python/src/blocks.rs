@@ -48,14 +48,17 @@ impl NativeBlocks {
         self.prefetcher.descriptors()
     }
 
-    /// Requests memory of `size` bytes, whose content is undefined.
+    /// Requests memory of `preferred` bytes, or of `size` bytes if that is more or the limits of the owner do not allow the
+    /// former. Its content is undefined.
     ///
     /// Returns:
-    ///     A buffer. It is returned to the owner when it and all of its views are deleted. None if the owner's limit does not
-    ///     allow another one, or the owner has exited.
-    fn block(&self, py: Python<'_>, size: u64) -> PyResult<Option<Buffer>> {
+    ///     A buffer. It is returned to the owner when it and all of its views are deleted. None if the limits do not allow
+    ///     it, or the owner has exited.
+    fn block(&self, py: Python<'_>, size: u64, preferred: u64) -> PyResult<Option<Buffer>> {
         let worker = self.prefetcher.worker(self.owner)?;
-        match py.detach(|| worker.block(size, check_signals)) {
+        let lengths = [preferred, size];
+        let lengths = if preferred > size { &lengths[..] } else { &lengths[1..] };
+        match py.detach(|| worker.block(lengths, check_signals)) {
             Ok(claim) => Ok(claim.map(Buffer::claimed)),
             Err(Unanswered::Interrupted(signal)) => Err(signal),
             Err(Unanswered::OwnerGone | Unanswered::NoFreeSlot) => Ok(None),
@@ -75,7 +78,7 @@ impl NativeBlocks {
 
     /// Returns whether an address is within a block of which this process has views.
     #[staticmethod]
-    fn contain(address: usize) -> bool {
+    fn contains(address: usize) -> bool {
         in_block(address)
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! A block has a file of its own, because a process that is forked while the trainer holds a batch keeps a view of its
 //! memory: such a block is *discarded* instead of reused, and its pages live until the last of these processes exits.
+#![expect(unsafe_code, reason = "creates memory regions over blocks; the use states its invariant")]
 
 use std::io;
 use std::ops::Range;
@@ -15,8 +16,7 @@ use rustix::fs::{Mode, OFlags, open};
 
 use super::map::Map;
 use super::owner::Arena;
-use super::segment::Allocator;
-use super::space::Extent;
+use crate::buffer::{Buffer, Memory, PendingBuffer};
 use crate::fork;
 
 /// First bytes of the file; the last byte is the version of this layout.
@@ -68,7 +68,7 @@ impl Block {
         self.map.long(offset)
     }
 
-    /// Marks the block: no process reuses it, and each unmaps it.
+    /// Marks the block: the owner does not grant it again, and workers unmap it at their next request for a block.
     pub(super) fn discard(&self) {
         self.word(16).store(1, Release);
     }
@@ -97,25 +97,44 @@ impl Block {
 
 static VIEWED: Mutex<Vec<Range<usize>>> = Mutex::new(Vec::new());
 
-/// The addresses of a block while this process has views of it.
+/// A block while this process may have views of it: in a worker from grant to transfer, in the trainer from adoption on.
 #[derive(Debug)]
-pub(super) struct Viewed(Range<usize>);
+pub(super) struct ViewedBlock {
+    block: Arc<Block>,
+    range: Range<usize>,
+    /// Number of forks when the views began.
+    forks: u64,
+}
 
-impl Viewed {
-    pub(super) fn new(block: &Block, len: u64) -> Self {
+impl ViewedBlock {
+    /// Begins the views of the first `len` bytes.
+    pub(super) fn new(block: Arc<Block>, len: u64) -> Self {
         let start = block.at(len).addr().get();
         let range = start..start + usize::try_from(len).expect("it is mapped");
-        let _inside = fork::enter();
+        let inside = fork::enter();
         VIEWED.lock().expect("no holder of this lock panics").push(range.clone());
-        Self(range)
+        Self { block, range, forks: fork::count(&inside) }
+    }
+
+    /// Address of the first `len` bytes.
+    pub(super) fn at(&self, len: u64) -> NonNull<u8> {
+        self.block.at(len)
+    }
+
+    /// Returns the block after the last view. It is discarded if this process has forked: the child may have a view.
+    pub(super) fn end(&self) -> &Arc<Block> {
+        if fork::count(&fork::enter()) != self.forks {
+            self.block.discard();
+        }
+        &self.block
     }
 }
 
-impl Drop for Viewed {
+impl Drop for ViewedBlock {
     fn drop(&mut self) {
         let _inside = fork::enter();
         let mut viewed = VIEWED.lock().expect("no holder of this lock panics");
-        if let Some(position) = viewed.iter().rposition(|range| *range == self.0) {
+        if let Some(position) = viewed.iter().rposition(|range| *range == self.range) {
             viewed.swap_remove(position);
         }
     }
@@ -128,42 +147,34 @@ pub fn in_block(address: usize) -> bool {
 }
 
 /// A block while the trainer holds it.
-pub(super) struct HeldBlock {
+struct HeldBlock {
     arena: Arc<Arena>,
-    block: Arc<Block>,
-    /// Number of forks when the trainer received it.
-    forks: u64,
-    _viewed: Viewed,
+    viewed: ViewedBlock,
 }
 
-impl HeldBlock {
-    pub(super) fn new(arena: &Arc<Arena>, block: Arc<Block>, len: u64) -> Arc<Self> {
-        let forks = fork::count(&fork::enter());
-        let viewed = Viewed::new(&block, len);
-        Arc::new(Self { arena: arena.clone(), block, forks, _viewed: viewed })
-    }
-}
-
-impl Allocator for HeldBlock {
-    fn at(&self, _extent: Extent, len: u64) -> NonNull<u8> {
-        self.block.at(len)
-    }
-
-    fn free(&self, _extent: Extent) {
+impl Drop for HeldBlock {
+    fn drop(&mut self) {
         // A forked child has copies of its parent's blocks and must not free them.
         if self.arena.is_ours() {
-            let inside = fork::enter();
-            if fork::count(&inside) != self.forks {
-                self.block.discard();
-            }
-            self.arena.state().blocks.give(self.block.clone());
+            // No fork between the two.
+            let _inside = fork::enter();
+            let block = self.viewed.end().clone();
+            self.arena.state().blocks.give(block);
         }
     }
 }
 
-/// The descriptor limit of this process, or a guess.
-pub(super) fn descriptor_limit() -> u64 {
-    rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1024)
+/// The first `len` bytes of a block that the trainer adopted. The block is reused after the last view.
+pub(super) fn adopted(arena: &Arc<Arena>, block: Arc<Block>, len: u64) -> Buffer {
+    let held = HeldBlock { arena: arena.clone(), viewed: ViewedBlock::new(block, len) };
+    let start = held.viewed.at(len);
+    let len = usize::try_from(len).expect("it is mapped");
+    // SAFETY: `held` keeps the mapping, and the owner grants the block again only after `held` is dropped. The worker has
+    // dropped its claim, or has exited (`Grants::adopt`).
+    let memory = unsafe { Memory::borrowed(start, len, Box::new(held)) };
+    let (pending, dest) = PendingBuffer::new(memory);
+    drop(dest);
+    pending.finish(len).expect("its only writer was just dropped")
 }
 
 #[cfg(test)]
@@ -185,9 +196,9 @@ mod tests {
 
     #[test]
     fn an_address_is_found_while_the_block_is_viewed() {
-        let block = Block::create(7, MIB).unwrap();
+        let block = Arc::new(Block::create(7, MIB).unwrap());
         let start = block.at(1000).addr().get();
-        let viewed = Viewed::new(&block, 1000);
+        let viewed = ViewedBlock::new(block, 1000);
         assert_eq!([start - 1, start, start + 999, start + 1000].map(in_block), [false, true, true, false]);
         drop(viewed);
         assert!(!in_block(start));

@@ -3,7 +3,9 @@
 
 use std::sync::{Arc, Weak};
 
-use super::block::{Block, descriptor_limit};
+use rustix::process::{Resource, getrlimit};
+
+use super::block::Block;
 use super::space::capacity_of;
 
 /// Maximum number of blocks. Each takes a file descriptor of the owner.
@@ -21,32 +23,56 @@ pub(super) struct Blocks {
     /// Blocks in use, with the slot of the worker that received each.
     used: Vec<(Weak<Block>, u32)>,
     next_number: u32,
-    /// Bytes of all blocks.
+    /// Bytes of all blocks except discarded ones.
     bytes: u64,
-    /// Number of requests that the limit did not allow.
+    granted: u64,
     refused: u64,
 }
 
 impl Blocks {
     /// No blocks yet, and at most `limit` bytes of them.
     pub(super) fn new(limit: u64) -> Self {
-        let max_blocks = MAX_BLOCKS.min(descriptor_limit() / DESCRIPTOR_SHARE);
-        Self { limit, max_blocks, unused: Vec::new(), used: Vec::new(), next_number: 0, bytes: 0, refused: 0 }
+        let max_blocks =
+            getrlimit(Resource::Nofile).current.map_or(MAX_BLOCKS, |limit| MAX_BLOCKS.min(limit / DESCRIPTOR_SHARE));
+        Self {
+            limit,
+            max_blocks,
+            unused: Vec::new(),
+            used: Vec::new(),
+            next_number: 0,
+            bytes: 0,
+            granted: 0,
+            refused: 0,
+        }
     }
 
-    /// Bytes of all blocks.
+    /// Bytes of all blocks except discarded ones, whose pages are freed when the last process that views them exits.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Number of requests that the limit did not allow.
+    /// Number of requests for which a block was taken.
+    pub(super) fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// Number of requests that the limits did not allow.
     pub(super) fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Returns a block of at least `len` bytes for the worker of `slot`. `None` if the limit, or the system, does not allow
-    /// another one.
-    pub(super) fn take(&mut self, slot: u32, len: u64) -> Option<Arc<Block>> {
+    /// Returns a block for the worker of `slot`, of the first of these lengths that the limits and the system allow, and the
+    /// position of this length.
+    pub(super) fn take_first(&mut self, slot: u32, lengths: &[u64]) -> Option<(usize, Arc<Block>)> {
+        let taken =
+            lengths.iter().enumerate().find_map(|(position, len)| self.take(slot, *len).map(|block| (position, block)));
+        let count = if taken.is_some() { &mut self.granted } else { &mut self.refused };
+        *count += 1;
+        taken
+    }
+
+    /// Returns a block of at least `len` bytes.
+    fn take(&mut self, slot: u32, len: u64) -> Option<Arc<Block>> {
         let capacity = capacity_of(len);
         // Twice the size is fine: padded batches differ in length.
         let fits = |block: &Block| block.capacity >= capacity && block.capacity / 2 <= capacity;
@@ -61,19 +87,17 @@ impl Blocks {
     }
 
     fn create(&mut self, capacity: u64) -> Option<Arc<Block>> {
-        let fits = |blocks: &Self| {
-            blocks.bytes.saturating_add(capacity) <= blocks.limit
-                && ((blocks.unused.len() + blocks.used.len()) as u64) < blocks.max_blocks
-        };
-        while !fits(self) && !self.unused.is_empty() {
+        let unused: u64 = self.unused.iter().map(|(block, _)| block.capacity).sum();
+        let (limit, max_blocks) = (self.limit, self.max_blocks);
+        let fits = |bytes: u64, count: usize| bytes.saturating_add(capacity) <= limit && (count as u64) < max_blocks;
+        if !fits(self.bytes - unused, self.used.len()) {
+            return None;
+        }
+        while !self.unused.is_empty() && !fits(self.bytes, self.unused.len() + self.used.len()) {
             let (oldest, _) = self.unused.remove(0);
             self.discard(&oldest);
         }
-        let block = if fits(self) { Block::create(self.next_number, capacity).ok() } else { None };
-        let Some(block) = block else {
-            self.refused += 1;
-            return None;
-        };
+        let block = Block::create(self.next_number, capacity).ok()?;
         self.next_number = self.next_number.wrapping_add(1);
         self.bytes += block.capacity;
         Some(Arc::new(block))
@@ -130,11 +154,24 @@ mod tests {
         let mut blocks = Blocks::new(4 * MIB);
         let held = blocks.take(0, 3 * MIB).unwrap();
         assert!(blocks.take(0, 2 * MIB).is_none());
-        assert_eq!(blocks.refused(), 1);
         blocks.give(held);
         assert!(blocks.take(1, 4 * MIB).is_some(), "the unused block of another size was freed");
         assert_eq!(blocks.bytes(), 4 * MIB);
         assert!(blocks.take(1, u64::MAX).is_none());
+    }
+
+    #[test]
+    fn the_first_length_that_fits_is_granted() {
+        let mut blocks = Blocks::new(4 * MIB);
+        let (position, held) = blocks.take_first(0, &[3 * MIB, MIB]).unwrap();
+        let (_, small) = blocks.take_first(0, &[MIB]).unwrap();
+        assert_eq!((position, held.capacity), (0, 3 * MIB));
+        let number = small.number;
+        blocks.give(small);
+        let (position, small) = blocks.take_first(0, &[3 * MIB, MIB]).unwrap();
+        assert_eq!((position, small.number), (1, number), "a request that cannot fit frees no unused block");
+        assert!(blocks.take_first(0, &[3 * MIB, MIB]).is_none());
+        assert_eq!((blocks.granted(), blocks.refused()), (3, 1));
     }
 
     #[test]

@@ -6,13 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::block::{Block, Viewed};
+use super::block::{Block, ViewedBlock};
 use super::layout::{Answer, Header};
 use super::owner::notify;
 use super::sync;
 use super::worker::Worker;
 use crate::buffer::{Buffer, Memory, PendingBuffer};
-use crate::fork;
 
 /// A segment that was granted to a worker. Dropping the claim transfers an offered segment to the trainer, and returns
 /// any other to the owner.
@@ -20,17 +19,9 @@ pub struct Claim {
     worker: Arc<Worker>,
     answer: Answer,
     /// The block; `None` for a segment of the arena.
-    block: Option<GrantedBlock>,
+    block: Option<ViewedBlock>,
     /// Whether `buffer` was called.
     taken: AtomicBool,
-}
-
-/// A block while a worker holds it.
-struct GrantedBlock {
-    block: Arc<Block>,
-    /// Number of forks when the worker received it.
-    forks: u64,
-    _viewed: Viewed,
 }
 
 /// Identifies a segment that a worker offered, for the trainer.
@@ -50,8 +41,7 @@ impl Claim {
 
     /// The claim of `worker` on `block`, which was granted by `answer`.
     pub(super) fn of_block(worker: Arc<Worker>, answer: Answer, block: Arc<Block>) -> Arc<Self> {
-        let viewed = Viewed::new(&block, answer.len);
-        let block = Some(GrantedBlock { block, forks: fork::count(&fork::enter()), _viewed: viewed });
+        let block = Some(ViewedBlock::new(block, answer.len));
         Arc::new(Self { worker, answer, block, taken: AtomicBool::new(false) })
     }
 
@@ -93,15 +83,15 @@ impl Claim {
         assert!(!self.taken.swap(true, Relaxed), "the memory of a claim is taken once");
         let Answer { offset, len, .. } = self.answer;
         let start = match &self.block {
-            Some(granted) => granted.block.at(len),
+            Some(block) => block.at(len),
             None => self.worker.map.at(offset, len),
         };
         let len = usize::try_from(len).expect("it is mapped");
         // SAFETY: the owner granted the segment to this process alone, and frees it only after the claim, which is
         // passed to `borrowed`, is dropped; `buffer` returns it once, as was just checked; the mapping lives as long as the
         // worker or the block, which the claim keeps; the owner wrote these bytes before it answered, and those of a block
-        // are zeroes or an earlier batch. After an offer (`offer`) the owner may read the
-        // segment too, and neither process writes to it.
+        // are zeroes or an earlier batch. After an offer (`offer`) the owner may read the segment too, and neither process
+        // writes to it; only to a block may the worker write, as two processes may that share a tensor.
         let memory = unsafe { Memory::borrowed(start, len, Box::new(self.clone())) };
         let (pending, dest) = PendingBuffer::new(memory);
         drop(dest);
@@ -113,11 +103,8 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // A forked child has a copy of a claim that belongs to its parent.
         if self.worker.is_ours() {
-            if let Some(GrantedBlock { block, forks, .. }) = &self.block
-                && fork::count(&fork::enter()) != *forks
-            {
-                // A child of this worker may have a view of it.
-                block.discard();
+            if let Some(block) = &self.block {
+                block.end();
             }
             let Answer { id, generation, .. } = self.answer;
             let header = Header(&self.worker.map);

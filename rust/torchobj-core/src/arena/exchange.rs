@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
-use super::block::HeldBlock;
+use super::block;
 use super::grants::{Adoption, Granted};
 use super::layout::{Answer, DATA, Header, SEGMENTS};
 use super::owner::{Arena, State};
-use super::segment::{self, Allocator, Segment};
-use super::space::{Extent, capacity_of};
+use super::segment::{self, Segment};
 use super::sync;
 use crate::buffer::{Buffer, Memory};
 use crate::fork;
@@ -42,19 +41,20 @@ impl Arena {
         (slot, Header(self.map()).slot(slot).worker().load(Acquire))
     }
 
-    /// Grants a block of `len` bytes, whose content is undefined, to the worker of `slot`. `None` if the limit of blocks does
-    /// not allow it.
-    pub(super) fn grant_block(&self, slot: u32, len: u64) -> Option<Answer> {
+    /// Grants a block, whose content is undefined, to the worker of `slot`: of the first of these lengths that the limits
+    /// allow. Returns the position of this length too; `None` if they allow none.
+    pub(super) fn grant_block(&self, slot: u32, lengths: &[u64]) -> Option<(usize, Answer)> {
         let _inside = fork::enter();
         let mut state = self.state();
-        let block = state.blocks.take(slot, len)?;
+        let (position, block) = state.blocks.take_first(slot, lengths)?;
+        let len = lengths[position];
         let Some((id, generation)) = state.grants.add(self.worker_of(slot), Granted::Block(block.clone()), len) else {
             state.blocks.give(block);
             return None;
         };
         sync::grant(Header(self.map()).state(id), generation);
         let offset = u64::from(block.number) << 32 | u64::from(block.descriptor());
-        Some(Answer { id, generation, offset, len, failed: false })
+        Some((position, Answer { id, generation, offset, len, failed: false }))
     }
 
     /// The bytes of a segment that a worker offered to the trainer: the segment itself once the worker has dropped it,
@@ -74,7 +74,7 @@ impl Arena {
         };
         match adoption {
             None => Ok(None),
-            Some(Adoption::Transfer(memory, len)) => Ok(Some(self.held(memory, len).buffer())),
+            Some(Adoption::Transfer(memory, len)) => Ok(Some(self.adopted(memory, len))),
             Some(Adoption::Copy(memory, len)) => {
                 // Not under the lock: the copy may be large. `copying` keeps the memory from being freed.
                 let copy = self.copy_of(&memory, len);
@@ -83,21 +83,17 @@ impl Arena {
                     self.state().grants.finish_copy(id, copy.is_ok(), || sync::decline(word, generation))
                 };
                 match transferred {
-                    Some((memory, len)) => Ok(Some(self.held(memory, len).buffer())),
+                    Some((memory, len)) => Ok(Some(self.adopted(memory, len))),
                     None => copy.map(Some),
                 }
             }
         }
     }
 
-    /// The segment of adopted memory.
-    fn held(self: &Arc<Self>, memory: Granted, len: u64) -> Arc<Segment> {
+    fn adopted(self: &Arc<Self>, memory: Granted, len: u64) -> Buffer {
         match memory {
-            Granted::Extent(extent) => Segment::new(self.clone(), extent, len),
-            Granted::Block(block) => {
-                let extent = Extent { offset: 0, capacity: capacity_of(len) };
-                Segment::new(HeldBlock::new(self, block, len), extent, len)
-            }
+            Granted::Extent(extent) => Segment::new(self.clone(), extent, len).buffer(),
+            Granted::Block(block) => block::adopted(self, block, len),
         }
     }
 
@@ -105,7 +101,9 @@ impl Arena {
     fn copy_of(self: &Arc<Self>, memory: &Granted, len: u64) -> io::Result<Buffer> {
         let heap = || Memory::allocate(usize::try_from(len).expect("it is mapped"));
         let (start, copy) = match memory {
-            Granted::Extent(extent) => (self.at(*extent, len), self.segment(len).map(|segment| segment.memory())),
+            Granted::Extent(extent) => {
+                (self.map().at(DATA + extent.offset, len), self.segment(len).map(|segment| segment.memory()))
+            }
             Granted::Block(block) => (block.at(len), heap()),
         };
         Ok(segment::copy(start, len, copy.or_else(|_| heap())?))

@@ -71,7 +71,8 @@ impl Grants {
         self.used_ids.iter().map(of).sum()
     }
 
-    /// Adds a segment of a worker, given by its slot and process id. Returns its id and generation; `None` when all ids are in use.
+    /// Adds a segment of a worker, given by its slot and process id. Returns its id and generation; `None` when all ids
+    /// are in use.
     pub(super) fn add(&mut self, (slot, worker): (u32, u32), memory: Granted, len: u64) -> Option<(u32, u32)> {
         let position = self.used_ids.len();
         let grant = |generation| Grant {
@@ -113,9 +114,12 @@ impl Grants {
                 grant.copying = true;
                 Some(Adoption::Copy(grant.memory.clone()?, grant.len))
             }
-            // The worker dropped it, or has exited.
+            // The worker has exited, or dropped it.
             GrantState::Offered | GrantState::Transferred => {
                 let (memory, len) = self.remove(id)?;
+                if state == Some(GrantState::Offered) {
+                    discard_block(&memory);
+                }
                 self.transferred += 1;
                 Some(Adoption::Transfer(memory, len))
             }
@@ -132,12 +136,17 @@ impl Grants {
     ) -> Option<(Granted, u64)> {
         let grant = &mut self.entries[id as usize];
         grant.copying = false;
-        if grant.orphaned_at.is_none() && decline() {
+        let orphaned = grant.orphaned_at.is_some();
+        if !orphaned && decline() {
             self.copied += u64::from(succeeded);
             return None;
         }
         self.transferred += 1;
-        self.remove(id)
+        self.remove(id).inspect(|(memory, _)| {
+            if orphaned {
+                discard_block(memory);
+            }
+        })
     }
 
     fn remove(&mut self, id: u32) -> Option<(Granted, u64)> {
@@ -180,17 +189,14 @@ impl Grants {
                     if exited && grant.orphaned_at.is_none() {
                         grant.orphaned_at = Some(Instant::now());
                     }
-                    let timeout = if grant.abandoned { Duration::ZERO } else { orphan_timeout };
-                    !grant.copying && grant.orphaned_at.is_some_and(|since| since.elapsed() >= timeout)
+                    let timed_out = grant.orphaned_at.is_some_and(|since| since.elapsed() >= orphan_timeout);
+                    !grant.copying && (grant.abandoned || timed_out)
                 }
                 Some(GrantState::Claimed) | None => exited,
             };
             if let Some(memory) = grant.memory.take_if(|_| unused) {
-                if let (Granted::Block(block), Some(GrantState::Claimed | GrantState::Offered) | None) =
-                    (&memory, state)
-                {
-                    // The worker exited without dropping it: a child of that worker may have a view of it.
-                    block.discard();
+                if matches!(state, Some(GrantState::Claimed | GrantState::Offered) | None) {
+                    discard_block(&memory);
                 }
                 free_ids.push(*id);
                 freed.push(memory);
@@ -201,5 +207,40 @@ impl Grants {
             used_ids.iter().enumerate().for_each(|(position, id)| entries[*id as usize].position = position);
         }
         freed
+    }
+}
+
+/// Marks a block whose worker exited without dropping it: a child of that worker may have a view of it.
+fn discard_block(memory: &Granted) {
+    if let Granted::Block(block) = memory {
+        block.discard();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_block_that_an_exited_worker_had_not_dropped_is_not_reused() {
+        for copying in [false, true] {
+            let (mut grants, block) = (Grants::default(), Arc::new(Block::create(0, 4096).unwrap()));
+            let (id, generation) = grants.add((0, 1), Granted::Block(block.clone()), 10).unwrap();
+            let adopt = |grants: &mut Grants| grants.adopt(id, generation, Some(GrantState::Offered));
+            if copying {
+                assert!(matches!(adopt(&mut grants), Some(Adoption::Copy(..))));
+            }
+            assert!(grants.reclaim(&[0], Duration::MAX, |_, _| Some(GrantState::Offered)).is_empty());
+            if copying {
+                assert!(
+                    grants
+                        .finish_copy(id, true, || unreachable!("the offer of an exited worker is not declined"))
+                        .is_some()
+                );
+            } else {
+                assert!(matches!(adopt(&mut grants), Some(Adoption::Transfer(..))));
+            }
+            assert!(block.is_discarded());
+        }
     }
 }

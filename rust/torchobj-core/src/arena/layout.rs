@@ -23,8 +23,8 @@ pub(super) const MAX_OBJECTS: usize = 4096;
 /// Maximum length of all names in one request.
 pub(super) const MAX_NAME_BYTES: usize = 8 * MAX_OBJECTS;
 
-/// The source of requests for blocks, whose objects are lengths. The offset of an answer is the number of the block, in the
-/// upper half, and the owner's descriptor of its file.
+/// The source of requests for a block, whose objects are lengths in the order of preference. The offset of an answer is the
+/// number of the block, in the upper half, and the owner's descriptor of its file.
 pub(super) const BLOCKS: u64 = u64::MAX;
 
 const STATES: u64 = 4096;

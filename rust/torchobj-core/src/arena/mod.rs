@@ -10,7 +10,8 @@
 //! * **Life of a segment.** *Free* → *filling*: a read of the owner writes to it → *ready*: written, not granted yet →
 //!   *claimed*: granted to one worker → *offered*: the worker pickled it for the trainer and still maps it →
 //!   *transferred*: the worker has dropped it since → *held*: by the trainer → *free*. Each segment has one holder at a
-//!   time, and only the holder writes to it. While a segment is *offered*, both processes read it and neither writes.
+//!   time, and only the holder writes to it. While a segment is *offered*, both processes read it and neither writes
+//!   (except to a block, whose batch may contain tensors that the worker keeps, and changes).
 //!   The states after *ready* are stored in one word of the file per segment (`sync`).
 //! * **Transfer.** A worker drops an offered segment when its Python object is deallocated: from then on nothing in the
 //!   worker can reach the memory, even if a library kept a pointer to it. A trainer that receives the offer earlier
@@ -29,7 +30,8 @@
 //! * **Fork.** A forked child inherits the mapping and the eventfd and can attach as a worker. It never frees the
 //!   segments of its parent of which it inherited copies.
 //! * **Pages.** Pages of free segments stay resident, and are reused, while used and free bytes together fit the
-//!   budget. Beyond the budget, and when no read runs, the owner punches them out of the file.
+//!   budget. The owner punches them out of the file beyond the budget, when memory is short, and after a while without a
+//!   request if no worker is attached.
 
 mod block;
 mod blocks;

@@ -4,7 +4,6 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::ptr::NonNull;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -53,9 +52,12 @@ pub struct Usage {
     pub transferred: u64,
     /// Number of segments that the trainer copied, because their worker still mapped them.
     pub copied: u64,
-    /// Bytes of all blocks, which hold batches of workers; not part of `used`.
+    /// Bytes of all blocks, which hold batches of workers; not part of `used`. Without blocks that were discarded after a
+    /// fork.
     pub blocks: u64,
-    /// Number of blocks that their limit, `budget`, did not allow.
+    /// Number of blocks that were granted.
+    pub granted_blocks: u64,
+    /// Number of blocks that their limits did not allow: `budget`, and a maximum number.
     pub refused_blocks: u64,
 }
 
@@ -145,6 +147,7 @@ impl Arena {
             transferred: grants.transferred,
             copied: grants.copied,
             blocks: blocks.bytes(),
+            granted_blocks: blocks.granted(),
             refused_blocks: blocks.refused(),
         }
     }
@@ -211,7 +214,7 @@ impl Arena {
         }
     }
 
-    /// Releases the pages of all free extents, and all unused blocks. Called when no read runs.
+    /// Releases the pages of all free extents, and all unused blocks. Called when the prefetcher is idle.
     pub fn release_free_pages(&self) {
         let _inside = fork::enter();
         let mut state = self.state();
@@ -305,8 +308,8 @@ impl Arena {
 }
 
 impl Allocator for Arena {
-    fn at(&self, extent: Extent, len: u64) -> NonNull<u8> {
-        self.map.at(DATA + extent.offset, len)
+    fn map(&self) -> &Map {
+        &self.map
     }
 
     fn free(&self, extent: Extent) {

@@ -6,13 +6,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::layout::DATA;
+use super::map::Map;
 use super::space::Extent;
 use crate::buffer::{Buffer, Memory, PendingBuffer};
 
 /// Where the extent of a segment comes from and returns to.
 pub(super) trait Allocator: Send + Sync {
-    /// Address of the first `len` bytes of the extent, which stays mapped while `self` lives.
-    fn at(&self, extent: Extent, len: u64) -> NonNull<u8>;
+    /// The mapping that contains the extent.
+    fn map(&self) -> &Map;
 
     /// Frees the extent of a dropped segment.
     fn free(&self, extent: Extent);
@@ -60,7 +62,7 @@ impl Segment {
     pub fn memory(self: &Arc<Self>) -> Memory {
         assert!(!self.taken.swap(true, Ordering::Relaxed), "the memory of a segment is taken once");
         let extent = self.extent.expect("it is present until the segment is granted or dropped");
-        let start = self.allocator.at(extent, self.len);
+        let start = self.allocator.map().at(DATA + extent.offset, self.len);
         let len = usize::try_from(self.len).expect("it is mapped");
         // SAFETY: only this segment uses the extent until it is freed, and the `Arc` passed to `taken` keeps it (a
         // segment is granted only after it was moved out of its `Arc`); `memory` returns it once, as was just checked;
@@ -81,10 +83,12 @@ impl Drop for Segment {
 pub(super) fn copy(start: NonNull<u8>, len: u64, memory: Memory) -> Buffer {
     let len = usize::try_from(len).expect("it is mapped");
     let (pending, mut dest) = PendingBuffer::new(memory);
-    // SAFETY: the only caller (`Arena::adopt`) passes `len` bytes that are mapped, as `at` checked, and which a worker
-    // offered: the worker does not write to a segment any more, and it may write to a block as two processes may that
-    // share a tensor. The memory is neither freed nor granted again while its grant is marked as `copying`.
-    dest.fill(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) });
+    let unfilled = &mut dest.unfilled_mut()[..len];
+    // SAFETY: the only caller (`Arena::adopt`) passes `len` bytes that are mapped, as `at` checked, and that no new memory
+    // overlaps: they are neither freed nor granted again while their grant is marked as `copying`. No reference to them is
+    // created, because the worker may still write to a block; the copy may then have bytes of before and after.
+    unsafe { std::ptr::copy_nonoverlapping(start.as_ptr(), unfilled.as_mut_ptr(), len) };
+    dest.advance(len);
     drop(dest);
     pending.finish(len).expect("its only writer was just dropped")
 }

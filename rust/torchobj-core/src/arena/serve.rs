@@ -70,12 +70,10 @@ impl Answers {
         self.answer(position, segment, true);
     }
 
-    /// Answers a request for blocks of these lengths; refuses those that the limit does not allow.
-    fn grant_blocks(&self, lengths: &[u64]) {
-        for (position, len) in lengths.iter().enumerate() {
-            if let Some(answer) = self.arena.grant_block(self.slot, *len) {
-                self.arena.write_answer(self.slot, position, answer);
-            }
+    /// Answers a request for a block of one of these lengths.
+    fn grant_block(&self, lengths: &[u64]) {
+        if let Some((position, answer)) = self.arena.grant_block(self.slot, lengths) {
+            self.arena.write_answer(self.slot, position, answer);
         }
     }
 
@@ -190,7 +188,7 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
                 worker_watch.cancelled = Arc::default();
                 let answers = Answers::new(arena, &request, &worker_watch.cancelled);
                 match (&request.objects, request.source) {
-                    (RequestedObjects::Numbers(lengths), BLOCKS) => answers.grant_blocks(lengths),
+                    (RequestedObjects::Numbers(lengths), BLOCKS) => answers.grant_block(lengths),
                     _ => handler.on_request(request, answers),
                 }
             }

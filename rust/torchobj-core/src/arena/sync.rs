@@ -9,7 +9,7 @@ const CLAIMED: u32 = 0;
 const TRANSFERRED: u32 = 1;
 /// The worker dropped it without an offer. The owner may free it.
 const RETURNED: u32 = 2;
-/// The worker offered it to the trainer and still maps it. Neither process writes to it.
+/// The worker offered it to the trainer and still maps it. Neither process writes to it, except the worker to a block.
 const OFFERED: u32 = 3;
 
 /// An atomic word of shared memory.
@@ -65,7 +65,8 @@ pub(super) fn grant(word: &impl Word, generation: u32) {
     word.store(encode(generation, CLAIMED), Ordering::Release);
 }
 
-/// Worker: offers the segment, with all bytes written to it so far, to the trainer; the worker writes to it no more.
+/// Worker: offers the segment, with all bytes written to it so far, to the trainer; the worker writes to it no more
+/// unless it is a block.
 /// Returns false if the worker has offered or dropped it before.
 pub(super) fn offer(word: &impl Word, generation: u32) -> bool {
     word.compare_exchange(encode(generation, CLAIMED), encode(generation, OFFERED))

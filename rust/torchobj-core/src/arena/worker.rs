@@ -209,19 +209,21 @@ impl Worker {
         Ok(replies)
     }
 
-    /// Requests memory of `len` bytes, whose content is undefined. `None` if the limit of the owner does not allow it.
-    /// `check` is as for [`request`](Self::request).
+    /// Requests memory, whose content is undefined, of the first of these lengths that the limits of the owner allow. `None`
+    /// if they allow none. `check` is as for [`request`](Self::request).
     ///
     /// # Errors
     /// See [`Unanswered`].
     pub fn block<E>(
         self: &Arc<Self>,
-        len: u64,
+        lengths: &[u64],
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Option<Arc<Claim>>, Unanswered<E>> {
         let mut slot = self.slot.lock().expect("no holder of this lock panics");
-        let write = |shared: WorkerSlot<'_>| shared.object(0).store(len, Relaxed);
-        let answers = self.send(&mut slot, BLOCKS, 1, write, &mut check)?;
+        let write = |shared: WorkerSlot<'_>| {
+            lengths.iter().enumerate().for_each(|(position, len)| shared.object(position).store(*len, Relaxed));
+        };
+        let answers = self.send(&mut slot, BLOCKS, lengths.len(), write, &mut check)?;
         Ok(answers.into_iter().find(|answer| *answer != REFUSED).and_then(|answer| self.granted_block(answer)))
     }
 
