@@ -87,6 +87,12 @@ def flat(samples: Sequence[tuple[str, Any]]) -> Flat:
     return Flat(data, ends, [name for name, _ in samples])
 
 
+def torch_loader(dataset: Any, plan: Plan, **arguments: Any) -> Any:
+    """Returns torch's DataLoader in the plan's order."""
+    generator = torch.Generator().manual_seed(plan.seed)
+    return torch.utils.data.DataLoader(dataset, shuffle=True, generator=generator, **plan.arguments(), **arguments)
+
+
 class _Rival(abc.ABC):
     """A dataset under torch's DataLoader."""
 
@@ -95,11 +101,7 @@ class _Rival(abc.ABC):
         """Returns a dataset whose samples are pairs of name and bytes."""
 
     def loader(self, plan: Plan) -> Any:
-        generator = torch.Generator().manual_seed(plan.seed)
-        dataset = self.dataset(plan)
-        return torch.utils.data.DataLoader(
-            dataset, shuffle=True, generator=generator, collate_fn=flat, **plan.arguments()
-        )
+        return torch_loader(self.dataset(plan), plan, collate_fn=flat)
 
     def names(self, batch: Flat) -> list[str]:
         return batch.names

@@ -1,5 +1,6 @@
 """The targets of `loader.py`, and whether they are met, by medians of ratios. Measures nothing."""
 
+import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks.loop import Run
@@ -32,11 +33,18 @@ _TENSOR_RATES = (
 )
 _JPEG_RATE = 0.95
 _FIRST_EPOCH = 0.8
+_ROUND_TRIP_S = 0.02
+_FIRST_BATCH_ROUND_TRIPS = 1.5
 _TENSOR_CPU = 1.1
 _TENSOR_FAULTS = 1.0
 _CPU = 0.5
 _WAITING = 0.05
 _GAP_BATCHES = 2.0
+
+
+def _rate(loop: Rounds, rival: str, least: float) -> Verdict:
+    ratio = loop.ratio(Run.rate, rival)
+    return Verdict(f"{loop.label}: >= {least:g}x {rival}", f"{ratio.text(2)}x", ratio.median >= least)
 
 
 def _rates(loops: dict[str, Rounds]) -> Iterator[Verdict]:
@@ -65,8 +73,7 @@ def _tensors(loops: dict[str, Rounds]) -> Iterator[Verdict]:
     for label, rival, least in _TENSOR_RATES:
         if label not in loops or not {OURS, rival} <= loops[label].runs.keys():
             continue
-        ratio = loops[label].ratio(Run.rate, rival)
-        yield Verdict(f"{label}: >= {least:g}x {rival}", f"{ratio.text(2)}x", ratio.median >= least)
+        yield _rate(loops[label], rival, least)
         if rival != RAM:
             continue
         cpu = loops[label].ratio(Run.cpu_s_per_1000, rival)
@@ -80,8 +87,7 @@ def _tensors(loops: dict[str, Rounds]) -> Iterator[Verdict]:
 def _photos(loops: dict[str, Rounds]) -> Iterator[Verdict]:
     for label, loop in loops.items():
         if label.startswith("jpeg") and {OURS, RAM} <= loop.runs.keys():
-            ratio = loop.ratio(Run.rate, RAM)
-            yield Verdict(f"{label}: >= {_JPEG_RATE:g}x {RAM}", f"{ratio.text(2)}x", ratio.median >= _JPEG_RATE)
+            yield _rate(loop, RAM, _JPEG_RATE)
 
 
 def _first_epochs(loops: dict[str, Rounds]) -> Iterator[Verdict]:
@@ -90,6 +96,21 @@ def _first_epochs(loops: dict[str, Rounds]) -> Iterator[Verdict]:
             share = loops[label].spread(Run.first_epoch, OURS)
             target = f"{label}: the first epoch >= {_FIRST_EPOCH:g}x the rate of later ones"
             yield Verdict(target, f"{share.text(2)}x", share.median >= _FIRST_EPOCH)
+
+
+def _first_batches(loops: dict[str, Rounds]) -> Iterator[Verdict]:
+    # An epoch begins with running workers, open connections and nothing read ahead. The time between batches is an
+    # upper limit for that of decoding one.
+    for label in ("tensor, 20 ms, 1 workers", "tensor, 20 ms, 4 workers"):
+        if label in loops and OURS in loops[label].runs:
+            trips = loops[label].spread(_first_batch_round_trips, OURS)
+            target = f"{label}: first batch of an epoch <= {_FIRST_BATCH_ROUND_TRIPS:g} round trips and a batch time"
+            yield Verdict(target, trips.text(2), trips.median <= _FIRST_BATCH_ROUND_TRIPS)
+
+
+def _first_batch_round_trips(run: Run) -> float:
+    """The median wait for the first batch of an epoch without the time of a batch, in round trips."""
+    return (statistics.median(run.gap_s) - run.batch / run.rate()) / _ROUND_TRIP_S
 
 
 def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
@@ -116,6 +137,5 @@ def _waits(loops: dict[str, Rounds]) -> Iterator[Verdict]:
 def verdicts(loops: Sequence[Rounds]) -> list[Verdict]:
     """Returns the verdicts on all targets that the loops cover."""
     by_label = {loop.label: loop for loop in loops}
-    return [
-        verdict for judge in (_rates, _tensors, _photos, _first_epochs, _cpu, _waits) for verdict in judge(by_label)
-    ]
+    judges = (_rates, _tensors, _photos, _first_epochs, _first_batches, _cpu, _waits)
+    return [verdict for judge in judges for verdict in judge(by_label)]

@@ -191,8 +191,9 @@ def measure(feed: Feed, job: Job) -> Run:
     loader = feed.loader(job.plan)
     for epoch in epochs(loader):
         if epoch == 1:
-            started_s, started_cpu_s, started_faults = asked_s, tree_cpu_s(), _worker_faults()
             first_epoch_rate = (len(job.plan.names()) - job.plan.batch) / (asked_s - first_batch_at_s)
+            started_cpu_s, started_faults = tree_cpu_s(), _worker_faults()
+            started_s = asked_s = time.perf_counter()
         for number, batch in enumerate(loader):
             waited_s = time.perf_counter() - asked_s
             first_batch_at_s = first_batch_at_s or time.perf_counter()

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch.utils.data
 
-from benchmarks.feeds import GetItems, Plan, S3TorchConnector, Torchobj
-from benchmarks.lab.photos import DECODERS, Photos
-from benchmarks.tensor_feeds import Stacked
+from benchmarks.feeds import GetItems, Plan, S3TorchConnector, Torchobj, torch_loader
+from benchmarks.lab.photos import DECODERS
+from benchmarks.tensor_feeds import InRam, Stacked
 
 Decode = Callable[[Any], torch.Tensor]
 
@@ -47,18 +47,6 @@ class _Decoding(torch.utils.data.Dataset[Any]):
         return [(name, self._decode(content)) for name, content in samples]
 
 
-class _InRam(torch.utils.data.Dataset[Any]):
-    def __init__(self, names: list[str], family: Photos) -> None:
-        self._names = names
-        self._contents = [family.content(index) for index in range(len(names))]
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, index: int) -> tuple[str, bytes]:
-        return self._names[index], self._contents[index]
-
-
 class _TorchPhotos(_Batches):
     """torch's DataLoader over a dataset of names and bytes."""
 
@@ -66,14 +54,11 @@ class _TorchPhotos(_Batches):
 
     def dataset(self, plan: Plan) -> Any:
         """Returns a dataset whose samples are pairs of name and bytes."""
-        if not isinstance(plan.family, Photos):
-            raise TypeError(f"{plan.family!r} is not a family of photos")
-        return _InRam(plan.names(), plan.family)
+        names = plan.names()
+        return InRam(names, [b"".join(plan.family.pieces(index)) for index in range(len(names))])
 
     def loader(self, plan: Plan) -> Any:
-        dataset = _Decoding(self.dataset(plan), DECODERS[plan.decoder or ""])
-        generator = torch.Generator().manual_seed(plan.seed)
-        return torch.utils.data.DataLoader(dataset, shuffle=True, generator=generator, **plan.arguments())
+        return torch_loader(_Decoding(self.dataset(plan), DECODERS[plan.decoder or ""]), plan)
 
 
 class _GetItemsPhotos(_TorchPhotos):

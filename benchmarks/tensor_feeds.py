@@ -4,7 +4,7 @@ from typing import Any
 
 import torch.utils.data
 
-from benchmarks.feeds import Plan, Torchobj
+from benchmarks.feeds import Plan, Torchobj, torch_loader
 from benchmarks.lab.objects import pieces
 
 
@@ -32,17 +32,17 @@ class TorchobjTensors(Stacked, Torchobj):
     transform = staticmethod(_named_tensor)
 
 
-class _InRam(torch.utils.data.Dataset[Any]):
-    def __init__(self, names: list[str], size: int) -> None:
-        self._names = names
-        contents = (bytearray().join(pieces(index, size)) for index in range(len(names)))
-        self._tensors = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
+class InRam(torch.utils.data.Dataset[Any]):
+    """Pairs of names and contents."""
+
+    def __init__(self, names: list[str], contents: list[Any]) -> None:
+        self._names, self._contents = names, contents
 
     def __len__(self) -> int:
         return len(self._names)
 
-    def __getitem__(self, index: int) -> tuple[str, torch.Tensor]:
-        return self._names[index], self._tensors[index]
+    def __getitem__(self, index: int) -> tuple[str, Any]:
+        return self._names[index], self._contents[index]
 
 
 class RamTensors(Stacked):
@@ -51,6 +51,7 @@ class RamTensors(Stacked):
     modules = ()
 
     def loader(self, plan: Plan) -> Any:
-        dataset = _InRam(plan.names(), plan.family.size)
-        generator = torch.Generator().manual_seed(plan.seed)
-        return torch.utils.data.DataLoader(dataset, shuffle=True, generator=generator, **plan.arguments())
+        names, size = plan.names(), plan.family.size
+        contents = (bytearray().join(pieces(index, size)) for index in range(len(names)))
+        tensors = [torch.frombuffer(content, dtype=torch.uint8) for content in contents]
+        return torch_loader(InRam(names, tensors), plan)

@@ -21,8 +21,7 @@ from pathlib import Path
 
 from benchmarks.lab import nginx_gcs
 from benchmarks.lab.location import Location
-from benchmarks.lab.objects import Family, pieces
-from benchmarks.lab.photos import Photos
+from benchmarks.lab.objects import Family
 from tests.servers.certificates import make_certificates
 from tests.servers.install import cache_directory
 
@@ -97,13 +96,12 @@ def objects_folder(families: Sequence[Family]) -> Path:
     for family in families:
         for index, name in enumerate(family.names()):
             path = root / BUCKET / name
-            if path.exists() and (isinstance(family, Photos) or path.stat().st_size == family.size):
+            if family.is_stored(path):
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f"{path.name}.{os.getpid()}")
             with partial.open("wb") as file:
-                for piece in [family.content(index)] if isinstance(family, Photos) else pieces(index, family.size):
-                    file.write(piece)
+                file.writelines(family.pieces(index))
             partial.replace(path)
     return root
 

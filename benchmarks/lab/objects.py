@@ -4,6 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,14 @@ class Family:
     def names(self) -> list[str]:
         """Keys, without the prefix of a location."""
         return [f"{self.name}{index}" for index in range(self.count)]
+
+    def pieces(self, index: int) -> Iterator[bytes | memoryview]:
+        """Yields the content of object `index`."""
+        return pieces(index, self.size)
+
+    def is_stored(self, path: Path) -> bool:
+        """Returns whether a file is an object of the family: it has the size."""
+        return path.exists() and path.stat().st_size == self.size
 
 
 def size_text(size: int) -> str:

@@ -1,9 +1,10 @@
 """JPEG files of about 110 KiB as a family of objects, and their decoding to training samples. Stores nothing."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,10 @@ class Photos(Family):
     def name(self) -> str:
         return "photos/"
 
-    def content(self, index: int) -> bytes:
+    def is_stored(self, path: Path) -> bool:
+        return path.exists()
+
+    def pieces(self, index: int) -> Iterator[bytes | memoryview]:
         """A picture of 640 x 480 pixels with structure at several scales."""
         from PIL import Image
 
@@ -35,7 +39,7 @@ class Photos(Family):
             picture += cells.repeat(scale, axis=0).repeat(scale, axis=1) / 3
         file = io.BytesIO()
         Image.fromarray(picture.astype(np.uint8)).save(file, "JPEG", quality=80)
-        return file.getvalue()
+        yield file.getvalue()
 
 
 def photos(count: int) -> Photos:
@@ -70,4 +74,4 @@ DECODERS: dict[str, Callable[[Any], torch.Tensor]] = {"Pillow": by_pillow, "torc
 @cache
 def sample(decoder: str, index: int) -> torch.Tensor:
     """The sample that every feed must return for a photo."""
-    return DECODERS[decoder](Photos(0, 0).content(index))
+    return DECODERS[decoder](b"".join(photos(0).pieces(index)))
