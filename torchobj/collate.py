@@ -47,7 +47,8 @@ def empty(size: int | Sequence[int], *, dtype: torch.dtype | None = None) -> tor
     try:
         shape: tuple[int, ...] = (operator.index(size),)  # type: ignore[arg-type]  # a sequence raises
     except TypeError:
-        shape = tuple(size)  # type: ignore[arg-type]
+        # Not numpy's integers, whose product may overflow.
+        shape = tuple(map(operator.index, size))  # type: ignore[arg-type]
     dtype = torch.get_default_dtype() if dtype is None else dtype
     tensor = _allocate(shape, dtype)
     return torch.empty(shape, dtype=dtype, device="cpu") if tensor is None else tensor
@@ -61,6 +62,10 @@ def _allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor | None:
         return torch.empty(shape, dtype=dtype, device="cpu")
     span = memory.allocate(count * dtype.itemsize)
     return None if span is None else view(span.buffer, dtype, offset=span.offset, count=count).view(shape)
+
+
+#: torch refuses to allocate these, or fails while it stacks them.
+_QUANTIZED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
 def use_in_worker() -> None:
@@ -86,5 +91,6 @@ def _is_plain(elem: torch.Tensor) -> bool:
         type(elem) is torch.Tensor
         and elem.device.type == "cpu"
         and elem.layout is torch.strided
-        and not (elem.is_nested or elem.is_quantized or elem.is_conj() or elem.is_neg())
+        and elem.dtype not in _QUANTIZED
+        and not (elem.is_nested or elem.is_conj() or elem.is_neg())
     )

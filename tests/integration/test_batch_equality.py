@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 import torchobj
-from torchobj._torchobj import NativeBlocks
+from tests.batches import in_block
 
 
 class Point(NamedTuple):
@@ -40,10 +40,6 @@ def ours(make: Callable[[int], Any], **arguments: Any) -> list[Any]:
 
 def torchs(make: Callable[[int], Any], **arguments: Any) -> list[Any]:
     return list(torch.utils.data.DataLoader(Of(make), **({"batch_size": 3} | arguments), num_workers=1))
-
-
-def in_block(tensor: torch.Tensor) -> bool:
-    return NativeBlocks.contains(tensor.untyped_storage().data_ptr())
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -187,6 +183,47 @@ def test_a_collate_function_that_calls_that_of_torch_gets_a_block() -> None:
     assert [batch[:, 0].tolist() for batch in batches] == [[1, 2], [4, 5]]
     assert all(map(in_block, batches))
     assert default_collate_fn_map[torch.Tensor] is collate_tensor_fn, "only in workers"
+
+
+class Strict(torch.Tensor):
+    """A subclass that allows no function of torch, and sends itself."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise RuntimeError(f"not allowed: {func}")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return _strict, (self.as_subclass(torch.Tensor),)
+
+
+def _strict(tensor: torch.Tensor) -> Strict:
+    return tensor.as_subclass(Strict)
+
+
+def test_attributes_of_tensor_subclasses_are_not_read() -> None:
+    for [batch] in ours(lambda index: torch.full((5000,), index), batch_size=1, collate_fn=_strict_rows):
+        assert type(batch) is Strict
+
+
+def _strict_rows(samples: list[torch.Tensor]) -> Any:
+    return [sample.as_subclass(Strict) for sample in samples]
+
+
+def test_a_dtype_that_torch_refuses_is_refused() -> None:
+    for loader in (ours, torchs):
+        with pytest.raises(NotImplementedError):
+            loader(lambda _: torch.ones(20_000, dtype=torch.uint8).view(torch.qint8))
+
+
+def _empty_of_numpy_lengths(samples: list[Any]) -> torch.Tensor:
+    return torchobj.collate.empty(tuple(numpy.array([200, 1000], numpy.int16)), dtype=torch.uint8).fill_(len(samples))
+
+
+def test_lengths_of_numpy_do_not_overflow() -> None:
+    [batch, _] = ours(int, collate_fn=_empty_of_numpy_lengths)
+    assert batch.shape == (200, 1000)
+    assert batch.eq(3).all()
 
 
 def test_another_default_device_changes_nothing() -> None:

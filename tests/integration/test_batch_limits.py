@@ -50,12 +50,10 @@ def test_a_batch_larger_than_the_limit_is_sent() -> None:
 def test_a_smaller_batch_after_a_large_one_fits() -> None:
     program = """
         import torch, torchobj
-        from torchobj._torchobj import NativeBlocks
-
         loader = torchobj.DataLoader([10, 1, 10, 1, 1], batch_size=None, num_workers=1, lookahead=0,
                                      collate_fn=lambda size: torch.zeros(size << 20, dtype=torch.uint8))
         batches = list(loader)
-        print([NativeBlocks.contains(batch.data_ptr()) for batch in batches], loader.stats().blocks_refused)
+        print([not batch.is_shared() for batch in batches], loader.stats().blocks_refused)
     """
     found = _run(program=program, TORCHOBJ_BUDGET_BYTES=str(16 << 20))
     assert found.strip() == "[True, True, False, True, True] 1"
@@ -64,12 +62,10 @@ def test_a_smaller_batch_after_a_large_one_fits() -> None:
 def test_the_first_batch_of_a_worker_is_copied_to_one_block() -> None:
     program = """
         import torch, torchobj
-        from torchobj._torchobj import NativeBlocks
-
         loader = torchobj.DataLoader([torch.zeros(10_000)] * 600, batch_size=300, num_workers=2, lookahead=0,
                                      collate_fn=lambda samples: [sample.clone() for sample in samples])
         batches = list(loader)
-        print(all(NativeBlocks.contains(sample.data_ptr()) for batch in batches for sample in batch),
+        print(not any(sample.is_shared() for batch in batches for sample in batch),
               loader.stats().blocks_refused, loader.stats().block_bytes >> 20)
     """
     assert _run(program=program).split() == ["True", "0", "24"]

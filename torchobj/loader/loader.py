@@ -61,8 +61,9 @@ class DataLoader(LookaheadMixin[Batch_co]):
     decode.
 
     Workers build batches in shared memory, which is reused after all tensors and arrays that view a batch are deleted.
-    Keeping one row keeps the tensors of its batch that are larger than 4 KiB. Batches are writable; `is_shared()`
-    returns False, and a queue of torch.multiprocessing sends a copy.
+    Keeping one row keeps the tensors of its batch that are larger than 4 KiB: keep `row.clone()`. Batches are writable.
+    torch does not know that they are shared: `is_shared()` returns False, and a queue of torch.multiprocessing sends a
+    copy.
 
     Args:
         dataset: A dataset of torchobj, or a `Subset`, `ConcatDataset`, `StackDataset` or `random_split` of one. Other
@@ -73,8 +74,8 @@ class DataLoader(LookaheadMixin[Batch_co]):
         batch_sampler: Yields a list of indices per batch; excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: Number of worker processes. 0: this process builds the samples.
         collate_fn: Combines a list of samples into a batch. None: torch's `default_collate`, which stacks tensors in
-            that memory, also if another function calls it. Other tensors are copied there; `torchobj.collate.empty`
-            saves the copy.
+            this shared memory, also if another function calls it. Other tensors are copied there;
+            `torchobj.collate.empty` saves the copy.
         pin_memory: Whether a thread of this process copies tensors into torch's pinned memory. The shared memory of
             batches is not pinned: torch tracks the streams that read pinned memory only for its own.
         drop_last: Whether to drop a smaller last batch.

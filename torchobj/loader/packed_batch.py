@@ -81,18 +81,16 @@ class _Packer(ForkingPickler):
         super().__init__(file)
         self.buffers: list[Buffer] = []
         self.storages: list[torch.UntypedStorage] = []
-        # Bytes of the batch's tensors, by storage.
+        # Bytes of the batch's tensors, by storage. Attributes of subclasses are not read: these may override them.
         self._bytes: dict[int, int] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is Buffer:
             self.buffers.append(obj)
             return _buffer, (len(self.buffers) - 1,)
-        if isinstance(obj, torch.Tensor) and obj.device.type == "cpu" and obj.layout is torch.strided:
-            if not obj.is_nested:
-                storage = obj.untyped_storage()._cdata
-                self._bytes[storage] = self._bytes.get(storage, 0) + obj.nbytes
-            return NotImplemented
+        if type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided and not obj.is_nested:
+            storage = obj.untyped_storage()._cdata
+            self._bytes[storage] = self._bytes.get(storage, 0) + obj.nbytes
         if type(obj) is not torch.UntypedStorage or obj.device.type != "cpu" or not obj.nbytes() or obj.is_shared():
             return NotImplemented
         self.storages.append(obj)

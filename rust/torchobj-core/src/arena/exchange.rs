@@ -1,4 +1,4 @@
-//! Moves segments between the owner and its workers: grants, adopts and reclaims them. Allocates only copies.
+//! Moves segments and blocks between the owner and its workers: grants, adopts and reclaims them. Allocates copies and blocks.
 
 use std::io;
 use std::sync::Arc;
