@@ -21,7 +21,6 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 import torchobj
 from tests.prefetching import all_free, stats
 from torchobj import exceptions
-from torchobj.loader import lookahead as lookahead_module
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -123,59 +122,6 @@ def test_a_sampler_that_shares_its_generator_with_the_loop_is_drawn_as_by_torch(
         return [(keys.tolist(), torch.rand(1, generator=generator).item()) for keys, _ in loader]
 
     assert run(torchobj.DataLoader, lookahead=0) == run(torch.utils.data.DataLoader)
-
-
-@pytest.mark.parametrize("lookahead", [1, 3])
-def test_no_more_than_lookahead_batches_are_drawn_ahead(folder, lookahead):
-    drawn = []
-
-    class Counted(torch.utils.data.SequentialSampler):
-        def __iter__(self):
-            for index in super().__iter__():
-                drawn.append(index)
-                yield index
-
-    loader = torchobj.DataLoader(
-        dataset(folder), batch_size=1, sampler=Counted(range(COUNT)), lookahead=lookahead, collate_fn=list
-    )
-    for number, _ in enumerate(loader):
-        assert len(drawn) == min(COUNT, number + 1 + lookahead)
-
-
-def test_a_slow_sampler_gets_ahead(folder, monkeypatch):
-    # 5 ms for each index, and 30 ms for each step of the loop.
-    now = 0.0
-    drawn = []
-
-    class Slow(torch.utils.data.SequentialSampler):
-        def __iter__(self):
-            nonlocal now
-            for index in super().__iter__():
-                now += 0.005
-                drawn.append(index)
-                yield index
-
-    monkeypatch.setattr(lookahead_module.time, "perf_counter", lambda: now)
-    loader = torchobj.DataLoader(
-        dataset(folder), batch_size=1, sampler=Slow(range(COUNT)), lookahead=COUNT, collate_fn=list
-    )
-    for number, _ in zip(range(10), loader, strict=False):
-        assert len(drawn) >= min(COUNT, 2 * (number + 1))
-        now += 0.03
-
-
-def test_no_index_is_drawn_before_the_first_batch_is_requested(folder):
-    drawn = []
-
-    class Counted(torch.utils.data.SequentialSampler):
-        def __iter__(self):
-            for index in super().__iter__():
-                drawn.append(index)
-                yield index
-
-    loader = torchobj.DataLoader(dataset(folder), batch_size=4, sampler=Counted(range(COUNT)), lookahead=2)
-    iter(loader)
-    assert drawn == []
 
 
 def test_objects_of_torchs_dataset_wrappers_are_announced(folder):
