@@ -20,54 +20,48 @@ def dataset(folder):
     return torchobj.ObjectMapDataset(f"file://{folder}/", transform=bytes)
 
 
+class Counted(torch.utils.data.SequentialSampler):
+    """Records the indices that were drawn."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self.drawn = []
+
+    def __iter__(self):
+        for index in super().__iter__():
+            self.drawn.append(index)
+            yield index
+
+
 @pytest.mark.parametrize("lookahead", [1, 3])
 def test_no_more_than_lookahead_batches_are_drawn_ahead(folder, lookahead):
-    drawn = []
-
-    class Counted(torch.utils.data.SequentialSampler):
-        def __iter__(self):
-            for index in super().__iter__():
-                drawn.append(index)
-                yield index
-
-    loader = torchobj.DataLoader(
-        dataset(folder), batch_size=1, sampler=Counted(range(COUNT)), lookahead=lookahead, collate_fn=list
-    )
+    sampler = Counted(range(COUNT))
+    loader = torchobj.DataLoader(dataset(folder), batch_size=1, sampler=sampler, lookahead=lookahead, collate_fn=list)
     for number, _ in enumerate(loader):
-        assert len(drawn) == min(COUNT, number + 1 + lookahead)
+        assert len(sampler.drawn) == min(COUNT, number + 1 + lookahead)
 
 
 def test_a_slow_sampler_gets_ahead(folder, monkeypatch):
     # 5 ms for each index, and 30 ms for each step of the loop.
     now = 0.0
-    drawn = []
 
-    class Slow(torch.utils.data.SequentialSampler):
+    class Slow(Counted):
         def __iter__(self):
             nonlocal now
             for index in super().__iter__():
                 now += 0.005
-                drawn.append(index)
                 yield index
 
     monkeypatch.setattr(lookahead_module.time, "perf_counter", lambda: now)
-    loader = torchobj.DataLoader(
-        dataset(folder), batch_size=1, sampler=Slow(range(COUNT)), lookahead=COUNT, collate_fn=list
-    )
+    sampler = Slow(range(COUNT))
+    loader = torchobj.DataLoader(dataset(folder), batch_size=1, sampler=sampler, lookahead=COUNT, collate_fn=list)
     for number, _ in zip(range(10), loader, strict=False):
-        assert len(drawn) >= min(COUNT, 2 * (number + 1))
+        assert len(sampler.drawn) >= min(COUNT, 2 * (number + 1))
         now += 0.03
 
 
 def test_no_index_is_drawn_before_the_first_batch_is_requested(folder):
-    drawn = []
-
-    class Counted(torch.utils.data.SequentialSampler):
-        def __iter__(self):
-            for index in super().__iter__():
-                drawn.append(index)
-                yield index
-
-    loader = torchobj.DataLoader(dataset(folder), batch_size=4, sampler=Counted(range(COUNT)), lookahead=2)
+    sampler = Counted(range(COUNT))
+    loader = torchobj.DataLoader(dataset(folder), batch_size=4, sampler=sampler, lookahead=2)
     iter(loader)
-    assert drawn == []
+    assert sampler.drawn == []
