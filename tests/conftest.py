@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from tests.buckets import AnyBucket, Bucket, GcsBucket, new_gcs_bucket, new_s3_bucket
-from tests.gcs_control import S3NamedControl
 from tests.servers import launch
 from tests.servers.strict.control import Control
+from tests.support.buckets import AnyBucket, Bucket, GcsBucket, new_gcs_bucket, new_s3_bucket
+from tests.support.gcs_control import S3NamedControl
 from tests.tools import CACHE
 
 _numbers = itertools.count(1)

@@ -2,7 +2,7 @@
 
 In a checkout of that version, with its extension built: `python make_golden_formats.py FOLDER` (this file does not need
 to be part of the checkout). `tests/golden/formats/89bc8c1` was written by commit 89bc8c1 with torch 2.15, and is loaded
-by `tests/integration/test_golden_formats.py`. Tensors are made without random numbers.
+by `tests/checkpoint/test_golden_formats.py`. Tensors are made without random numbers.
 """
 
 import json

@@ -1,0 +1,42 @@
+"""Fixtures of the checkpoint tests."""
+
+import dataclasses
+from unittest import mock
+
+import pytest
+
+from tests.support.managers import Gate
+from tests.support.saved_objects import planning
+from torchobj.checkpoint import CheckpointManager
+
+
+@pytest.fixture
+def config(bucket):
+    return dataclasses.replace(bucket.config, part_bytes=5 << 20, whole_below_bytes=5 << 20)
+
+
+@pytest.fixture
+def open_manager(bucket, config):
+    def opened(**settings):
+        return CheckpointManager(f"{bucket.url}/run", **({"config": config} | settings))
+
+    return opened
+
+
+@pytest.fixture
+def manager(open_manager):
+    return open_manager()
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    gate = Gate(monkeypatch)
+    yield gate
+    gate.open.set()
+
+
+@pytest.fixture(scope="module")
+def planned():
+    """Saves small states in the same way as large ones."""
+    with mock.patch.object(planning, "_COPIED_BYTES", 0):
+        yield

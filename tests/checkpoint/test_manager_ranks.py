@@ -1,0 +1,384 @@
+"""Ranks that save together: one step, one outcome, one error."""
+
+import collections
+import dataclasses
+import datetime
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.ranks import run_ranks, started
+from torchobj import StoreConfig, exceptions
+from torchobj.checkpoint import CheckpointManager, RngState, ranks, save_step, state_shards
+from torchobj.checkpoint.staging import Stager
+from torchobj.checkpoint.state import take_state
+
+pytestmark = pytest.mark.providers("s3", "gs")
+
+
+@pytest.fixture
+def url(bucket):
+    return f"{bucket.url}/run"
+
+
+def opened(url, config, **settings):
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return CheckpointManager(url, config=config, **settings)
+
+
+def outcome(call):
+    """The result of a call, or the name and text of its error."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+class Own:
+    """An object whose `state_dict` succeeds on one rank only."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def state_dict(self):
+        if self.rank == 1:
+            raise exceptions.ConfigError("rank 1 has none")
+        return {}
+
+    def load_state_dict(self, state):
+        raise AssertionError("is never restored")
+
+
+class OddError(Exception):
+    """An exception that cannot be unpickled."""
+
+    def __init__(self, one, two):
+        super().__init__(f"{one} and {two}")
+
+
+def odd(*given, **named):
+    raise OddError("one", "two")
+
+
+def saved_by_the_first(rank, url, config):
+    manager = opened(url, config)
+    torch.manual_seed(rank)
+    random.seed(rank)
+    state = {"x": torch.full((3,), float(rank)), "rng": RngState()}
+    manager.save(1, state)
+    outcomes = [manager.steps(), outcome(lambda: manager.save(1, state))]
+    handle = manager.save_async(2, state)
+    drawn = torch.rand(3), random.random()
+    handle.result()
+    manager.restore(into=state)
+    same = torch.equal(torch.rand(3), drawn[0]) and random.random() == drawn[1]
+    outcomes += [manager.latest(), state["x"].tolist(), same]
+    outcomes.append(outcome(lambda: manager.save(3, {"own": Own(rank)})))
+    outcomes.append(outcome(lambda: manager.save_async(3, {"x": (lambda: 1) if rank == 0 else 0})))
+    save_step.save = odd
+    outcomes.append(outcome(lambda: manager.save(3, state)))
+    manager.save_async(3, state)
+    outcomes.append(outcome(manager.close))
+    return outcomes, manager.steps()
+
+
+def test_the_first_rank_saves_and_all_get_its_outcome(bucket, url):
+    first, second = run_ranks(saved_by_the_first, url, bucket.config)
+    assert first[1] == second[1] == [1, 2]
+    for outcomes in (first[0], second[0]):
+        steps, again, latest, x, same, none, pickled, failed, later = outcomes
+        assert (steps, latest, x, same) == ([1], 2, [0.0, 0.0, 0.0], True)
+        assert again == ("CheckpointError", f"{url}: step 1 is committed already; overwrite=True replaces it")
+        assert none == ("ConfigError", "rank 1 has none")
+        assert "lambda" in pickled[1]
+        assert failed[1].endswith("one and two")
+        assert later[1].endswith("one and two")
+    assert (first[0][-1][0], second[0][-1][0]) == ("OddError", "CheckpointError")
+
+
+def grouped(rank, url, config):
+    manager = opened(url, config)
+    reached, going = threading.Event(), threading.Event()
+    real = save_step.save
+
+    def save(*given, **named):
+        reached.set()
+        assert going.wait(30)
+        real(*given, **named)
+
+    save_step.save = save
+    handle = manager.save_async(1, {"x": 1})
+    assert rank or reached.wait(30)
+    # Meanwhile the program creates its own group, on all ranks in the same order.
+    total = torch.ones(1)
+    dist.all_reduce(total, group=dist.new_group([0, 1], timeout=datetime.timedelta(seconds=20)))
+    going.set()
+    handle.result(30)
+    lone = dist.new_group([0])
+    others = outcome(lambda: type(CheckpointManager(url, config=config, process_group=lone)).__name__)
+    different = outcome(lambda: manager.save(5 + rank, {"x": 1}))
+    return total.item(), others, different, manager.steps()
+
+
+def test_a_background_save_creates_no_group_concurrently_with_the_program(bucket, url):
+    first, second = run_ranks(grouped, url, bucket.config)
+    assert (first[0], first[3]) == (second[0], second[3]) == (2.0, [1])
+    assert first[1] == "CheckpointManager"
+    assert second[1] == (
+        "ConfigError",
+        "process_group: this rank is not in it; create the manager on its ranks only",
+    )
+    assert first[2] == second[2] == ("ConfigError", "step=6: the first rank saves step 5")
+
+
+def longer_than_patience(rank, url, config):
+    # torch's default timeout for groups, shortened for this test.
+    dist.distributed_c10d._get_default_timeout = lambda backend: datetime.timedelta(seconds=1)
+    manager = opened(url, config)
+    real = save_step.save
+
+    def save(*given, **named):
+        threading.Event().wait(2.5)
+        real(*given, **named)
+
+    save_step.save = save
+    manager.save(1, {"x": 1})
+    return manager.steps()
+
+
+def test_a_save_may_take_longer_than_torchs_default_timeout(bucket, url):
+    assert run_ranks(longer_than_patience, url, bucket.config) == [[1], [1]]
+
+
+class Unanswered(ranks.Ranks):
+    """Ranks of which one stops responding after the save."""
+
+    def __init__(self, *, is_first):
+        super().__init__()
+        self._first = is_first
+
+    @property
+    def is_first(self):
+        return self._first
+
+    def agree(self, error):
+        raise error or ranks.RankGoneError("another rank is gone: connection closed")
+
+
+def test_a_rank_that_stops_after_the_commit_does_not_fail_the_save(url, bucket, caplog):
+    manager = CheckpointManager(url, config=bucket.config)
+    beginning = save_step.begin(manager._commits, 1, overwrite=False)
+    file = f"{url}/{beginning.attempt.folder}{save_step.STATE_FILE}"
+    write = save_step.file_writer(take_state({"x": 1}), file, bucket.config, manager._stager, stage=None)
+    given = (manager._commits, manager._rules, beginning, "state", write)
+    save_step.run(*given, metrics={}, ranks=Unanswered(is_first=True))
+    assert manager.steps() == [1]
+    assert "step 1 is committed, but another rank is gone" in caplog.text
+    with pytest.raises(exceptions.CheckpointError, match="another rank is gone") as caught:
+        save_step.run(*given, metrics={}, ranks=Unanswered(is_first=False))
+    assert caught.value.__notes__ == ["it is not known whether step 1 was committed: call steps()"]
+
+
+def busy_on_one_rank(rank, url, config):
+    manager = opened(url, config)
+    manager.save_async(1, {"x": 1}).result()
+    # One rank may still see a save running that another one has seen finish.
+    manager._handle._future.done = lambda: rank == 0
+    failed = outcome(lambda: manager.save_async(2, {"x": 2}, when_busy="fail"))
+    manager.save_async(2, {"x": 2}, when_busy="wait").result()
+    return failed, manager.steps()
+
+
+def test_ranks_that_see_a_save_differently_get_one_outcome(bucket, url):
+    outcomes = run_ranks(busy_on_one_rank, url, bucket.config)
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == (("CheckpointError", f"{url}: step 1 is still being saved"), [1, 2])
+
+
+def whole_and_shard(rank, value):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    whole = torch.arange(16.0).reshape(8, 2) + value
+    return whole, distribute_tensor(whole.clone(), init_device_mesh("cpu", (2,)), [Shard(0)])
+
+
+def saved_by_all(rank, url, config):
+    dist.init_process_group("gloo")
+    manager = opened(url, config, keep_last=2, sharded=True)
+    model = torch.nn.Linear(2, 2)
+    whole, x = whole_and_shard(rank, 1)
+    state = {"x": x, "model": model, "step": 1, "rng": RngState()}
+    manager.save(1, state)
+    outcomes = [outcome(lambda: manager.save(1, state)), outcome(lambda: manager.save_async(2, state, stage=False))]
+    handle = manager.save_async(2, state | {"step": 2})
+    with torch.no_grad():
+        x.to_local().zero_()
+        weight = model.weight.clone()
+        model.weight.zero_()
+    handle.result()
+    outcomes.append(outcome(manager.restore))
+    assert manager.restore(into=state) is state
+    outcomes += [torch.equal(x.full_tensor(), whole), torch.equal(model.weight, weight), state["step"], manager.steps()]
+    manager.save(3, state | {"step": 3})
+    return [*outcomes, manager.steps(), manager.latest()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_ranks_save_their_state_shards_of_a_step(bucket, url):
+    first, second = run_ranks(saved_by_all, url, bucket.config)
+    assert first == second
+    again, unstaged, without, x, weight, step, steps, kept, latest = first
+    assert "is committed already" in again[1]
+    assert "stage=False" in unstaged[1]
+    assert "pass into=" in without[1]
+    assert (x, weight, step, steps, kept, latest) == (True, True, 2, [1, 2], [2, 3], 3)
+    manager = CheckpointManager(url, config=bucket.config)
+    assert manager.leftovers() == []
+    kinds = [(item.key.rsplit("/", 1)[1], item.crc32 is not None) for item in manager._commits.read(3).objects]
+    assert {name for name, has_crc32 in kinds if not has_crc32} == {".metadata", "_torchobj_manifest.json"}
+    assert len(kinds) >= 4
+
+
+def copied_twice(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh, large = init_device_mesh("cpu", (2,)), torch.arange(1_500_003.0)
+    parts = {
+        "uneven": distribute_tensor(large, mesh, [Shard(0)]),
+        "everywhere": distribute_tensor(large.clone(), mesh, [Replicate()]),
+    }
+    odd = {
+        "sparse": torch.eye(3).to_sparse(),
+        "counts": collections.Counter("aab"),
+        "scalar": torch.tensor(5.0),
+        "head": large.clone()[:10],
+    }
+    state = {"parts": [parts, (parts["uneven"], 3)], "plain": large.clone(), "tied": None, **odd}
+    state["tied"] = state["plain"]
+    stager, outcomes, addresses = Stager(), [], []
+    for number in range(2):
+        before = state["plain"] + 0
+        with torch.inference_mode(number == 0):
+            copied = stager.stage_shard(state)
+        for tensor in (state["plain"], state["head"], state["scalar"], *(part.to_local() for part in parts.values())):
+            tensor.add_(1)
+        state["sparse"].values().add_(1)
+        [inner, (again, three)], plain = copied["parts"], copied["plain"]
+        outcomes.append([value.full_tensor().equal(before) for value in (*inner.values(), again)])
+        outcomes[-1] += [
+            plain.equal(before),
+            copied["head"].equal(before[:10]),
+            copied["head"].untyped_storage().nbytes(),
+        ]
+        outcomes[-1] += [
+            three,
+            copied["counts"],
+            copied["scalar"].item() - number,
+            copied["sparse"].sum().item() - 3 * number,
+        ]
+        outcomes[-1] += [plain.data_ptr() == copied["tied"].data_ptr(), stager._blocks[0].is_inference()]
+        addresses.append({value.to_local().data_ptr() for value in inner.values()} | {plain.data_ptr()})
+        del copied, inner, again, plain
+    # Tensors of GPUs are copied to the CPU, and must not be moved back.
+    mesh._device_type = "cuda"
+    copied = stager.stage_shard(parts)
+    return outcomes, addresses[0] == addresses[1], {part.to_local().device.type for part in copied.values()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_staged_copies_of_state_shards_reuse_their_memory():
+    for outcomes, same_memory, devices in run_ranks(copied_twice):
+        expected = [True] * 5 + [40, 3, collections.Counter("aab"), 5.0, 3.0, True, False]
+        assert outcomes == [expected] * 2
+        assert {type(each[7]) for each in outcomes} == {collections.Counter}
+        assert same_memory
+        assert devices == {"cpu"}
+
+
+def failed_on_one(rank, url, config):
+    dist.init_process_group("gloo")
+    # The second rank cannot write.
+    s3, gcs = (dataclasses.replace(each, endpoint_url="http://127.0.0.1:9") for each in (config.s3, config.gcs))
+    mine = config if rank == 0 else StoreConfig(s3=s3, gcs=gcs, max_attempts=1)
+    manager = opened(url, config, sharded=True)
+    manager._config = mine
+    _, x = whole_and_shard(rank, 1)
+    outcomes = [outcome(lambda: manager.save(1, {"x": x}))[0]]
+    manager.save_async(1, {"x": x})
+    outcomes.append(outcome(manager.close)[0])
+    return outcomes, manager.steps(), manager.leftovers()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_error_of_one_rank_is_raised_on_all_and_nothing_is_committed(bucket, url):
+    first, second = run_ranks(failed_on_one, url, bucket.config)
+    assert first == second == (["StoreConnectionError", "StoreConnectionError"], [], [])
+
+
+class Deadly:
+    """An object whose `state_dict` kills the second rank."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def state_dict(self):
+        if self.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+    def load_state_dict(self, state):
+        raise AssertionError("is never restored")
+
+
+def left_alone(rank, url, config, sharded, results):
+    manager = opened(url, config, sharded=sharded)
+    manager.save(1, {"x": 1})
+    if sharded and rank == 1:
+        state_shards.save = lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)
+    outcomes = outcome(lambda: manager.save(2, {"x": 2} if sharded else {"x": 2, "deadly": Deadly(rank)}))
+    results.put((outcomes, manager.steps(), [item.key for item in manager.leftovers()]))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_killed_rank_raises_on_the_others_and_leaves_no_step(bucket, url, sharded):
+    results = multiprocessing.get_context("fork").Queue()
+    with started(left_alone, url, bucket.config, sharded, results) as both:
+        outcomes, steps, left = results.get(timeout=60)
+        for rank in both:
+            rank.join(30)
+    assert [rank.exitcode for rank in both] == [0, -signal.SIGKILL]
+    assert outcomes[0] in ("RankGoneError", "RuntimeError", "DistBackendError")
+    assert (steps, left) == ([1], [])
+
+
+def test_a_rank_that_the_saving_job_did_not_have_keeps_its_generators(caplog, monkeypatch):
+    state = RngState().state_dict()
+    monkeypatch.setattr("torchobj.checkpoint.rng._distributed", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    with caplog.at_level(logging.WARNING, "torchobj"):
+        before = torch.get_rng_state()
+        RngState().load_state_dict(state)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert "rank 3 keeps its random generators: the checkpoint has those of 1 ranks" in caplog.text
+    with pytest.raises(exceptions.CheckpointError, match="this is not a state of an RngState"):
+        RngState().load_state_dict({"ranks": "[["})
+
+
+def test_without_torch_distributed_there_is_one_rank():
+    alone = ranks.Ranks()
+    assert (alone.several, alone.is_first, alone.group, alone.of_first(lambda: 3)) == (False, True, None, 3)
+    alone.agree(None)
+    with pytest.raises(KeyError):
+        alone.agree(KeyError("k"))

@@ -1,0 +1,276 @@
+"""A restore is complete, or raises before anything is changed; it runs no code of the checkpoint."""
+
+import collections
+import datetime
+import pathlib
+
+import numpy
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.checkpoint.test_manager_ranks import opened, outcome
+from tests.support.ranks import run_ranks
+from torchobj import exceptions
+from torchobj.checkpoint import CheckpointManager
+
+pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.providers("s3", "gs")]
+
+BOTH = pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+
+
+@pytest.fixture
+def open_manager(tmp_path):
+    return lambda **settings: CheckpointManager(f"file://{tmp_path}/run", **settings)
+
+
+def stepped(kind=torch.optim.AdamW, features=2):
+    model = torch.nn.Linear(features, 2)
+    optimizer = kind(model.parameters(), lr=0.5)
+    for _ in range(3):
+        model(torch.rand(features)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+def fresh(kind=torch.optim.AdamW, features=2):
+    model = torch.nn.Linear(features, 2)
+    return {"model": model, "optimizer": kind(model.parameters(), lr=0.1)}
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def same_states(one, other):
+    return all(same(dict(one[name].state_dict()), dict(other[name].state_dict())) for name in one)
+
+
+class Runs:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return pathlib.Path.touch, (self.path,)
+
+
+@BOTH
+@pytest.mark.parametrize("nested", [False, True], ids=["top", "nested"])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adafactor, torch.optim.ASGD])
+def test_an_optimizer_without_a_state_restores_the_saved_moments(open_manager, sharded, nested, kind):
+    manager, state, into = open_manager(sharded=sharded), stepped(kind), fresh(kind)
+    manager.save(1, {"nets": state} if nested else state)
+    manager.restore(into={"nets": into} if nested else into)
+    assert same_states(state, into)
+    assert len(into["optimizer"].state) == len(state["optimizer"].state)
+
+
+@BOTH
+def test_an_optimizer_with_a_state_drops_moments_that_were_not_saved(open_manager, sharded):
+    manager, state, into = open_manager(sharded=sharded), fresh(), stepped()
+    manager.save(1, state)
+    manager.restore(into=into)
+    assert same_states(state, into)
+
+
+class Counts:
+    """An object whose state has keys other than strings."""
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def state_dict(self):
+        return {"counts": self.counts}
+
+    def load_state_dict(self, state):
+        self.counts = state["counts"]
+
+
+@BOTH
+def test_integer_keys_remain_integers(open_manager, sharded):
+    manager, into = open_manager(sharded=sharded), {"counts": Counts({30: 0, 80: 0})}
+    manager.save(1, {"counts": Counts({30: 1, 80: 2})})
+    manager.restore(into=into)
+    assert into["counts"].counts == {30: 1, 80: 2}
+
+
+@BOTH
+def test_unknown_entries_below_a_name_raise(open_manager, sharded):
+    manager = open_manager(sharded=sharded)
+    large = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    state = {"model": large, "counts": {"a": 1, "b": 2}, "optimizer": stepped()["optimizer"].state_dict()}
+    manager.save(1, state)
+    for into, named in [
+        ({"model": torch.nn.Sequential(torch.nn.Linear(2, 2))}, r"1\.bias"),
+        ({"counts": {"a": 0}}, r"counts\.b"),
+        ({"optimizer": fresh()["optimizer"].state_dict()}, r"optimizer\.state\.0"),
+    ]:
+        with pytest.raises(exceptions.CheckpointError, match=rf"run, step 1: .*{named}"):
+            manager.restore(into=into)
+    assert manager.restore(into={"counts": {"a": 0, "b": 0}}) == {"counts": {"a": 1, "b": 2}}
+
+
+@BOTH
+def test_code_of_a_checkpoint_is_not_run_by_default(open_manager, tmp_path, sharded):
+    manager, into = open_manager(sharded=sharded), {"x": torch.zeros(2), "odd": 0}
+    manager.save(1, {"x": torch.ones(2), "odd": Runs(tmp_path / "ran")})
+    with pytest.raises(exceptions.CheckpointError, match="weights_only=False"):
+        manager.restore(into=into)
+    assert not (tmp_path / "ran").exists()
+    assert into["x"].tolist() == [0, 0]
+    manager.restore(into=into, weights_only=False)
+    assert (tmp_path / "ran").exists()
+    assert into["x"].tolist() == [1, 1]
+
+
+@BOTH
+def test_a_manager_with_another_sharded_argument_is_refused(open_manager, sharded):
+    open_manager(sharded=sharded).save(1, {"x": torch.ones(2)})
+    with pytest.raises(exceptions.CheckpointError, match=f"step 1: saved with sharded={sharded}"):
+        open_manager(sharded=not sharded).restore(into={"x": torch.zeros(2)})
+
+
+@BOTH
+def test_a_refused_restore_changes_nothing(open_manager, sharded):
+    manager = open_manager(sharded=sharded)
+    manager.save(1, stepped() | {"x": torch.ones(3), "step": 3})
+    other = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])
+    for wrong, named in [
+        ({"optimizer": other}, "optimizer"),
+        ({"x": torch.zeros(4)}, r"x is \(3,\) torch.float32 there, and \(4,\)"),
+        ({"x": torch.zeros(3, dtype=torch.int64)}, r"x is .* and \(3,\) torch.int64 here"),
+        ({"stepp": 0}, "has no stepp; it has .*step"),
+        ({"step": torch.zeros(1)}, "step is "),
+    ]:
+        into = fresh() | wrong
+        weight = into["model"].weight.detach().clone()
+        with pytest.raises(exceptions.CheckpointError, match=rf"run, step 1: .*{named}"):
+            manager.restore(into=into)
+        assert torch.equal(into["model"].weight, weight)
+        assert not fresh()["optimizer"].state
+
+
+@BOTH
+def test_invalid_arguments_are_named(open_manager, sharded):
+    manager, model = open_manager(sharded=sharded), torch.nn.Linear(2, 2)
+    manager.save(1, {"model": model})
+    for call, named in [
+        (lambda: manager.restore({"model": model}), "into="),
+        (lambda: manager.restore("best"), "'latest'"),
+        (lambda: manager.restore(into=model), "into is a Linear: must be a dict"),
+        (lambda: manager.restore(into={"model": model}, map_location="cpu"), "map_location="),
+    ]:
+        with pytest.raises(exceptions.ConfigError, match=named):
+            call()
+
+
+@BOTH
+def test_missing_data_of_a_committed_step_raises(open_manager, tmp_path, sharded):
+    manager = open_manager(sharded=sharded)
+    manager.save(1, {"x": torch.ones(2)})
+    for path in (tmp_path / "run/steps").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    with pytest.raises(exceptions.CheckpointError, match="step 1: committed, but its data is gone"):
+        manager.restore(into={"x": torch.zeros(2)})
+
+
+@BOTH
+def test_a_state_dict_of_a_model_is_filled_in_place(open_manager, sharded):
+    manager, model, into = open_manager(sharded=sharded), torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    manager.save(1, {"model": model.state_dict(), "step": 1})
+    manager.restore(into={"model": into.state_dict(), "step": 0})
+    assert torch.equal(into.weight, model.weight)
+
+
+@BOTH
+def test_objects_in_mappings_are_saved_and_those_in_lists_are_refused(open_manager, sharded):
+    manager, state, into = open_manager(sharded=sharded), stepped(), fresh()
+    manager.save(1, {"nets": collections.OrderedDict(state)})
+    manager.restore(into={"nets": collections.OrderedDict(into)})
+    assert same_states(state, into)
+    for odd in ([state["model"]], (1, [state["model"]]), [{"model": state["model"]}]):
+        with pytest.raises(exceptions.ConfigError, match=r"nets\.[01].* is a Linear in a list"):
+            manager.save(2, {"nets": odd})
+    assert manager.steps() == [1]
+
+
+@BOTH
+def test_a_save_warns_of_values_that_a_restore_will_refuse(open_manager, sharded, caplog):
+    manager = open_manager(sharded=sharded)
+    plain = {"a": (1, 2.0, "x", None, {3}), "b": torch.float32, "c": [torch.ones(1)], "e": b"f", "g": 1j}
+    plain |= {"h": collections.OrderedDict(a=1), "i": collections.Counter("aab"), "j": torch.Size([2]), "k": True}
+    manager.save(1, plain)
+    assert "weights_only" not in caplog.text
+    manager.restore(into=dict(plain))
+    odd = {"path": pathlib.Path("x"), "time": datetime.datetime.now(tz=datetime.UTC), "best": numpy.float64(0.5)}
+    odd |= {"array": numpy.ones(3), "default": collections.defaultdict(int, a=1)}
+    for name, value in odd.items():
+        entry = f"{name}-{sharded}"
+        caplog.clear()
+        manager.save(2, {"deep": {entry: value}}, overwrite=True)
+        warned = any(f"weights_only=False for entry 'deep.{entry}'" in message for message in caplog.messages)
+        here = {"deep": {entry: {"a": 0} if name == "default" else None}}
+        assert warned
+        if not (sharded and name == "default"):  # A sharded checkpoint takes mappings apart.
+            with pytest.raises(exceptions.CheckpointError, match="weights_only=False"):
+                manager.restore(into=here)
+
+
+def saved_without_parts(rank, url, config):
+    from tests.checkpoint.test_manager_ranks import whole_and_shard
+
+    dist.init_process_group("gloo")
+    manager = opened(url, config)
+    _, x = whole_and_shard(rank, 1)
+    outcomes = [outcome(lambda: manager.save(1, {"deep": {"x": x}})), outcome(lambda: manager.save_async(1, {"x": x}))]
+    manager.save(1, {"x": torch.ones(8, 2)})
+    return [*outcomes, outcome(lambda: manager.restore(into={"x": x})), manager.steps()]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_sharded_tensor_is_saved_and_restored_by_a_sharded_manager_only(bucket):
+    for save, later, restore, steps in run_ranks(saved_without_parts, f"{bucket.url}/run", bucket.config):
+        for kind, text in (save, later, restore):
+            assert kind == "ConfigError"
+            assert "x is sharded over 2 ranks; use" in text
+        assert steps == [1]
+
+
+def saved_and_restored(rank, url, config):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo")
+    manager = opened(url, config, sharded=True)
+    mesh = init_device_mesh("cpu", (2,))
+    state, into = fresh(features=6), fresh(features=6)
+    for each in (state, into):
+        fully_shard(each["model"], mesh=mesh)
+        each["optimizer"] = torch.optim.AdamW(each["model"].parameters())
+    for _ in range(2):
+        state["model"](torch.rand(6)).sum().backward()
+        state["optimizer"].step()
+    manager.save(1, state)
+    manager.restore(into=into)
+    outcomes = [same_states(state, into), len(into["optimizer"].state)]
+    # The error of one rank is raised on all.
+    outcomes.append(outcome(lambda: manager.restore(into=state, map_location=None if rank else "cpu")))
+    manager.restore(into=into)
+    return outcomes
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_restore_an_optimizer_without_a_state(bucket):
+    for equal, count, failed in run_ranks(saved_and_restored, f"{bucket.url}/run", bucket.config):
+        assert (equal, count) == (True, 2)
+        assert failed[0] == "ConfigError"

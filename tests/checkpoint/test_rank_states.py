@@ -1,0 +1,96 @@
+"""The states of all ranks in one state: how they are gathered, and how each rank gets its own."""
+
+import pytest
+import torch
+
+from tests.support.ranks import run_ranks
+from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.state import gathered, own_state, take_state
+from torchobj.exceptions import CheckpointError
+
+KEY = "torchobj_states_of_ranks"
+
+
+class Position(torch.utils.data.Dataset):
+    def __init__(self, state):
+        self.state = state
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+class TwoRanks:
+    """The second of two ranks."""
+
+    several, count, number, is_first = True, 2, 1, False
+
+
+def test_a_state_that_contains_itself_is_returned_unchanged():
+    state = {"step": 3}
+    state["again"] = state
+    assert own_state(state, TwoRanks, "x") is state
+
+
+def test_a_deeply_nested_state_does_not_raise_recursion_error():
+    state = {KEY: [1, 2]}
+    for _ in range(100_000):
+        state = {"inner": state}
+    found = own_state(state, TwoRanks, "x")
+    while isinstance(found, dict):
+        found = found["inner"]
+    assert found == 2
+
+
+@pytest.mark.parametrize("states", [None, 3, "ab", {}, [], ()])
+def test_states_of_ranks_that_are_not_a_list_raise_checkpoint_error(states):
+    with pytest.raises(CheckpointError, match="x: the states of the ranks"):
+        own_state({"loader": {KEY: states}}, TwoRanks, "x")
+
+
+def test_states_that_cannot_be_compared_raise_checkpoint_error():
+    one, other = {}, {}
+    one["self"], other["self"] = one, other
+    with pytest.raises(CheckpointError, match="saved by 3 ranks"):
+        own_state({"loader": {KEY: [one, other, one]}}, TwoRanks, "x")
+
+
+def test_a_state_of_the_first_rank_only_is_used_by_all():
+    assert own_state({"loader": {KEY: [{"n": 1}, None]}}, TwoRanks, "x") == {"loader": {"n": 1}}
+    with pytest.raises(CheckpointError, match="saved by 2 ranks"):
+        own_state({"loader": {KEY: [{"n": 1}, {"n": 2}, None]}}, TwoRanks, "x")
+
+
+def partly(rank):
+    torch.distributed.init_process_group("gloo")
+    state = {"data": Position({"n": 1}), "x": 1} if rank == 0 else {}
+    return own_state(gathered(take_state(state), Ranks()).tree, Ranks(), "x")
+
+
+def test_a_state_that_only_the_first_rank_has_is_saved():
+    assert run_ranks(partly) == [{"data": {"n": 1}, "x": 1}, {}]
+
+
+def unpicklable(rank):
+    torch.distributed.init_process_group("gloo")
+    value = {"n": (lambda: 1) if rank == 1 else 2}
+    try:
+        gathered(take_state({"data": Position(value)}), Ranks())
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
+def test_a_state_that_cannot_be_pickled_fails_on_all_ranks():
+    first, second = run_ranks(unpicklable)
+    assert "lambda" in first
+    assert "lambda" in second
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_tensors_of_a_gpu_are_gathered_on_the_cpu():
+    from torchobj.checkpoint.ranks import _pickled, _unpickled
+
+    assert _unpickled(_pickled(torch.ones(2, device="cuda"))).device.type == "cpu"

@@ -1,0 +1,254 @@
+"""`torchobj sync` and `torchobj mv`."""
+
+import pytest
+
+from tests.cli.test_transfers import files_of, tree
+from torchobj.cli import moving, transfer_run
+
+pytestmark = pytest.mark.providers("s3", "gs")
+
+__all__ = ["tree"]
+
+
+@pytest.fixture
+def synced(cli, bucket, tree):
+    cli.lines("sync", tree, f"{bucket.url}/x")
+    return f"{bucket.url}/x"
+
+
+def test_sync_transfers_what_is_new_or_changed(cli, bucket, tree, synced):
+    (tree / "a.bin").write_bytes(b"A.bin" * 100)
+    (tree / "new").write_bytes(b"new")
+    [record] = cli.records("sync", tree, synced)
+    assert (record["files"], record["unchanged"]) == (2, 2)
+    assert bucket.body("x/a.bin") == b"A.bin" * 100 and bucket.body("x/new") == b"new"
+
+
+def test_sync_downloads_what_is_new_or_changed(cli, bucket, tree, synced):
+    bucket.write("x/sub/c.bin", b"changed")
+    [record] = cli.records("sync", synced, tree)
+    assert (record["files"], record["unchanged"]) == (1, 2)
+    assert (tree / "sub/c.bin").read_bytes() == b"changed"
+
+
+def test_sync_from_bucket_to_bucket_copies_what_is_new_or_changed(cli, bucket, other_bucket, synced):
+    assert cli.records("sync", synced, other_bucket.url)[0]["files"] == 3
+    bucket.write("x/b.txt", b"longer than before" * 100)
+    [record] = cli.records("sync", synced, other_bucket.url)
+    assert (record["files"], record["unchanged"]) == (1, 2) or "gs://" in synced
+    assert other_bucket.body("b.txt") == b"longer than before" * 100
+
+
+def test_sync_deletes_nothing_unless_it_is_told_to(cli, bucket, tree, synced):
+    (tree / "a.bin").unlink()
+    cli.lines("sync", tree, synced)
+    assert "x/a.bin" in bucket.keys()
+
+
+def test_sync_deletes_only_below_the_destination(cli, bucket, tree, synced):
+    for key in ("xy/k", "k"):
+        bucket.write(key, b"1")
+    (tree / "a.bin").unlink()
+    assert cli.lines("sync", "--delete", tree, synced)[-1] == f"delete {synced}/a.bin"
+    assert bucket.keys() == ["k", "x/b.txt", "x/sub/c.bin", "xy/k"]
+
+
+def test_sync_deletes_local_files_and_follows_no_link(cli, bucket, tree, synced, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("1")
+    (tree / "link").symlink_to(outside)
+    (tree / "extra").write_text("1")
+    bucket.remove("x/sub/c.bin")
+    cli.lines("sync", "--delete", synced, tree)
+    assert (outside / "precious").exists() and not (tree / "extra").exists() and not (tree / "sub/c.bin").exists()
+    assert (tree / "a.bin").exists()
+
+
+def test_sync_deletes_nothing_after_a_failure(cli, bucket, tree, synced, control):
+    (tree / "a.bin").unlink()
+    (tree / "b.txt").write_bytes(b"changed")
+    control.faults({"operation": "PutObject", "action": {"status": 403, "code": "AccessDenied"}})
+    done = cli.run("sync", "--delete", tree, synced)
+    assert done.exit_code == 1 and "b.txt" in done.stderr and "x/a.bin" in bucket.keys()
+
+
+def test_sync_of_an_empty_source_needs_force(cli, bucket, tree, synced, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "--force" in cli.error("sync", "--delete", tmp_path / "empty", synced)
+    assert len(bucket.keys()) == 3
+    cli.lines("sync", "--delete", "--force", tmp_path / "empty", synced)
+    assert bucket.keys() == []
+
+
+def test_a_dry_run_of_sync_changes_nothing(cli, bucket, tree, synced):
+    (tree / "a.bin").unlink()
+    (tree / "new").write_bytes(b"new")
+    (tree / "b.txt").write_bytes(b"longer than before" * 100)
+    assert cli.lines("sync", "--delete", "--dry-run", tree, synced) == [
+        f"would copy {tree}/b.txt -> {synced}/b.txt",
+        f"would copy {tree}/new -> {synced}/new",
+        f"would delete {synced}/a.bin",
+    ]
+    assert bucket.keys() == ["x/a.bin", "x/b.txt", "x/sub/c.bin"] and bucket.body("x/b.txt") == b"b.txt" * 100
+    assert cli.records("sync", "--delete", "--dry-run", tree, synced)[-1] == {
+        "action": "would delete",
+        "url": f"{synced}/a.bin",
+    }
+
+
+def test_a_dry_run_of_sync_shows_no_unchanged_files_and_counts_those_without_a_time(cli, bucket, tree, synced):
+    assert cli.lines("sync", "--dry-run", tree, synced) == []
+    assert cli.lines("sync", "--dry-run", synced, tree) == []
+    (tree / "a.bin").write_bytes(b"A.bin" * 100)
+    for key in ("x/b.txt", "x/sub/c.bin"):
+        bucket.write(key, b"other" * (len(bucket.body(key)) // 5))
+    (tree / "sub/c.bin").write_bytes(b"x" * len(bucket.body("x/sub/c.bin")))
+    assert cli.lines("sync", "--dry-run", tree, synced) == [
+        f"would compare {tree}/a.bin -> {synced}/a.bin",
+        "would compare 2 files of equal size by checksums",
+    ]
+    assert cli.records("sync", "--dry-run", tree, synced)[-1] == {"action": "would compare", "files": 2}
+
+
+def test_mv_moves_a_file_to_a_bucket_and_back(cli, bucket, tree, tmp_path):
+    cli.lines("mv", tree / "a.bin", f"{bucket.url}/k")
+    assert not (tree / "a.bin").exists() and bucket.body("k") == b"a.bin" * 100
+    cli.lines("mv", f"{bucket.url}/k", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"a.bin" * 100 and bucket.keys() == []
+
+
+def test_mv_moves_trees_and_globs(cli, bucket, other_bucket, tree, tmp_path):
+    cli.lines("mv", "-r", tree, f"{bucket.url}/x/")
+    assert files_of(tree) == {} and len(bucket.keys()) == 3
+    cli.lines("mv", f"{bucket.url}/x/*.bin", f"{other_bucket.url}/y/")
+    assert bucket.keys() == ["x/b.txt", "x/sub/c.bin"] and other_bucket.keys() == ["y/a.bin"]
+    cli.lines("mv", "-r", f"{bucket.url}/x", tmp_path / "out")
+    assert bucket.keys() == [] and list(files_of(tmp_path / "out")) == ["b.txt", "sub/c.bin"]
+
+
+def test_mv_keeps_a_source_whose_transfer_failed(cli, bucket, tree, control):
+    control.faults({"operation": "PutObject", "key": "b.txt", "action": {"status": 403, "code": "AccessDenied"}})
+    done = cli.run("mv", "-r", tree, f"{bucket.url}/x/")
+    assert done.exit_code == 1 and "b.txt" in done.stderr
+    assert list(files_of(tree)) == ["b.txt"] and bucket.keys() == ["x/a.bin", "x/sub/c.bin"]
+
+
+def test_mv_keeps_a_source_that_changed_meanwhile(cli, bucket, tree, monkeypatch):
+    run_all = moving.run_all
+
+    def change_afterwards(transfers, options, report):
+        outcome = run_all(transfers, options, report)
+        (tree / "a.bin").write_bytes(b"A.bin" * 100)
+        bucket.write("k", b"new")
+        return outcome
+
+    bucket.write("k", b"old")
+    monkeypatch.setattr(moving, "run_all", change_afterwards)
+    assert "kept, because it changed" in cli.run("mv", f"{bucket.url}/k", tree / "k").stderr
+    assert "kept, because it changed" in cli.run("mv", tree / "a.bin", f"{bucket.url}/a").stderr
+    assert (tree / "a.bin").exists() and bucket.body("k") == b"new"
+
+
+def test_a_dry_run_of_mv_moves_nothing(cli, bucket, tree):
+    assert cli.lines("mv", "--dry-run", tree / "a.bin", f"{bucket.url}/k") == [
+        f"would move {tree}/a.bin -> {bucket.url}/k"
+    ]
+    assert (tree / "a.bin").exists() and bucket.keys() == []
+
+
+def test_mv_keeps_a_relative_source_whose_upload_failed_over_an_object_of_its_size(
+    cli, bucket, tree, control, monkeypatch
+):
+    monkeypatch.chdir(tree)
+    bucket.write("x/a.bin", b"z" * 500)
+    control.faults({"operation": "PutObject", "key": "a.bin", "action": {"status": 403, "code": "AccessDenied"}})
+    assert cli.run("mv", "a.bin", "b.txt", f"{bucket.url}/x/").exit_code == 1
+    assert list(files_of(tree)) == ["a.bin", "sub/c.bin"]
+
+
+def test_mv_keeps_objects_of_a_scheme_alias_whose_transfer_failed(cli, bucket, tree, control):
+    bucket.write("x/a.bin", b"z" * 500)
+    bucket.write("x/b.txt", b"z" * 500)
+    control.faults({"operation": "GetObject", "key": "a.bin", "action": {"status": 403, "code": "AccessDenied"}})
+    url = bucket.url.replace("gs://", "gcs://")
+    assert cli.run("mv", f"{url}/x/a.bin", f"{url}/x/b.txt", tree).exit_code == 1
+    assert bucket.keys() == ["x/a.bin"]
+
+
+def test_mv_keeps_a_source_whose_copy_another_writer_replaced(cli, bucket, tree, monkeypatch):
+    run_all = moving.run_all
+
+    def replace_afterwards(transfers, options, report):
+        outcome = run_all(transfers, options, report)
+        bucket.write("k", b"z" * 500)
+        return outcome
+
+    monkeypatch.setattr(moving, "run_all", replace_afterwards)
+    assert "kept, because another writer" in cli.run("mv", tree / "a.bin", f"{bucket.url}/k").stderr
+    assert (tree / "a.bin").exists()
+
+
+@pytest.mark.parametrize("command", ["cp", "mv"])
+def test_two_sources_of_one_name_are_refused(cli, bucket, tmp_path, command):
+    for key in ("p/1/same", "p/2/same"):
+        bucket.write(key, key.encode())
+        (tmp_path / key).parent.mkdir(parents=True)
+        (tmp_path / key).write_text(key)
+    both = ("p/1/same", "p/2/same")
+    message = cli.error(command, *(tmp_path / key for key in both), f"{bucket.url}/d/")
+    assert f"{bucket.url}/d/same: two sources" in message
+    assert "two sources" in cli.error(command, *(f"{bucket.url}/{key}" for key in both), tmp_path)
+    assert bucket.keys() == list(both) and all((tmp_path / key).exists() for key in both)
+
+
+@pytest.mark.parametrize("command", ["cp", "mv"])
+def test_trees_and_globs_with_a_common_name_are_refused(cli, bucket, other_bucket, tmp_path, command):
+    for key in ("p/1/same", "p/2/same", "p/2/more"):
+        bucket.write(key, key.encode())
+    trees = [f"{bucket.url}/p/1", f"{bucket.url}/p/2"]
+    assert "m/same: two sources" in cli.error(command, "-r", *trees, f"{other_bucket.url}/m/")
+    assert "out/same: two sources" in cli.error(command, f"{trees[0]}/*", f"{trees[1]}/s*", tmp_path / "out")
+    assert len(bucket.keys()) == 3 and other_bucket.keys() == []
+
+
+def test_mv_refuses_a_glob_that_is_a_key_too(cli, bucket, tmp_path):
+    for key in ("img[1].jpg", "img1.jpg"):
+        bucket.write(key, b"1")
+    assert "--raw" in cli.error("mv", f"{bucket.url}/img[1].jpg", tmp_path / "out")
+    cli.lines("mv", "--raw", f"{bucket.url}/img[1].jpg", tmp_path / "one")
+    assert bucket.keys() == ["img1.jpg"] and (tmp_path / "one").exists()
+
+
+def test_sync_deletes_no_temporary_files(cli, bucket, tree, synced):
+    bucket.write("x/sub/.torchobj-1", b"1")
+    (tree / "sub/.torchobj-2").write_text("1")
+    cli.lines("sync", "--delete", tree, synced)
+    assert "x/sub/.torchobj-1" in bucket.keys()
+    bucket.remove("x/sub/.torchobj-1")
+    cli.lines("sync", "--delete", synced, tree)
+    assert (tree / "sub/.torchobj-2").exists()
+
+
+def test_sync_from_bucket_to_bucket_deletes_no_temporary_files(cli, bucket, other_bucket, synced):
+    other_bucket.write(".torchobj-1", b"1")
+    cli.lines("sync", "--delete", synced, other_bucket.url)
+    assert ".torchobj-1" in other_bucket.keys()
+
+
+def test_mv_keeps_a_tree_whose_listing_failed_and_moves_the_others(cli, bucket, tree, monkeypatch):
+    other = tree.parent / "other"
+    other.mkdir()
+    (other / "d.bin").write_bytes(b"1" * 500)
+    bucket.write("x/a.bin", b"z" * 500)
+    upload = transfer_run.upload
+
+    def fail_once(folder, *arguments, **options):
+        if folder == tree:
+            raise OSError(5, "cannot be listed", str(tree))
+        return upload(folder, *arguments, **options)
+
+    monkeypatch.setattr(transfer_run, "upload", fail_once)
+    done = cli.run("mv", "-r", tree, other, f"{bucket.url}/x/")
+    assert done.exit_code == 1 and "cannot be listed" in done.stderr
+    assert len(files_of(tree)) == 3 and files_of(other) == {} and bucket.keys() == ["x/a.bin", "x/d.bin"]

@@ -1,0 +1,196 @@
+"""Requests with the keys of a credential provider: in every process, renewed, and with an error if there are none."""
+
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import boto3
+import obstore.auth.boto3
+import pytest
+import torch
+
+import torchobj
+from tests.support.credential_providers import CANARY, Asynchronous, Scripted
+from torchobj import S3Options, Store, StoreConfig
+from torchobj.exceptions import AccessDeniedError, CredentialsError
+
+
+@pytest.fixture
+def provider(bucket, tmp_path):
+    return Scripted(tmp_path, bucket.server.access_key, bucket.server.secret_key)
+
+
+def config_of(bucket, provider, **options):
+    s3 = S3Options(endpoint_url=bucket.config.s3.endpoint_url, credential_provider=provider, **options)
+    return StoreConfig(s3=s3, max_attempts=2)
+
+
+def works(bucket, provider, **options):
+    store = Store(bucket.url, config=config_of(bucket, provider, **options))
+    store.put("k", b"x")
+    assert store.get_many(["k"] * 20) == [b"x"] * 20
+    return store
+
+
+@pytest.mark.parametrize("force_sdk", [False, True])
+def test_one_call_serves_all_requests_of_stores_with_equal_configurations(bucket, provider, force_sdk):
+    for _ in range(2):
+        works(bucket, provider, force_sdk=force_sdk)
+    assert provider.calls() == [os.getpid()]
+
+
+def test_a_coroutine_is_awaited(bucket, tmp_path):
+    works(bucket, Asynchronous(tmp_path, bucket.server.access_key, bucket.server.secret_key))
+
+
+def test_a_provider_of_obstore_works(bucket):
+    server = bucket.server
+    session = boto3.Session(aws_access_key_id=server.access_key, aws_secret_access_key=server.secret_key)
+    works(bucket, obstore.auth.boto3.Boto3CredentialProvider(session))
+
+
+def test_credentials_are_renewed_before_expiry_without_a_request(bucket, provider):
+    provider.behave("expire 4")
+    works(bucket, provider)
+    deadline = time.monotonic() + 3.5
+    while len(provider.calls()) < 2:
+        assert time.monotonic() < deadline, "not renewed before its expiry"
+        time.sleep(0.05)
+
+
+def test_requests_continue_while_a_renewal_blocks_or_fails(bucket, provider):
+    provider.behave("expire 6")
+    store = works(bucket, provider)
+    provider.behave("block 2")
+    while len(provider.calls()) < 2:
+        time.sleep(0.05)
+    began = time.monotonic()
+    assert store.get("k") == b"x"
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ("raise 10.0.0.1", "no credentials: credential_provider raised ValueError: no network at 10.0.0.1"),
+        ("expire -90", "no credentials: credential_provider returned credentials that expired 90"),
+    ],
+)
+def test_a_provider_without_valid_credentials_is_an_error_and_the_next_request_calls_it_again(
+    bucket, provider, behaviour, message
+):
+    store = Store(bucket.url, config=config_of(bucket, provider))
+    provider.behave(behaviour)
+    with pytest.raises(CredentialsError, match=message):
+        store.put("k", b"x")
+    failed = store.get_many(["a"] * 20, return_errors=True)
+    assert {type(error) for error in failed} == {CredentialsError}
+    provider.behave("return")
+    store.put("k", b"x")
+    assert len(provider.calls()) <= 4
+
+
+def test_a_provider_without_keys_is_an_error(bucket):
+    store = Store(bucket.url, config=config_of(bucket, without_keys))
+    with pytest.raises(CredentialsError, match='credential_provider returned no "access_key_id"'):
+        store.get("k")
+
+
+def without_keys():
+    return {"expires_at": None}
+
+
+@pytest.mark.matrix
+def test_a_provider_that_blocks_is_an_error_after_20_s_for_every_waiting_request(bucket, provider):
+    store = Store(bucket.url, config=config_of(bucket, provider))
+    provider.behave("block 60")
+    began = time.monotonic()
+    failed = store.get_many(["a"] * 20, return_errors=True)
+    assert 19 < time.monotonic() - began < 25
+    assert all("did not return within 20 s" in str(error) for error in failed)
+    provider.behave("return")
+    store.put("k", b"x")
+
+
+def test_a_request_that_waits_for_a_blocked_provider_does_not_block_other_threads(bucket, provider):
+    provider.behave("block 2")
+    store = Store(bucket.url, config=config_of(bucket, provider))
+    thread = threading.Thread(target=store.put, args=("k", b"x"))
+    thread.start()
+    rounds, deadline = 0, time.monotonic() + 1
+    while time.monotonic() < deadline:
+        Store(bucket.url, config=bucket.config).list()
+        rounds += 1
+    assert rounds > 50
+    assert thread.is_alive()
+    thread.join()
+
+
+def test_keys_that_the_server_rejects_are_not_shown(bucket, provider, caplog):
+    caplog.set_level(1)
+    caplog.set_level(1, logger="torchobj")
+    provider.behave("unknown")
+    store = Store(bucket.url, config=config_of(bucket, provider))
+    with pytest.raises(AccessDeniedError) as refused:
+        store.get("k")
+    provider.behave("raise x")
+    with pytest.raises(CredentialsError) as raised:
+        store.get("k")
+    shown = [str(refused.value), repr(vars(refused.value)), str(raised.value), repr(vars(raised.value)), caplog.text]
+    shown += [repr(store), repr(store.config), pickle.dumps(store).decode("latin-1")]
+    assert all(CANARY not in text for text in shown)
+
+
+def read_in_child(store):
+    os._exit(0 if store.get("k") == b"x" else 1)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_another_process_calls_the_provider_itself(bucket, provider, method):
+    store = works(bucket, provider)
+    child = multiprocessing.get_context(method).Process(target=read_in_child, args=(store,))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert provider.calls() == [os.getpid(), child.pid]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader])
+def test_workers_of_a_data_loader_read(bucket, provider, method, kind):
+    config = config_of(bucket, provider)
+    for number in range(8):
+        Store(bucket.url, config=config).put(f"{number}", bytes([number]))
+    data = torchobj.ObjectMapDataset(f"{bucket.url}/", config=config, transform=first_byte)
+    loader = kind(data, batch_size=2, num_workers=2, multiprocessing_context=method)
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def first_byte(reader):
+    return reader.read()[0]
+
+
+EXIT = """
+import sys, threading, time, torchobj
+called = threading.Event()
+def provider():
+    called.set()
+    time.sleep(float(sys.argv[1]))
+    raise ValueError
+s3 = torchobj.S3Options(endpoint_url="http://127.0.0.1:9", credential_provider=provider)
+store = torchobj.Store("s3://b", config=torchobj.StoreConfig(s3=s3, max_attempts=1))
+threading.Thread(target=store.get, args=("k",), daemon=True).start()
+called.wait()
+"""
+
+
+@pytest.mark.parametrize("seconds", ["60", "0.05", "0"])
+def test_a_process_can_exit_while_its_provider_is_called(seconds):
+    command = [sys.executable, "-c", EXIT, seconds]
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,311 @@
+"""The released training packages: samples are complete and correct, and were announced."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DistributedSampler, SequentialSampler
+
+import torchobj
+from tests.support.prefetching import Taken
+
+COUNT = 48
+
+pytestmark = [
+    # torchdata 0.11 calls a function that torch 2.15 deprecates: fixed on its main branch (pytorch/data#1537).
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
+    # Lightning 2.6 uses a deprecated function of torch's pytree module.
+    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
+    # Lightning warns on a machine with many cores.
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+]
+
+
+def sample(reader):
+    body = bytes(reader)
+    return {"key": int(reader.key[-2:]), "size": len(body), "right": body == content(int(reader.key[-2:]))}
+
+
+def content(number):
+    return f"body {number}".encode() * (1 + 20 * number)
+
+
+@pytest.fixture
+def data(tmp_path):
+    for number in range(COUNT):
+        (tmp_path / f"k{number:02}").write_bytes(content(number))
+    return torchobj.ObjectMapDataset(f"file://{tmp_path}/", transform=sample)
+
+
+def keys(batches):
+    batches = list(batches)
+    assert all(batch["right"].all() for batch in batches)
+    return [key for batch in batches for key in batch["key"].tolist()]
+
+
+# Lightning
+
+
+def lightning_module():
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.trained, self.validated = torch.nn.Linear(1, 1), [], []
+
+        def training_step(self, batch, _index):
+            assert batch["right"].all()
+            self.trained += batch["key"].tolist()
+            return self.layer(batch["size"].float()[:, None]).mean()
+
+        def validation_step(self, batch, _index):
+            assert batch["right"].all()
+            self.validated += batch["key"].tolist()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    return lightning, Module()
+
+
+def lightning_trainer(lightning, **settings):
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return lightning.Trainer(accelerator="cpu", num_sanity_val_steps=0, **quiet, **settings)
+
+
+@pytest.mark.parametrize("make", ["torchobj.DataLoader", "attach"])
+def test_lightning_trains_and_validates(data, make):
+    lightning, module = lightning_module()
+
+    def loader(**settings):
+        if make == "attach":
+            return torchobj.attach(torch.utils.data.DataLoader(data, batch_size=5, num_workers=1, **settings))
+        return torchobj.DataLoader(data, batch_size=5, num_workers=1, **settings)
+
+    with Taken() as taken:
+        lightning_trainer(lightning, max_epochs=2).fit(module, loader(shuffle=True), loader())
+    assert sorted(module.trained) == sorted([*range(COUNT), *range(COUNT)])
+    assert module.trained != module.validated == [*range(COUNT), *range(COUNT)]
+    assert (taken.announced, taken.misses) == (4 * COUNT, 0)
+
+
+UPDATES = ["lightning.pytorch.utilities.data", "lightning.fabric.utilities.data"]
+
+
+def announcing_batches(data):
+    return torch.utils.data.DataLoader(
+        data, batch_sampler=torchobj.LookaheadBatchSampler(SequentialSampler(data), 5, drop_last=True), num_workers=1
+    )
+
+
+LOADERS = {
+    "ours": lambda data: torchobj.DataLoader(data, batch_size=5, drop_last=True, num_workers=1, lookahead=3),
+    "attached": lambda data: torchobj.attach(
+        torch.utils.data.DataLoader(data, batch_size=5, drop_last=True, num_workers=1)
+    ),
+    "batch sampler": announcing_batches,
+}
+
+
+@pytest.mark.parametrize("module", UPDATES)
+@pytest.mark.parametrize("kind", LOADERS)
+def test_lightning_recreates_a_loader_with_a_distributed_sampler(data, module, kind):
+    pytest.importorskip("lightning.pytorch")
+    loader = LOADERS[kind](data)
+    for rank in range(2):
+        sampler = DistributedSampler(data, 2, rank, shuffle=False)
+        again = importlib.import_module(module)._update_dataloader(loader, sampler)
+        assert type(again) is type(loader)
+        assert type(again.batch_sampler) is type(loader.batch_sampler)
+        assert getattr(again, "lookahead", None) == getattr(loader, "lookahead", None)
+        with Taken() as taken:
+            assert keys(again) == [*range(rank, COUNT, 2)][:20]
+        assert (taken.announced, taken.misses) == (20, 0)
+
+
+# Accelerate
+
+
+@pytest.fixture
+def accelerator():
+    accelerate = pytest.importorskip("accelerate")
+    yield accelerate.Accelerator(cpu=True)
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("stateful", [False, True])
+def test_accelerate_prepares_and_attach_announces(data, accelerator, workers, stateful):
+    accelerator.dataloader_config.use_stateful_dataloader = stateful
+    stock = torch.utils.data.DataLoader(data, batch_size=5, shuffle=True, num_workers=workers)
+    prepared = accelerator.prepare(stock)
+    assert torchobj.attach(prepared) is prepared
+    for epoch in range(2):
+        with Taken() as taken:
+            assert sorted(keys(prepared)) == list(range(COUNT))
+        # A StatefulDataLoader starts its first pass when Accelerate reads its state in prepare().
+        if epoch == 1 or not stateful:
+            assert (taken.announced, taken.misses) == (COUNT, 0)
+
+
+@pytest.mark.parametrize("batches", [torch.utils.data.BatchSampler, torchobj.LookaheadBatchSampler])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_each_rank_of_accelerate_announces_its_own_batches_only(data, accelerator, batches, workers):
+    from accelerate.data_loader import prepare_data_loader
+
+    seen = []
+    for rank in range(2):
+        stock = torch.utils.data.DataLoader(
+            data, batch_sampler=batches(SequentialSampler(data), 4, False), num_workers=workers
+        )
+        prepared = torchobj.attach(prepare_data_loader(stock, num_processes=2, process_index=rank))
+        with Taken() as taken:
+            mine = keys(prepared)
+        assert len(mine) == COUNT // 2
+        assert (taken.announced, taken.misses, taken.objects) == (COUNT // 2, 0, COUNT // 2)
+        seen += mine
+    assert sorted(seen) == list(range(COUNT))
+
+
+# transformers
+
+
+class Model(torch.nn.Module):
+    """Records its samples, and the mode of each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), {True: [], False: []}
+
+    def forward(self, key, size, right):
+        assert right.all()
+        self.seen[self.training] += key.tolist()
+        output = self.layer(size.float()[:, None])
+        return {"loss": output.mean(), "logits": output}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_trainer_of_transformers_with_the_callback(data, tmp_path_factory, workers):
+    transformers = pytest.importorskip("transformers")
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path_factory.mktemp("out")),
+        max_steps=24,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        eval_strategy="steps",
+        eval_steps=12,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        prediction_loss_only=True,
+        dataloader_num_workers=workers,
+        dataloader_pin_memory=False,
+    )
+    model = Model()
+    trainer = transformers.Trainer(
+        model, arguments, train_dataset=data, eval_dataset=data, callbacks=[torchobj.LookaheadCallback()]
+    )
+    with Taken() as taken:
+        trainer.train()
+    assert sorted(model.seen[True]) == sorted([*range(COUNT), *range(COUNT)])
+    assert model.seen[False] == [*range(COUNT), *range(COUNT)]
+    # The evaluation loader is first seen when its first batches have been drawn: their objects are not announced.
+    begun = 4 * (2 + 2 * workers)
+    assert (taken.announced, taken.misses) == (4 * COUNT - 2 * begun, 2 * begun if workers else taken.misses)
+    assert taken.objects <= 4 * COUNT
+
+
+def test_the_callback_ignores_other_datasets_and_warns_about_a_training_dataset(caplog, tmp_path):
+    pytest.importorskip("transformers")
+    callback = torchobj.LookaheadCallback()
+    callback.on_train_begin(None, None, None, train_dataloader=torch.utils.data.DataLoader(range(3)))
+    callback.on_prediction_step(None, None, None, eval_dataloader=torch.utils.data.DataLoader(range(3)))
+    [record] = caplog.records
+    assert "LookaheadCallback: attach: torchobj does not know" in record.getMessage()
+
+
+# torchdata
+
+
+def stateful(data, attached, workers, **settings):
+    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    torch.manual_seed(5)
+    loader = torchdata.StatefulDataLoader(data, batch_size=4, shuffle=True, num_workers=workers, **settings)
+    return torchobj.attach(loader) if attached else loader
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchdatas_loader_keeps_its_order_and_announces(data, workers):
+    stock, ours = stateful(data, False, workers), stateful(data, True, workers)
+    with Taken() as taken:
+        found = [keys(ours) for _ in range(2)]
+    assert (taken.announced, taken.misses) == (2 * COUNT, 0)
+    assert found == [keys(stock) for _ in range(2)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches", [None, torchobj.LookaheadBatchSampler])
+def test_torchdatas_loader_resumes_at_its_position_and_announces_the_rest_only(data, workers, batches):
+    def make():
+        loader = stateful(data, True, workers)
+        if batches is None:
+            return loader
+        sampler = torch.utils.data.SubsetRandomSampler(range(COUNT), generator=torch.Generator().manual_seed(2))
+        return type(loader)(data, batch_sampler=batches(sampler, 4, dataset=data), num_workers=workers)
+
+    loader = make()
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = loader.state_dict()
+    rest = keys(iterator)
+    del iterator
+    again = make()
+    again.load_state_dict(state)
+    with Taken() as taken:
+        assert keys(again) == rest
+    assert (taken.announced, taken.misses, taken.objects) == (COUNT - 12, 0, COUNT - 12)
+
+
+# torchrun
+
+
+def under_torchrun(script, folder, out):
+    """Returns what each of two ranks wrote."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*command, Path(__file__).with_name(script), folder, out], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def assert_announced(stats, count):
+    assert stats["hits"] + stats["late"] + stats["queued"] == count
+    assert (stats["misses"], stats["objects"]) == (0, count)
+
+
+def test_under_torchrun_each_rank_has_its_share_and_its_own_prefetcher(data, tmp_path, tmp_path_factory):
+    ranks = under_torchrun("ranks_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
+    for epoch in range(2):
+        both = [tuple(sample) for rank in ranks for sample in rank["epochs"][epoch]]
+        assert sorted(both) == [(number, len(content(number))) for number in range(COUNT)]
+    for rank in ranks:
+        assert_announced(rank["stats"], COUNT)
+
+
+@pytest.mark.matrix
+def test_lightning_divides_the_samples_between_two_ranks(data, tmp_path, tmp_path_factory):
+    pytest.importorskip("lightning.pytorch")
+    ranks = under_torchrun("lightning_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
+    assert sorted(key for rank in ranks for key in rank["keys"]) == sorted([*range(COUNT), *range(COUNT)])
+    for rank in ranks:
+        assert rank["sampler"] == "DistributedSampler"
+        assert_announced(rank["stats"], COUNT)

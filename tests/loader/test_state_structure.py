@@ -1,0 +1,237 @@
+"""A loader's state has the same structure at every moment, so that a checkpoint of torch.distributed.checkpoint, which
+flattens it, can be restored into a fresh loader."""
+
+import io
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+import torchobj
+from tests.support.orders import COUNT, KINDS, dataset, elastic, number_of
+from tests.support.ranks import run_ranks
+from torchobj.checkpoint import CheckpointManager
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("objects")
+    for number in range(COUNT):
+        (folder / f"k{number:02}").write_bytes(bytes([number]) * (100 + number))
+    return folder
+
+
+def structure(state):
+    """The names of a state in a distributed checkpoint, with shape and dtype of tensors."""
+    flat, _ = flatten_state_dict({"loader": state})
+    tensors = {name: (value.shape, value.dtype) for name, value in flat.items() if isinstance(value, torch.Tensor)}
+    return set(state), set(flat), tensors
+
+
+class Counting(torch.utils.data.IterableDataset):
+    """An iterable dataset; optionally with a state that contains a tensor and changing keys."""
+
+    def __init__(self, *, has_state):
+        self.done, self.resumed = 0, 0
+        if has_state:
+            self.state_dict, self.load_state_dict = self.state, self.load
+
+    def __iter__(self):
+        begin, self.resumed = self.resumed, 0
+        for number in range(begin, 20):
+            self.done = number + 1
+            yield number
+
+    def state(self):
+        return {"done": torch.tensor([self.done])} | {f"seen {number}": {} for number in range(self.done)}
+
+    def load(self, state):
+        self.resumed = self.done = int(state["done"])
+
+
+def iterable(folder, **settings):
+    return torchobj.ObjectIterableDataset(
+        f"file://{folder}/", transform=number_of, shuffle=True, enable_sharding=True, **settings
+    )
+
+
+ITERABLES = {
+    "iterable of ours": iterable,
+    "iterable without a state": lambda _: Counting(has_state=False),
+    "iterable with a state": lambda _: Counting(has_state=True),
+}
+
+
+def loader_of(folder, kind, workers):
+    persistent = {"persistent_workers": True} if workers else {}
+    if kind in ITERABLES:
+        return torchobj.DataLoader(ITERABLES[kind](folder), batch_size=4, num_workers=workers, **persistent)
+    return torchobj.DataLoader(dataset(folder), **KINDS[kind](folder), num_workers=workers, **persistent)
+
+
+def moments(make):
+    """States of a loader at different times."""
+    loader = make()
+    yield "fresh", loader.state_dict()
+    iterator = iter(loader)
+    yield "begun", loader.state_dict()
+    next(iterator)
+    yield "first", (first := loader.state_dict())
+    next(iterator)
+    yield "second", loader.state_dict()
+    for _ in iterator:
+        last = loader.state_dict()
+    yield "last", last
+    yield "end", (end := loader.state_dict())
+    next(iter(loader))
+    yield "next epoch", loader.state_dict()
+    for name, state in (("first", first), ("end", end)):
+        again = make()
+        again.load_state_dict(pickle.loads(pickle.dumps(state)))
+        yield f"{name} loaded", again.state_dict()
+        iterator = iter(again)
+        yield f"{name} loaded and begun", again.state_dict()
+        next(iterator)
+        yield f"{name} resumed", again.state_dict()
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("kind", [*KINDS, *ITERABLES])
+def test_the_structure_is_always_the_same(folder, kind, workers):
+    found = {}
+    for moment, state in moments(lambda: loader_of(folder, kind, workers)):
+        found[moment] = structure(state)
+        # A value that weights_only refuses would be found only at the restore.
+        data = io.BytesIO()
+        torch.save(state, data)
+        data.seek(0)
+        torch.load(data, weights_only=True)
+    assert all(each == found["fresh"] for each in found.values()), found
+
+
+def old_layout(state):
+    """A state in format 1."""
+    rng = state["rng"] or b""
+    size = len(rng) // (2 if state["within_epoch"] else 1) or 1
+    parts = [rng[start : start + size] for start in range(0, len(rng), size)]
+    own = state["sampler"]
+    if isinstance(own, bytes):
+        own = torch.load(io.BytesIO(own), weights_only=True)
+    return state | {
+        "version": 1,
+        "rng": [torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts],
+        "sampler": own,
+    }
+
+
+@pytest.mark.parametrize("kind", ["generator", "distributed", "elastic", "stateful", "torchdata"])
+def test_states_of_format_1_are_resumed(folder, kind):
+    torch.manual_seed(3)
+    loader = loader_of(folder, kind, 0)
+    states, batches = [loader.state_dict()], []
+    for batch in loader:
+        batches.append(str(batch))
+        states.append(loader.state_dict())
+    for done in (0, 3):
+        torch.manual_seed(3)
+        resumed = loader_of(folder, kind, 0)
+        resumed.load_state_dict(old_layout(states[done]))
+        if done:
+            assert structure(resumed.state_dict()) == structure(states[done])
+        assert [str(batch) for batch in resumed] == batches[done:]
+
+
+def test_a_format_1_state_of_our_iterable_dataset_is_resumed(folder):
+    whole = list(iterable(folder))
+    data = iterable(folder)
+    iterator = iter(data)
+    for _ in range(8):
+        next(iterator)
+    state = torchobj.DataLoader(iterable(folder), batch_size=4).state_dict()
+    state |= {"version": 1, "within_epoch": True, "batches": 2, "rng": [], "dataset": data.state_dict()}
+    resumed = torchobj.DataLoader(iterable(folder), batch_size=4)
+    resumed.load_state_dict(state)
+    assert [number for batch in resumed for number in batch.tolist()] == whole[8:]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "kind",
+    ["shuffled", "generator", "distributed", "elastic", "torchdata", "iterable of ours", "iterable with a state"],
+)
+def test_a_sharded_checkpoint_from_mid_epoch_is_restored_into_a_fresh_loader(folder, tmp_path, kind, workers):
+    torch.manual_seed(5)
+    loader = loader_of(folder, kind, workers)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
+        manager.save(1, {"loader": loader, "weights": torch.ones(3)})
+    rest = [str(batch) for batch in iterator]
+    torch.manual_seed(6)
+    fresh, weights = loader_of(folder, kind, workers), torch.zeros(3)
+    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
+        manager.restore(into={"loader": fresh, "weights": weights})
+    assert weights.tolist() == [1, 1, 1]
+    assert [str(batch) for batch in fresh] == rest
+
+
+class OfTheFirstLayout:
+    """A loader with the state of earlier releases."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def state_dict(self):
+        return old_layout(self.loader.state_dict())
+
+    def load_state_dict(self, state):
+        raise AssertionError("this one saves only")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("kind", ["generator", "shuffled"])
+@pytest.mark.parametrize("done", [0, 3])
+def test_a_sharded_checkpoint_of_format_1_is_restored(folder, tmp_path, kind, done):
+    torch.manual_seed(5)
+    loader = loader_of(folder, kind, 0)
+    iterator = iter(loader) if done else None
+    for _ in range(done):
+        next(iterator)
+    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
+        manager.save(1, {"loader": OfTheFirstLayout(loader), "weights": torch.ones(3)})
+    rng = torch.get_rng_state()
+    rest = [str(batch) for batch in iterator or loader]
+    fresh = loader_of(folder, kind, 0)
+    with CheckpointManager(f"file://{tmp_path}/run", sharded=True) as manager:
+        manager.restore(into={"loader": fresh, "weights": torch.zeros(3)})
+    torch.set_rng_state(rng)
+    assert [str(batch) for batch in fresh] == rest
+
+
+def of_a_rank(rank, url, folder):
+    dist.init_process_group("gloo")
+
+    def make():
+        return torchobj.DataLoader(
+            dataset(folder), batch_size=4, sampler=elastic(folder, seed=3, num_replicas=None, rank=None)
+        )
+
+    loader = make()
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    with CheckpointManager(url, sharded=True) as manager:
+        manager.save(1, {"loader": loader, "weights": torch.full((3,), 1.0)})
+        rest = [batch.tolist() for batch in iterator]
+        fresh = make()
+        manager.restore(into={"loader": fresh, "weights": torch.zeros(3)})
+    return rest, [batch.tolist() for batch in fresh]
+
+
+def test_two_ranks_restore_a_sharded_checkpoint_from_mid_epoch(folder, tmp_path):
+    for rest, found in run_ranks(of_a_rank, f"file://{tmp_path}/run", folder):
+        assert found == rest
+        assert len(rest) == 6
