@@ -72,7 +72,7 @@ $(NATIVE): $(RUST_SOURCES)
 lint: build venv ## Formatting, clippy, licences, ruff, mypy, pyright, the stub against the binary
 	$(take)
 	cargo fmt --all --check
-	cargo clippy --locked --release --workspace --all-targets --features torchobj-core/conformance -- -D warnings
+	cargo --config rust/tests.toml clippy --locked --release --workspace --all-targets -- -D warnings
 	$(PY) -m tests.tools cargo-deny
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -84,8 +84,8 @@ lint: build venv ## Formatting, clippy, licences, ruff, mypy, pyright, the stub 
 rust: venv ## Tests of the Rust crates, with the servers that they start
 	$(PY) -m tests.servers install
 	$(take)
-	cargo test --locked --release -p torchobj-core --features conformance
-	cargo test --locked --release -p torchobj-store -- --include-ignored
+	RUST_TEST_THREADS=16 cargo --config rust/tests.toml test --locked --release -p torchobj-core
+	RUST_TEST_THREADS=16 cargo --config rust/tests.toml test --locked --release -p torchobj-store -- --include-ignored
 
 py: build venv ## Tests of the Python package
 	$(PY) -m tests.servers install

@@ -3,7 +3,7 @@
 //! The modules, from the lowest layer up:
 //!
 //! * [`error`], [`url`], [`types`], [`crc32`]: plain data. [`fork`], [`runtime`]: the process. [`buffer`]: memory.
-//! * [`store`]: the trait of a store. [`memory`] and [`wrap`] implement it; `conformance` (feature) is its test suite.
+//! * [`store`]: the trait of a store. [`memory`] and [`wrap`] implement it; the crate `torchobj-conformance` is its test suite.
 //! * [`transfer`]: the policies above every store. [`client`]: a store with its policies. [`engine`]: executes many requests.
 //! * [`read`], [`upload`], [`list`]: reads, writes and listings of a client. [`files`]: transfers of files and folders. [`manifest`] and [`object_ref`]: objects by name.
 //! * `arena`, `prefetch`: shared memory of a rank and its workers, and reads ahead into it.
@@ -14,8 +14,6 @@
 pub mod arena;
 pub mod buffer;
 pub mod client;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 pub mod crc32;
 pub mod engine;
 pub mod error;

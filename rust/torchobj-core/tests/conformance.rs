@@ -5,8 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use torchobj_conformance::SUITE;
 use torchobj_core::client::Client;
-use torchobj_core::conformance::SUITE;
 use torchobj_core::error::{ErrorKind, Operation};
 use torchobj_core::memory::MemoryStore;
 use torchobj_core::store::ObjectStore;

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use torchobj_conformance::SUITE;
 use torchobj_core::buffer::Dest;
 use torchobj_core::client::Client;
-use torchobj_core::conformance::SUITE;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use torchobj_core::runtime::cleaned_up;
 use torchobj_core::store::{GetResult, ObjectChecksum, ObjectStore};

@@ -53,6 +53,7 @@ pub async fn try_get_many(jobs: Vec<Job>) -> Result<Vec<ReadResult>> {
 
 #[cfg(test)]
 mod tests {
+    use std::iter::repeat_n;
     use std::time::Duration;
 
     use bytes::Bytes;
@@ -101,16 +102,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_long_batch_uses_a_growing_limit() {
         let policy = Policy { max_in_flight_cap: None, ..Policy::default() };
-        let fixed = time(policy, 10_000, [SUCCESS; 10_000]).await;
+        let fixed = time(policy, 10_000, repeat_n(SUCCESS, 10_000)).await;
         assert!(fixed > Duration::from_millis(3100) && fixed < Duration::from_millis(3300), "{fixed:?}");
-        let grown = time(Policy::default(), 10_000, [SUCCESS; 10_000]).await;
+        let grown = time(Policy::default(), 10_000, repeat_n(SUCCESS, 10_000)).await;
         assert!(grown < Duration::from_millis(2200), "{grown:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn five_percent_of_faults_cost_no_more_than_their_timeouts() {
         let policy = Policy::default();
-        let clean = time(policy.clone(), 4000, [SUCCESS; 4000]).await;
+        let clean = time(policy.clone(), 4000, repeat_n(SUCCESS, 4000)).await;
         let faulty = time(policy.clone(), 4000, drawn(0.05, 8000)).await;
         let bound = 3 * clean + 2 * policy.first_byte_timeout + 2 * policy.idle_timeout;
         assert!(faulty <= bound, "{faulty:?} against {clean:?}");
@@ -120,7 +121,7 @@ mod tests {
     async fn requests_that_back_off_are_replaced() {
         let policy = Policy { max_in_flight: 8, max_in_flight_cap: None, ..Policy::default() };
         let throttled = [Fault::Fail(ErrorKind::Throttled); 8];
-        let took = time(policy, 400, throttled.into_iter().chain([SUCCESS; 400])).await;
+        let took = time(policy, 400, throttled.into_iter().chain(repeat_n(SUCCESS, 400))).await;
         // 400 reads of 20 ms by 8 tasks take a second: the first eight back off for about as long, concurrently with the others.
         assert!(took < Duration::from_millis(1500), "{took:?}");
     }

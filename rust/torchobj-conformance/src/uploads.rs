@@ -1,10 +1,10 @@
 //! Uploads in parts: complete at the commit, invisible before it, deleted by an abort.
 
-use super::writes::some_attributes;
-use super::{Subject, get, kind_of, pattern, put};
-use crate::error::ErrorKind;
-use crate::types::{Condition, PutOptions, Version};
-use crate::upload::{Gather, Piece, Writer};
+use crate::writes::some_attributes;
+use crate::{Subject, get, kind_of, pattern, put};
+use torchobj_core::error::ErrorKind;
+use torchobj_core::types::{Condition, PutOptions, Version};
+use torchobj_core::upload::{Gather, Piece, Writer};
 
 /// A body of two full parts and a smaller one.
 fn large(subject: &Subject, seed: u64) -> bytes::Bytes {
@@ -108,7 +108,9 @@ pub(super) async fn a_dropped_writer_leaves_nothing(subject: Subject) {
     write(&mut writer, &large(&subject, 6), 1 << 20).await;
     drop(writer);
     // The abort runs in the background.
-    tokio::task::spawn_blocking(|| crate::runtime::cleaned_up(std::time::Duration::from_secs(20))).await.unwrap();
+    tokio::task::spawn_blocking(|| torchobj_core::runtime::cleaned_up(std::time::Duration::from_secs(20)))
+        .await
+        .unwrap();
     assert_eq!(unfinished(&subject).await, 0);
     assert_eq!(get(&subject, "k").await.unwrap(), b"before");
 }

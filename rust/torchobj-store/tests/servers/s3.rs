@@ -1,15 +1,12 @@
 //! The conformance suite on S3 servers. These tests need Python and the servers: `make rust` runs them.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 #![expect(clippy::print_stdout, reason = "names the check that fails")]
-
-mod server;
 
 use std::sync::Arc;
 
-use server::Server;
+use crate::server::Server;
+use torchobj_conformance::SUITE;
 use torchobj_core::client::Client;
-use torchobj_core::conformance::SUITE;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{Addressing, Checksum, S3Config};
 

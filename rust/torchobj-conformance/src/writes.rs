@@ -2,12 +2,12 @@
 
 use crc_fast::{CrcAlgorithm, checksum as crc};
 
-use super::{Subject, get, kind_of, pattern, put};
-use crate::buffer::{Memory, PendingBuffer};
-use crate::error::ErrorKind;
-use crate::store::ObjectChecksum;
-use crate::types::{Attributes, ByteRange, Condition, GetRequest, Payload, PutOptions};
-use crate::url::ObjectUrl;
+use crate::{Subject, get, kind_of, pattern, put};
+use torchobj_core::buffer::{Memory, PendingBuffer};
+use torchobj_core::error::ErrorKind;
+use torchobj_core::store::ObjectChecksum;
+use torchobj_core::types::{Attributes, ByteRange, Condition, GetRequest, Payload, PutOptions};
+use torchobj_core::url::ObjectUrl;
 
 fn when(condition: Condition) -> PutOptions {
     PutOptions { condition, ..PutOptions::default() }

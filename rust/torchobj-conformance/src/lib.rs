@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::client::Client;
-use crate::error::{ErrorKind, Result};
-use crate::read::Read;
-use crate::types::{ByteRange, PutOptions, Version};
+use torchobj_core::client::Client;
+use torchobj_core::error::{ErrorKind, Result};
+use torchobj_core::read::Read;
+use torchobj_core::types::{ByteRange, PutOptions, Version};
 
 /// A client of an empty bucket that no other test uses.
 pub type Subject = Arc<Client>;

@@ -1,12 +1,14 @@
 //! Reads: whole objects, ranges, versions, many objects, and a file-like reader.
 
-use super::{Subject, get, get_range, kind_of, pattern, put};
-use crate::buffer::{Memory, PendingBuffer};
-use crate::crc32::Crc32;
-use crate::engine::Destination;
-use crate::error::ErrorKind;
-use crate::read::{Job, Read, ReadAhead, ReadAheadConfig, ScatterRange, ScatterRead, get_many, scatter, try_get_many};
-use crate::types::{ByteRange, Version};
+use crate::{Subject, get, get_range, kind_of, pattern, put};
+use torchobj_core::buffer::{Memory, PendingBuffer};
+use torchobj_core::crc32::Crc32;
+use torchobj_core::engine::Destination;
+use torchobj_core::error::ErrorKind;
+use torchobj_core::read::{
+    Job, Read, ReadAhead, ReadAheadConfig, ScatterRange, ScatterRead, get_many, scatter, try_get_many,
+};
+use torchobj_core::types::{ByteRange, Version};
 
 pub(super) async fn a_written_object_is_read(subject: Subject) {
     for length in [1, 2, 4096, 110 << 10, 1 << 20] {

@@ -1,14 +1,13 @@
 //! The conformance suite on a folder.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 #![expect(clippy::print_stdout, reason = "names the check that fails")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use torchobj_conformance::SUITE;
 use torchobj_core::buffer::{Memory, PendingBuffer};
 use torchobj_core::client::Client;
-use torchobj_core::conformance::SUITE;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::read::Read;
 use torchobj_core::store::ObjectStore;

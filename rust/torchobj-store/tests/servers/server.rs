@@ -22,7 +22,6 @@ pub(crate) struct Server {
     announced: Value,
 }
 
-#[allow(dead_code, reason = "each test binary uses a part")]
 impl Server {
     /// Starts `kind`, such as `strict` or `versitygw`.
     pub(crate) fn start(kind: &str, options: &[&str]) -> Self {

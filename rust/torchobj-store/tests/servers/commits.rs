@@ -1,17 +1,13 @@
 //! Commits of multipart uploads whose response is slow, incomplete, an error after white space, or missing. `torchobj-core`
 //! tests the timeouts in paused time. These tests need Python: `make rust` runs them.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod server;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::server::Server;
 use serde_json::{Value, json};
-use server::Server;
+use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
-use torchobj_core::conformance::pattern;
 use torchobj_core::error::{Error, ErrorKind};
 use torchobj_core::read::Read;
 use torchobj_core::transfer::Policy;

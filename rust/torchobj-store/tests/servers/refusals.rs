@@ -1,14 +1,10 @@
 //! Invalid headers, rejected credentials, and secrets in `Debug`. These tests need Python: `make rust` runs them.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod server;
-
 use std::time::{Duration, Instant};
 
+use crate::server::Server;
 use serde_json::json;
-use server::Server;
-use torchobj_core::conformance::pattern;
+use torchobj_conformance::pattern;
 use torchobj_core::error::ErrorKind;
 use torchobj_core::read::Read;
 use torchobj_core::transfer::Policy;

@@ -1,17 +1,13 @@
 //! Faults of servers and networks, injected by the strict server: each results in correct bytes or in an error.
 //! These tests need Python: `make rust` runs them.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
-
-mod server;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::server::Server;
 use serde_json::{Value, json};
-use server::Server;
+use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
-use torchobj_core::conformance::pattern;
 use torchobj_core::error::{Error, ErrorKind, Result};
 use torchobj_core::read::Read;
 use torchobj_core::transfer::Policy;

@@ -1,12 +1,9 @@
 //! The conformance suite on servers of Google Cloud Storage. These tests need Python and the servers: `make rust` runs them.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking")]
 #![expect(clippy::print_stdout, reason = "names the check that fails")]
 
-mod server;
-
-use server::Server;
-use torchobj_core::conformance::SUITE;
+use crate::server::Server;
+use torchobj_conformance::SUITE;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{GcsConfig, ParallelUpload};
 

@@ -1,9 +1,9 @@
 //! Keys: each is stored unchanged or refused, and different keys are different objects.
 
-use super::{Subject, get, kind_of, put};
-use crate::error::{ErrorKind, Operation};
-use crate::manifest::Manifest;
-use crate::types::PutOptions;
+use crate::{Subject, get, kind_of, put};
+use torchobj_core::error::{ErrorKind, Operation};
+use torchobj_core::manifest::Manifest;
+use torchobj_core::types::PutOptions;
 
 /// Keys that have caused failures of clients and servers.
 fn unusual_keys() -> Vec<String> {
@@ -82,7 +82,7 @@ pub(super) async fn every_key_is_stored_unchanged_or_refused(subject: Subject) {
         assert_eq!(get(&subject, &key).await.unwrap(), body.as_bytes(), "get {key:?}");
         assert_eq!(subject.head(&key).await.unwrap().size, body.len() as u64, "head {key:?}");
         let mut manifest = Manifest::default();
-        subject.list_into(&mut manifest, "x://b", "", &crate::list::Filter::default()).await.unwrap();
+        subject.list_into(&mut manifest, "x://b", "", &torchobj_core::list::Filter::default()).await.unwrap();
         let listed: Vec<_> = (0..manifest.len()).filter_map(|index| manifest.get(index)).collect();
         assert_eq!(listed.iter().map(|object| &object.key).collect::<Vec<_>>(), [key.as_str()], "list {key:?}");
         subject.delete(std::slice::from_ref(&key)).await.unwrap_or_else(|error| panic!("delete {key:?}: {error}"));
@@ -108,11 +108,11 @@ pub(super) async fn different_keys_are_different_objects(subject: Subject) {
 
 /// Converts bytes to a payload.
 trait IntoPayload {
-    fn into_payload(self) -> crate::types::Payload;
+    fn into_payload(self) -> torchobj_core::types::Payload;
 }
 
 impl IntoPayload for Vec<u8> {
-    fn into_payload(self) -> crate::types::Payload {
+    fn into_payload(self) -> torchobj_core::types::Payload {
         bytes::Bytes::from(self).into()
     }
 }
