@@ -1,5 +1,6 @@
-"""Servers, buckets and configurations for the tests. A server starts once per session; each test has its own bucket."""
+"""Servers, buckets and configurations for the tests. A server starts once per process; each test has its own bucket."""
 
+import gc
 import itertools
 import os
 import signal
@@ -12,14 +13,16 @@ import pytest
 
 from tests.servers import launch
 from tests.servers.strict.control import Control
+from tests.support import warm_python
 from tests.support.buckets import AnyBucket, Bucket, GcsBucket, new_gcs_bucket, new_s3_bucket
 from tests.support.gcs_control import S3NamedControl
 from tests.tools import CACHE
 
 _numbers = itertools.count(1)
 
-# A shell that starts the tests with `&` makes their processes ignore Ctrl-C, which some tests send.
+# A shell that starts the tests with `&` makes their processes ignore Ctrl-C, and `nohup` a closed terminal; some tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 OLD_TORCH = "torch==2.6.0"
 
@@ -32,6 +35,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     marker = metafunc.definition.get_closest_marker("providers")
     if marker is not None and "storage_provider" in metafunc.fixturenames:
         metafunc.parametrize("storage_provider", marker.args)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # What the collection made stays: it is neither searched for garbage again nor copied by the collector in forked workers.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,6 +57,8 @@ def credentials(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, laun
         "AWS_EC2_METADATA_DISABLED": "true",
         "CLOUDSDK_CONFIG": str(file.with_name("gcloud")),
     }
+
+    warm_python.start()
 
     def add(profile: str, server: launch.Server) -> None:
         entry = f"[{profile}]\naws_access_key_id={server.access_key}\naws_secret_access_key={server.secret_key}\n"
