@@ -24,6 +24,12 @@ _numbers = itertools.count(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+if sys.dont_write_bytecode:
+    # Each of the many processes of the tests would compile torch's sources again: they share what is compiled, in the cache.
+    sys.dont_write_bytecode, sys.pycache_prefix = False, str(CACHE / "bytecode")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+
 OLD_TORCH = "torch==2.6.0"
 
 
