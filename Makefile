@@ -5,19 +5,33 @@ PYTHON ?= python3
 CACHE ?= $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/torchobj
 export TORCHOBJ_CACHE := $(CACHE)
 export CARGO_TARGET_DIR ?= $(CACHE)/target
+export MYPY_CACHE_DIR := $(CACHE)/mypy
+export RUFF_CACHE_DIR := $(CACHE)/ruff
+export UV_CACHE_DIR := $(CACHE)/uv
 export PYO3_BUILD_EXTENSION_MODULE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The package is used in place: the build puts the extension module beside its sources.
 export PYTHONPATH := $(CURDIR)
 
 # The environment is named by its requirements.
-RECIPE := $(shell cat pyproject.toml | cksum | cut -d' ' -f1)-$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+RECIPE := $(shell $(PYTHON) -m tests.tools environment 2>/dev/null)
+ifeq ($(RECIPE),)
+$(error torchobj needs Python 3.11 or newer: PYTHON=$(PYTHON) is not)
+endif
 VENV := $(CACHE)/venv-$(RECIPE)
 PY := $(VENV)/bin/python
 export TORCHOBJ_PYTHON := $(PY)
 
 NATIVE := torchobj/_torchobj.abi3.so
+LIBRARY := lib_torchobj.$(if $(filter Darwin,$(shell uname)),dylib,so)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+# Our own crates unoptimized, with assertions.
+TESTED := cargo --config rust/tests.toml
+# Tests wait for servers rather than compute.
+export RUST_TEST_THREADS := 16
+# Processes of pytest: half of what they do is waiting.
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())')
+PYTEST := $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadgroup
 
 # The build is shared with other checkouts, and cargo compares modification times only: without this it would reuse what
 # another checkout built after these sources were written.
@@ -31,7 +45,7 @@ define find_cargo
 @command -v cargo >/dev/null || { echo 'torchobj is built with Rust: https://rustup.rs'; exit 1; }
 endef
 
-.PHONY: help demo test lint rust py matrix bench faults wheel build venv clean
+.PHONY: help demo check test lint rust py servers unit strict matrix bench faults wheel build venv format hooks clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
@@ -40,59 +54,92 @@ demo: ## Train from an embedded S3 server, get killed, resume, and end with iden
 	@$(MAKE) --no-print-directory -j2 $(VENV)/examples $(NATIVE)
 	$(PY) examples/demo.py
 
-test: lint rust py ## Every check
+check: venv ## Before each commit: formatting, clippy, ruff, mypy, unit tests
+	cargo fmt --all --check
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	@$(MAKE) --no-print-directory -j2 --output-sync=target clippy mypy
+	@$(MAKE) --no-print-directory unit
+
+test: venv ## Every check
+	$(find_cargo)
+	@$(MAKE) --no-print-directory -j2 build servers
+	@$(MAKE) --no-print-directory -j3 --output-sync=target lint rust py
 
 build: $(NATIVE) ## The extension module, where Python finds it
 
 venv: $(VENV)/complete
 
-# `pip_install FILE SELECTED`: installs the requirements of the package and of the selected extras. pip compiles no bytecode:
-# most of these modules are never imported.
-define pip_install
-$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; extras = p["optional-dependencies"]; print(*p["dependencies"], *(r for e in $(2) for r in extras[e]), sep="\n")' > $(1)
-$(PY) -m pip install --quiet --no-compile -r $(1)
+# `install FILE EXTRA`: installs the requirements of the package and of one extra or all, by uv where there is one for
+# this machine. No bytecode is compiled: most of these modules are never imported.
+define install
+$(PY) -m tests.tools requirements $(2) > $(1)
+$(PY) -m uv pip install --quiet --python $(PY) -r $(1) || $(PY) -m pip install --quiet --no-compile -r $(1)
 endef
 
 $(VENV)/examples: # What the examples import
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
-	$(call pip_install,$(VENV)/requirements-examples.txt,["examples"])
+	$(PY) -m pip install --quiet --no-compile uv || echo 'installing without uv'
+	$(call install,$(VENV)/requirements-examples.txt,examples)
 	touch $@
 
-$(VENV)/complete: $(VENV)/examples ## The virtual environment of the tests and benchmarks
-	$(call pip_install,$(VENV)/requirements.txt,extras)
+$(VENV)/complete: $(VENV)/examples # What the tests and benchmarks import
+	$(call install,$(VENV)/requirements.txt)
 	touch $@
 
 $(NATIVE): $(RUST_SOURCES)
 	$(find_cargo)
 	$(take)
 	cargo build --locked --release -p torchobj-python
-	cp $(CARGO_TARGET_DIR)/release/lib_torchobj.$(if $(filter Darwin,$(shell uname)),dylib,so) $@.new && mv $@.new $@
+	cp $(CARGO_TARGET_DIR)/release/$(LIBRARY) $@.new && mv $@.new $@
 
-lint: build venv ## Formatting, clippy, licences, ruff, mypy, pyright, the stub against the binary
-	$(take)
+servers: venv # What the tests start and pip cannot install
+	@$(PY) -m tests.servers install
+
+lint: clippy mypy ## Formatting, clippy, licences, ruff, mypy, pyright, the stub against the binary
 	cargo fmt --all --check
-	cargo --config rust/tests.toml clippy --locked --release --workspace --all-targets -- -D warnings
 	$(PY) -m tests.tools cargo-deny
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy
-	$(PY) -m mypy --untyped-calls-exclude torch examples tests/typing
 	$(PY) -m tests.tools pyright
-	$(PY) -m mypy.stubtest torchobj._torchobj --allowlist tests/stubtest-allowlist.txt --mypy-config-file pyproject.toml
+	$(PY) -m mypy.stubtest torchobj._torchobj --allowlist tests/stubtest-allowlist.txt --mypy-config-file tests/stubtest.ini
 
-rust: venv ## Tests of the Rust crates, with the servers that they start
-	$(PY) -m tests.servers install
+.PHONY: clippy mypy
+clippy:
+	$(find_cargo)
 	$(take)
-	RUST_TEST_THREADS=16 cargo --config rust/tests.toml test --locked --release -p torchobj-core
-	RUST_TEST_THREADS=16 cargo --config rust/tests.toml test --locked --release -p torchobj-store -- --include-ignored
+	$(TESTED) clippy --locked --release --workspace --all-targets -- -D warnings
 
-py: build venv ## Tests of the Python package
-	$(PY) -m tests.servers install
-	$(PY) -m pytest -m 'not matrix'
+mypy: venv
+	$(PY) -m mypy
 
-matrix: build venv ## The long tables
-	$(PY) -m pytest -m matrix --timeout 3600
+rust: servers ## Tests of the Rust crates, with the servers that they start
+	$(take)
+	$(TESTED) test --locked --release -p torchobj-core
+	$(TESTED) test --locked --release -p torchobj-store -- --include-ignored
+
+py: build servers ## Tests of the Python package
+	+$(PYTEST) -m 'not matrix'
+
+# The package with an unoptimized extension module, which compiles in a fifth of the time. What is in place stays.
+UNOPTIMIZED := $(CACHE)/unoptimized
+unit: venv ## Tests of both languages that need no server
+	$(find_cargo)
+	$(take)
+	$(TESTED) build --locked --release -p torchobj-python
+	rm -rf $(UNOPTIMIZED) && mkdir -p $(UNOPTIMIZED)/torchobj
+	ln -s $(filter-out $(CURDIR)/$(NATIVE),$(wildcard $(CURDIR)/torchobj/*)) $(UNOPTIMIZED)/torchobj
+	cp $(CARGO_TARGET_DIR)/release/$(LIBRARY) $(UNOPTIMIZED)/$(NATIVE)
+	$(TESTED) test --locked --release -p torchobj-core
+	$(TESTED) test --locked --release -p torchobj-store --lib
+	PYTHONPATH=$(UNOPTIMIZED):$(CURDIR) $(VENV)/bin/pytest --override-ini pythonpath= --numprocesses $(PROCESSES) --dist loadgroup -m unit
+
+strict: servers ## The tests of the strict servers themselves, with their long tables
+	$(PYTEST) tests/strict_server
+
+matrix: build servers ## The long tables
+	$(PYTEST) -m matrix --timeout 3600 --durations 0 --durations-min 1
 
 bench: build venv ## The benchmarks, with their tables
 	$(take)
@@ -113,6 +160,14 @@ faults: build venv ## Every operation under every fault: correct bytes or a type
 wheel: venv ## A manylinux wheel in dist/
 	$(take)
 	$(PY) -m tests.tools wheel
+
+format: venv ## Format the sources of both languages
+	cargo fmt --all
+	$(PY) -m ruff check --quiet --fix-only .
+	$(PY) -m ruff format --quiet .
+
+hooks: ## Let git format the sources before each commit
+	git config core.hooksPath .githooks
 
 clean: ## Remove what was built in the checkout; keep the cache
 	rm -rf $(NATIVE) dist

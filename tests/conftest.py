@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -33,8 +34,58 @@ if sys.dont_write_bytecode:
 OLD_TORCH = "torch==2.6.0"
 
 
+#: Fixtures that start a server.
+SERVED = frozenset(
+    [
+        "strict_server",
+        "moto_server",
+        "versitygw_server",
+        "strict_gcs_server",
+        "fake_gcs_server",
+        "gcs_bucket",
+        "fake_gcs_bucket",
+        "bucket",
+        "other_bucket",
+        "versitygw_bucket",
+        "any_bucket",
+        "control",
+        "gcs_control",
+        "server",
+    ]
+)
+#: Few and long: with these first, no process ends long before another.
+FIRST = ("docs", "benchmarks", "frameworks", "loader", "checkpoint")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "providers(*schemes): runs a test with `bucket` for these of s3 and gs")
+    config.addinivalue_line("markers", "unit: needs no server; set below")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Files(LoadGroupScheduling):
+        """A file is run by one process, and so is a group of `xdist_group`."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return super()._split_scope(nodeid).split("::")[0]
+
+    config.option.loadscopereorder = False
+    return Files(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def order(item: pytest.Item) -> tuple[bool, int]:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        return item.get_closest_marker("xdist_group") is None, FIRST.index(folder) if folder in FIRST else len(FIRST)
+
+    items.sort(key=order)
+    for item in items:
+        if not SERVED & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("matrix"):
+            item.add_marker("unit")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -43,10 +94,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("storage_provider", marker.args)
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    gc.disable()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     # What the collection made stays: it is neither searched for garbage again nor copied by the collector in forked workers.
-    gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

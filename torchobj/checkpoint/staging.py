@@ -115,7 +115,7 @@ class _Unpickler(pickle.Unpickler):
         storage = self._storages[number]
         if dtype is None:
             return storage
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def _pickled(state: Any) -> tuple[io.BytesIO, _Pickler]:

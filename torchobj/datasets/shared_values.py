@@ -79,5 +79,5 @@ class SharedCounter(_SharedValues):
 
 def _in_shared_memory(numbers: list[int]) -> torch.Tensor:
     tensor = torch.tensor(numbers, dtype=torch.int64)
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    tensor.share_memory_()
     return tensor

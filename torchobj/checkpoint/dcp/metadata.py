@@ -41,7 +41,7 @@ _FILESYSTEM_MODULE = "torch.distributed.checkpoint.filesystem"
 
 
 def _reduce_properties(properties: TensorProperties) -> tuple[Any, ...]:
-    state: tuple[Any, ...] = properties.__getstate__()  # type: ignore[no-untyped-call]
+    state: tuple[Any, ...] = properties.__getstate__()
     return copyreg.__newobj__, (TensorProperties,), state[:_PORTABLE_FIELDS]  # type: ignore[attr-defined]
 
 
