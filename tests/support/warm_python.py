@@ -130,6 +130,8 @@ def _main(arguments, environment, folder, files):
     os.chdir(folder)
     tempfile.tempdir = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Workers of the program are started as by an interpreter, not by the forkserver.
+    multiprocessing.set_start_method(None, force=True)
     status = _status(arguments)
     threading._shutdown()
     atexit._run_exitfuncs()
