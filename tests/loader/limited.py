@@ -1,4 +1,4 @@
-"""Run by `test_machine_limits.py`: a loader in a process that is limited before anything is imported.
+"""Run by `test_machine_limits.py`: a loader in a process that is limited before it uses anything.
 
 Arguments: the folder, how workers are started, and the limits: `v=BYTES`, `f=BYTES`, or the name of a system call that is
 forbidden. Prints what was found, as JSON.

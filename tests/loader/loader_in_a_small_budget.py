@@ -16,7 +16,7 @@ def first_byte(reader):
 
 def main(folder):
     for number in range(48):
-        (folder / f"k{number:02}").write_bytes(bytes([number]) * (4 * MIB))
+        (folder / f"k{number:02}").write_bytes(bytes([number]) * MIB)
     settings = {"batch_size": 32, "num_workers": 4, "persistent_workers": True}
     train, validation = (
         torchobj.DataLoader(torchobj.ObjectMapDataset(f"file://{folder}/k", transform=first_byte), **settings)
@@ -29,7 +29,7 @@ def main(folder):
                 found = [value for other in validation for value in other.tolist()]
                 assert found == list(range(48))
                 with torchobj.open(f"file://{folder}/saved/state.pt", "wb") as file:
-                    torch.save(torch.zeros(8 * MIB), file)
+                    torch.save(torch.zeros(2 * MIB), file)
     raw = torchobj.DataLoader(torchobj.ObjectMapDataset(f"file://{folder}/k"), batch_size=16, num_workers=4)
     everything = list(raw)
     assert [int(batch[index][-1]) for batch in everything for index in range(16)] == list(range(48))

@@ -8,7 +8,7 @@ import torch
 
 import torchobj
 
-COUNT, SIZE, EPOCHS = 200, 300_000, 3
+COUNT, SIZE, EPOCHS = 100, 300_000, 2
 
 
 class Keeper:

@@ -1,17 +1,14 @@
-"""Run by `test_loader_kills.py`: a training loop that prints its worker processes and waits to be killed."""
+"""Run by `test_loader_kills.py`: a training loop that prints its worker processes and goes on until it is killed."""
 
 import json
+import multiprocessing
 import os
 import sys
-import time
 from pathlib import Path
 
+from torch.utils.data import RandomSampler
+
 import torchobj
-
-
-def slow(reader):
-    time.sleep(0.01)
-    return reader
 
 
 def arena():
@@ -34,9 +31,12 @@ def tree(pid):
 
 
 def main(folder, context):
+    multiprocessing.set_forkserver_preload(["torchobj.loader"])
+    data = torchobj.ObjectMapDataset(f"file://{folder}/")
     loader = torchobj.DataLoader(
-        torchobj.ObjectMapDataset(f"file://{folder}/", transform=slow),
+        data,
         batch_size=4,
+        sampler=RandomSampler(data, replacement=True, num_samples=10**9),
         num_workers=2,
         multiprocessing_context=context,
     )

@@ -9,7 +9,6 @@ import os
 import random
 import sys
 import threading
-import time
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ import torch
 import torchobj
 
 SIZE = 256 << 10
+PAUSE = threading.Event()
 BATCH = {"batch_size": 16, "num_workers": 2}
 
 
@@ -58,10 +58,11 @@ class Watch(threading.Thread):
     def __init__(self):
         super().__init__(daemon=True)
         self.peak_bytes, self.samples, self.stopped = 0, 0, threading.Event()
+        self.looked = threading.Event()
         self.start()
 
     def run(self):
-        while not self.stopped.wait(0.03):
+        while not self.stopped.wait(0.01):
             total = 0
             for pid in self.tree():
                 # A process may exit meanwhile.
@@ -70,12 +71,18 @@ class Watch(threading.Thread):
                 except OSError:
                     continue
             self.peak_bytes, self.samples = max(self.peak_bytes, total), self.samples + 1
+            self.looked.set()
 
     def tree(self):
         try:
             return tree(os.getpid())
         except OSError:
             return []
+
+    def look(self):
+        """Waits for a measurement."""
+        self.looked.clear()
+        assert self.looked.wait(60)
 
     def end(self):
         self.stopped.set()
@@ -84,12 +91,13 @@ class Watch(threading.Thread):
         return self.peak_bytes
 
 
-def epochs(loader, breaks):
+def epochs(loader, breaks, watch):
     """Runs ten epochs that stop early, or one complete epoch."""
     for _ in range(10 if breaks else 1):
         for number, batch in enumerate(loader):
             assert batch.shape[1] == SIZE
-            time.sleep(0.002)
+            if number % 4 == 0:
+                watch.look()
             if breaks and number == 8:
                 break
 
@@ -100,7 +108,7 @@ def peak(loader_class, dataset, breaks):
     # Allocate what is allocated once before measuring.
     next(iter(loader))
     watch = Watch()
-    epochs(loader, breaks)
+    epochs(loader, breaks, watch)
     return watch.end()
 
 
@@ -111,6 +119,18 @@ def descriptors():
     return [blocks, len(files) - blocks]
 
 
+def settled():
+    """Returns the numbers of descriptors and threads once they have stayed the same for a quarter of a second."""
+    found, same = None, 0
+    for _ in range(1000):
+        before, found = found, [*descriptors(), len(os.listdir("/proc/self/task"))]
+        same = same + 1 if found == before else 0
+        if same == 5:
+            return found
+        PAUSE.wait(0.05)
+    raise AssertionError(f"{found} is not the end")
+
+
 def held():
     """Returns descriptors and threads after a few iterators and after many more."""
     # A pool of threads reads the files and grows with use.
@@ -119,16 +139,15 @@ def held():
         store.put(f"k{number:02}", bytes(SIZE))
     dataset = torchobj.ObjectMapDataset("memory://held/", transform=decoded)
     counts = []
-    for number in range(55):
+    for number in range(31):
         loader = torchobj.DataLoader(dataset, batch_size=8, num_workers=2 if number % 5 == 0 else 0)
         for step, _ in enumerate(loader):
             if step == number % 10:
                 break
-        if number in (5, 54):
+        if number in (5, 30):
             del loader
             gc.collect()
-            time.sleep(1)
-            counts.append([*descriptors(), len(os.listdir("/proc/self/task"))])
+            counts.append(settled())
     return counts
 
 

@@ -266,16 +266,20 @@ def samples(data, **settings):
 
 
 WORKERS = {"num_workers": 2}
+SERVED = WORKERS | {"multiprocessing_context": "forkserver"}
+SPAWNED = {"num_workers": 1, "multiprocessing_context": "spawn"}
 WARNS = [
     (plain, {}, True),
     (plain, WORKERS, True),
-    (plain, WORKERS | {"multiprocessing_context": "spawn"}, True),
+    (plain, SERVED, True),
+    pytest.param(plain, SPAWNED | WORKERS, True, marks=pytest.mark.matrix),
     (subset, WORKERS, True),
     (samples, WORKERS, True),
     (attached, {}, False),
     (attached, WORKERS, False),
     (ours, WORKERS, False),
-    (ours, WORKERS | {"multiprocessing_context": "spawn"}, False),
+    (ours, SERVED, False),
+    pytest.param(ours, SPAWNED | WORKERS, False, marks=pytest.mark.matrix),
     (off, {}, False),
     (off, WORKERS, False),
     (announced_by_batches, {}, False),
@@ -286,14 +290,20 @@ WARNS = [
 ]
 
 
+def _begin_log(file):
+    """Logs to a file in a worker that is not forked. Workers of a forkserver share its state: nothing was warned yet."""
+    lookahead_warning._warned = mmap.mmap(-1, 1)
+    logging.getLogger("torchobj").addHandler(logging.FileHandler(file))
+
+
 class ToFile(torchobj.ObjectMapDataset):
-    """Writes log messages to a file, also in a spawned worker, which unpickles this object."""
+    """Writes log messages to a file, also in a worker that is not forked, which unpickles this object."""
 
     file = None
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        logging.getLogger("torchobj").addHandler(logging.FileHandler(self.file))
+        _begin_log(self.file)
 
 
 @pytest.fixture
@@ -309,7 +319,7 @@ def fresh_log(monkeypatch, tmp_path):
     handler.close()
 
 
-@pytest.mark.parametrize(("make", "settings", "warns"), WARNS)
+@pytest.mark.parametrize(("make", "settings", "warns"), [*WARNS, (plain, SPAWNED, True)])
 def test_a_loop_whose_batches_are_not_announced_is_warned_once_about_attach(folder, fresh_log, make, settings, warns):
     data = ToFile(f"file://{folder}/", transform=key_and_bytes)
     data.file = fresh_log
@@ -329,7 +339,7 @@ class NamedToFile(torchobj.ObjectDataset):
 
     def __setstate__(self, state):
         self.__dict__.update(state)
-        logging.getLogger("torchobj").addHandler(logging.FileHandler(self.file))
+        _begin_log(self.file)
 
     def __len__(self):
         return COUNT

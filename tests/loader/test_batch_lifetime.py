@@ -66,7 +66,7 @@ VIEWS = {
 
 def content(view: Any) -> bytes:
     if isinstance(view, torch.UntypedStorage):
-        return bytes(view.tolist())
+        return torch.empty(0, dtype=torch.uint8).set_(view).numpy().tobytes()
     array = view.detach().numpy() if isinstance(view, torch.Tensor) else numpy.asarray(view)
     return array.tobytes()
 
@@ -157,10 +157,13 @@ def test_the_pinning_thread_copies_batches_and_their_memory_is_reused(persistent
     assert _torchobj.prefetch_stats()["block_bytes"] <= 24 * 2**17
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_every_way_to_start_workers(context: str) -> None:
-    for _ in range(2):
-        found = [batch[:, 9].tolist() for batch in loader(6, num_workers=2, multiprocessing_context=context)]
+@pytest.mark.parametrize(
+    ("context", "workers", "epochs"),
+    [("fork", 2, 2), ("forkserver", 2, 2), ("spawn", 1, 1), pytest.param("spawn", 2, 2, marks=pytest.mark.matrix)],
+)
+def test_every_way_to_start_workers(context: str, workers: int, epochs: int) -> None:
+    for _ in range(epochs):
+        found = [batch[:, 9].tolist() for batch in loader(6, num_workers=workers, multiprocessing_context=context)]
         assert found == [[4 * number + i for i in range(4)] for number in range(6)]
 
 
@@ -191,7 +194,7 @@ def test_a_third_process_receives_a_copy_and_views_stay_valid() -> None:
     process.join(60)
 
 
-@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("context", [pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
 def test_a_batch_is_an_argument_of_a_process_that_is_not_forked(context: str) -> None:
     answers = multiprocessing.get_context(context).Queue()
     for inline in (False, True):

@@ -2,13 +2,13 @@
 
 import contextlib
 import dataclasses
+import itertools
 import multiprocessing
 import os
 import pickle
 import random
+import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, random_split
 
 import torchobj
+from tests.support import warm_python
 from tests.support.prefetching import all_free, stats
 from torchobj import exceptions
 
@@ -82,12 +83,15 @@ def epochs(loader_class, folder, settings, count=3):
     return len(loader), found, torch.rand(1).item()
 
 
-@pytest.mark.parametrize("workers", [0, 2, "persistent"])
-@pytest.mark.parametrize("kind", KINDS)
+# test_loader_orders.py has every kind with new and with persistent workers, and more epochs.
+@pytest.mark.parametrize(
+    ("kind", "workers"),
+    [*((kind, 0) for kind in KINDS), *zip(KINDS, itertools.cycle(["persistent", 2]), strict=False)],
+)
 def test_samples_and_their_order_are_those_of_torch(folder, kind, workers):
     settings = KINDS[kind] | ({} if workers == 0 else {"num_workers": 2, "persistent_workers": workers == "persistent"})
-    stock = epochs(torch.utils.data.DataLoader, folder, settings)
-    ours = epochs(torchobj.DataLoader, folder, settings)
+    stock = epochs(torch.utils.data.DataLoader, folder, settings, 2)
+    ours = epochs(torchobj.DataLoader, folder, settings, 2)
     if kind == "not in order":
         stock, ours = ([sorted(epoch) for epoch in found] for _, found, _ in (stock, ours))
     assert ours == stock
@@ -211,7 +215,8 @@ def look_at_workers(url, config):
     # Idle connections stay open long enough to be counted.
     config = dataclasses.replace(config, keep_alive_s=600.0)
     data = torchobj.ObjectMapDataset(url, config=config, transform=torchobj.ObjectReader.read)
-    iterator = iter(torchobj.DataLoader(data, batch_size=4, num_workers=2, collate_fn=list))
+    settings = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork"}
+    iterator = iter(torchobj.DataLoader(data, collate_fn=list, **settings))
     next(iterator)
     inodes = {line.split()[9] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]}
     tcp = {f"socket:[{inode}]" for inode in inodes}
@@ -228,19 +233,29 @@ def look_at_workers(url, config):
 def test_workers_have_no_connection_and_no_thread_of_torchobj(bucket):
     for number in range(200):
         bucket.write(f"k{number:03}", bytes(1000))
-    process = multiprocessing.get_context("spawn").Process(target=look_at_workers, args=(bucket.url, bucket.config))
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=look_at_workers, args=(bucket.url, bucket.config))
     process.start()
     process.join(60)
     assert process.exitcode == 0
 
 
-def slow(reader):
-    time.sleep(0.05)
-    return reader.key
+def key_when_readable(fd):
+    """Returns a transform that waits, after a batch of eight, until a file descriptor is readable."""
+    calls = itertools.count()
+
+    def key(reader):
+        if next(calls) >= 8:
+            select.select([fd], [], [], 60)
+        return reader.key
+
+    return key
 
 
 def test_the_memory_of_a_killed_worker_is_released_and_the_next_epoch_works(folder):
-    loader = torchobj.DataLoader(dataset(folder, slow), batch_size=8, num_workers=2, collate_fn=list)
+    held, release = os.pipe()
+    data = dataset(folder, key_when_readable(held))
+    loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, collate_fn=list)
     iterator = iter(loader)
     next(iterator)
     began = time.monotonic()
@@ -248,9 +263,12 @@ def test_the_memory_of_a_killed_worker_is_released_and_the_next_epoch_works(fold
     with pytest.raises((RuntimeError, ConnectionError)):
         list(iterator)
     assert time.monotonic() - began < 30
+    os.write(release, b"x")
     del iterator
     assert all_free(), stats()
     assert sum(map(len, loader)) == COUNT
+    os.close(held)
+    os.close(release)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -258,7 +276,7 @@ def test_a_break_in_mid_epoch_leaks_nothing(folder, persistent):
     loader = torchobj.DataLoader(
         dataset(folder, None), batch_size=4, shuffle=True, num_workers=2, persistent_workers=persistent
     )
-    for _ in range(10):
+    for _ in range(4):
         for number, _batch in enumerate(loader):
             if number == 3:
                 break
@@ -269,12 +287,8 @@ def test_a_break_in_mid_epoch_leaks_nothing(folder, persistent):
 
 def test_training_and_validation_alternate_within_a_small_budget(tmp_path):
     script = Path(__file__).with_name("loader_in_a_small_budget.py")
-    environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(64 << 20)}
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert "done" in done.stdout
+    environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(16 << 20)}
+    assert "done" in warm_python.run([script, tmp_path], env=environment, timeout=100, check=True).stdout
 
 
 def test_many_threads_read_one_dataset_while_a_loader_runs(folder):
@@ -362,6 +376,4 @@ def test_warnings_are_printed_without_logging_configuration(folder):
         f"data = torchobj.ObjectMapDataset('file://{folder}/', transform=lambda reader: 1 / 0, on_error=lambda *_: 0)\n"
         "data[0]"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "was replaced: ZeroDivisionError" in done.stderr
+    assert "was replaced: ZeroDivisionError" in warm_python.run(["-c", script], check=True).stderr

@@ -4,8 +4,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +12,8 @@ import pytest
 import torch
 
 import torchobj
-from tests.support.prefetching import all_free, stats
+from tests.support import warm_python
+from tests.support.prefetching import all_free, eventually, stats
 from torchobj import exceptions
 
 COUNT = 40
@@ -150,14 +149,10 @@ def doubled(reader):
     return int(values.sum())
 
 
-def run_script(mode, folder, budget_bytes, timeout_s=100):
+def run_script(mode, folder, budget_bytes):
     script = Path(__file__).with_name("loader_bad_input.py")
     environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(budget_bytes)}
-    done = subprocess.run(
-        [sys.executable, script, mode, folder], env=environment, capture_output=True, text=True, timeout=timeout_s
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(warm_python.run([script, mode, folder], env=environment, timeout=100, check=True).stdout)
 
 
 @pytest.mark.parametrize("workers", WORKERS)
@@ -213,7 +208,7 @@ class Nested(torch.utils.data.Dataset):
         return sum(int(batch.sum()) for batch in torchobj.DataLoader(subset, batch_size=6, shuffle=True))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_loader_in_a_worker_of_a_loader(folder, context):
     loader = torchobj.DataLoader(Nested(folder), batch_size=1, num_workers=1, multiprocessing_context=context)
     assert [int(batch) for batch in loader] == [sum(range(index, 20)) for index in range(3)]
@@ -273,13 +268,21 @@ def test_ctrl_c_interrupts_the_wait_for_a_batch_at_once(bucket, control, workers
     data = torchobj.S3MapDataset(bucket.url, config=bucket.config, transform=first_byte)
     loader = torchobj.DataLoader(data, batch_size=2, num_workers=workers)
     control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 6}})
+    asked = threading.Event()
+
+    def interrupt():
+        asked.wait(60)
+        if eventually(lambda: control.fault_report()[0]["fired"]):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     iterator = iter(loader)
-    timer = threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        asked.set()
         next(iterator)
     assert time.monotonic() - began < 5.5
-    timer.join()
+    thread.join()
     control.clear_faults()
     assert sorted(value for batch in loader for value in batch.tolist()) == list(range(8))

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -15,6 +16,7 @@ from torchobj import _torchobj
 
 COUNT = 64
 LIMIT_S = 30.0
+PAUSE = threading.Event()
 
 
 def body(number):
@@ -52,7 +54,7 @@ def exited_without_error(pid):
         found, status = os.waitpid(pid, os.WNOHANG)
         if found:
             return status == 0
-        time.sleep(0.01)
+        PAUSE.wait(0.01)
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return False
@@ -119,7 +121,7 @@ class Forking(torch.utils.data.Dataset):
         return exited_without_error(pid)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_child_of_a_worker_sends_its_own_requests(folder, context):
     data = dataset(folder)
     assert data[0] == body(0)

@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import os
-import subprocess
 import sys
 import threading
 import weakref
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 import torchobj
+from tests.support import warm_python
 from tests.support.prefetching import all_free, stats
 
 COUNT, SIZE = 48, 20_000
@@ -127,9 +127,16 @@ class Keeper:
         return reader
 
 
-# The same code runs for every start method: two of them are enough.
+# The same code runs for every start method: two cases of the others are enough.
 @pytest.mark.parametrize(
-    ("how", "context"), [*((how, "fork") for how in KEEPS), ("torch.frombuffer", "spawn"), ("the reader", "spawn")]
+    ("how", "context"),
+    [
+        *((how, "fork") for how in KEEPS),
+        ("torch.frombuffer", "forkserver"),
+        ("the reader", "forkserver"),
+        pytest.param("torch.frombuffer", "spawn", marks=pytest.mark.matrix),
+        pytest.param("the reader", "spawn", marks=pytest.mark.matrix),
+    ],
 )
 def test_bytes_that_a_worker_keeps_do_not_change_when_the_trainer_writes(folder, how, context):
     data = torchobj.ObjectMapDataset(f"file://{folder}/", transform=Keeper(how))
@@ -194,11 +201,7 @@ def test_a_kept_tensor_does_not_change_within_a_small_budget(tmp_path):
     """The trainer keeps some tensors too; memory is reused all the time."""
     script = Path(__file__).with_name("loader_keeping.py")
     environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(16 << 20)}
-    done = subprocess.run(
-        [sys.executable, script, tmp_path], env=environment, capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("0 of ")
+    assert warm_python.run([script, tmp_path], env=environment, timeout=100, check=True).stdout.startswith("0 of ")
 
 
 @pytest.mark.parametrize("keep", [np.frombuffer, torch.frombuffer, "ndarray", memoryview])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm_python
+
 MIB = 1 << 20
 BUDGET = 64 * MIB
 
@@ -20,16 +22,20 @@ def run(tmp_path):
                 file.truncate(256 << 10)
         script = Path(__file__).with_name("loader_memory.py")
         environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(BUDGET)}
-        done = subprocess.run(
-            [sys.executable, script, tmp_path, mode], env=environment, capture_output=True, text=True, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
+        if mode == "held":
+            done = warm_python.run([script, tmp_path, mode], env=environment, check=True)
+        else:
+            # The memory of a forked process is shared in part with its parent.
+            done = subprocess.run(
+                [sys.executable, script, tmp_path, mode], env=environment, capture_output=True, text=True, timeout=600
+            )
+            assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
     return run
 
 
-@pytest.mark.parametrize("total_bytes", [512 * MIB, pytest.param(4096 * MIB, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("total_bytes", [256 * MIB, pytest.param(4096 * MIB, marks=pytest.mark.matrix)])
 def test_the_process_tree_uses_the_budget_and_little_more_than_the_same_loop_in_memory(run, total_bytes):
     figures = run("epoch", total_bytes)
     print({name: value / MIB for name, value in figures.items()})

@@ -95,7 +95,7 @@ def test_a_slow_store_is_reported_and_not_the_transform(bucket, control, workers
     store = torchobj.Store(bucket.url, config=bucket.config)
     for number in range(COUNT):
         store.put(f"{number:03}", bytes(1000))
-    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.2}})
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 0.1}})
     config = dataclasses.replace(bucket.config, max_in_flight=8)
     data = torchobj.S3MapDataset(bucket.url, config=config, transform=key_of)
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=workers)
@@ -108,7 +108,7 @@ def fails(reader):
     raise ValueError(reader.key)
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_failed_samples_of_workers_are_counted(folder, context):
     data = ObjectIterableDataset(f"file://{folder}/", transform=fails, on_error="skip", enable_sharding=True)
     loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context=context)
@@ -152,15 +152,18 @@ def test_samples_are_counted_from_the_content_of_a_batch(batch, batch_size, by_d
     assert samples_in(batch, batch_size, collated_by_default=by_default) == count
 
 
+def start_slowly(_):
+    threading.Event().wait(0.5)
+
+
 def test_the_time_to_start_workers_is_reported_separately(folder):
     data = ObjectMapDataset(f"file://{folder}/", transform=key_of)
-    loader = torchobj.DataLoader(data, batch_size=24, num_workers=1, multiprocessing_context="spawn")
+    loader = torchobj.DataLoader(data, batch_size=24, num_workers=1, worker_init_fn=start_slowly)
     began = time.perf_counter()
     assert len(list(loader)) == 4
     lasted = time.perf_counter() - began
     stats = loader.stats()
-    # A spawned worker imports torch.
-    assert 0.1 * lasted < stats.startup_s <= stats.elapsed_s <= lasted
+    assert 0.5 <= stats.startup_s <= stats.elapsed_s <= lasted
     assert stats.waited_s + stats.startup_s <= stats.elapsed_s
     assert "Starting and stopping workers took" in loader.report()
 

@@ -1,7 +1,7 @@
 """Numbered objects for tests of iterable datasets, and transforms that return the number."""
 
 import itertools
-import time
+import threading
 
 from torch.utils.data import get_worker_info
 
@@ -31,7 +31,7 @@ def fails_for_seven(reader):
 
 
 def slow(reader):
-    time.sleep(0.05)
+    threading.Event().wait(0.05)
     return number_of(reader)
 
 

@@ -1,6 +1,7 @@
 """Reads the statistics of this process's prefetcher: counts, changes over a block, and whether its memory is free."""
 
 import gc
+import threading
 import time
 
 from torchobj import _torchobj
@@ -33,11 +34,11 @@ class Taken:
 
 def eventually(holds, limit_s=15.0):
     """Waits until a condition holds; returns whether it did within the limit."""
-    deadline_s = time.monotonic() + limit_s
+    deadline_s, pause = time.monotonic() + limit_s, threading.Event()
     while time.monotonic() < deadline_s:
         if holds():
             return True
-        time.sleep(0.02)
+        pause.wait(0.02)
     return False
 
 
