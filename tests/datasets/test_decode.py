@@ -12,8 +12,6 @@ import numpy
 import PIL.Image
 import pytest
 import torch
-import torchvision
-from torchvision.datasets.folder import pil_loader
 
 import torchobj
 from torchobj import decode
@@ -89,6 +87,8 @@ def test_a_reader_is_decoded_from_its_start():
 
 @pytest.mark.parametrize(("mode", "form"), IMAGES)
 def test_pil_is_what_torchvisions_loader_returns(tmp_path, mode, form):
+    from torchvision.datasets.folder import pil_loader
+
     data = encoded(noise(mode), form)
     (tmp_path / "picture").write_bytes(data)
     expected, found = pil_loader(tmp_path / "picture"), decode.pil(reader_of(data))
@@ -114,6 +114,8 @@ def test_images_have_the_same_shape_and_type_with_torchvision_and_without(monkey
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
 def test_images_are_decoded_by_torchvision_where_it_has_the_format(monkeypatch):
+    import torchvision
+
     data = encoded(noise("RGB"), "JPEG")
     expected = torchvision.io.decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
     monkeypatch.setattr(PIL.Image.Image, "convert", None)
@@ -129,6 +131,8 @@ def test_an_image_of_16_bits_keeps_the_upper_8(monkeypatch, installed):
 
 
 def test_floating_point_images_are_those_of_to_tensor():
+    import torchvision
+
     data = encoded(noise("RGB"), "PNG")
     expected = torchvision.transforms.ToTensor()(decode.pil(data))
     assert torch.equal(decode.image(data, dtype=torch.float32), expected)

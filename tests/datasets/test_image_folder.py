@@ -9,9 +9,7 @@ import numpy
 import PIL.Image
 import pytest
 import torch
-import torchvision
 from torch.utils.data import Subset, random_split
-from torchvision.transforms import ToTensor
 
 import torchobj
 from tests.support.prefetching import Taken, all_free
@@ -33,6 +31,14 @@ def picture(number, form="PNG"):
 
 
 BODIES = {name: picture(number) for number, name in enumerate(NAMES)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """What takes more than a second is imported by the process that runs these tests, not by each that collects them."""
+    global torchvision, ToTensor
+    import torchvision
+    from torchvision.transforms import ToTensor
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import multiprocessing
 import pickle
 
-import datasets as hf
 import numpy as np
 import pytest
 import torch
@@ -60,6 +59,8 @@ def mixed(folder, *args, **options):
 
 
 def expected(probabilities=None, lengths=LENGTHS, **options):
+    import datasets as hf
+
     parts = [
         hf.Dataset.from_dict({"id": [member * 100 + number for number in range(length)]})
         for member, length in enumerate(lengths)
@@ -89,6 +90,8 @@ def test_samples_and_order_equal_those_of_hugging_face(folder, strategy, probabi
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_positions_are_right_beyond_many_blocks(strategy):
+    import datasets as hf
+
     lengths, probabilities = (30_000, 200_000), [0.1, 0.9]
     members = [range(lengths[0]), range(1_000_000, 1_000_000 + lengths[1])]
     dataset = torchobj.InterleaveDataset(members, probabilities, seed=1, stopping_strategy=strategy)

@@ -7,7 +7,6 @@ import pickle
 import random
 from collections import Counter
 
-import datasets as hf
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -159,6 +158,8 @@ def shares(folder):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("lengths", [(3, 4, 5), (5, 3, 4), (1, 7, 2), (4, 4, 4)])
 def test_samples_and_order_equal_those_of_hugging_face(strategy, lengths):
+    import datasets as hf
+
     members = [range(100 * member, 100 * member + length) for member, length in enumerate(lengths)]
     parts = [hf.Dataset.from_dict({"id": list(each)}).to_iterable_dataset() for each in members]
     order = [sample["id"] for sample in hf.interleave_datasets(parts, stopping_strategy=strategy)]
