@@ -1,8 +1,8 @@
 """The ranks of a host divide its memory and its connections."""
 
 import os
-import subprocess
-import sys
+
+from tests.support import warm_python
 
 PROGRAM = """
 import sys
@@ -19,14 +19,8 @@ def limits(folder, ranks, fixed=False):
     """Returns max_in_flight and the prefetcher's memory budget in one of `ranks` processes of a host."""
     program = PROGRAM.replace('+ "/")', '+ "/", config=torchobj.StoreConfig(max_in_flight=32))') if fixed else PROGRAM
     environment = {name: value for name, value in os.environ.items() if name != "TORCHOBJ_BUDGET_BYTES"}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(folder)],
-        env=environment | {"LOCAL_WORLD_SIZE": str(ranks)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    environment["LOCAL_WORLD_SIZE"] = str(ranks)
+    done = warm_python.run(["-c", program, str(folder)], env=environment, check=True)
     return [int(number) for number in done.stdout.split()]
 
 

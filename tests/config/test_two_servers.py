@@ -81,18 +81,15 @@ def test_each_bucket_is_on_its_server(two_servers):
     assert [data[0] for data in torchobj.get_many(URLS)] == BYTES
 
 
-LOADERS = pytest.mark.parametrize(
-    ("kind", "workers"),
-    [
-        (torchobj.DataLoader, {}),
-        (torchobj.DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-        (torchobj.DataLoader, {"num_workers": 1, "multiprocessing_context": "spawn"}),
-        (torch.utils.data.DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-    ],
-)
+LOADERS = [
+    (torchobj.DataLoader, {}),
+    (torchobj.DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
+    (torch.utils.data.DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
+]
+SPAWNED = (torchobj.DataLoader, {"num_workers": 1, "multiprocessing_context": "spawn"})
 
 
-@LOADERS
+@pytest.mark.parametrize(("kind", "workers"), [*LOADERS, pytest.param(*SPAWNED, marks=pytest.mark.matrix)])
 def test_datasets_read_from_both_in_the_process_and_in_workers(kind, workers):
     named = torchobj.S3MapDataset.from_objects(URLS, region="us-east-1", transform=first_byte)
     both = torch.utils.data.ConcatDataset(
@@ -137,7 +134,7 @@ def read_in_child(pickled):
     os._exit(0 if pickle.loads(pickled).get("data/1") == bytes([101]) else 1)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_pickled_store_needs_no_file_in_another_process(file, monkeypatch, method):
     pickled = pickle.dumps(Store(THERE))
     monkeypatch.delenv("TORCHOBJ_CONFIG")
@@ -196,12 +193,10 @@ class BothParts(torchobj.ObjectDataset):
         return [reader.read()[0] for reader in readers]
 
 
-@LOADERS
+@pytest.mark.parametrize(("kind", "workers"), [*LOADERS, SPAWNED])
 def test_one_sample_can_have_objects_of_a_bucket_and_of_a_prefix_on_another_server(file, two_servers, kind, workers):
     here, there = (server.endpoint for server in two_servers)
-    bucket = HERE.removeprefix("s3://")
-    if bucket not in [each["Name"] for each in boto_client(two_servers[1]).list_buckets()["Buckets"]]:
-        make_bucket(two_servers[1], bucket)
+    make_bucket(two_servers[1], HERE.removeprefix("s3://"))
     file.write_text(f"""
         ["{HERE}".s3]
         endpoint_url = "{here}"

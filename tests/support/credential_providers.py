@@ -20,7 +20,7 @@ class Scripted:
         self.behave("return")
 
     def behave(self, behaviour: str) -> None:
-        """Sets the behaviour of later calls: `return`, or one that `__call__` implements."""
+        """Sets the behaviour of later calls, and of those that `block` until it is another one; see `__call__`."""
         (self.folder / "new").write_text(behaviour)
         (self.folder / "new").replace(self.folder / "behaviour")
 
@@ -34,11 +34,11 @@ class Scripted:
             noted.write(f"{os.getpid()}\n")
         access_key, secret_key = self.keys
         result = {"access_key_id": access_key, "secret_access_key": secret_key, "token": None, "expires_at": None}
-        behaviour, _, argument = (self.folder / "behaviour").read_text().partition(" ")
+        while (behaviour := (self.folder / "behaviour").read_text()) == "block":
+            time.sleep(0.01)
+        behaviour, _, argument = behaviour.partition(" ")
         if behaviour == "raise":
             raise ValueError(f"no network at {argument}")
-        if behaviour == "block":
-            time.sleep(float(argument))
         if behaviour == "expire":
             result["expires_at"] = datetime.now(UTC) + timedelta(seconds=float(argument))
         if behaviour == "unknown":
