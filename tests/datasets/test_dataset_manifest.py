@@ -12,7 +12,8 @@ import torchobj
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 
-pytestmark = pytest.mark.providers("s3", "gs")
+# test_each_store.py reads from GCS in each run.
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 COUNT = 20
 
@@ -52,6 +53,7 @@ def large():
     return torchobj.Manifest.from_urls(f"s3://bucket/train/{number:012}.jpg" for number in range(MANY))
 
 
+@pytest.mark.providers("s3", "gs")
 def test_nothing_is_listed_and_a_file_is_loaded_at_the_first_use(filled, manifest, control):
     url = f"{filled.url}/sets/train.parquet"
     manifest.save(url, config=filled.config)
@@ -96,7 +98,7 @@ def test_a_changed_object_is_accepted_on_request(filled, manifest, lookahead):
     assert list(iterable) == expected
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
 def test_workers_notice_or_accept_changed_objects(filled, manifest, context):
     filled.write("train/04.bin", b"longer than before" * 9)
     accepting = of_manifest(filled, manifest, on_change="accept")
@@ -234,11 +236,11 @@ class Inodes(torch.utils.data.Dataset):
 
 
 @pytest.mark.providers("s3")
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_workers_map_the_memory_of_their_parent(bucket, context):
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)])
+def test_workers_map_the_memory_of_their_parent(bucket, context, workers):
     manifest = large()
     samples = bucket.map_dataset.from_manifest(manifest, config=bucket.config)
-    loader = DataLoader(Inodes(samples), num_workers=2, collate_fn=list, multiprocessing_context=context)
+    loader = DataLoader(Inodes(samples), num_workers=workers, collate_fn=list, multiprocessing_context=context)
     expected = (inode(manifest), inode(manifest), manifest.url(MANY - 1), manifest.digest())
     assert inode(manifest) is not None
     assert [result for batch in loader for result in batch] == [expected, expected]

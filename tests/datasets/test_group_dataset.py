@@ -76,8 +76,8 @@ def shuffled(kind, dataset, **settings):
     return [sample for batch in loader for sample in batch]
 
 
-@pytest.mark.providers("s3", "gs")
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.parametrize("method", [None, "fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_shuffled_epoch_equals_local_files_and_every_read_is_announced(bucket, tmp_path, method):
     def write_both(name, data):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -126,8 +126,8 @@ def shuffled(kind, dataset, **settings):
     return digests(kind(dataset, batch_size=4, shuffle=True, **settings))
 
 
-@pytest.mark.providers("s3", "gs")
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_shuffled_epoch_equals_torchvisions_and_every_read_is_announced(bucket, local, method):
     for name, body in BODIES.items():
         bucket.write(f"data/train/{name}", body)
@@ -140,12 +140,12 @@ def test_a_shuffled_epoch_equals_torchvisions_and_every_read_is_announced(bucket
     assert all_free()
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_do_not_list(url, method, caplog):
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("forkserver", 1)])
+def test_workers_do_not_list(url, method, workers, caplog):
     dataset = torchobj.ImageFolder(url, loader=decode.image)
     assert "not listed yet" in repr(dataset)
     part = Subset(dataset, range(10))
-    loader = torchobj.DataLoader(part, batch_size=5, num_workers=2, multiprocessing_context=method)
+    loader = torchobj.DataLoader(part, batch_size=5, num_workers=workers, multiprocessing_context=method)
     with caplog.at_level(logging.WARNING, "torchobj"), Taken() as taken:
         assert sum(len(targets) for _, targets in loader) == 10
     assert (caplog.messages, taken.misses) == ([], 0)

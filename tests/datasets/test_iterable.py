@@ -5,8 +5,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ import torchdata.stateful_dataloader
 from torch.utils.data import DataLoader
 
 import torchobj
+from tests.support import warm_python
 from tests.support.iterables import (
     COUNT,
     body,
@@ -29,7 +28,8 @@ from tests.support.prefetching import all_free, eventually, stats
 from torchobj import exceptions
 from torchobj.datasets.sharding import Shard, in_order, shuffled
 
-pytestmark = pytest.mark.providers("s3", "gs")
+# test_each_store.py reads from GCS in each run.
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 
 @pytest.fixture
@@ -40,11 +40,11 @@ def folder(tmp_path):
 WORKERS = [
     {"num_workers": 0},
     {"num_workers": 2, "multiprocessing_context": "fork"},
-    {"num_workers": 2, "multiprocessing_context": "spawn"},
 ]
+SPAWNED = {"num_workers": 2, "multiprocessing_context": "spawn"}
 
 
-@pytest.mark.parametrize("settings", WORKERS, ids=str)
+@pytest.mark.parametrize("settings", [*WORKERS, pytest.param(SPAWNED, marks=pytest.mark.matrix)], ids=str)
 def test_each_worker_announces_its_own_share_and_yields_it_in_order(folder, settings):
     before = stats()
     loader = torchobj.DataLoader(dataset(folder, number_and_worker), batch_size=None, **settings)
@@ -151,7 +151,7 @@ def test_the_order_depends_on_seed_and_epoch_only(folder):
     assert all(sorted(found) == list(range(COUNT)) for found in (*others, first, epoch(samples, 1, 2)))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_persistent_workers_receive_a_new_epoch(folder, context):
     samples = dataset(folder, shuffle=True)
     loader = torchobj.DataLoader(
@@ -171,7 +171,7 @@ def sets_epoch(samples, epoch, queue):
     queue.put(list(itertools.islice(samples, 5)))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_copy_in_another_rank_has_its_own_epoch(folder, context):
     multi = multiprocessing.get_context(context)
     samples = dataset(folder, shuffle=True)
@@ -220,7 +220,7 @@ def test_shares_are_disjoint_and_even_ranks_have_equally_many(objects, world_siz
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_break_in_mid_epoch_leaks_nothing(folder, persistent):
     loader = torchobj.DataLoader(dataset(folder, None), batch_size=4, num_workers=2, persistent_workers=persistent)
-    for _ in range(10):
+    for _ in range(4):
         for number, _batch in enumerate(loader):
             if number == 3:
                 break
@@ -314,9 +314,10 @@ def test_a_state_of_another_order_or_share_is_refused(folder, settings, listed):
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
-# Spawned workers start slowly: one case.
 @pytest.mark.parametrize(
-    ("settings", "batches"), [*itertools.product(WORKERS[:2], [0, 7, 37]), (WORKERS[2], 7)], ids=str
+    ("settings", "batches"),
+    [*itertools.product(WORKERS, [0, 7, 37]), pytest.param(SPAWNED, 7, marks=pytest.mark.matrix)],
+    ids=str,
 )
 def test_a_stateful_loader_resumes_exactly(folder, settings, batches):
     def loader():
@@ -374,7 +375,8 @@ class Zipped(torch.utils.data.IterableDataset):
 
 def test_few_large_objects_are_requested_concurrently(tmp_path):
     for number in range(40):
-        (tmp_path / f"k{number:03}").write_bytes(bytes(4 << 20))
+        with (tmp_path / f"k{number:03}").open("wb") as file:
+            file.truncate(4 << 20)
     script = (
         "import sys, torchobj\n"
         "from torchobj import _torchobj\n"
@@ -385,7 +387,4 @@ def test_few_large_objects_are_requested_concurrently(tmp_path):
         "    assert sum(int(batch.sum()) for batch in loader) == 40 * (4 << 20)\n"
         "assert _torchobj.prefetch_stats()['over_budget'] == 0, _torchobj.prefetch_stats()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, f"file://{tmp_path}/"], capture_output=True, text=True, timeout=100
-    )
-    assert done.returncode == 0, done.stderr
+    warm_python.run(["-c", script, f"file://{tmp_path}/"], timeout=100, check=True)

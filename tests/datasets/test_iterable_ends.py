@@ -152,7 +152,9 @@ OTHERS = [Counting, Itself, Staying, OfIterators]
 
 
 #: Negative numbers stand for persistent workers.
-@pytest.mark.parametrize("workers", [0, 2, 3, -2, -3])
+@pytest.mark.parametrize(
+    "workers", [0, 3, -3, *(pytest.param(workers, marks=pytest.mark.matrix) for workers in (2, -2))]
+)
 def test_a_pass_resumed_at_any_batch_equals_an_uninterrupted_run(workers):
     check_every_state(Resetting, workers)
 
@@ -183,7 +185,7 @@ def check_every_state(kind, workers, **settings):
         assert found == [whole[number][batches:], whole[number + 1]], (number, batches)
 
 
-@pytest.mark.parametrize("workers", [0, 3, -3])
+@pytest.mark.parametrize("workers", [0, pytest.param(3, marks=pytest.mark.matrix), -3])
 def test_a_state_saved_by_a_resumed_loader_can_be_resumed(workers):
     whole, _ = passes(loader_of(Resetting, workers), 2)
     found, state = [], None

@@ -13,7 +13,8 @@ from tests.support.prefetching import Taken, all_free, eventually, stats
 from torchobj import ObjectRef, _torchobj, exceptions
 from torchobj.loader import lookahead
 
-pytestmark = pytest.mark.providers("s3", "gs")
+# test_each_store.py reads from GCS in each run.
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 COUNT = 40
 
@@ -119,9 +120,10 @@ def test_samples_can_be_ranges_of_one_object_and_only_the_ranges_are_read(shard,
     assert all_free()
 
 
-def test_workers_can_be_spawned(folder):
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+def test_workers_can_be_spawned(folder, context):
     with Taken() as taken:
-        found = run(torchobj.DataLoader, Pairs(folder), batch_size=7, num_workers=2, multiprocessing_context="spawn")
+        found = run(torchobj.DataLoader, Pairs(folder), batch_size=7, num_workers=2, multiprocessing_context=context)
     assert sorted(found) == [pair(number) for number in range(COUNT)]
     assert (taken.misses, taken.announced) == (0, 2 * COUNT)
 
@@ -354,9 +356,10 @@ def read_elsewhere(dataset, queue):
     queue.put([dataset[number] for number in (0, COUNT - 1)])
 
 
-def test_another_process_reads_for_itself(folder):
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+def test_another_process_reads_for_itself(folder, method):
     dataset = Pairs(folder)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(method)
     queue = context.Queue()
     process = context.Process(target=read_elsewhere, args=(dataset, queue))
     process.start()

@@ -70,7 +70,7 @@ def file_of(shared):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
 def test_workers_have_no_copies(method):
     shared, second = SharedTable(chunked()), SharedTable(chunked())
     loader = torch.utils.data.DataLoader(
@@ -93,8 +93,9 @@ def read_rows(shared, queue):
     queue.put([shared.row(row) for row in range(len(shared))])
 
 
-def test_a_worker_passes_the_table_on_to_a_process_of_its_own():
-    context = multiprocessing.get_context("spawn")
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+def test_a_worker_passes_the_table_on_to_a_process_of_its_own(method):
+    context = multiprocessing.get_context(method)
     queue = context.Queue()
     first = context.Process(target=pass_on, args=(SharedTable(chunked()), queue))
     first.start()
@@ -111,9 +112,14 @@ def pass_on(shared, queue):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is shared on Linux only")
 def test_a_deleted_table_leaves_no_descriptor():
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(descriptors())
     shared = SharedTable(chunked())
     shared._descriptor()
-    assert len(os.listdir("/proc/self/fd")) > before
+    assert len(descriptors()) > before
     del shared
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(descriptors()) == before
+
+
+def descriptors():
+    """The descriptors of this process for the memory of tables."""
+    return [entry for entry in os.scandir("/proc/self/fd") if "torchobj-table" in os.path.realpath(entry.path)]

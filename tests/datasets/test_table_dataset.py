@@ -87,8 +87,8 @@ def shuffled(kind, dataset, **settings):
     return [sample for batch in loader for sample in batch]
 
 
-@pytest.mark.providers("s3", "gs")
-@pytest.mark.parametrize("method", [None, "fork", "spawn"])
+@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
+@pytest.mark.parametrize("method", [None, "fork", pytest.param("spawn", marks=pytest.mark.matrix)])
 def test_a_shuffled_epoch_equals_pandas_and_every_read_is_announced(bucket, method):
     for name in NAMES:
         bucket.write(f"data/{name}", name.encode())

@@ -74,7 +74,10 @@ def test_samples_are_those_of_webdataset(pattern, expected):
     assert as_bytes(dataset[-1]) == expected[-1]
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"),
+    [(0, None), (2, "fork"), (1, "forkserver"), pytest.param(2, "spawn", marks=pytest.mark.matrix)],
+)
 def test_shuffled_samples_are_those_of_webdataset_and_all_are_announced(pattern, expected, workers, context):
     dataset = torchobj.TarMapDataset(pattern)
     loader = torchobj.DataLoader(

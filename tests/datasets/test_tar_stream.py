@@ -78,10 +78,10 @@ def test_samples_equal_those_of_webdataset_over_local_files(folder):
     assert [plain(sample) for sample in dataset(folder, shuffle_shards=False)] == expected
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
-def test_workers_yield_each_sample_once_and_the_order_depends_on_seed_and_epoch(folder, context):
+@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)])
+def test_workers_yield_each_sample_once_and_the_order_depends_on_seed_and_epoch(folder, context, workers):
     samples = dataset(folder, transform=key, shuffle_buffer=50, seed=4)
-    first = keys_of(loader_of(samples, multiprocessing_context=context))
+    first = keys_of(loader_of(samples, workers, multiprocessing_context=context))
     assert sorted(first) == sorted(each["__key__"] for each in of_webdataset(folder.glob("*.tar")))
     assert first != sorted(first)
     if context == "fork":
@@ -90,7 +90,7 @@ def test_workers_yield_each_sample_once_and_the_order_depends_on_seed_and_epoch(
         assert keys_of(loader_of(samples)) != first
 
 
-@pytest.mark.providers("s3", "gs")
+@pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 def test_ranges_after_the_first_are_read_ahead(bucket):
     body = tar_of((f"{number:05d}.bin", bytes(100_000)) for number in range(200))
     for number in range(2):
@@ -103,10 +103,17 @@ def test_ranges_after_the_first_are_read_ahead(bucket):
     assert stats.hits + stats.late + stats.queued == 9
 
 
+OPTIONS = [{}, {"shuffle_buffer": 60}, {"uneven": "pad"}, {"uneven": "resample"}, {"shuffle_shards": False}]
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"uneven": "pad"}, {"uneven": "resample"}, {"shuffle_buffer": 60}, {"shuffle_shards": False}]
+    ("options", "workers"),
+    [
+        *((options, 0) for options in OPTIONS),
+        *((options, 2) for options in OPTIONS[:2]),
+        *(pytest.param(options, 2, marks=pytest.mark.matrix) for options in OPTIONS[2:]),
+    ],
 )
-@pytest.mark.parametrize("workers", [0, 2])
 def test_a_resumed_pass_continues_exactly_at_random_points(folder, options, workers):
     def loader():
         return loader_of(dataset(folder, transform=key, seed=5, **options), workers)

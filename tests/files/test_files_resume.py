@@ -12,11 +12,10 @@ from tests.support.interrupting import interrupted
 from tests.support.killing import HELD_S, Saver, kill_at
 from torchobj import exceptions, files
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", pytest.param("gs", marks=pytest.mark.matrix))
 
 PART_BYTES = 5 << 20
-PARTS = 12
-SIZE = PARTS * PART_BYTES - 1000
+PARTS = 6
 
 
 @pytest.fixture
@@ -30,8 +29,8 @@ def with_small_parts(bucket):
     return bucket._replace(config=config)
 
 
-def put_large(store):
-    data = os.urandom(SIZE)
+def put_large(store, parts=PARTS):
+    data = os.urandom(parts * PART_BYTES - 1000)
     store.put("large", data)
     return hashlib.sha256(data).hexdigest()
 
@@ -46,8 +45,9 @@ def answered(control):
     return sum(request.status is not None for request in control.requests("GetObject"))
 
 
+@pytest.mark.providers("s3", "gs")
 def test_after_three_kills_the_bytes_are_right_and_no_part_was_read_twice(bucket, control, store, tmp_path):
-    digest = put_large(store)
+    digest = put_large(store, 12)
     path = tmp_path / "large"
     saver = Saver(with_small_parts(bucket), str(Path(__file__).with_name("file_killed.py")))
     try:
@@ -65,8 +65,8 @@ def test_after_three_kills_the_bytes_are_right_and_no_part_was_read_twice(bucket
     store.download_file("large", path, progress=seen.append)
     assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
     # At most the part whose response had arrived at the moment of a kill is read again.
-    assert PARTS - 9 <= len(control.requests("GetObject")) <= PARTS - 6
-    assert seen[-1] == files.Progress(1, 1, SIZE, SIZE, 0)
+    assert 3 <= len(control.requests("GetObject")) <= 6
+    assert seen[-1] == files.Progress(1, 1, path.stat().st_size, path.stat().st_size, 0)
     assert os.listdir(tmp_path) == ["large"]
 
 
@@ -86,6 +86,7 @@ def test_an_interrupted_download_continues(control, store, begun):
     assert os.listdir(begun.parent) == ["large"]
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_changed_object_starts_again(control, store, begun):
     digest = put_large(store)
     store.download_file("large", begun)

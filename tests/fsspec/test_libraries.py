@@ -150,10 +150,11 @@ def test_a_file_system_with_keys_works_in_a_spawned_worker_that_has_them(bucket,
         assert pool.apply(content, (files, f"{bucket.name}/k")) == b"x"
 
 
-def test_a_file_system_with_keys_names_the_next_step_in_a_spawned_worker_without_them(bucket, options):
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+def test_a_file_system_with_keys_names_the_next_step_in_a_spawned_worker_without_them(bucket, options, method):
     files = fsspec.filesystem("s3", **options)
     files.pipe(f"{bucket.name}/k", b"x")
-    context = multiprocessing.get_context("spawn").Pool(1)
+    context = multiprocessing.get_context(method).Pool(1)
     with context as pool, pytest.raises(PermissionError, match="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"):
         pool.apply(content, (files, f"{bucket.name}/k"))
 
