@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.interrupting import HELD_BACK_S
+from tests.support.prefetching import eventually
 
 ROOT = Path(__file__).parents[2]
+
+#: An upload of three parts.
+PARTS, UPLOAD_BYTES = 3, 24 << 20
 
 
 def test_python_m_torchobj_is_the_same_program(cli, bucket):
@@ -78,8 +82,7 @@ def test_ctrl_c_ends_a_command_within_a_second(cli, bucket, control, arguments, 
     bucket.write("k", bytes(1000))
     control.faults({"operation": operation, "action": {"delay_first_byte_s": HELD_BACK_S}})
     process = cli.start(*[each.format(bucket.url) for each in arguments], stdout=-1, stderr=-1)
-    while not control.fault_report()[0]["fired"]:
-        assert process.poll() is None
+    assert eventually(lambda: control.fault_report()[0]["fired"] or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     sent = time.monotonic()
     out, err = process.communicate(timeout=HELD_BACK_S / 2)
@@ -163,6 +166,16 @@ def test_an_error_is_json_on_stderr_with_json(cli, bucket):
     assert done.returncode == 1 and json.loads(done.stderr)["status"] == 404
 
 
+def wait_for_all_parts(control, process):
+    """Waits until the server has stored all parts of an upload: after its abort, none that is on the way arrives."""
+
+    def stored():
+        return sum(part.bytes_received > 0 for part in control.requests("UploadPart")) == PARTS
+
+    assert eventually(lambda: stored() or process.poll() is not None)
+    assert process.poll() is None
+
+
 @pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize(
     ("number", "message"),
@@ -175,12 +188,11 @@ def test_an_error_is_json_on_stderr_with_json(cli, bucket):
 )
 def test_a_signal_during_an_upload_leaves_nothing(cli, bucket, control, tmp_path, number, message):
     bucket.write("k", b"old")
-    (tmp_path / "large").write_bytes(bytes(40 << 20))
+    (tmp_path / "large").write_bytes(bytes(UPLOAD_BYTES))
     control.faults({"operation": "UploadPart", "skip": 1, "action": {"delay_first_byte_s": HELD_BACK_S}})
     with (tmp_path / "large").open("rb") as file:
         process = cli.start("cp", "-", f"{bucket.url}/k", stdin=file, stdout=-1, stderr=-1)
-        while not control.fault_report()[0]["fired"]:
-            assert process.poll() is None
+        wait_for_all_parts(control, process)
         process.send_signal(number)
         _, err = process.communicate(timeout=HELD_BACK_S / 2)
     assert process.returncode == 128 + number and err == f"torchobj: {message}\n".encode()
@@ -190,13 +202,12 @@ def test_a_signal_during_an_upload_leaves_nothing(cli, bucket, control, tmp_path
 
 @pytest.mark.providers("s3", "gs")
 def test_a_closed_terminal_aborts_an_upload(cli, bucket, control, tmp_path):
-    (tmp_path / "large").write_bytes(bytes(40 << 20))
+    (tmp_path / "large").write_bytes(bytes(UPLOAD_BYTES))
     control.faults({"operation": "UploadPart", "skip": 1, "action": {"delay_first_byte_s": HELD_BACK_S}})
     ours, theirs = pty.openpty()
     process = cli.start("cp", tmp_path / "large", f"{bucket.url}/k", stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
-    while not control.fault_report()[0]["fired"]:
-        assert process.poll() is None
+    wait_for_all_parts(control, process)
     os.close(ours)
     process.send_signal(signal.SIGHUP)
     assert process.wait(HELD_BACK_S / 2) == 128 + signal.SIGHUP

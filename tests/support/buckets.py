@@ -2,14 +2,10 @@
 
 from typing import Any, NamedTuple, Protocol, cast
 
-import google.auth.credentials
-from google.cloud import storage
-
 import torchobj
 import torchobj.fsspec
-from tests.servers import launch
-from tests.servers.boto_client import boto_client
-from tests.servers.gcs_client import PROJECT, gcs_client
+from tests.servers import boto_client, gcs_client, launch
+from tests.servers.strict.control import Control
 from tests.support.credential_providers import FixedToken
 from torchobj import GCSOptions, S3Options, StoreConfig
 
@@ -152,8 +148,9 @@ class GcsBucket(NamedTuple):
 
 def new_s3_bucket(name: str, profile: str, server: launch.Server) -> Bucket:
     """Creates a bucket; its configuration has the credentials of a profile."""
-    boto = boto_client(server)
-    boto.create_bucket(Bucket=name)
+    boto = boto_client.shared_client(server)
+    if not _created_by_control(name, server):
+        boto.create_bucket(Bucket=name)
     return Bucket(name, StoreConfig(s3=S3Options(endpoint_url=server.endpoint, profile=profile)), server, boto)
 
 
@@ -162,14 +159,17 @@ def new_gcs_bucket(name: str, server: launch.Server, **options: Any) -> GcsBucke
 
     options: other fields of `GCSOptions`.
     """
-    if server.token is None:
-        anonymous = google.auth.credentials.AnonymousCredentials()  # type: ignore[no-untyped-call]
-        endpoint = {"api_endpoint": server.endpoint}
-        client = storage.Client(project=PROJECT, credentials=anonymous, client_options=endpoint)
-        access: dict[str, Any] = {"anonymous": True}
-    else:
-        client = gcs_client(server)
-        access = {"credential_provider": FixedToken(server.token)}
-    official = client.create_bucket(name)
+    client = gcs_client.shared_client(server)
+    if not _created_by_control(name, server):
+        client.create_bucket(name)
+    access = {"credential_provider": FixedToken(server.token)} if server.token else {"anonymous": True}
     gcs = GCSOptions(endpoint_url=server.endpoint, **access | options)
-    return GcsBucket(name, StoreConfig(gcs=gcs), server, official)
+    return GcsBucket(name, StoreConfig(gcs=gcs), server, client.bucket(name))
+
+
+def _created_by_control(name: str, server: launch.Server) -> bool:
+    """Creates a bucket by the control API of a strict server, for which a request of the official clients takes longer."""
+    if server.control is None:
+        return False
+    Control(server.control).bucket(name)
+    return True
