@@ -75,7 +75,7 @@ def test_garbage_of_loads_is_found_however_many_follow_each_other():
         def __del__(self):
             Model.living -= 1
 
-    state = {f"w{number}": torch.ones(1) for number in range(4000)}
+    state = {f"w{number}": torch.ones(1) for number in range(1000)}
     dcp.save(state, storage_writer=StorageWriter("memory://collector/many"))
     most = 0
     for _ in range(20):

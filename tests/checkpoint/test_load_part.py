@@ -4,11 +4,12 @@ import pytest
 import torch
 
 import torchobj
+from tests.support.managers import GCS_IN_MATRIX
 from tests.support.saved_objects import QUIET, blank, flip, load, payload_of, random_tensor, raw, same, save
 from torchobj import exceptions
 from torchobj.checkpoint import entries
 
-pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", "gs")]
+pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", GCS_IN_MATRIX)]
 
 
 MODEL = {
@@ -22,6 +23,7 @@ MODEL = {
 }
 
 
+@pytest.mark.providers("s3", "gs")
 def test_keys_select_entries_and_those_below_them(bucket, control):
     save(bucket, MODEL)
     control.clear_requests()

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import torchobj
-from tests.support.managers import data_keys, saved_value, tensor
+from tests.support.managers import GCS_IN_MATRIX, data_keys, saved_value, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, RngState
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 def training(seed):
@@ -115,6 +115,7 @@ def test_the_latest_step_is_one_listing(manager, control):
     assert [request.operation for request in control.requests()] == ["ListObjectsV2"]
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_pointer_names_the_latest_step_for_other_tools_and_is_not_trusted(manager, bucket):
     manager.save(1, {"x": tensor(1)})
     manager.save(2, {"x": tensor(2)})
@@ -127,6 +128,7 @@ def test_a_pointer_names_the_latest_step_for_other_tools_and_is_not_trusted(mana
     assert bucket.keys() == []
 
 
+@pytest.mark.providers("s3", "gs")
 def test_data_without_a_commit_is_not_a_step(manager, bucket):
     manager.save(1, {"x": tensor(1)})
     [key] = data_keys(bucket, 1)

@@ -6,11 +6,11 @@ import logging
 import pytest
 import torch
 
-from tests.support.managers import LARGE, Holder, nothing_of, tensor
+from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, nothing_of, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, save_step
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 @pytest.mark.parametrize("save", [CheckpointManager.save, CheckpointManager.save_async])
@@ -22,6 +22,7 @@ def test_a_state_that_cannot_be_pickled_raises_and_leaves_nothing(manager, bucke
     manager.save(1, {"x": tensor(1)})
 
 
+@pytest.mark.providers("s3", "gs")
 def test_the_staged_copy_is_made_before_save_async_returns(manager):
     shared = torch.arange(6.0)
     state = {"x": tensor(1), "views": [shared[:3], shared[3:]], "plain": {"list": [1]}, "empty": torch.zeros(0)}

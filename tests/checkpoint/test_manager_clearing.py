@@ -6,16 +6,18 @@ import pytest
 import torch
 
 from tests.checkpoint.test_manager_deletes import Between
+from tests.support.managers import GCS_IN_MATRIX
 from torchobj.checkpoint import CheckpointManager
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 def state(value):
     return {"x": torch.full((4,), float(value))}
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_server_that_ignores_conditions_of_a_delete_keeps_the_pointer(bucket, monkeypatch):
     manager = CheckpointManager(f"{bucket.url}/run", keep_last=None, config=bucket.config)
     for step in (1, 2):
@@ -32,6 +34,7 @@ def test_a_server_that_ignores_conditions_of_a_delete_keeps_the_pointer(bucket, 
     assert (manager.steps(), manager.leftovers()) == ([2], [])
 
 
+@pytest.mark.providers("s3", "gs")
 def test_the_test_for_conditional_deletes_leaves_no_object(bucket):
     manager = CheckpointManager(f"{bucket.url}/run", keep_last=None, config=bucket.config)
     manager.save(1, state(1))

@@ -6,16 +6,17 @@ import threading
 
 import pytest
 
-from tests.support.managers import LARGE, data_keys, nothing_of, saved_value, tensor
+from tests.support.managers import GCS_IN_MATRIX, LARGE, data_keys, nothing_of, saved_value, tensor
 from tests.support.settings import with_profile
 from torchobj import exceptions
 from torchobj.checkpoint import save_step
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 BODIES = ("steps/", "commits/")
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize("attempts", [1, 10], ids=["no retry", "a retry that receives 412"])
 def test_a_commit_with_a_lost_response_is_committed(open_manager, bucket, config, control, attempts):
     manager = open_manager(config=dataclasses.replace(config, max_attempts=attempts))
@@ -52,6 +53,7 @@ class SavedMeanwhile:
         raise AssertionError("is never restored")
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize("exists", [False, True], ids=["new step", "overwritten step"])
 def test_the_second_of_two_writers_of_a_step_raises_and_leaves_nothing(open_manager, bucket, exists):
     mine, other = open_manager(), open_manager()
@@ -101,6 +103,7 @@ def test_a_step_is_replaced_only_with_overwrite_and_by_a_complete_one(manager, b
     assert len(data_keys(bucket)) == 1
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize("size", [4, LARGE], ids=["one request", "parts"])
 @pytest.mark.parametrize("body", BODIES)
 def test_a_read_only_bucket_raises_access_denied_and_keeps_the_last_step(manager, bucket, control, size, body):

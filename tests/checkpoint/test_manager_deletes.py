@@ -7,10 +7,11 @@ import torch
 
 import torchobj
 from tests.conftest import strict_bucket
+from tests.support.managers import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 _names = itertools.count()
 
@@ -96,6 +97,7 @@ def test_an_overwrite_between_any_two_requests_of_a_delete_is_not_lost(open_mana
         other.delete(1)
 
 
+@pytest.mark.providers("s3", "gs")
 def test_an_overwrite_that_began_before_a_delete_fails_or_commits(open_manager):
     """The other order: the delete runs between two requests of the overwrite."""
     counting, number = open_manager(), itertools.count()
@@ -132,6 +134,7 @@ def test_a_delete_with_a_lost_response_deletes(bucket, control):
         assert (manager.steps(), manager.leftovers()) == ([], [])
 
 
+@pytest.mark.providers("s3", "gs")
 def test_an_invalid_commit_object_is_deleted_only_in_the_version_that_was_read(open_manager):
     manager, other = open_manager(), open_manager()
     store, key = manager._commits.store, manager._commits._commit_key(1)
@@ -175,6 +178,7 @@ def test_a_file_store_removes_the_folder_of_a_deleted_step(tmp_path):
     assert list((tmp_path / "run" / "steps").iterdir()) == [notes]
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_conditional_delete_takes_one_key(bucket):
     store = torchobj.Store(bucket.url, config=bucket.config)
     old, new = store.put("k", b"one"), store.put("k", b"two")

@@ -5,11 +5,12 @@ import dataclasses
 import pytest
 import torch
 
+from tests.support.managers import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, commit_format, save_step
 from torchobj.checkpoint.commits import Commits
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 STATE = {"x": torch.ones(4)}
 

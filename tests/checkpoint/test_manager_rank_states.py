@@ -7,11 +7,12 @@ import torch
 import torch.distributed as dist
 
 import torchobj
+from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 SAMPLES, BATCH = 24, 2
 

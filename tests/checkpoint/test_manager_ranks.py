@@ -14,13 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
 from torchobj.checkpoint import CheckpointManager, RngState, ranks, save_step, state_shards
 from torchobj.checkpoint.staging import Stager
 from torchobj.checkpoint.state import take_state
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def longer_than_patience(rank, url, config):
     real = save_step.save
 
     def save(*given, **named):
-        threading.Event().wait(2.5)
+        threading.Event().wait(1.5)
         real(*given, **named)
 
     save_step.save = save
@@ -232,6 +233,7 @@ def saved_by_all(rank, url, config):
     return [*outcomes, manager.steps(), manager.latest()]
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.filterwarnings("ignore")
 def test_all_ranks_save_their_state_shards_of_a_step(bucket, url):
     first, second = run_ranks(saved_by_all, url, bucket.config)

@@ -10,11 +10,15 @@ import torch
 import torch.distributed as dist
 
 from tests.checkpoint.test_manager_ranks import opened, outcome
+from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager
 
-pytestmark = [pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.providers("s3", "gs")]
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.providers("s3", GCS_IN_MATRIX),
+]
 
 BOTH = pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
 
@@ -173,6 +177,7 @@ def test_invalid_arguments_are_named(open_manager, sharded):
             call()
 
 
+@pytest.mark.providers("s3", "gs")
 @BOTH
 def test_missing_data_of_a_committed_step_raises(open_manager, tmp_path, sharded):
     manager = open_manager(sharded=sharded)
@@ -237,6 +242,7 @@ def saved_without_parts(rank, url, config):
     return [*outcomes, outcome(lambda: manager.restore(into={"x": x})), manager.steps()]
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.filterwarnings("ignore")
 def test_a_sharded_tensor_is_saved_and_restored_by_a_sharded_manager_only(bucket):
     for save, later, restore, steps in run_ranks(saved_without_parts, f"{bucket.url}/run", bucket.config):

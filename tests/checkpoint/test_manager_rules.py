@@ -8,13 +8,14 @@ import pytest
 import torch
 
 import torchobj
-from tests.support.managers import LARGE, Holder, data_keys, saved_value, tensor
+from tests.support.managers import GCS_IN_MATRIX, LARGE, Holder, data_keys, saved_value, tensor
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, save_step
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
+@pytest.mark.providers("s3", "gs")
 def test_rules_keep_the_newest_multiples_and_best_steps_without_failed_ones(open_manager, bucket, control):
     manager = open_manager(keep_last=2, keep_every=10, keep_best=("loss", "min", 1))
     for step, loss in ((10, 5.0), (12, 1.0), (14, 3.0), (16, 4.0)):
@@ -76,6 +77,7 @@ def test_best_and_metrics_return_the_best_step_and_its_metrics(open_manager, cap
         again.metrics(3)
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_missing_bucket_raises_instead_of_returning_no_steps(bucket, config):
     manager = CheckpointManager(f"{bucket.url}-misspelt/run", config=config)
     asked = [manager.latest, manager.steps, manager.restore, manager.leftovers, lambda: manager.save(1, {})]
@@ -124,6 +126,7 @@ def test_a_background_failure_logs_one_line(manager, control, caplog):
     assert record.exc_info is None
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_failed_deletion_does_not_fail_the_save_and_is_repeated_by_the_next(open_manager, control, caplog):
     manager = open_manager(keep_last=1)
     manager.save(1, {"x": tensor(1)})
@@ -223,6 +226,7 @@ def test_data_that_is_swept_before_the_commit_is_not_committed(manager, open_man
     assert bucket.keys() == []
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_server_without_conditions_logs_a_warning_and_versions_are_compared(manager, bucket, control, caplog):
     control.faults({"operation": "PutObject", "key": "commits/", "times": 1, "action": {"status": 501}})
     manager.save(1, {"x": tensor(1)})

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchobj
+from tests.support.managers import GCS_IN_MATRIX
 from tests.support.saved_objects import MIB, QUIET, all_ways, load, planning, random_tensor, same, save
 
-pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", "gs")]
+pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", GCS_IN_MATRIX)]
 
 
 QUANTIZED = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
@@ -59,6 +60,7 @@ def test_all_dtypes_that_torch_can_save_are_tested():
     assert {torch.bfloat16, torch.float8_e5m2, torch.complex128, torch.uint16, torch.bool} <= set(SAVED)
 
 
+@pytest.mark.providers("s3", "gs")
 def test_quantized_sparse_and_conjugate_tensors_round_trip(bucket):
     value = {
         "affine": torch.quantize_per_tensor(torch.rand(6), 0.1, 3, torch.qint8),
@@ -174,6 +176,7 @@ def test_checkpoints_round_trip_on_every_server(any_bucket):
     assert any_bucket.uploads() == []
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_small_checkpoint_takes_two_requests_and_a_large_one_few_more(bucket, control):
     for count, most in ((100_000, 3), (12 * MIB, 16)):
         save(bucket, {"w": torch.rand(count), "b": torch.rand(3)})

@@ -5,10 +5,11 @@ import json
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests.support import warm_python
 
 #: Longer than a test looks for the kill.
 HELD_S = 60.0
@@ -18,9 +19,7 @@ class Saver:
     """A process that runs a script, which forks one child for each line of orders: the child makes a save."""
 
     def __init__(self, bucket, script):
-        self._process = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self._process = warm_python.Process([script])
         self._config = pickle.dumps(bucket.config).hex()
 
     def begin(self, **orders):
@@ -34,9 +33,9 @@ class Saver:
         return json.loads(self._process.stdout.readline())["killed_by"]
 
     def close(self):
-        self._process.stdin.close()
-        self._process.stdout.close()
-        self._process.wait(30)
+        with self._process as process:
+            process.stdin.close()
+            process.wait(30)
 
 
 def serve(save):

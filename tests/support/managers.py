@@ -2,9 +2,13 @@
 
 import threading
 
+import pytest
 import torch
 
 from torchobj.checkpoint import save_step
+
+#: For `pytest.mark.providers`: the test with GCS is one of `make matrix`.
+GCS_IN_MATRIX = pytest.param("gs", marks=pytest.mark.matrix)
 
 #: Large enough to be sent in parts.
 LARGE = 3_000_000

@@ -1,4 +1,4 @@
-"""Runs two ranks of a job as forked processes of the test."""
+"""Runs two ranks of a job as forked processes of the test, and starts jobs whose ranks are processes of another kind."""
 
 import contextlib
 import faulthandler
@@ -24,11 +24,8 @@ _context = multiprocessing.get_context("fork")
 
 @contextlib.contextmanager
 def started(main, *arguments):
-    """Starts two processes that run `main(rank, *arguments)`, where `init_process_group` connects them.
-
-    The test hosts the job's TCPStore, as torchrun's agent does: no other process can take its port, and it outlives the
-    ranks."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    """Starts two processes that run `main(rank, *arguments)`, where `init_process_group` connects them."""
+    store = job_store()
     ranks = [_context.Process(target=_joined, args=(store.port, rank, main, arguments)) for rank in range(2)]
     with contextlib.ExitStack() as stack:
         for rank in ranks:
@@ -38,13 +35,24 @@ def started(main, *arguments):
         yield ranks
 
 
+def job_store():
+    """The TCPStore of a job. The test hosts it, as torchrun's agent does: no other process can take its port, and it
+    outlives the ranks."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def environment_of(port, rank, size=2):
+    """The variables of torchrun with which a rank joins the job whose TCPStore has this port."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(size)}
+    return {**address, "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
+
+
 def _joined(port, rank, main, arguments):
     # Dump the tracebacks before the test times out.
     faulthandler.dump_traceback_later(LONGEST_S - 15, exit=True)
     # A forked process must not use the threads of its parent.
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": "2"}
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_ATTEMPT": "0"}
+    os.environ |= environment_of(port, rank)
     main(rank, *arguments)
 
 

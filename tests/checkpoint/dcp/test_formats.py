@@ -25,13 +25,14 @@ from tests.support.distributed_states import (
     upload,
     writer_of,
 )
+from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks
 from tests.support.tensors import DTYPES
 from torchobj import exceptions
 from torchobj.checkpoint import StorageReader, StorageWriter
 from torchobj.checkpoint.dcp import load_items
 
-pytestmark = [QUIET, pytest.mark.providers("s3", "gs")]
+pytestmark = [QUIET, pytest.mark.providers("s3", GCS_IN_MATRIX)]
 
 
 SIZES = {"small": (7, 5), "large": (300, 70), "scalar": (), "empty": (0, 3)}
@@ -74,6 +75,7 @@ def test_what_is_saved_is_loaded(any_bucket, threads):
     assert any_bucket.uploads() == []
 
 
+@pytest.mark.providers("s3", "gs")
 def test_torch_reads_what_torchobj_wrote(bucket, tmp_path):
     state = every_kind()
     save(bucket, state, thread_count=3, prefix_strategy=torchobj.dcp.HexPrefixStrategy(epoch_num=2))
@@ -287,6 +289,7 @@ def test_each_rank_can_have_metadata_of_its_own(bucket, tmp_path):
     assert_equal(found, state)
 
 
+@pytest.mark.providers("s3", "gs")
 def test_the_manifest_names_each_object_with_size_version_and_checksum(bucket):
     save(bucket, every_kind(), thread_count=3)
     manifest = json.loads(bucket.body("step 1/_torchobj_manifest.json"))

@@ -5,8 +5,6 @@ import datetime
 import os
 import pickle
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 import torchobj.dcp
+from tests.support import warm_python
 from tests.support.killing import HELD_S, Saver, kill_at
+from tests.support.managers import GCS_IN_MATRIX
 from tests.support.prefetching import eventually
 from tests.support.ranks import LONGEST_S, run_ranks, started
 from torchobj import exceptions
@@ -26,7 +26,7 @@ from torchobj.checkpoint.dcp import attempt
 from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 
 pytestmark = [
-    pytest.mark.providers("s3", "gs"),
+    pytest.mark.providers("s3", GCS_IN_MATRIX),
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
 ]
@@ -122,6 +122,7 @@ def test_a_save_that_fails_on_one_rank_deletes_the_files_of_all_ranks(bucket):
     assert loaded(bucket) == 1.0
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize("name", ["_torchobj_attempt_", "_0.distcp$", "_torchobj_manifest", "\\.metadata$"])
 def test_a_save_that_the_store_refuses_deletes_its_files(bucket, control, name):
     save(bucket, 1.0)
@@ -137,6 +138,7 @@ def test_a_save_that_the_store_refuses_deletes_its_files(bucket, control, name):
     assert set(bucket.keys()) == named(bucket)
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize("is_made", [True, False])
 def test_files_stay_while_it_is_not_known_whether_the_checkpoint_was_made(bucket, is_made):
     class Lost(StorageWriter):
@@ -252,6 +254,7 @@ def test_a_clock_that_is_off_here_makes_no_save_expire(bucket, monkeypatch, shif
     assert len(set(bucket.keys()) - named(bucket)) == 2
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_sweep_covers_the_checkpoints_in_subfolders(bucket):
     for step in (1, 2):
         folder = f"{bucket.url}/run/step-{step}"
@@ -366,7 +369,7 @@ def test_a_save_whose_files_another_process_swept_fails_and_leaves_the_old_check
                 "assert len(c.sweep(sys.argv[1], older_than_s=0, config=config)) == 2"
             )
             arguments = [f"{bucket.url}/run", pickle.dumps(bucket.config).hex()]
-            subprocess.run([sys.executable, "-c", script, *arguments], check=True)
+            warm_python.run(["-c", script, *arguments], check=True)
             super().finish(metadata, results)
 
     save(bucket, 1.0)
@@ -377,6 +380,7 @@ def test_a_save_whose_files_another_process_swept_fails_and_leaves_the_old_check
     assert set(bucket.keys()) == named(bucket)
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_sweep_that_finds_a_record_renewed_meanwhile_leaves_it(bucket, control, monkeypatch):
     dcp.save(tensors(1.0), storage_writer=writer_of(bucket, Killed))
     before = set(bucket.keys())

@@ -189,7 +189,7 @@ def test_a_store_that_asks_for_less_is_asked_again(bucket, control):
         {"operation": "UploadPart", "probability": 0.1, "seed": 1, "action": slow},
         {"operation": "GetObject", "probability": 0.1, "seed": 2, "action": slow},
     )
-    state = {str(number): torch.rand(3 << 20) for number in range(12)}
+    state = {str(number): torch.rand(3 << 20) for number in range(6)}
     save(bucket, state, thread_count=2)
     assert_equal(loaded(bucket, state), state)
     assert control.fault_report()[0]["fired"]
