@@ -1,5 +1,6 @@
 """Every public name of s3torchconnector 1.5 exists here, with a compatible signature."""
 
+import importlib
 import inspect
 import io
 import pickle
@@ -7,7 +8,6 @@ import pickle
 import pytest
 import s3torchconnector
 import s3torchconnector.dcp
-import s3torchconnector.lightning
 import torch.utils.data
 from s3torchconnector.dcp.s3_prefix_strategy import RoundRobinPrefixStrategy
 
@@ -61,8 +61,11 @@ def test_checkpoints_have_the_same_methods():
         assert_takes(getattr(torchobj.S3Checkpoint, method), getattr(s3torchconnector.S3Checkpoint, method))
 
 
+@pytest.mark.xdist_group("lightning")
 def test_the_lightning_plugin_has_the_same_calls():
-    ours, theirs = torchobj.lightning.S3LightningCheckpoint, s3torchconnector.lightning.S3LightningCheckpoint
+    # Imports Lightning, which takes seconds.
+    theirs = importlib.import_module("s3torchconnector.lightning").S3LightningCheckpoint
+    ours = torchobj.lightning.S3LightningCheckpoint
     assert_takes(ours, theirs, optional=("region",))
     for method in ("save_checkpoint", "load_checkpoint", "remove_checkpoint", "teardown"):
         assert_takes(getattr(ours, method), getattr(theirs, method))

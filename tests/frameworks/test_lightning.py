@@ -18,12 +18,13 @@ import torch
 import torchobj
 import torchobj.fsspec
 from tests.servers.strict.control import FaultAction
+from tests.support.managers import GCS_IN_MATRIX
 from torchobj import exceptions
 from torchobj.fsspec import instances
 from torchobj.lightning import ObjectCheckpointIO, S3LightningCheckpoint
 
 pytestmark = [
-    pytest.mark.providers("s3", "gs"),
+    pytest.mark.providers("s3", GCS_IN_MATRIX),
     # Lightning 2.6 uses a deprecated function of torch's trees.
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -33,6 +34,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Starting from v1.9.0, .tensorboardX. has been removed"),
     # The same for a resumed run: each has its own folder.
     pytest.mark.filterwarnings("ignore:The dirpath has changed from"),
+    # One process imports Lightning, which takes seconds.
+    pytest.mark.xdist_group("lightning"),
 ]
 
 EPOCHS, BATCHES = 4, 4
@@ -46,7 +49,8 @@ def pl(request):
 
 @pytest.fixture(autouse=True)
 def registration(monkeypatch):
-    """Restores fsspec's filesystem for s3://."""
+    """Registers torchobj for s3:// in fsspec, whatever earlier tests registered, and restores it at the end."""
+    torchobj.fsspec.register()
     monkeypatch.setattr(instances, "_default", None)
     yield
     torchobj.fsspec.register()
@@ -124,6 +128,7 @@ def test_a_root_in_the_bucket_has_the_best_two_checkpoints_and_the_logs(pl, buck
     assert "run 1/lightning_logs/version_1/checkpoints/epoch=0-step=4.ckpt" in bucket.keys()
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(pl, bucket):
     unbroken, first, second = module(pl), module(pl), module(pl)
     trainer(pl, bucket, EPOCHS, [best_two(pl)], default_root_dir=f"{bucket.url}/unbroken").fit(unbroken, batches())
@@ -195,6 +200,7 @@ def test_a_failed_save_raises_in_fit_and_keeps_the_old_checkpoint(
     assert bucket.uploads() == []
 
 
+@pytest.mark.providers("s3", "gs")
 @pytest.mark.parametrize("operation", ["CreateMultipartUpload", "UploadPart", "CompleteMultipartUpload"])
 def test_a_large_checkpoint_with_failed_parts_keeps_the_old_one_and_leaves_no_upload(bucket, control, operation):
     plugin = ObjectCheckpointIO(config=bucket.config)
@@ -235,6 +241,7 @@ def test_fabric_and_the_asynchronous_plugin_save_and_load(pl, bucket, wrapped):
     assert torch.equal(runner.load(f"{bucket.url}/fabric.ckpt")["weight"], torch.full((3,), 2.0))
 
 
+@pytest.mark.providers("s3", "gs")
 def test_remove_deletes_the_object_and_no_other_with_its_prefix(bucket):
     plugin = ObjectCheckpointIO(config=bucket.config)
     for key in ("a.ckpt", "a.ckpt.2", "a.ckpt/x", "folder 2/x"):
@@ -334,26 +341,47 @@ def alone(script, **environment):
     return done.stdout + done.stderr
 
 
-def test_import_does_not_import_lightning_or_torch(pytestconfig):
+@pytest.fixture(params=["base classes", pytest.param("packages", marks=pytest.mark.matrix)])
+def packages(request, pytestconfig, tmp_path):
+    """PYTHONPATH, and the modules of Lightning's base classes of plugins: those of the installed packages, whose import
+    takes seconds, or the same modules without anything else."""
+    path = f"{pytestconfig.rootpath}:{tmp_path}"
+    if request.param == "base classes":
+        for package in ("lightning/fabric", "lightning_fabric"):
+            folder = tmp_path / package / "plugins" / "io"
+            folder.mkdir(parents=True)
+            for parent in (folder, *folder.parents[: len(folder.relative_to(tmp_path).parts) - 1]):
+                (parent / "__init__.py").touch()
+            (folder / "checkpoint_io.py").write_text("import abc\n\n\nclass CheckpointIO(abc.ABC):\n    pass\n")
+        return path, "lightning.fabric.plugins.io.checkpoint_io", "lightning_fabric.plugins.io.checkpoint_io"
+    pytest.importorskip("lightning.pytorch")
+    pytest.importorskip("pytorch_lightning")
+    return path, "lightning.pytorch.plugins", "pytorch_lightning.plugins"
+
+
+def test_import_does_not_import_lightning_or_torch(packages):
+    path, _, pytorch_lightning = packages
     script = (
         "import sys, torchobj.lightning; assert not {'torch', 'lightning', 'lightning_fabric'} & set(sys.modules);"
-        "import pytorch_lightning, torchobj.lightning as ours; plugin = ours.ObjectCheckpointIO();"
-        "assert isinstance(plugin, pytorch_lightning.plugins.CheckpointIO); assert 'lightning' not in sys.modules"
+        f"import {pytorch_lightning} as theirs, torchobj.lightning as ours; plugin = ours.ObjectCheckpointIO();"
+        "assert isinstance(plugin, theirs.CheckpointIO); assert 'lightning' not in sys.modules"
     )
-    alone(script, PYTHONPATH=str(pytestconfig.rootpath))
+    alone(script, PYTHONPATH=path)
 
 
-def test_a_plugin_created_before_lightning_is_imported_works_with_both_packages(pytestconfig):
+def test_a_plugin_created_before_lightning_is_imported_works_with_both_packages(packages):
+    path, lightning, pytorch_lightning = packages
     script = (
         "from torchobj.lightning import ObjectCheckpointIO; plugin = ObjectCheckpointIO();"
-        "import lightning, pytorch_lightning;"
-        "assert isinstance(plugin, lightning.pytorch.plugins.CheckpointIO);"
-        "assert isinstance(plugin, pytorch_lightning.plugins.CheckpointIO)"
+        f"import {lightning} as one, {pytorch_lightning} as other;"
+        "assert isinstance(plugin, one.CheckpointIO);"
+        "assert isinstance(plugin, other.CheckpointIO)"
     )
-    alone(script, PYTHONPATH=str(pytestconfig.rootpath))
+    alone(script, PYTHONPATH=path)
 
 
-def test_an_installed_s3fs_is_kept_with_a_warning(pytestconfig, tmp_path):
+def test_an_installed_s3fs_is_kept_with_a_warning(packages, tmp_path):
+    path, _, _ = packages
     (tmp_path / "s3fs.py").write_text(
         "import fsspec\n__version__ = '2026.1.0'\n\nclass S3FileSystem(fsspec.AbstractFileSystem):\n    pass\n"
     )
@@ -365,7 +393,7 @@ def test_an_installed_s3fs_is_kept_with_a_warning(pytestconfig, tmp_path):
         "assert torchobj.fsspec.register(endpoint_url='http://localhost:1');"
         "assert type(fsspec.filesystem('s3')).__module__ == 'torchobj.fsspec.file_system'"
     )
-    printed = alone(script, PYTHONPATH=f"{pytestconfig.rootpath}:{tmp_path}")
+    printed = alone(script, PYTHONPATH=path)
     assert "torchobj.fsspec.register(config=...)" in printed
     assert printed.count("WARNING") == 1
 

@@ -1,7 +1,9 @@
 """The released training packages: samples are complete and correct, and were announced."""
 
+import contextlib
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,9 @@ import torch
 from torch.utils.data import DistributedSampler, SequentialSampler
 
 import torchobj
+from tests.support import warm_python
 from tests.support.prefetching import Taken
+from tests.support.ranks import environment_of, job_store
 
 COUNT = 48
 
@@ -78,6 +82,7 @@ def lightning_trainer(lightning, **settings):
     return lightning.Trainer(accelerator="cpu", num_sanity_val_steps=0, **quiet, **settings)
 
 
+@pytest.mark.xdist_group("lightning")
 @pytest.mark.parametrize("make", ["torchobj.DataLoader", "attach"])
 def test_lightning_trains_and_validates(data, make):
     lightning, module = lightning_module()
@@ -112,6 +117,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.xdist_group("lightning")
 @pytest.mark.parametrize("module", UPDATES)
 @pytest.mark.parametrize("kind", LOADERS)
 def test_lightning_recreates_a_loader_with_a_distributed_sampler(data, module, kind):
@@ -277,6 +283,24 @@ def test_torchdatas_loader_resumes_at_its_position_and_announces_the_rest_only(d
 # torchrun
 
 
+def found_by_ranks(out):
+    """What each of two ranks wrote."""
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def as_torchrun(script, folder, out):
+    """Runs a script as two ranks without torchrun, with its variables. Returns what each wrote."""
+    store, arguments = job_store(), [Path(__file__).with_name(script), folder, out]
+    with contextlib.ExitStack() as stack:
+        ranks = [
+            stack.enter_context(warm_python.Process(arguments, env=os.environ | environment_of(store.port, rank)))
+            for rank in range(2)
+        ]
+        for rank in ranks:
+            assert rank.wait(110) == 0, rank.errors()
+    return found_by_ranks(out)
+
+
 def under_torchrun(script, folder, out):
     """Returns what each of two ranks wrote."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
@@ -284,7 +308,7 @@ def under_torchrun(script, folder, out):
         [*command, Path(__file__).with_name(script), folder, out], capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr
-    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+    return found_by_ranks(out)
 
 
 def assert_announced(stats, count):
@@ -292,8 +316,9 @@ def assert_announced(stats, count):
     assert (stats["misses"], stats["objects"]) == (0, count)
 
 
-def test_under_torchrun_each_rank_has_its_share_and_its_own_prefetcher(data, tmp_path, tmp_path_factory):
-    ranks = under_torchrun("ranks_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
+@pytest.mark.parametrize("start", [as_torchrun, pytest.param(under_torchrun, marks=pytest.mark.matrix)])
+def test_under_torchrun_each_rank_has_its_share_and_its_own_prefetcher(data, tmp_path, tmp_path_factory, start):
+    ranks = start("ranks_under_torchrun.py", tmp_path, tmp_path_factory.mktemp("out"))
     for epoch in range(2):
         both = [tuple(sample) for rank in ranks for sample in rank["epochs"][epoch]]
         assert sorted(both) == [(number, len(content(number))) for number in range(COUNT)]

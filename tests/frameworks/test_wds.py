@@ -17,9 +17,10 @@ from webdataset.cache import FileCache
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj.wds
+from tests.support.managers import GCS_IN_MATRIX
 from torchobj import ShardWriter, exceptions
 
-pytestmark = pytest.mark.providers("s3", "gs")
+pytestmark = pytest.mark.providers("s3", GCS_IN_MATRIX)
 
 
 @pytest.fixture(autouse=True)
@@ -53,13 +54,14 @@ def in_order(samples):
     return sorted(plain, key=lambda sample: sample["__key__"])
 
 
+@pytest.mark.providers("s3", "gs")
 def test_samples_are_those_of_local_files(bucket, shards):
     torchobj.wds.register(bucket.config)
     url, expected = shards
     assert list(webdataset.WebDataset(url, shardshuffle=False)) == expected
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
 def test_workers_of_every_start_method_read(bucket, shards, context):
     torchobj.wds.register(bucket.config)
     url, expected = shards
@@ -68,14 +70,16 @@ def test_workers_of_every_start_method_read(bucket, shards, context):
     assert in_order(loader) == expected
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_pipelines_of_stages_read_in_workers(bucket, shards, context):
+@pytest.mark.parametrize(
+    ("context", "workers"), [("fork", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)]
+)
+def test_pipelines_of_stages_read_in_workers(bucket, shards, context, workers):
     torchobj.wds.register(bucket.config)
     url, expected = shards
     dataset = webdataset.DataPipeline(
         webdataset.SimpleShardList(url), webdataset.split_by_worker, webdataset.tarfile_to_samples()
     )
-    loader = DataLoader(dataset, num_workers=2, batch_size=None, multiprocessing_context=context)
+    loader = DataLoader(dataset, num_workers=workers, batch_size=None, multiprocessing_context=context)
     assert in_order(loader) == expected
 
 
@@ -97,6 +101,7 @@ def test_compressed_shards_are_read(bucket):
     assert (sample["__key__"], sample["txt"]) == ("a", b"")
 
 
+@pytest.mark.providers("s3", "gs")
 def test_a_missing_shard_is_an_error_or_is_skipped_by_the_handler(bucket, shards):
     torchobj.wds.register(bucket.config)
     url, expected = shards
@@ -125,6 +130,7 @@ def test_unpickling_keeps_the_registration_of_the_process(bucket):
     assert webdataset.gopen_schemes["s3"].config is bucket.config
 
 
+@pytest.mark.providers("s3", "gs")
 def test_shards_of_webdatasets_writer_appear_when_they_are_complete(bucket):
     torchobj.wds.register(bucket.config)
     done = []
@@ -203,6 +209,7 @@ def test_an_exception_leaves_local_shards_as_webdataset_writes_them(bucket, tmp_
     assert tarfile.is_tarfile(tmp_path / "a.tar")
 
 
+@pytest.mark.providers("s3", "gs")
 def test_errors_of_the_store_are_raised_when_the_shard_is_closed(bucket, control):
     torchobj.wds.register(bucket.config)
     control.faults({"operation": "PutObject", "action": {"status": 403, "code": "AccessDenied"}})
