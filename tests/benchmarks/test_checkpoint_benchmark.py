@@ -107,14 +107,24 @@ def test_the_origin_unwraps_bodies_in_chunks(running, bucket, headers, body):
     connection.close()
 
 
-@pytest.mark.timeout(300)
-def test_a_quick_run_of_the_benchmark_ends_with_its_verdicts():
-    command = [sys.executable, "benchmarks/checkpoint.py", "--quick"]
+def verdicts_of_a_quick_run(*options):
+    command = [sys.executable, "benchmarks/checkpoint.py", "--quick", *options]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     _, verdicts = done.stdout.split("against the targets\n")
     assert "not measured" not in verdicts
     assert "small tensors" in verdicts
-    assert "beside an upload" in verdicts
     assert "of the bytes" in verdicts
-    assert "sharded: <= 1.2x one memcpy" in verdicts
+    assert "beside an upload" in verdicts
+    return verdicts
+
+
+@pytest.mark.timeout(300)
+def test_a_quick_run_of_selected_cases_ends_with_their_verdicts():
+    assert "memcpy" not in verdicts_of_a_quick_run("--only", "dcp", "--only", "loop")
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(300)
+def test_a_quick_run_of_the_benchmark_ends_with_its_verdicts():
+    assert "sharded: <= 1.2x one memcpy" in verdicts_of_a_quick_run()

@@ -1,5 +1,6 @@
-"""Runs the longer examples as a user would."""
+"""Runs the longer examples: as a user would in `make matrix`, and for an epoch or two here."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -9,42 +10,91 @@ from pathlib import Path
 import pytest
 
 from tests.servers.install import cache_directory
+from tests.support import warm_python
 from tests.support.buckets import new_gcs_bucket
+from tests.support.killing import HELD_S, kill_at
+from tests.support.ranks import environment_of, job_store
+from torchobj.checkpoint import CheckpointManager
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.fixture(scope="module")
+def digits(fake_gcs_server):
+    """The URL of the digits of the examples, in a bucket of fake-gcs-server."""
+    for package in ("sklearn", "PIL", "rich"):
+        pytest.importorskip(package)
+    url = f"{new_gcs_bucket('digits', fake_gcs_server).url}/digits/"
+    script = f"from train_digits import seed_bucket; seed_bucket({url!r})"
+    warm_python.run(["-c", script], env=environment(fake_gcs_server), cwd=EXAMPLES, check=True)
+    return url
+
+
+def environment(gcs, s3=None):
+    """The environment of an example, in which these servers are those of Google and of AWS."""
+    found = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "STORAGE_EMULATOR_HOST": gcs.endpoint}
+    if s3 is not None:
+        found |= {"AWS_ENDPOINT_URL": s3.endpoint, "AWS_PROFILE": "strict", "AWS_REGION": "us-east-1"}
+    return found
+
+
 @pytest.mark.timeout(300)
-def test_another_number_of_ranks_resumes_from_the_checkpoint_before_the_killed_save():
+def test_another_number_of_ranks_resumes_from_the_checkpoint_before_the_killed_save(
+    bucket, control, digits, strict_server, fake_gcs_server
+):
+    checkpoints = CheckpointManager(f"{bucket.url}/run/", sharded=True, config=bucket.config)
+    arguments = [f"--data={digits}", f"--checkpoints={bucket.url}/run/", "--epochs=2"]
+    # The server holds the upload of the second rank's shard of step 2.
+    held = {"delay_first_byte_s": HELD_S}
+    control.faults({"operation": "UploadPart", "key": f"steps/{2:012}-.*/__1_", "action": held})
+    with started_ranks(2, arguments, environment(fake_gcs_server, strict_server)) as ranks:
+        assert any(line.startswith("epoch 2/2") for line in ranks[0].stdout), ranks[0].errors()
+        assert kill_at(control, ranks[1].pid), ranks[1].errors()
+        ranks[0].kill()
+    control.clear_faults()
+    assert checkpoints.steps() == [1]
+    assert checkpoints.leftovers()
+    with started_ranks(3, arguments, environment(fake_gcs_server, strict_server)) as ranks:
+        for rank in ranks:
+            assert rank.wait(100) == 0, rank.errors()
+        output = ranks[0].stdout.read()
+    assert "3 ranks resumed from step 1" in output
+    assert "epoch 2/2: committed" in output
+    assert checkpoints.steps() == [1, 2]
+
+
+@contextlib.contextmanager
+def started_ranks(number, arguments, environment):
+    """Starts ranks of `checkpoint_ddp.py` as torchrun does."""
+    store, command = job_store(), [EXAMPLES / "checkpoint_ddp.py", *arguments]
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                warm_python.Process(command, env=environment | environment_of(store.port, rank, number))
+            )
+            for rank in range(number)
+        ]
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(300)
+def test_ranks_that_resume_end_with_the_result_of_an_uninterrupted_run():
     pytest.importorskip("moto")
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "checkpoint_ddp.py"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env=os.environ | {"PYTHONPATH": str(EXAMPLES.parent)},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    output = done.stdout
+    output = run_example("checkpoint_ddp.py", 280).stdout
     assert "rank 1 was killed with SIGKILL while it uploaded its shard of step 3" in output
     assert "Committed steps: [1, 2]." in output
     assert "3 ranks resumed from step 2" in output
     assert "All committed checkpoints are complete." in output
 
 
-@pytest.mark.timeout(120)
-def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(fake_gcs_server):
-    for package in ("sklearn", "PIL", "rich"):
-        pytest.importorskip(package)
-    data, checkpoints = (new_gcs_bucket(f"digits-{name}", fake_gcs_server) for name in ("data", "checkpoints"))
-    command = [sys.executable, EXAMPLES / "train_digits.py", "--workers", "1"]
-    command += ["--data", f"{data.url}/digits", "--checkpoints", f"{checkpoints.url}/run"]
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "STORAGE_EMULATOR_HOST": fake_gcs_server.endpoint}
+@pytest.mark.timeout(300)
+def test_a_training_with_its_data_and_checkpoints_in_gcs_resumes(digits, fake_gcs_server):
+    checkpoints = new_gcs_bucket("digits-checkpoints", fake_gcs_server)
+    command = [EXAMPLES / "train_digits.py", "--workers=1", f"--data={digits}", f"--checkpoints={checkpoints.url}/run"]
     for epochs, expected in (("1", "epoch 1/1: loss"), ("2", f"resumed from epoch 1 in {checkpoints.url}/run")):
-        done = subprocess.run(
-            [*command, "--epochs", epochs], capture_output=True, text=True, timeout=100, env=environment
+        done = warm_python.run(
+            [*command, "--epochs", epochs], env=environment(fake_gcs_server), timeout=100, check=True
         )
-        assert done.returncode == 0, done.stdout + done.stderr
         assert expected in done.stdout
     assert [key for key in checkpoints.keys() if "commits/" in key] == [
         f"run/commits/{step:012}.json" for step in (1, 2)
@@ -65,7 +115,27 @@ def test_a_network_learns_from_images_in_class_folders():
 
 
 @pytest.mark.timeout(300)
-def test_a_training_from_packed_shards_resumes_in_mid_epoch():
+def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, digits, strict_server, fake_gcs_server):
+    pytest.importorskip("moto")
+    shards, both = f"{bucket.url}/shards/train", environment(fake_gcs_server, strict_server)
+    pack = ["-m", "torchobj", "pack", f"{digits}train/", f"{shards}-%03d.tar", "--maxcount", "100"]
+    assert "packed 15 shards: 1437 samples, 1437 files" in warm_python.run(pack, env=both, check=True).stdout
+
+    def command(name):
+        checkpoints = f"--checkpoints={bucket.url}/{name}/"
+        return [EXAMPLES / "train_shards.py", "--train", f"--shards={shards}-*.tar", checkpoints, "--epochs=1"]
+
+    uninterrupted = warm_python.run(command("uninterrupted"), env=both, timeout=100, check=True).stdout
+    with warm_python.Process(command("killed"), env=both) as training:
+        assert any(line.startswith("step 20: in epoch 1") for line in training.stdout), training.errors()
+    resumed = warm_python.run(command("killed"), env=both, timeout=100, check=True).stdout
+    assert "resumed from step 20, in epoch 1" in resumed
+    assert re.findall("weights .*", resumed) == re.findall("weights .*", uninterrupted) != []
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(300)
+def test_a_training_from_packed_shards_resumes_in_a_later_epoch():
     for package in ("moto", "sklearn", "PIL", "pyarrow", "click"):
         pytest.importorskip(package)
     done = run_example("train_shards.py", 280)
