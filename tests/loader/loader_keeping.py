@@ -26,6 +26,7 @@ class Keeper:
 
 
 def main(folder):
+    torch.set_num_threads(1)
     for number in range(COUNT):
         (folder / f"k{number:03}").write_bytes(bytes([number]) * SIZE)
     data = torchobj.ObjectMapDataset(f"file://{folder}/k", transform=Keeper())

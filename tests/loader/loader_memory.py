@@ -62,7 +62,7 @@ class Watch(threading.Thread):
         self.start()
 
     def run(self):
-        while not self.stopped.wait(0.01):
+        while not self.stopped.wait(0.03):
             total = 0
             for pid in self.tree():
                 # A process may exit meanwhile.

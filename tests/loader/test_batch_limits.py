@@ -82,11 +82,11 @@ def test_few_descriptors_are_not_exhausted() -> None:
     "mount",
     [
         pytest.param("mount -t tmpfs -o size=8m tmpfs", marks=pytest.mark.matrix),
-        "mount -t tmpfs -o size=64k tmpfs",
+        "mount -t tmpfs -o size=256k tmpfs",
     ],
 )
 def test_a_small_dev_shm_is_enough(mount: str) -> None:
-    # One batch has 3.2 MB, and all of them 51 MB.
+    # One batch has 3.2 MB, and all of them 51 MB. A semaphore has a page until its queue is collected.
     private = ("unshare", "--mount", "sh", "-c", f'{mount} /dev/shm && exec "$@"', "sh")
     if subprocess.run([*private, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("this user cannot mount another /dev/shm")

@@ -138,9 +138,10 @@ def arenas_that_are_open(_reader):
     return sum("torchobj-arena" in entry for entry in entries)
 
 
-def test_a_spawned_worker_opens_the_arena_once_for_any_number_of_datasets(folder):
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+def test_a_worker_that_is_not_forked_opens_the_arena_once_for_any_number_of_datasets(folder, context):
     parts = ConcatDataset([dataset(folder, arenas_that_are_open) for _ in range(3)])
-    loader = torchobj.DataLoader(parts, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    loader = torchobj.DataLoader(parts, batch_size=None, num_workers=1, multiprocessing_context=context)
     found = list(loader)
     assert len(found) == 3 * COUNT
     # The last one was read after all three were attached.

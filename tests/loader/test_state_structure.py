@@ -2,6 +2,7 @@
 flattens it, can be restored into a fresh loader."""
 
 import io
+import itertools
 import pickle
 
 import pytest
@@ -157,10 +158,14 @@ def test_a_format_1_state_of_our_iterable_dataset_is_resumed(folder):
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    "kind",
-    ["shuffled", "generator", "distributed", "elastic", "torchdata", "iterable of ours", "iterable with a state"],
+    ("kind", "workers"),
+    [
+        *((kind, 0) for kind in ("shuffled", "generator", "distributed", "elastic", "torchdata")),
+        *itertools.product(["iterable of ours", "iterable with a state"], [0, 2]),
+        ("elastic", 2),
+        *(pytest.param(k, 2, marks=pytest.mark.matrix) for k in ("shuffled", "generator", "distributed", "torchdata")),
+    ],
 )
 def test_a_sharded_checkpoint_from_mid_epoch_is_restored_into_a_fresh_loader(folder, tmp_path, kind, workers):
     torch.manual_seed(5)

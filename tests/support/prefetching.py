@@ -14,8 +14,8 @@ COUNTS = (
 
 
 def stats():
-    """Returns the prefetcher's statistics; counters are 0 before it starts."""
-    return dict.fromkeys(COUNTS, 0) | _torchobj.prefetch_stats()
+    """Returns the prefetcher's statistics; before it starts, counters are 0 and nothing is held or announced."""
+    return dict.fromkeys((*COUNTS, "used_bytes", "announced"), 0) | _torchobj.prefetch_stats()
 
 
 class Taken:
