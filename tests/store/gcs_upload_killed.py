@@ -1,7 +1,4 @@
-"""Run by `test_gcs_kills.py`: for each line of orders a child that replaces an object by 36 parts, to be killed.
-
-torch is not imported, so that a child begins its upload at once.
-"""
+"""Run by `test_gcs_kills.py`: for each line of orders a child that replaces an object by 36 parts, to be killed."""
 
 import torchobj
 from tests.support.killing import serve

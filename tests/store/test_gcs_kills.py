@@ -1,4 +1,4 @@
-"""A process that is killed at a random moment of an upload to gs://: the object is the old one or the new one, and the
+"""A process that is killed at a random request of an upload to gs://: the object is the old one or the new one, and the
 parts of the upload are found and deleted."""
 
 import dataclasses
@@ -11,12 +11,11 @@ import pytest
 
 import torchobj
 from tests.support.buckets import PARTS
-from tests.support.killing import Saver, kill_now
+from tests.support.killing import Saver, kill_now, state_of
 from torchobj import ObjectMapDataset, Store
 
 PART_BYTES = 5 << 20
 SIZE = 36 * PART_BYTES
-KILLS = 20
 FOREIGN = f"{PARTS}foreign/x"
 
 
@@ -31,7 +30,8 @@ def sweep(store, bucket):
 
 
 @pytest.mark.timeout(240)
-def test_an_upload_killed_at_a_random_moment_leaves_the_old_object_or_the_new_one(gcs_bucket):
+@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.matrix)])
+def test_an_upload_killed_at_a_random_request_leaves_the_old_object_or_the_new_one(gcs_bucket, gcs_control, kills):
     config = dataclasses.replace(gcs_bucket.config, part_bytes=PART_BYTES, whole_below_bytes=PART_BYTES)
     bucket = gcs_bucket._replace(config=config)
     store = Store(bucket.url, config=config)
@@ -41,22 +41,20 @@ def test_an_upload_killed_at_a_random_moment_leaves_the_old_object_or_the_new_on
     saver = Saver(bucket, Path(__file__).with_name("gcs_upload_killed.py"))
     moments = random.Random(3)
     try:
+        gcs_control.clear_requests()
         saver.begin(url=bucket.url, fill="-")
-        began = time.monotonic()
         assert saver.end() is None
-        latest_s = (time.monotonic() - began) * 1.1
+        requests = len(gcs_control.requests())
         version, fill, killed, found = store.head("large").version, b"-", 0, 0
-        for number in range(KILLS):
+        for number in range(kills):
             new = bytes([ord("a") + number])
+            gcs_control.clear_requests()
             pid = saver.begin(url=bucket.url, fill=new.decode())
-            moment_s = moments.uniform(0, latest_s)
-            time.sleep(moment_s)
+            moment = moments.randrange(requests)
+            while len(gcs_control.requests()) < moment and state_of(pid) != "Z":
+                time.sleep(0.002)
             kill_now(pid)
-            if saver.end() == signal.SIGKILL:
-                killed += 1
-            else:
-                # The first upload may have been slower than the others: this one had ended at this moment.
-                latest_s = moment_s
+            killed += saver.end() == signal.SIGKILL
             assert [info.key for info in store.list()] == bucket.keys() == ["large", "normal"]
             assert len(ObjectMapDataset(f"{bucket.url}/", config=config)) == 2
             found += len(bucket.uploads()) - 1
@@ -70,7 +68,7 @@ def test_an_upload_killed_at_a_random_moment_leaves_the_old_object_or_the_new_on
             ends = [(start, start + 3) for start in range(0, SIZE, PART_BYTES)] + [(SIZE - 3, None)]
             assert {bytes(data) for data in store.get_ranges("large", ends)} == {fill * 3}
         assert store.get("large") == fill * SIZE
-        assert killed > KILLS // 4
+        assert killed > kills // 4
         assert found > 0
     finally:
         saver.close()

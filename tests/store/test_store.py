@@ -1,6 +1,7 @@
 """The store on real servers, with boto3 as the reference."""
 
 import dataclasses
+import io
 import os
 import pickle
 import tempfile
@@ -79,7 +80,23 @@ def test_headers_and_metadata_are_stored_as_given(any_bucket):
         assert abs(ours.last_modified - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-@pytest.mark.parametrize("size", [0, 1, 100_000, (8 << 20) - 1, 8 << 20, (16 << 20) + 1, 40 << 20])
+@pytest.mark.parametrize("any_bucket", ["moto", "versitygw", "fake-gcs-server"], indirect=True)
+def test_a_server_of_another_program_stores_what_is_put_and_saved(any_bucket):
+    """From end to end; every other test with these servers is in the long tables."""
+    test_boto3_reads_what_we_put_and_the_reverse(any_bucket, UNUSUAL_KEYS[4])
+    test_headers_and_metadata_are_stored_as_given(any_bucket)
+    url, state = f"{any_bucket.url}/step 1.pt", {"x": torch.arange(3_000_000)}
+    torchobj.save(state, url, config=any_bucket.config, overwrite=False)
+    with pytest.raises(exceptions.PreconditionFailedError):
+        torchobj.save(state, url, config=any_bucket.config, overwrite=False)
+    assert torch.equal(torchobj.load(url, config=any_bucket.config)["x"], state["x"])
+    assert torch.equal(torch.load(io.BytesIO(any_bucket.body("step 1.pt")))["x"], state["x"])
+    assert any_bucket.uploads() == []
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 100_000, (8 << 20) - 1, 8 << 20, (16 << 20) + 1, pytest.param(40 << 20, marks=pytest.mark.matrix)]
+)
 def test_objects_of_any_size_are_read_completely(bucket, size):
     body = bytes(torch.randint(0, 256, (size,), dtype=torch.uint8).numpy())
     bucket.write("k", body)

@@ -5,8 +5,7 @@ import functools
 import gc
 import io
 import logging
-import os
-import signal
+import pickle
 import subprocess
 import sys
 import types
@@ -18,6 +17,7 @@ import torch
 
 import torchobj
 from tests.servers.strict.control import FaultAction
+from tests.support import warm_python
 from tests.support.prefetching import eventually
 from torchobj import _torchobj, exceptions
 
@@ -217,8 +217,6 @@ def test_a_process_that_exits_with_an_open_writer_leaves_no_upload(good):
         "file.write(bytes(20 << 20))\n"
         "sys.exit(3)\n"
     )
-    import pickle
-
     arguments = [f"{good.url}/ckpt.pt", pickle.dumps(good.config).hex()]
     done = subprocess.run([sys.executable, "-c", script, *arguments], timeout=60)
     assert done.returncode == 3
@@ -227,25 +225,21 @@ def test_a_process_that_exits_with_an_open_writer_leaves_no_upload(good):
 
 def test_a_killed_process_keeps_the_old_object(good):
     script = (
-        "import sys, torchobj, pickle, time\n"
+        "import sys, torchobj, pickle\n"
         "config = pickle.loads(bytes.fromhex(sys.argv[2]))\n"
         "file = torchobj.open(sys.argv[1], 'wb', config=config)\n"
         "file.write(bytes(20 << 20))\n"
         "print('written', flush=True)\n"
-        "time.sleep(60)\n"
+        "sys.stdin.read()\n"
     )
-    import pickle
-
     arguments = [f"{good.url}/ckpt.pt", pickle.dumps(good.config).hex()]
-    process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"written\n"
     store = torchobj.Store(good.url, config=good.config)
-    # An upload to gs:// exists once the bucket has stored a part of it.
-    assert eventually(store.unfinished_uploads)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait(10)
-    process.stdout.close()
+    with warm_python.Process(["-c", script, *arguments]) as process:
+        assert process.stdout.readline() == "written\n"
+        # An upload to gs:// exists once the bucket has stored a part of it.
+        assert eventually(store.unfinished_uploads)
+        process.kill()
+        process.wait()
     assert torch.equal(torch.load(io.BytesIO(good.body("ckpt.pt")))["weight"], STATE["weight"])
     [left] = store.unfinished_uploads()
     assert left.key == "ckpt.pt"
