@@ -248,9 +248,3 @@ def test_importing_and_using_a_store_imports_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
-
-
-def test_every_public_name_can_be_imported():
-    script = "import torchobj; [getattr(torchobj, name) for name in torchobj.__all__]; torchobj.nothing"
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
-    assert "module 'torchobj' has no attribute 'nothing'" in done.stderr

@@ -57,15 +57,18 @@ def test_an_argument_that_an_older_torch_lacks_is_refused_only_if_passed(monkeyp
         torchobj.DataLoader(range(3), in_order=False)
 
 
-def test_dir_shows_public_names_only():
+def test_dir_shows_public_names_only_and_each_can_be_imported():
     """Runs in its own process: other tests import submodules."""
-    names = run("import torchobj; print(*dir(torchobj))").split()
-    assert names == sorted({*torchobj.__all__, "checkpoint", "exceptions"})
-    assert run("import inspect, torchobj; print(len(inspect.getmembers(torchobj)))") == str(len(names))
-
-
-def run(script):
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    script = (
+        "import inspect, torchobj; print(*dir(torchobj)); print(len(inspect.getmembers(torchobj)))\n"
+        "for name in torchobj.__all__: getattr(torchobj, name)\n"
+        "torchobj.nothing"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    names, members = done.stdout.splitlines()
+    assert names.split() == sorted({*torchobj.__all__, "checkpoint", "exceptions"})
+    assert members == str(len(names.split()))
+    assert "module 'torchobj' has no attribute 'nothing'" in done.stderr
 
 
 def test_set_budget_is_an_alias_of_set_memory_budget():

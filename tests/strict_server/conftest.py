@@ -1,4 +1,8 @@
-"""A strict server per module, with boto3 or google-cloud-storage as the reference client. Our own is tested elsewhere."""
+"""A strict server with boto3 or google-cloud-storage as the reference client. Our own is tested elsewhere.
+
+What the tests of this package need of the server is part of `make test`; the others run where the server changes, and in
+the long tables.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,13 @@ from tests.servers.gcs_client import gcs_client
 from tests.servers.strict.control import Control
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server() -> Iterator[launch.Server]:
     with launch.start("strict") as started:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_client(server: launch.Server) -> Any:
     return boto_client(server)
 
@@ -39,7 +43,7 @@ def s3(shared_client: Any, control: Control) -> Any:
     return shared_client
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def gcs_server() -> Iterator[launch.Server]:
     with launch.start("strict-gcs") as started:
         yield started

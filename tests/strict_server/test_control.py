@@ -72,6 +72,7 @@ def test_trailers_that_boto3_sends_over_tls_are_verified() -> None:
                 connection.receive_all()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", ["moto", "versitygw"])
 def test_moto_and_versitygw_start_and_keep_connections_open(kind: str) -> None:
     with launch.start(kind) as server:

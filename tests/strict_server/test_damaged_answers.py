@@ -12,7 +12,7 @@ from tests.servers import launch
 from tests.servers.raw_client import RawConnection, request_bytes
 from tests.servers.strict.control import Control, FaultAction
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 BODY = bytes(range(256)) * 40
 

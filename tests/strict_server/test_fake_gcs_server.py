@@ -9,7 +9,7 @@ from google.cloud import storage
 
 from tests.servers import launch
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.servers.raw_client import RawConnection, gcs_request_bytes
 from tests.servers.strict.control import BucketFlags, Control, ControlRefused
 from tests.strict_server.answers import gcs_exchange, gcs_put, reason_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 OBJECTS = "/storage/v1/b/bucket/o"
 

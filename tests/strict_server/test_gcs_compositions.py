@@ -16,7 +16,7 @@ from tests.servers.raw_client import RawResponse
 from tests.servers.strict.control import Control
 from tests.strict_server.answers import gcs_exchange, gcs_put, reason_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 OBJECTS = "/storage/v1/b/bucket/o"
 MEBIBYTE = 1024**2

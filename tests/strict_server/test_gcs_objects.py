@@ -17,7 +17,7 @@ from tests.servers.gcs_client import refusal
 from tests.servers.strict.control import Control
 from tests.strict_server.answers import gcs_exchange
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 UNUSUAL_NAMES = [
     "plain.txt",

@@ -15,7 +15,7 @@ from tests.servers.raw_client import RawConnection, RawResponse, gcs_request_byt
 from tests.servers.strict.control import Control
 from tests.strict_server.answers import gcs_exchange, gcs_put, reason_of
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 UPLOAD = "/upload/storage/v1/b/bucket/o"
 BLOCK = 256 * 1024

@@ -11,7 +11,7 @@ from tests.servers.raw_client import RawConnection, request_bytes
 from tests.servers.strict.control import Control
 from tests.strict_server.answers import code_in
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.servers.raw_client import RawConnection, request_bytes
 from tests.servers.strict.control import BucketFlags, Control
 from tests.strict_server.answers import code_in
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.timeout(60), pytest.mark.matrix]
 
 
 def test_an_object_encrypted_with_a_customer_key_is_readable_only_with_that_key(s3: Any) -> None:
