@@ -335,7 +335,7 @@ def test_a_plugin_is_pickled_with_its_configuration(bucket):
 def alone(script, **environment):
     """The output of a new process."""
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, env={"PATH": "", **environment}
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"PATH": "", **environment}
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
