@@ -8,8 +8,13 @@ use torchobj_core::upload::{Gather, Piece, Writer};
 
 /// A body of two full parts and a smaller one.
 fn large(subject: &Subject, seed: u64) -> bytes::Bytes {
+    parts(subject, 2, seed)
+}
+
+/// A body of `count` full parts and a smaller one.
+fn parts(subject: &Subject, count: u64, seed: u64) -> bytes::Bytes {
     let part = subject.policy().part_bytes.max(subject.store().capabilities().min_part_bytes);
-    let length = (2 * part + 12_345).max(subject.policy().whole_below_bytes);
+    let length = (count * part + 12_345).max(subject.policy().whole_below_bytes);
     pattern(usize::try_from(length).unwrap(), seed)
 }
 
@@ -93,7 +98,7 @@ pub(super) async fn a_writer_without_bytes_makes_an_empty_object(subject: Subjec
 
 pub(super) async fn an_aborted_writer_leaves_nothing(subject: Subject) {
     put(&subject, "k", "before").await;
-    for body in [pattern(1000, 4), large(&subject, 5)] {
+    for body in [pattern(1000, 4), parts(&subject, 1, 5)] {
         let mut writer = Writer::new(subject.clone(), "k", PutOptions::default()).unwrap();
         write(&mut writer, &body, 1 << 20).await;
         writer.abort().await;
@@ -105,7 +110,7 @@ pub(super) async fn an_aborted_writer_leaves_nothing(subject: Subject) {
 pub(super) async fn a_dropped_writer_leaves_nothing(subject: Subject) {
     put(&subject, "k", "before").await;
     let mut writer = Writer::new(subject.clone(), "k", PutOptions::default()).unwrap();
-    write(&mut writer, &large(&subject, 6), 1 << 20).await;
+    write(&mut writer, &parts(&subject, 1, 6), 1 << 20).await;
     drop(writer);
     // The abort runs in the background.
     tokio::task::spawn_blocking(|| torchobj_core::runtime::cleaned_up(std::time::Duration::from_secs(20)))
@@ -136,7 +141,7 @@ pub(super) async fn a_commit_if_absent_never_replaces(subject: Subject) {
     }
     let options = PutOptions { condition: Condition::Absent, ..PutOptions::default() };
     let mut writer = Writer::new(subject.clone(), "k", options).unwrap();
-    write(&mut writer, &large(&subject, 8), 1 << 20).await;
+    write(&mut writer, &parts(&subject, 1, 8), 1 << 20).await;
     put(&subject, "k", "was first").await;
     assert_eq!(kind_of(writer.close().await), ErrorKind::Precondition);
     assert_eq!(get(&subject, "k").await.unwrap(), b"was first");

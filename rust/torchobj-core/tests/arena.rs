@@ -1,4 +1,4 @@
-//! Worker processes that are killed at random times: they read the right bytes, and their memory is reclaimed.
+//! Worker processes that are killed at random moments: they read the right bytes, and their memory is reclaimed.
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test, also outside its functions")]
 
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -22,8 +22,9 @@ use torchobj_core::types::PutOptions;
 
 const OBJECTS: u8 = 60;
 const BUDGET: u64 = 4 << 20;
-const DURATION: Duration = Duration::from_secs(4);
+/// Workers that run at once, and the number of each that are killed.
 const WORKERS: u64 = 4;
+const KILLED: usize = 12;
 /// The environment variable with the descriptors, the source and the seed of a worker.
 const VARIABLE: &str = "TORCHOBJ_TEST_ARENA";
 
@@ -54,8 +55,8 @@ fn inherited(descriptor: BorrowedFd<'_>) -> OwnedFd {
     copy
 }
 
-/// Runs a worker, adopts the segments that it offers, and kills it after a random time. Returns the number of segments.
-fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng) -> usize {
+/// Runs a worker, adopts the segments that it offers, and kills it after a random number of them. Sends a message for each.
+fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng, adopted: &Sender<()>) {
     let (file, eventfd) = (inherited(prefetcher.arena().file()), inherited(prefetcher.arena().eventfd()));
     let arguments = format!("{} {} {source} {}", file.as_raw_fd(), eventfd.as_raw_fd(), random.u64(..));
     let mut child = Command::new(std::env::current_exe().unwrap())
@@ -65,68 +66,74 @@ fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng)
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap());
-    let lifetime = Duration::from_millis(random.u64(30..400));
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            std::thread::sleep(lifetime);
+    let mut left = random.usize(1..60);
+    for line in lines.lines().map_while(Result::ok) {
+        let numbers: Vec<u32> = line.split(' ').filter_map(|part| part.parse().ok()).collect();
+        // The test harness prints lines as well, and the last line may be truncated.
+        let (["offered", .., "."], &[id, generation, index]) = (&line.split(' ').collect::<Vec<_>>()[..], &numbers[..])
+        else {
+            continue;
+        };
+        left = left.saturating_sub(1);
+        if left == 0 {
+            // The worker runs meanwhile: what it is doing is not known. Its last lines are still read.
             child.kill().unwrap();
-            child.wait().unwrap();
-        });
-        let mut adopted = 0;
-        for line in lines.lines().map_while(Result::ok) {
-            let numbers: Vec<u32> = line.split(' ').filter_map(|part| part.parse().ok()).collect();
-            // The test harness prints lines as well, and the last line may be truncated.
-            let (["offered", .., "."], &[id, generation, index]) =
-                (&line.split(' ').collect::<Vec<_>>()[..], &numbers[..])
-            else {
-                continue;
-            };
-            let buffer = prefetcher.arena().adopt(id, generation).unwrap().expect("an offered segment stays valid");
-            let index = u8::try_from(index).unwrap();
-            assert!(buffer.as_slice() == vec![!index; size(index)], "object {index} has other bytes");
-            adopted += 1;
         }
-        adopted
-    })
+        let buffer = prefetcher.arena().adopt(id, generation).unwrap().expect("an offered segment stays valid");
+        let index = u8::try_from(index).unwrap();
+        assert!(buffer.as_slice() == vec![!index; size(index)], "object {index} has other bytes");
+        adopted.send(()).unwrap();
+    }
+    child.wait().unwrap();
+    assert_eq!(left, 0, "the worker exited before it was killed");
+}
+
+/// Announces objects and cancels them, one announcement for each adopted segment, until all senders are gone. Returns the
+/// number of segments.
+fn announce(prefetcher: &Arc<Prefetcher>, source: u64, adopted: &Receiver<()>) -> usize {
+    let mut random = fastrand::Rng::with_seed(WORKERS);
+    let mut offered = 0;
+    loop {
+        let iterator = prefetcher.new_iterator();
+        for _ in 0..random.u8(1..20) {
+            let order = (0..20).map(|_| Object { source, index: random.u64(0..OBJECTS.into()) });
+            prefetcher.announce(iterator, &order.collect::<Vec<_>>());
+            if adopted.recv().is_err() {
+                prefetcher.cancel(iterator);
+                return offered;
+            }
+            offered += 1;
+        }
+        prefetcher.cancel(iterator);
+    }
 }
 
 #[test]
 fn killed_workers_leak_no_memory_and_cause_no_wrong_bytes() {
     let (prefetcher, source) = prefetcher();
-    let end = Instant::now() + DURATION;
-    let (offered, killed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    std::thread::scope(|scope| {
+    let (sender, adopted) = channel();
+    let offered = std::thread::scope(|scope| {
         for seed in 0..WORKERS {
-            let (prefetcher, offered, killed) = (&prefetcher, &offered, &killed);
+            let (prefetcher, sender) = (&prefetcher, sender.clone());
             scope.spawn(move || {
                 let mut random = fastrand::Rng::with_seed(seed);
-                while Instant::now() < end {
-                    offered.fetch_add(worker(prefetcher, source, &mut random), Ordering::Relaxed);
-                    killed.fetch_add(1, Ordering::Relaxed);
-                }
+                (0..KILLED).for_each(|_| worker(prefetcher, source, &mut random, &sender));
             });
         }
-        scope.spawn(|| {
-            let mut random = fastrand::Rng::with_seed(WORKERS);
-            while Instant::now() < end {
-                let iterator = prefetcher.new_iterator();
-                for _ in 0..random.u8(1..20) {
-                    let order = (0..20).map(|_| Object { source, index: random.u64(0..OBJECTS.into()) });
-                    prefetcher.announce(iterator, &order.collect::<Vec<_>>());
-                    std::thread::sleep(Duration::from_millis(random.u64(0..5)));
-                }
-                prefetcher.cancel(iterator);
-            }
-        });
+        drop(sender);
+        announce(&prefetcher, source, &adopted)
     });
-    let deadline = Instant::now() + Duration::from_secs(8);
-    while prefetcher.stats().memory.used > 0 && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(10));
+    assert!(offered > 100, "{offered} segments were offered");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let stats = prefetcher.stats();
+        let left = (stats.memory.used, stats.memory.granted, stats.in_flight, stats.announced);
+        if left == (0, 0, 0, 0) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "used, granted, in flight, announced: {left:?}");
+        std::thread::sleep(Duration::from_millis(1));
     }
-    let stats = prefetcher.stats();
-    assert_eq!((stats.memory.used, stats.memory.granted, stats.in_flight, stats.announced), (0, 0, 0, 0));
-    let (offered, killed) = (offered.into_inner(), killed.into_inner());
-    assert!(offered > 100 && killed > 10, "{offered} segments were offered by {killed} workers");
 }
 
 /// The worker process of the test above; does nothing without its variable.

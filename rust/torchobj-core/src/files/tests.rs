@@ -1,7 +1,7 @@
 //! Transfers against a store in memory, with scripted faults.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::journal::Journal;
 use super::temporary::Temporary;
@@ -17,8 +17,14 @@ use crate::wrap::{Fault, FaultyStore};
 
 const SIZE: usize = 20 << 20;
 
-fn bytes() -> Vec<u8> {
-    (0..SIZE).map(|at| (at / 7 + at / 4093) as u8).collect()
+/// Pseudo-random bytes.
+fn bytes() -> bytes::Bytes {
+    static BYTES: LazyLock<bytes::Bytes> = LazyLock::new(|| {
+        let mut bytes = vec![0; SIZE];
+        fastrand::Rng::with_seed(1).fill(&mut bytes);
+        bytes.into()
+    });
+    BYTES.clone()
 }
 
 /// A client of a store in memory that has `bytes` under the key `k`.
@@ -26,7 +32,7 @@ async fn client() -> (Arc<FaultyStore>, Arc<Client>) {
     let faulty = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new(format!("files-{}", fastrand::u64(..))))));
     let policy = Policy { part_bytes: 1 << 20, hedge: false, ..Policy::default() };
     let client = Arc::new(Client::new(faulty.clone(), policy));
-    client.put("k", bytes::Bytes::from(bytes()).into(), &PutOptions::default()).await.unwrap();
+    client.put("k", bytes().into(), &PutOptions::default()).await.unwrap();
     (faulty, client)
 }
 

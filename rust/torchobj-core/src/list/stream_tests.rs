@@ -220,7 +220,7 @@ proptest! {
 const ALPHABET: [RangeInclusive<char>; 4] =
     ['\u{1}'..='\u{1f}', ' '..='\u{7f}', '\u{80}'..='\u{ffff}', '\u{10000}'..='\u{10ffff}'];
 
-/// 100,000 keys of at most 24 characters of `alphabet`. Half of the keys are in one of 300 directories.
+/// 25,000 keys of at most 24 characters of `alphabet`. Half of the keys are in one of 300 directories.
 fn many_keys(alphabet: &[char], seed: u64) -> BTreeSet<String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let word = |random: &mut fastrand::Rng, longest: usize| -> String {
@@ -228,7 +228,7 @@ fn many_keys(alphabet: &[char], seed: u64) -> BTreeSet<String> {
     };
     let directories: Vec<_> = (0..300).map(|_| word(&mut random, 8) + "/").collect();
     let mut keys = BTreeSet::new();
-    while keys.len() < 100_000 {
+    while keys.len() < 25_000 {
         let directory = if random.bool() { directories[random.usize(..300)].as_str() } else { "" };
         keys.insert(format!("{directory}{}", word(&mut random, 24)));
     }

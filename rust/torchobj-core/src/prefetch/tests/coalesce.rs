@@ -12,15 +12,24 @@ struct Bench {
 
 impl Bench {
     fn new(size: usize, budget: u64, policy: Policy) -> Self {
-        let mut random = fastrand::Rng::with_seed(5);
-        let body: Bytes = std::iter::repeat_with(|| random.u8(..)).take(size).collect();
+        Self::of(size, Prefetcher::start(budget).unwrap(), policy)
+    }
+
+    /// Without a service task, which checks for reads at any time: only `take` starts reads, once all names are demanded.
+    fn without_service(size: usize) -> Self {
+        Self::of(size, Prefetcher::without_service(16 * MIB).unwrap(), without_hedge())
+    }
+
+    fn of(size: usize, prefetcher: Arc<Prefetcher>, policy: Policy) -> Self {
+        let mut body = vec![0; size];
+        fastrand::Rng::with_seed(5).fill(&mut body);
+        let body = Bytes::from(body);
         let store = Arc::new(MemoryStore::new(format!("prefetch-{}", fastrand::u64(..))));
         let faulty = Arc::new(FaultyStore::new(store));
         let client = Arc::new(Client::new(faulty.clone(), policy));
         for key in ["shard", "other"] {
             runtime().block_on(client.put(key, body.clone().into(), &PutOptions::default())).unwrap();
         }
-        let prefetcher = Prefetcher::start(budget).unwrap();
         let source = prefetcher.add_names(Arc::new(move |_| Ok(client.clone())));
         Self { prefetcher, source, faulty, body }
     }
@@ -118,7 +127,7 @@ fn ranges_in_descending_order_take_one_request_each() {
 
 #[test]
 fn ranges_of_other_objects_versions_and_far_away_ranges_are_separate_requests() {
-    let bench = Bench::new(4 << 20, 16 * MIB, without_hedge());
+    let bench = Bench::without_service(4 << 20);
     let whole = Arc::new(ObjectRef::new("memory://m/shard".into(), 0, None, Some(4 << 20), None).unwrap());
     let open = Arc::new(ObjectRef::new("memory://m/shard".into(), 0, Some(50), None, None).unwrap());
     let separate = [
@@ -139,7 +148,7 @@ fn ranges_of_other_objects_versions_and_far_away_ranges_are_separate_requests() 
 
 #[test]
 fn demanded_ranges_that_were_not_announced_are_read_together() {
-    let bench = Bench::new(400 << 10, 8 * MIB, without_hedge());
+    let bench = Bench::without_service(400 << 10);
     let names = bench.ranges(100, 4 << 10);
     assert_eq!(bench.requests(|| assert!(bench.take(&names).is_empty())), 1);
     assert_eq!(bench.prefetcher.stats().misses, 100);
@@ -148,10 +157,15 @@ fn demanded_ranges_that_were_not_announced_are_read_together() {
 
 #[test]
 fn every_range_has_its_bytes_through_all_failures() {
+    // Several at once, because they wait for timeouts and between attempts.
+    std::thread::scope(|scope| (0..10).for_each(|seed| drop(scope.spawn(move || read_through_failures(seed)))));
+}
+
+fn read_through_failures(seed: u64) {
     let policy = Policy { idle_timeout: Duration::from_millis(50), ..without_hedge() };
     let bench = Bench::new(3_000_000, 2 * MIB, policy);
-    let mut random = fastrand::Rng::with_seed(11);
-    for _ in 0..20 {
+    let mut random = fastrand::Rng::with_seed(seed);
+    for _ in 0..2 {
         let (mut names, mut at) = (Vec::new(), 0);
         while at < bench.body.len() {
             let end = (at + [1, 100, 5_000, 70_000, 200_000][random.usize(..5)]).min(bench.body.len());
@@ -179,7 +193,7 @@ fn every_range_has_its_bytes_through_all_failures() {
 
 #[test]
 fn a_panic_and_a_range_beyond_the_end_fail_their_own_range_only() {
-    let bench = Bench::new(40_000, 8 * MIB, without_hedge());
+    let bench = Bench::without_service(40_000);
     let unknown =
         |start, end| Arc::new(ObjectRef::new("memory://m/shard".to_owned(), start, Some(end), None, None).unwrap());
     let names: Vec<_> = (0..6).map(|index| unknown(index * 10_000, index * 10_000 + 10_000)).collect();
@@ -195,7 +209,7 @@ fn a_panic_and_a_range_beyond_the_end_fail_their_own_range_only() {
 
 #[test]
 fn a_missing_object_fails_all_its_ranges_with_one_request() {
-    let bench = Bench::new(40_000, 8 * MIB, without_hedge());
+    let bench = Bench::without_service(40_000);
     let names: Vec<_> =
         (0..4).map(|index| bench.range_of("missing", index * 10_000, index * 10_000 + 10_000)).collect();
     let requests = bench.requests(|| {

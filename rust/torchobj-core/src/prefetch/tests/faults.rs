@@ -35,7 +35,8 @@ fn a_panicking_read_is_an_error_of_its_object_only() {
 #[test]
 fn a_wrong_size_fails_its_objects_only() {
     let (prefetcher, right, store) = prefetcher(MIB, 20, 1000);
-    let (_, wrong) = faulty(&prefetcher, store, u64::MAX, Policy::default());
+    let policy = Policy { max_attempts: 2, ..Policy::default() };
+    let (_, wrong) = faulty(&prefetcher, store, u64::MAX, policy);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &[objects(wrong, 0..20), objects(right, 0..20)].concat());
     assert_eq!(runtime().block_on(prefetcher.take(&objects(wrong, 0..20))).len(), 20);
