@@ -8,11 +8,8 @@ import tempfile
 from pathlib import Path
 
 from .announcement import Announcement
-from .certificates import make_certificates
 from .lifetime import until_stdin_ends
 from .strict.accounts import ACCESS_KEY, SECRET_KEY
-from .strict.gcs.protocol import Gcs
-from .strict.gcs.tokens import TOKEN
 from .strict.protocol import Protocol
 from .strict.s3 import DEFAULT_BASE_DOMAIN, S3
 from .strict.server import HOST, serve
@@ -20,20 +17,26 @@ from .strict.server import HOST, serve
 
 def serve_s3(*, base_domain: str, tls: bool) -> None:
     """Serves S3 until stdin ends; `base_domain` is that of virtual-hosted-style requests."""
-    _serve(S3(base_domain), tls=tls, base_domain=base_domain)
+    _serve(S3(base_domain), tls=tls, base_domain=base_domain, token=None)
 
 
 def serve_gcs(*, tls: bool) -> None:
     """Serves the JSON API of GCS until stdin ends."""
-    _serve(Gcs(), tls=tls, base_domain=DEFAULT_BASE_DOMAIN)
+    # The start of the other server does not wait for this import, nor for that of the certificates.
+    from .strict.gcs.protocol import Gcs
+    from .strict.gcs.tokens import TOKEN
+
+    _serve(Gcs(), tls=tls, base_domain=DEFAULT_BASE_DOMAIN, token=TOKEN)
 
 
-def _serve(protocol: Protocol, *, tls: bool, base_domain: str) -> None:
+def _serve(protocol: Protocol, *, tls: bool, base_domain: str, token: str | None) -> None:
     """Serves until stdin ends; with TLS, using a certificate created for this run."""
     with tempfile.TemporaryDirectory(prefix="torchobj-strict-") as directory:
         context: ssl.SSLContext | None = None
         ca_file: str | None = None
         if tls:
+            from .certificates import make_certificates
+
             certificates = make_certificates(Path(directory), base_domain)
             context, ca_file = certificates.server_context(), str(certificates.ca_file)
 
@@ -44,7 +47,7 @@ def _serve(protocol: Protocol, *, tls: bool, base_domain: str) -> None:
                 SECRET_KEY,
                 control=f"http://{HOST}:{control_port}/_control",
                 ca_file=ca_file,
-                token=TOKEN if isinstance(protocol, Gcs) else None,
+                token=token,
             ).print()
 
         asyncio.run(serve(protocol, announce, until_stdin_ends, tls=context))

@@ -78,7 +78,7 @@ mod tests {
             change();
             let _ = ended.send(());
         });
-        let _ = end.recv_timeout(Duration::from_millis(300));
+        let _ = end.recv_timeout(Duration::from_millis(100));
         thread
     }
 

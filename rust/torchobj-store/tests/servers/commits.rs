@@ -1,22 +1,23 @@
 //! Commits of multipart uploads whose response is slow, incomplete, an error after white space, or missing. `torchobj-core`
 //! tests the timeouts in paused time. These tests need Python: `make rust` runs them.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
-use crate::server::Server;
+use crate::server::{Server, run_all};
 use serde_json::{Value, json};
 use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
-use torchobj_core::error::{Error, ErrorKind};
+use torchobj_core::error::ErrorKind;
 use torchobj_core::read::Read;
 use torchobj_core::transfer::Policy;
 use torchobj_core::types::PutOptions;
 use torchobj_store::config::S3Config;
 
+const COMMIT: &str = "CompleteMultipartUpload";
 const BODY_BYTES: usize = 6 << 20;
 /// Longer than a commit takes on a busy machine, because the tests assert exact numbers of commits.
-const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Time limit of a write on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
@@ -33,121 +34,130 @@ fn policy(commit_timeout_s: u64) -> Policy {
     }
 }
 
-struct Bench {
-    server: Server,
-    /// One with our own connections, and one with the SDK.
-    clients: [Arc<Client>; 2],
+/// A write whose first `times` commits have a fault; `None`: all.
+struct Case {
+    /// Prefix `test/` of the keys of a test.
+    key: &'static str,
+    times: Option<u32>,
+    action: Value,
+    expected: Expected,
 }
 
-impl Bench {
-    fn new(name: &str, commit_timeout_s: u64) -> Self {
+#[derive(Clone, Copy)]
+enum Expected {
+    /// The object is written, with this number of commits.
+    Written(usize),
+    Error(ErrorKind, &'static str),
+}
+
+/// The writes of all tests: their faults are given to one server at once.
+fn cases() -> Vec<Case> {
+    let case = |key, times: Option<u32>, expected, action| Case { key, times, action, expected };
+    let (once, twice) = (Expected::Written(1), Expected::Written(2));
+    let timeout = Expected::Error(ErrorKind::Timeout, "no result within commit_timeout_s=3");
+    let unknown = |kind| Expected::Error(kind, "it is not known whether the object was written");
+    vec![
+        case("no response/k", Some(1), twice, json!({"delay_first_byte_s": 3600, "status": 500})),
+        case("white space/k", Some(1), once, json!({"white_space_s": 1.2 * IDLE_TIMEOUT.as_secs_f64()})),
+        case("no result/error", Some(1), twice, json!({"white_space_s": 0.2, "error_in_200": "InternalError"})),
+        case("no result/cut", Some(1), twice, json!({"white_space_s": 0.2, "cut_body": 0.5})),
+        // The server stops sending within the white space.
+        case("no result/silent", Some(1), twice, json!({"white_space_s": 0.2, "stall_body_at": 1, "stall_s": 3600})),
+        case("endless/k", None, timeout, json!({"white_space_s": 3600, "status": 500})),
+        // The server has committed the upload and still sends white space: the object exists.
+        case("endless/committed", Some(3), once, json!({"white_space_s": 3600})),
+        // After several lost responses the last error is a reset; after one, that the upload does not exist.
+        case("unknown/all", None, unknown(ErrorKind::Reset), json!({"lose_response": true})),
+        case("unknown/first", Some(1), unknown(ErrorKind::UploadGone), json!({"lose_response": true})),
+    ]
+}
+
+/// The server of these tests. Keys begin with the name of the client.
+fn server() -> Arc<Server> {
+    static SERVER: LazyLock<Arc<Server>> = LazyLock::new(|| {
         let server = Server::start("strict", &[]);
-        let ours = server.bucket(name, server.config(), policy(commit_timeout_s));
-        let sdk = S3Config { force_sdk: true, ..server.config() };
-        let sdk = server.client(name, sdk, policy(commit_timeout_s));
-        Self { server, clients: [ours, sdk] }
-    }
+        let mut rules = vec![json!({"operation": "HeadObject", "key": "/unknown/", "action": {"status": 403}})];
+        for Case { key, times, action, .. } in cases() {
+            for client in ["ours", "sdk"] {
+                let key = format!("^{client}/{key}$");
+                rules.push(json!({"operation": COMMIT, "key": key, "times": times, "action": action}));
+            }
+        }
+        server.control("POST", "faults", &json!(rules));
+        server.control("POST", "buckets", &json!({"name": "commits"}));
+        Arc::new(server)
+    });
+    SERVER.clone()
+}
 
-    fn faults(&self, rules: &Value) {
-        self.server.control("POST", "faults", rules);
-        self.server.control("DELETE", "requests", &Value::Null);
-    }
+/// Makes the writes of `test` with our own connections and with the SDK, all concurrently. Returns one of the clients.
+async fn check(test: &str, commit_timeout_s: u64) -> Arc<Client> {
+    let server = server();
+    let ours = server.client("commits", server.config(), policy(commit_timeout_s));
+    let sdk = S3Config { force_sdk: true, ..server.config() };
+    let sdk = server.client("commits", sdk, policy(commit_timeout_s));
+    let cases: Vec<Case> = cases().into_iter().filter(|case| case.key.starts_with(&format!("{test}/"))).collect();
+    let clients = [("ours", ours.clone()), ("sdk", sdk)];
+    let writes = clients.iter().flat_map(|(name, client)| {
+        let server = &server;
+        cases
+            .iter()
+            .map(move |case| write(server.clone(), client.clone(), format!("{name}/{}", case.key), case.expected))
+    });
+    run_all(writes.collect::<Vec<_>>()).await;
+    ours
+}
 
-    fn commits(&self) -> usize {
-        let requests = self.server.control("GET", "requests", &Value::Null);
-        let commit = |request: &&Value| request["operation"] == "CompleteMultipartUpload";
-        requests.as_array().unwrap().iter().filter(commit).count()
-    }
-
-    /// Writes an object in parts, with `action` on the first `times` commits, and reads it. Returns the number of commits.
-    async fn written(&self, client: &Arc<Client>, action: &Value, times: u32) -> usize {
-        self.faults(&json!([{"operation": "CompleteMultipartUpload", "times": times, "action": action}]));
-        let body = pattern(BODY_BYTES, u64::from(times));
-        let options = PutOptions::default();
-        let put = client.put("k", body.clone().into(), &options);
-        let put = tokio::time::timeout(LONG, put).await.unwrap_or_else(|_| panic!("{action}: timed out"));
-        put.unwrap_or_else(|error| panic!("{action}: {error}"));
-        let commits = self.commits();
-        assert!(client.get(Read::whole("k")).await.unwrap().buffer.as_slice() == body, "{action}");
-        commits
-    }
-
-    /// Returns the error of a write in parts.
-    async fn write_error(&self, client: &Arc<Client>, rules: &Value) -> Error {
-        self.faults(rules);
-        let started = Instant::now();
-        let options = PutOptions::default();
-        let put = client.put("k", pattern(BODY_BYTES, 1).into(), &options);
-        let put = tokio::time::timeout(LONG, put).await.unwrap_or_else(|_| panic!("{rules}: timed out"));
-        let error = put.expect_err("the commit cannot have succeeded");
-        assert!(error.to_string().starts_with("commit s3://"), "{error} after {:?}", started.elapsed());
-        error
+async fn write(server: Arc<Server>, client: Arc<Client>, key: String, expected: Expected) {
+    let (body, options) = (pattern(BODY_BYTES, 1), PutOptions::default());
+    let put = client.put(&key, body.clone().into(), &options);
+    let put = tokio::time::timeout(LONG, put).await.unwrap_or_else(|_| panic!("{key}: timed out"));
+    match expected {
+        Expected::Written(expected) => {
+            put.unwrap_or_else(|error| panic!("{key}: {error}"));
+            let requests = server.control("GET", "requests", &Value::Null);
+            let commit = |request: &&Value| request["operation"] == COMMIT && request["key"] == *key;
+            assert_eq!(requests.as_array().unwrap().iter().filter(commit).count(), expected, "{key}");
+            assert!(client.get(Read::whole(&key)).await.unwrap().buffer.as_slice() == body, "{key}");
+        }
+        Expected::Error(kind, message) => {
+            let error = put.expect_err("the commit cannot have succeeded");
+            assert_eq!(error.kind(), kind, "{key}: {error}");
+            let error = error.to_string();
+            assert!(error.starts_with("commit s3://") && error.contains(message), "{error}");
+        }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_commit_without_a_response_is_retried_after_the_idle_timeout() {
-    let bench = Bench::new("silent", 100);
-    for client in &bench.clients {
-        assert_eq!(bench.written(client, &json!({"delay_first_byte_s": 3600, "status": 500}), 1).await, 2);
+    let client = check("no response", 100).await;
+    for prefix in ["ours/no response/", "sdk/no response/"] {
+        assert!(client.uploads(prefix).await.unwrap().is_empty(), "{prefix}");
     }
-    assert!(bench.clients[0].uploads("").await.unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn white_space_prevents_the_idle_timeout_of_a_commit() {
-    let bench = Bench::new("spaces", 100);
-    for client in &bench.clients {
-        let white_space_s = 1.2 * IDLE_TIMEOUT.as_secs_f64();
-        assert_eq!(bench.written(client, &json!({"white_space_s": white_space_s}), 1).await, 1);
-    }
+    check("white space", 100).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn white_space_without_a_result_is_a_failed_attempt() {
-    let bench = Bench::new("broken", 100);
-    for client in &bench.clients {
-        let error = json!({"white_space_s": 0.2, "error_in_200": "InternalError"});
-        assert_eq!(bench.written(client, &error, 1).await, 2);
-        assert_eq!(bench.written(client, &json!({"white_space_s": 0.2, "cut_body": 0.5}), 1).await, 2);
-        // The server stops sending within the white space.
-        let silent = json!({"white_space_s": 0.2, "stall_body_at": 1, "stall_s": 3600});
-        assert_eq!(bench.written(client, &silent, 1).await, 2);
-    }
+    check("no result", 100).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn the_commit_timeout_limits_endless_white_space() {
-    let bench = Bench::new("endless", 3);
-    for client in &bench.clients {
-        let endless =
-            json!([{"operation": "CompleteMultipartUpload", "action": {"white_space_s": 3600, "status": 500}}]);
-        let error = bench.write_error(client, &endless).await;
-        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
-        assert!(error.to_string().contains("no result within commit_timeout_s=3"), "{error}");
-        // The server has committed the upload and still sends white space: the object exists.
-        assert_eq!(bench.written(client, &json!({"white_space_s": 3600}), 3).await, 1);
-    }
+    check("endless", 3).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_failed_check_after_a_lost_response_does_not_replace_the_error() {
-    let bench = Bench::new("lost", 100);
-    for client in &bench.clients {
-        // After several lost responses the last error is a reset; after one, that the upload does not exist.
-        for (times, kind) in [(None, ErrorKind::Reset), (Some(1), ErrorKind::UploadGone)] {
-            let rules = json!([
-                {"operation": "CompleteMultipartUpload", "times": times, "action": {"lose_response": true}},
-                {"operation": "HeadObject", "action": {"status": 403}},
-            ]);
-            let error = bench.write_error(client, &rules).await;
-            assert_eq!(error.kind(), kind, "{error}");
-            assert!(error.to_string().contains("it is not known whether the object was written"), "{error}");
-        }
-    }
+    check("unknown", 100).await;
 }

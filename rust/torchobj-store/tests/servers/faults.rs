@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::server::Server;
+use crate::server::{Server, run_all};
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
@@ -17,51 +18,68 @@ use torchobj_store::config::S3Config;
 
 const MIB: u64 = 1 << 20;
 
-/// Short timeouts.
+/// Small parts of reads; those of writes have the minimum size of S3.
 fn policy() -> Policy {
     Policy {
-        part_bytes: 5 * MIB,
-        whole_below_bytes: 6 * MIB,
+        part_bytes: MIB,
+        whole_below_bytes: 2 * MIB,
         write_buffer_bytes: 10 * MIB,
         max_attempts: 5,
-        // Throttled attempts are not counted, so the time is limited too.
-        retry_timeout: Duration::from_secs(15),
-        first_byte_timeout: Duration::from_millis(300),
-        idle_timeout: Duration::from_millis(300),
+        retry_timeout: Duration::from_secs(60),
         ..Policy::default()
     }
 }
 
-/// A rule for the first `times` requests of `operation`; `None`: for all.
-fn rule(operation: &str, times: Option<u32>, action: &Value) -> Value {
-    json!([{"operation": operation, "times": times, "action": action}])
+/// Short timeouts, for servers that stop responding.
+fn impatient() -> Policy {
+    Policy { first_byte_timeout: Duration::from_secs(1), idle_timeout: Duration::from_secs(1), ..policy() }
 }
 
+/// The policy for a request with this fault.
+fn policy_for(action: &Value) -> Policy {
+    if is_silent(action) { impatient() } else { policy() }
+}
+
+/// Whether the server stops responding, which only a timeout ends.
+fn is_silent(action: &Value) -> bool {
+    !action["delay_first_byte_s"].is_null() || !action["stall_s"].is_null()
+}
+
+/// A rule for the first `times` requests of `operation` for `key`; `None`: for all.
+fn rule(operation: &str, key: &str, times: Option<u32>, action: &Value) -> Value {
+    json!({"operation": operation, "key": format!("^{key}$"), "times": times, "action": action})
+}
+
+#[derive(Clone)]
 struct Bench {
-    server: Server,
+    server: Arc<Server>,
+    bucket: &'static str,
     client: Arc<Client>,
 }
 
 impl Bench {
-    fn new(name: &str) -> Self {
-        let server = Server::start("strict", &[]);
-        let client = server.bucket(name, server.config(), policy());
-        Self { server, client }
+    /// A new bucket on a server of its own.
+    fn new(bucket: &'static str) -> Self {
+        Self::on(Arc::new(Server::start("strict", &[])), bucket)
     }
 
-    fn faults(&self, rules: &Value) {
-        self.server.control("POST", "faults", rules);
+    fn on(server: Arc<Server>, bucket: &'static str) -> Self {
+        let client = server.bucket(bucket, server.config(), policy());
+        Self { server, bucket, client }
     }
 
-    fn clear(&self) {
-        self.server.control("DELETE", "faults", &Value::Null);
+    /// The same bucket through another client.
+    fn with(&self, policy: Policy) -> Self {
+        let client = self.server.client(self.bucket, self.server.config(), policy);
+        Self { server: self.server.clone(), bucket: self.bucket, client }
     }
 
-    /// Number of requests of an operation since the last call.
-    fn count(&self, operation: &str) -> usize {
-        let requests = self.server.control("GET", "requests", &Value::Null);
-        self.server.control("DELETE", "requests", &Value::Null);
-        requests.as_array().unwrap().iter().filter(|request| request["operation"] == operation).count()
+    fn faults(&self, rules: &[Value]) {
+        self.server.control("POST", "faults", &json!(rules));
+    }
+
+    fn requests(&self) -> Vec<Value> {
+        self.server.control("GET", "requests", &Value::Null).as_array().unwrap().clone()
     }
 
     async fn put(&self, key: &str, length: u64) -> bytes::Bytes {
@@ -79,8 +97,6 @@ impl Bench {
 #[ignore = "needs Python: make rust"]
 async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
     let bench = Bench::new("reads");
-    let small = bench.put("small", 100_000).await;
-    let large = bench.put("large", 12 * MIB + 5).await;
     let actions = [
         (json!({"status": 503, "code": "SlowDown"}), ErrorKind::Throttled),
         (json!({"status": 500, "code": "InternalError"}), ErrorKind::Server),
@@ -92,35 +108,56 @@ async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
         (json!({"reset": "before_head"}), ErrorKind::Reset),
         (json!({"wrong_content_range": true}), ErrorKind::Protocol),
         (json!({"shorter_length": 10}), ErrorKind::Protocol),
+        (json!({"error_in_200": "InternalError"}), ErrorKind::Server),
         (json!({"delay_first_byte_s": 60}), ErrorKind::Timeout),
         (json!({"stall_body_at": 1000, "stall_s": 60}), ErrorKind::Timeout),
-        (json!({"error_in_200": "InternalError"}), ErrorKind::Server),
     ];
-    for (action, kind) in actions {
-        for (key, body) in [("small", &small), ("large", &large)] {
-            let times = if action["status"] == 503 { 3 } else { 2 };
-            bench.faults(&rule("GetObject", Some(times), &action));
-            let got = bench.get(key).await.unwrap_or_else(|error| panic!("{action}, {times} times, {key}: {error}"));
-            assert!(got == **body, "{action}, {times} times, {key}");
+    let (mut rules, mut reads, mut silent_reads) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, (action, kind)) in actions.into_iter().enumerate() {
+        let times = if action["status"] == 503 { 3 } else { 2 };
+        // Throttled attempts are not counted, so the time ends them; and they are to be more than five within it.
+        let (mut lasting, mut policy) = (action.clone(), policy_for(&action));
+        if kind == ErrorKind::Throttled {
+            lasting["headers"] = json!({"Retry-After": "0"});
+            policy.retry_timeout = Duration::from_secs(5);
         }
-        bench.faults(&rule("GetObject", None, &action));
-        let started = Instant::now();
-        let error = bench.get("small").await.expect_err("a fault that persists");
-        // Each attempt receives a part of a truncated body, so the error may be another one in the end.
-        let kinds = [kind, ErrorKind::Stale, ErrorKind::Reset];
-        assert!(kinds.contains(&error.kind()), "{action} for ever: {error:?}");
-        assert!(error.url().ends_with("/small") && error.attempts() >= 5, "{action}: {error}");
-        assert!(started.elapsed() < Duration::from_secs(20), "{action}: {:?}", started.elapsed());
-        bench.clear();
+        let reads = if is_silent(&action) { &mut silent_reads } else { &mut reads };
+        for (size, length, fault) in
+            [("small", 100_000, &action), ("large", 3 * MIB + 5, &action), ("lasting", 100_000, &lasting)]
+        {
+            let key = format!("{size}-{index}");
+            let times = (size != "lasting").then_some(times);
+            rules.push(rule("GetObject", &key, times, fault));
+            let body = bench.put(&key, length).await;
+            let bench = bench.with(if times.is_none() { policy.clone() } else { policy_for(&action) });
+            let action = fault.clone();
+            reads.push(async move {
+                let started = Instant::now();
+                let got = bench.get(&key).await;
+                if let Some(times) = times {
+                    let got = got.unwrap_or_else(|error| panic!("{action}, {times} times, {key}: {error}"));
+                    assert!(got == body, "{action}, {times} times, {key}");
+                    return;
+                }
+                let error = got.expect_err("a fault that persists");
+                // Each attempt receives a part of a truncated body, so the error may be another one in the end.
+                let kinds = [kind, ErrorKind::Stale, ErrorKind::Reset];
+                assert!(kinds.contains(&error.kind()), "{action} for ever: {error:?}");
+                assert!(error.url().ends_with(&format!("/{key}")) && error.attempts() >= 5, "{action}: {error}");
+                assert!(started.elapsed() < Duration::from_secs(20), "{action}: {:?}", started.elapsed());
+            });
+        }
     }
+    bench.faults(&rules);
+    run_all(reads).await;
+    // After the others: those with short timeouts do not wait for responses to them.
+    run_all(silent_reads).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_unusual_but_valid_response_is_read() {
     let bench = Bench::new("odd");
-    let small = bench.put("small", 100_000).await;
-    let large = bench.put("large", 12 * MIB + 5).await;
     let actions = [
         json!({"longer_body": 100}),
         json!({"longer_body": 100_000}),
@@ -130,38 +167,46 @@ async fn an_unusual_but_valid_response_is_read() {
         json!({"informational": 103}),
         json!({"close_after": true}),
         json!({"slow_drip": 400_000}),
+        json!({"ignore_range": true}),
     ];
-    for action in actions {
-        bench.faults(&rule("GetObject", None, &action));
-        assert!(bench.get("small").await.unwrap() == small, "{action}");
-        assert!(bench.get("small").await.unwrap() == small, "{action}, again");
-        if action["slow_drip"].is_null() {
-            assert!(bench.get("large").await.unwrap() == large, "{action}");
+    let rule = |(index, action)| rule("GetObject", &format!("(small|large)-{index}"), None, action);
+    bench.faults(&actions.iter().enumerate().map(rule).collect::<Vec<_>>());
+    run_all(actions.into_iter().enumerate().map(|(index, action)| {
+        // The second read may use the connection of the first.
+        let bench = bench.with(policy());
+        async move {
+            let [small, large] = ["small", "large"].map(|size| format!("{size}-{index}"));
+            let body = bench.put(&small, 100_000).await;
+            assert!(bench.get(&small).await.unwrap() == body, "{action}");
+            assert!(bench.get(&small).await.unwrap() == body, "{action}, again");
+            if action["slow_drip"].is_null() && action["ignore_range"].is_null() {
+                let body = bench.put(&large, 3 * MIB + 5).await;
+                assert!(bench.get(&large).await.unwrap() == body, "{action}");
+            }
         }
-        bench.clear();
-    }
-    bench.faults(&rule("GetObject", None, &json!({"ignore_range": true})));
-    assert!(bench.get("small").await.unwrap() == small);
-    bench.clear();
+    }))
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_incomplete_body_is_resumed_at_its_byte_and_version() {
     let bench = Bench::new("resume");
-    let body = bench.put("k", 4 * MIB).await;
-    bench.count("GetObject");
-    bench.faults(&rule("GetObject", Some(1), &json!({"cut_body": 3_000_000})));
+    let body = bench.put("k", MIB).await;
+    bench.server.control("DELETE", "requests", &Value::Null);
+    let cut = rule("GetObject", "k", Some(1), &json!({"cut_body": 700_000}));
+    bench.faults(std::slice::from_ref(&cut));
     assert!(bench.get("k").await.unwrap() == body);
-    let requests = bench.server.control("GET", "requests", &Value::Null);
-    let second = &requests.as_array().unwrap()[1]["headers"];
-    assert_eq!(second["range"], format!("bytes=3000000-{}", 4 * MIB - 1));
+    let second = &bench.requests()[1]["headers"];
+    assert_eq!(second["range"], format!("bytes=700000-{}", MIB - 1));
     assert!(second["if-match"].is_string(), "{second}");
-    // The object is replaced during the read, which is an error.
-    bench.faults(&rule("GetObject", Some(1), &json!({"stall_body_at": 1_000_000, "stall_s": 60})));
-    let (read, _) = tokio::join!(bench.get("k"), async {
-        tokio::time::sleep(Duration::from_millis(150)).await;
-        bench.put("k", 4 * MIB + 1).await
+    // The object is replaced during the read, which is an error. Throttled attempts last until then.
+    let throttled = json!({"status": 503, "headers": {"Retry-After": "0"}});
+    bench.faults(&[cut, rule("GetObject", "k", None, &throttled)]);
+    let (read, ()) = tokio::join!(bench.get("k"), async {
+        bench.server.until_fired(1).await;
+        bench.put("k", MIB + 1).await;
+        bench.server.control("DELETE", "faults", &Value::Null);
     });
     assert_eq!(read.unwrap_err().kind(), ErrorKind::Changed);
 }
@@ -182,27 +227,33 @@ async fn a_write_recovers_from_temporary_faults() {
         json!({"chunked": true}),
         json!({"close_after": true}),
     ];
-    for action in &actions {
-        bench.faults(&rule("PutObject", Some(2), action));
-        let body = bench.put("k", 900_000).await;
-        bench.clear();
-        assert!(bench.get("k").await.unwrap() == body, "{action}");
-        for operation in ["UploadPart", "CompleteMultipartUpload"] {
-            if operation == "CompleteMultipartUpload" && !action["early_response"].is_null() {
-                // hyper reports a response before the end of the request only as a broken connection.
-                continue;
+    let mut writes = vec![
+        ("CompleteMultipartUpload", json!({"error_in_200": "InternalError"})),
+        ("CreateMultipartUpload", json!({"status": 503, "code": "SlowDown"})),
+    ];
+    for action in actions {
+        for operation in ["PutObject", "UploadPart", "CompleteMultipartUpload"] {
+            // hyper reports a response before the end of the request only as a broken connection.
+            if operation != "CompleteMultipartUpload" || action["early_response"].is_null() {
+                writes.push((operation, action.clone()));
             }
-            bench.faults(&rule(operation, Some(2), action));
-            let body = bench.put("k", 11 * MIB).await;
-            bench.clear();
-            assert!(bench.get("k").await.unwrap() == body, "{operation} {action}");
         }
     }
-    bench.faults(&rule("CompleteMultipartUpload", Some(2), &json!({"error_in_200": "InternalError"})));
-    let body = bench.put("k", 11 * MIB).await;
-    assert!(bench.get("k").await.unwrap() == body);
-    bench.faults(&rule("CreateMultipartUpload", Some(2), &json!({"status": 503, "code": "SlowDown"})));
-    bench.put("k", 12 * MIB).await;
+    let key = |operation: &str, action: &Value| format!("{operation} {action}").replace(['{', '}', '"'], "");
+    let rule = |(operation, action): &(&str, Value)| rule(operation, &key(operation, action), Some(2), action);
+    bench.faults(&writes.iter().map(rule).collect::<Vec<_>>());
+    let write = |(operation, action): (&str, Value)| {
+        let (bench, key) = (bench.with(policy_for(&action)), key(operation, &action));
+        let length = if operation == "PutObject" { 900_000 } else { 6 * MIB };
+        async move {
+            let body = bench.put(&key, length).await;
+            assert!(bench.get(&key).await.unwrap() == body, "{key}");
+        }
+    };
+    let (silent, others): (Vec<_>, Vec<_>) = writes.into_iter().partition(|(_, action)| is_silent(action));
+    run_all(others.into_iter().map(write)).await;
+    // After the others: those with short timeouts do not wait for responses to them.
+    run_all(silent.into_iter().map(write)).await;
     assert!(bench.client.uploads("").await.unwrap().is_empty());
 }
 
@@ -211,13 +262,13 @@ async fn a_write_recovers_from_temporary_faults() {
 async fn a_conditional_write_whose_response_is_lost_succeeds() {
     let bench = Bench::new("settled");
     let absent = PutOptions { condition: Condition::Absent, ..PutOptions::default() };
-    for (length, operation) in [(1000, "PutObject"), (11 * MIB, "CompleteMultipartUpload")] {
-        bench.faults(&rule(operation, Some(1), &json!({"lose_response": true})));
+    for (length, operation) in [(1000, "PutObject"), (6 * MIB, "CompleteMultipartUpload")] {
+        bench.faults(&[rule(operation, operation, Some(1), &json!({"lose_response": true}))]);
         let body = pattern(usize::try_from(length).unwrap(), 7);
         bench.client.put(operation, body.clone().into(), &absent).await.unwrap();
         assert!(bench.get(operation).await.unwrap() == body);
         // The object exists, and was written by another upload.
-        bench.faults(&rule(operation, Some(1), &json!({"status": 500})));
+        bench.faults(&[rule(operation, operation, Some(1), &json!({"status": 500}))]);
         let error = bench.client.put(operation, pattern(1000, 8).into(), &absent).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Precondition, "{error}");
     }
@@ -228,40 +279,50 @@ async fn a_conditional_write_whose_response_is_lost_succeeds() {
 #[ignore = "needs Python: make rust"]
 async fn a_failed_writer_does_not_change_the_object_and_aborts_its_upload() {
     let bench = Bench::new("writers");
-    let before = bench.put("k", 1000).await;
-    for (operation, action) in [
+    let cases = [
         ("UploadPart", json!({"status": 403, "code": "AccessDenied"})),
         ("UploadPart", json!({"status": 500})),
         ("CompleteMultipartUpload", json!({"status": 403, "code": "AccessDenied"})),
         ("CompleteMultipartUpload", json!({"error_in_200": "InternalError"})),
         ("CreateMultipartUpload", json!({"status": 403, "code": "AccessDenied"})),
-    ] {
-        bench.faults(&rule(operation, None, &action));
-        let mut writer = Writer::new(bench.client.clone(), "k", PutOptions::default()).unwrap();
-        let body = pattern(1 << 20, 3);
-        let mut failed: Result<()> = Ok(());
-        'writing: for _ in 0..23 {
-            let mut rest = &body[..];
-            while !rest.is_empty() {
-                let count = writer.fill(rest).unwrap();
-                rest = &rest[count..];
-                if !rest.is_empty() {
-                    failed = writer.send_part().await;
-                    if failed.is_err() {
-                        break 'writing;
+    ];
+    let rule =
+        |(index, (operation, action)): (usize, &(&str, Value))| rule(operation, &format!("{index}"), None, action);
+    bench.faults(&cases.iter().enumerate().map(rule).collect::<Vec<_>>());
+    run_all(cases.into_iter().enumerate().map(|(index, (operation, action))| {
+        let (bench, key) = (bench.with(policy()), format!("{index}"));
+        async move {
+            let before = bench.put(&key, 1000).await;
+            let mut writer = Writer::new(bench.client.clone(), &key, PutOptions::default()).unwrap();
+            let body = pattern(1 << 20, 3);
+            let mut failed: Result<()> = Ok(());
+            'writing: for _ in 0..12 {
+                let mut rest = &body[..];
+                while !rest.is_empty() {
+                    let count = writer.fill(rest).unwrap();
+                    rest = &rest[count..];
+                    if !rest.is_empty() {
+                        failed = writer.send_part().await;
+                        if failed.is_err() {
+                            break 'writing;
+                        }
                     }
                 }
             }
+            let error: Error = match failed {
+                Err(error) => error,
+                Ok(()) => writer.close().await.expect_err("the write cannot have succeeded"),
+            };
+            assert!(
+                matches!(error.kind(), ErrorKind::AccessDenied | ErrorKind::Server),
+                "{operation} {action}: {error}"
+            );
+            assert!(bench.get(&key).await.unwrap() == before, "{operation}");
+            assert!(bench.client.uploads(&key).await.unwrap().is_empty(), "{operation}");
         }
-        let error: Error = match failed {
-            Err(error) => error,
-            Ok(()) => writer.close().await.expect_err("the write cannot have succeeded"),
-        };
-        assert!(matches!(error.kind(), ErrorKind::AccessDenied | ErrorKind::Server), "{operation} {action}: {error}");
-        bench.clear();
-        assert!(bench.get("k").await.unwrap() == before, "{operation}");
-        assert!(bench.client.uploads("").await.unwrap().is_empty(), "{operation}");
-    }
+    }))
+    .await;
+    assert!(bench.client.uploads("").await.unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,8 +342,9 @@ async fn a_listing_recovers_from_temporary_faults() {
         json!({"no_length": true, "cut_body": 0.5}),
         json!({"error_in_200": "InternalError"}),
     ] {
-        bench.faults(&rule("ListObjectsV2", Some(2), &action));
-        let page = bench.client.list(ListRequest::default()).await.unwrap_or_else(|error| panic!("{action}: {error}"));
+        bench.faults(&[json!({"operation": "ListObjectsV2", "times": 2, "action": action})]);
+        let client = bench.with(policy_for(&action)).client;
+        let page = client.list(ListRequest::default()).await.unwrap_or_else(|error| panic!("{action}: {error}"));
         assert_eq!(page.entries.len(), 30, "{action}");
     }
 }
@@ -297,7 +359,7 @@ async fn an_idle_connection_closed_by_the_server_does_not_count_as_an_attempt() 
         bench.server.control("POST", "close_idle", &Value::Null);
     }
     // The connection of a chunked listing is returned to the pool.
-    bench.faults(&rule("ListObjectsV2", None, &json!({"chunked": true})));
+    bench.faults(&[json!({"operation": "ListObjectsV2", "action": {"chunked": true}})]);
     let before = bench.server.control("GET", "connections", &Value::Null)["total_accepted"].as_u64().unwrap();
     for _ in 0..10 {
         bench.client.list(ListRequest::default()).await.unwrap();
@@ -332,14 +394,14 @@ async fn the_region_and_the_clock_skew_are_detected_from_errors() {
         let client = server.client("far", server.config(), policy());
         assert_eq!(client.head("k").await.unwrap().size, 10, "{offset_s}");
         let jobs = (0..20).map(|_| client.get(Read::whole("k")));
-        assert!(futures_util::future::join_all(jobs).await.iter().all(Result::is_ok), "{offset_s}");
+        assert!(join_all(jobs).await.iter().all(Result::is_ok), "{offset_s}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_permanent_error_is_not_retried() {
-    let bench = Bench::new("clear");
+    let bench = Bench::on(Server::shared_strict(), "clear");
     bench.put("k", 1000).await;
     let error = bench.server.client("missing-bucket", bench.server.config(), policy()).get(Read::whole("k")).await;
     let error = error.unwrap_err();

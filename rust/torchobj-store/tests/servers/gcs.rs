@@ -18,7 +18,7 @@ const FAKE_GCS_SERVER_GAPS: [&str; 3] = [
 ];
 
 fn policy() -> Policy {
-    Policy { part_bytes: 5 << 20, whole_below_bytes: 6 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
+    Policy { part_bytes: 1 << 20, whole_below_bytes: 2 << 20, write_buffer_bytes: 2 << 20, ..Policy::default() }
 }
 
 async fn run(server: &Server, config: &GcsConfig, prefix: &str, except: &[&str]) {
@@ -39,14 +39,14 @@ async fn run(server: &Server, config: &GcsConfig, prefix: &str, except: &[&str])
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn the_strict_server_passes_the_whole_suite() {
-    let server = Server::start("strict-gcs", &[]);
+    let server = Server::shared_strict_gcs();
     run(&server, &server.gcs_config(), "json", &[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn the_strict_server_passes_the_suite_with_resumable_uploads() {
-    let server = Server::start("strict-gcs", &[]);
+    let server = Server::shared_strict_gcs();
     let config = GcsConfig { parallel_upload: ParallelUpload::Off, ..server.gcs_config() };
     run(&server, &config, "resumable", &[]).await;
 }
@@ -54,7 +54,7 @@ async fn the_strict_server_passes_the_suite_with_resumable_uploads() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn the_strict_server_passes_the_suite_through_the_sdk() {
-    let server = Server::start("strict-gcs", &[]);
+    let server = Server::shared_strict_gcs();
     // The client does not return Cache-Control with a read.
     let except = ["a_get_has_the_attributes_and_the_checksum_of_the_object"];
     run(&server, &GcsConfig { force_sdk: true, ..server.gcs_config() }, "sdk", &except).await;

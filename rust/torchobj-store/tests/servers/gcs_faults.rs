@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::server::Server;
+use crate::server::{Server, run_all};
 use serde_json::{Value, json};
 use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
@@ -17,37 +17,46 @@ use torchobj_store::config::GcsConfig;
 
 const MIB: u64 = 1 << 20;
 
-/// Short timeouts.
 fn policy() -> Policy {
     Policy {
-        part_bytes: 5 * MIB,
-        whole_below_bytes: 6 * MIB,
-        write_buffer_bytes: 10 * MIB,
+        part_bytes: MIB,
+        whole_below_bytes: 2 * MIB,
+        write_buffer_bytes: 2 * MIB,
         max_attempts: 5,
-        retry_timeout: Duration::from_secs(15),
-        first_byte_timeout: Duration::from_millis(300),
-        idle_timeout: Duration::from_millis(300),
+        retry_timeout: Duration::from_secs(60),
         ..Policy::default()
     }
 }
 
 struct Bench {
-    server: Server,
+    server: Arc<Server>,
+    bucket: &'static str,
     client: Arc<Client>,
 }
 
 impl Bench {
-    fn new(flags: &Value) -> Self {
-        Self::with(flags, |config| config, policy())
+    /// A new bucket on a server of its own.
+    fn new(bucket: &'static str) -> Self {
+        Self::on(Arc::new(Server::start("strict-gcs", &[])), bucket, &json!({}), policy())
     }
 
-    fn with(flags: &Value, config: impl FnOnce(GcsConfig) -> GcsConfig, policy: Policy) -> Self {
-        let server = Server::start("strict-gcs", &[]);
-        let client = server.gcs_bucket("bucket", config(server.gcs_config()), policy);
+    /// A new bucket on the server that tests without faults share.
+    fn shared(bucket: &'static str, flags: &Value) -> Self {
+        Self::on(Server::shared_strict_gcs(), bucket, flags, policy())
+    }
+
+    fn on(server: Arc<Server>, bucket: &'static str, flags: &Value, policy: Policy) -> Self {
+        let client = server.gcs_bucket(bucket, server.gcs_config(), policy);
         let mut flags = flags.clone();
-        flags["name"] = "bucket".into();
+        flags["name"] = bucket.into();
         server.control("POST", "buckets", &flags);
-        Self { server, client }
+        Self { server, bucket, client }
+    }
+
+    /// The same bucket through another client.
+    fn with(&self, config: GcsConfig, policy: Policy) -> Self {
+        let client = self.server.gcs_client(self.bucket, config, policy);
+        Self { server: self.server.clone(), bucket: self.bucket, client }
     }
 
     fn faults(&self, operation: &str, times: Option<u32>, action: &Value) {
@@ -68,9 +77,7 @@ impl Bench {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
-    let bench = Bench::new(&json!({}));
-    let (small, _) = bench.put("small", 100_000).await;
-    let (large, _) = bench.put("large", 12 * MIB + 5).await;
+    let bench = Bench::new("reads");
     let actions = [
         (json!({"status": 503}), ErrorKind::Throttled),
         (json!({"status": 429}), ErrorKind::Throttled),
@@ -83,26 +90,47 @@ async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
         (json!({"delay_first_byte_s": 60}), ErrorKind::Timeout),
         (json!({"stall_body_at": 1000, "stall_s": 60}), ErrorKind::Timeout),
     ];
-    for (action, kind) in actions {
-        for (key, body) in [("small", &small), ("large", &large)] {
-            bench.faults("GetMedia", Some(2), &action);
-            let got = bench.get(key).await.unwrap_or_else(|error| panic!("{action}, {key}: {error}"));
-            assert!(got == **body, "{action}, {key}");
+    let (small, large) = (pattern(100_000, 1), pattern(3 << 20, 2));
+    let (mut rules, mut reads, mut silent_reads) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, (action, kind)) in actions.into_iter().enumerate() {
+        let timeout = if kind == ErrorKind::Timeout { Duration::from_secs(1) } else { policy().idle_timeout };
+        let reads = if kind == ErrorKind::Timeout { &mut silent_reads } else { &mut reads };
+        for (size, body) in [("small", &small), ("large", &large), ("lasting", &small)] {
+            let mut policy = Policy { first_byte_timeout: timeout, idle_timeout: timeout, ..policy() };
+            let (key, body, mut action) = (format!("{size}-{index}"), body.clone(), action.clone());
+            bench.client.put(&key, body.clone().into(), &PutOptions::default()).await.unwrap();
+            let times = (size != "lasting").then_some(2);
+            // Throttled attempts are not counted, so the time ends them; and they are to be more than five within it.
+            if times.is_none() && kind == ErrorKind::Throttled {
+                action["headers"] = json!({"Retry-After": "0"});
+                policy.retry_timeout = Duration::from_secs(5);
+            }
+            rules.push(json!({"operation": "GetMedia", "key": format!("^{key}$"), "times": times, "action": action}));
+            let bench = bench.with(bench.server.gcs_config(), policy);
+            reads.push(async move {
+                let got = bench.get(&key).await;
+                if times.is_some() {
+                    assert!(got.unwrap_or_else(|error| panic!("{action}, {key}: {error}")) == body, "{action}, {key}");
+                    return;
+                }
+                let error = got.expect_err("a fault that persists");
+                let kinds = [kind, ErrorKind::Stale, ErrorKind::Reset];
+                assert!(kinds.contains(&error.kind()), "{action} for ever: {error:?}");
+                assert!(error.url() == format!("gs://reads/{key}") && error.attempts() >= 5, "{action}: {error}");
+            });
         }
-        bench.faults("GetMedia", None, &action);
-        let error = bench.get("small").await.expect_err("a fault that persists");
-        let kinds = [kind, ErrorKind::Stale, ErrorKind::Reset];
-        assert!(kinds.contains(&error.kind()), "{action} for ever: {error:?}");
-        assert!(error.url() == "gs://bucket/small" && error.attempts() >= 5, "{action}: {error}");
-        bench.server.control("DELETE", "faults", &Value::Null);
     }
+    bench.server.control("POST", "faults", &json!(rules));
+    run_all(reads).await;
+    // After the others: those with short timeouts do not wait for responses to them.
+    run_all(silent_reads).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_response_that_ignores_the_range_or_the_generation_is_refused() {
-    let bench = Bench::new(&json!({}));
-    let (body, version) = bench.put("k", 12 * MIB).await;
+    let bench = Bench::new("ignored");
+    let (body, version) = bench.put("k", 3 * MIB).await;
     bench.faults("GetMedia", None, &json!({"ignore_range": true}));
     assert!(bench.get("k").await.is_err() || bench.get("k").await.unwrap() == body);
     let middle = Read { range: Some(ByteRange::Bounded(5..500)), ..Read::whole("k") };
@@ -115,8 +143,8 @@ async fn a_response_that_ignores_the_range_or_the_generation_is_refused() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_object_that_is_replaced_between_two_ranges_is_changed_and_a_selected_generation_is_read() {
-    for versioning in [false, true] {
-        let bench = Bench::new(&json!({"versioning": versioning}));
+    for (bucket, versioning) in [("replaced", false), ("replaced-versioned", true)] {
+        let bench = Bench::shared(bucket, &json!({"versioning": versioning}));
         let (old, first) = bench.put("k", 1000).await;
         let (new, second) = bench.put("k", 2000).await;
         let read = |version: Version| {
@@ -143,8 +171,8 @@ async fn an_object_that_is_replaced_between_two_ranges_is_changed_and_a_selected
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_large_read_of_a_selected_generation_pins_every_range() {
-    let bench = Bench::new(&json!({"versioning": true}));
-    let (old, first) = bench.put("k", 12 * MIB + 1).await;
+    let bench = Bench::shared("pinned", &json!({"versioning": true}));
+    let (old, first) = bench.put("k", 3 * MIB + 1).await;
     bench.put("k", 100).await;
     let read = Read { version: Some(Version::selected(first.as_str())), ..Read::whole("k") };
     assert!(bench.client.get(read).await.unwrap().buffer.as_slice() == old);
@@ -153,10 +181,11 @@ async fn a_large_read_of_a_selected_generation_pins_every_range() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_body_with_another_checksum_is_an_error_if_checksums_are_verified() {
+    let bench = Bench::new("checksums");
+    bench.put("k", 100_000).await;
+    bench.faults("GetMedia", None, &json!({"corrupt_byte_at": 500}));
     for verify_checksums in [false, true] {
-        let bench = Bench::with(&json!({}), |config| config, Policy { verify_checksums, ..policy() });
-        bench.put("k", 100_000).await;
-        bench.faults("GetMedia", None, &json!({"corrupt_byte_at": 500}));
+        let bench = bench.with(bench.server.gcs_config(), Policy { verify_checksums, ..policy() });
         let kind = bench.get("k").await.err().map(|error| error.kind());
         assert_eq!(kind, verify_checksums.then_some(ErrorKind::Integrity));
         let range = Read { range: Some(ByteRange::Bounded(0..5)), ..Read::whole("k") };
@@ -167,10 +196,10 @@ async fn a_body_with_another_checksum_is_an_error_if_checksums_are_verified() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_object_that_is_stored_compressed_is_read_as_it_is_stored() {
-    let bench = Bench::new(&json!({}));
+    let bench = Bench::shared("compressed", &json!({}));
     let mut options = PutOptions::default();
     options.attributes.content_encoding = Some("gzip".into());
-    let body = pattern(12 * 1024 * 1024, 3);
+    let body = pattern(3 << 20, 3);
     bench.client.put("k.gz", body.clone().into(), &options).await.unwrap();
     assert!(bench.get("k.gz").await.unwrap() == body);
     let range = Read { range: Some(ByteRange::Bounded(1000..2000)), ..Read::whole("k.gz") };
@@ -180,7 +209,7 @@ async fn an_object_that_is_stored_compressed_is_read_as_it_is_stored() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn writes_recover_from_lost_responses_and_report_conditions() {
-    let bench = Bench::new(&json!({}));
+    let bench = Bench::new("writes");
     for action in [json!({"lose_response": true}), json!({"status": 503}), json!({"reset": "after_request"})] {
         for condition in [Condition::Always, Condition::Absent] {
             let key = format!("{action} {condition:?}");
@@ -200,33 +229,32 @@ async fn writes_recover_from_lost_responses_and_report_conditions() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_large_copy_takes_several_requests() {
-    let bench = Bench::new(&json!({}));
+    let bench = Bench::new("copies");
     let (body, _) = bench.put("from", 5 * MIB).await;
     bench.server.control("PUT", "limits", &json!({"rewrite_bytes": 1 << 20}));
-    bench.client.copy(&ObjectUrl::parse("gs://bucket/from").unwrap(), "to").await.unwrap();
+    bench.client.copy(&ObjectUrl::parse("gs://copies/from").unwrap(), "to").await.unwrap();
     assert!(bench.get("to").await.unwrap() == body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn errors_name_the_cause_and_the_next_step() {
-    let bench = Bench::new(&json!({"requester_pays": true}));
+    let bench = Bench::shared("requester-pays", &json!({"requester_pays": true}));
     let error = bench.get("k").await.unwrap_err();
     assert!(error.kind() == ErrorKind::InvalidRequest && error.to_string().contains("user_project"), "{error}");
     let paying = GcsConfig { user_project: Some("payer".into()), ..bench.server.gcs_config() };
-    let paying = bench.server.gcs_client("bucket", paying, policy());
+    let paying = bench.with(paying, policy()).client;
     paying.put("k", pattern(10, 1).into(), &PutOptions::default()).await.unwrap();
     paying.get(Read::whole("k")).await.unwrap();
     let missing = bench.server.gcs_client("no-such-bucket", bench.server.gcs_config(), policy());
     assert_eq!(missing.get(Read::whole("k")).await.unwrap_err().kind(), ErrorKind::NoBucket);
     let anonymous = GcsConfig { anonymous: true, credential_provider: None, ..bench.server.gcs_config() };
-    let anonymous = bench.server.gcs_client("bucket", anonymous, policy());
-    let error = anonymous.get(Read::whole("k")).await.unwrap_err();
+    let error = bench.with(anonymous, policy()).get("k").await.unwrap_err();
     assert!(error.kind() == ErrorKind::Credentials && error.to_string().contains("anonymous=True"), "{error}");
 
-    let locked = Bench::new(&json!({}));
+    let locked = Bench::shared("locked", &json!({}));
     locked.put("k", 10).await;
-    locked.server.control("POST", "buckets", &json!({"name": "bucket", "retention_s": 3600}));
+    locked.server.control("POST", "buckets", &json!({"name": "locked", "retention_s": 3600}));
     for error in [
         locked.client.delete(&["k".to_owned()]).await.unwrap_err(),
         locked.client.put("k", pattern(5, 1).into(), &PutOptions::default()).await.unwrap_err(),

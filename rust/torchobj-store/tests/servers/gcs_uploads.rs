@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::server::Server;
+use crate::server::{Server, run_all};
 use serde_json::{Value, json};
 use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
@@ -23,50 +23,60 @@ fn policy(part_bytes: usize) -> Policy {
         whole_below_bytes: part_bytes as u64,
         write_buffer_bytes: 64 * part_bytes as u64,
         max_attempts: 5,
-        retry_timeout: Duration::from_secs(15),
-        first_byte_timeout: Duration::from_secs(2),
-        idle_timeout: Duration::from_secs(2),
+        retry_timeout: Duration::from_secs(60),
         ..Policy::default()
     }
 }
 
+#[derive(Clone)]
 struct Bench {
-    server: Server,
+    server: Arc<Server>,
+    bucket: &'static str,
     client: Arc<Client>,
 }
 
 impl Bench {
-    /// A client of a new bucket with these flags.
-    fn new(flags: &Value, config: impl FnOnce(GcsConfig) -> GcsConfig, policy: Policy) -> Self {
-        let server = Server::start("strict-gcs", &[]);
-        let client = server.gcs_bucket("bucket", config(server.gcs_config()), policy);
-        let bench = Self { server, client };
-        bench.set(flags);
-        bench
+    /// A new bucket on a server of its own.
+    fn new(policy: Policy) -> Self {
+        let server = Arc::new(Server::start("strict-gcs", &[]));
+        let config = server.gcs_config();
+        Self::on(server, "bucket", &json!({}), config, policy)
     }
 
-    fn set(&self, flags: &Value) {
+    fn on(server: Arc<Server>, bucket: &'static str, flags: &Value, config: GcsConfig, policy: Policy) -> Self {
+        let client = server.gcs_bucket(bucket, config, policy);
         let mut flags = flags.clone();
-        flags["name"] = "bucket".into();
-        self.server.control("POST", "buckets", &flags);
+        flags["name"] = bucket.into();
+        server.control("POST", "buckets", &flags);
+        Self { server, bucket, client }
     }
 
     fn faults(&self, rules: &Value) {
         self.server.control("POST", "faults", rules);
     }
 
-    /// The operations since the last call.
-    fn operations(&self) -> Vec<String> {
-        let requests = self.server.control("GET", "requests", &Value::Null);
-        self.server.control("DELETE", "requests", &Value::Null);
-        let operation = |request: &Value| request["operation"].as_str().unwrap_or_default().to_owned();
-        requests.as_array().unwrap().iter().map(operation).collect()
+    /// Sets the counts of `operations` to zero.
+    fn count(&self, operations: &[&str]) {
+        // A rule counts the requests that it matches; this action is none.
+        let rule = |operation| json!({"operation": operation, "action": {"chunked": false}});
+        self.faults(&operations.iter().map(rule).collect());
+    }
+
+    /// The number of requests of each operation of `count` since then.
+    fn counts(&self) -> Vec<u64> {
+        let rules = self.server.control("GET", "faults", &Value::Null);
+        rules.as_array().unwrap().iter().map(|rule| rule["matched"].as_u64().unwrap()).collect()
+    }
+
+    /// The bucket, as the server reports it.
+    fn report(&self) -> Value {
+        let buckets = self.server.control("GET", "buckets", &Value::Null);
+        buckets.as_array().unwrap().iter().find(|bucket| bucket["name"] == self.bucket).unwrap().clone()
     }
 
     /// Number of objects in the bucket, those of uploads included.
     fn objects(&self) -> u64 {
-        let buckets = self.server.control("GET", "buckets", &Value::Null);
-        buckets[0]["objects"].as_u64().unwrap()
+        self.report()["objects"].as_u64().unwrap()
     }
 
     /// Writes `parts` parts of `part_bytes`.
@@ -85,26 +95,21 @@ impl Bench {
     }
 }
 
-fn count(operations: &[String], operation: &str) -> usize {
-    operations.iter().filter(|each| *each == operation).count()
-}
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_object_of_any_number_of_parts_is_complete_and_no_part_is_left() {
-    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
-    for (index, parts) in [1, 31, 32, 33, 1024, 1025, 2100].into_iter().enumerate() {
+    let bench = Bench::new(policy(KIB));
+    for (index, parts) in [1, 31, 32, 33, 1024, 1025, 1089].into_iter().enumerate() {
         let key = format!("parts-{parts}");
-        bench.operations();
+        bench.count(&["InsertObject", "ComposeObject", "DeleteObject"]);
         // The CRC32C of the composed object is compared with that of the parts.
         bench.upload(&key, parts, KIB, PutOptions::default()).await.unwrap();
-        let operations = bench.operations();
+        let counts = bench.counts();
         assert!(bench.get(&key).await.unwrap() == pattern(parts * KIB, parts as u64), "{parts}");
-        assert_eq!(count(&operations, "InsertObject"), parts);
         let composed = |objects: usize| if objects > 32 { objects / 32 + usize::from(objects % 32 > 1) } else { 0 };
         let (groups, supergroups) = (composed(parts), composed(parts.div_ceil(32)));
-        assert_eq!(count(&operations, "ComposeObject"), groups + supergroups + 1, "{parts}");
-        assert_eq!(count(&operations, "DeleteObject"), parts + groups + supergroups, "{parts}");
+        let expected = [parts, groups + supergroups + 1, parts + groups + supergroups].map(|count| count as u64);
+        assert_eq!(counts, expected, "{parts}");
         assert_eq!(bench.objects(), index as u64 + 1, "{parts}");
     }
     assert_eq!(bench.client.uploads("").await.unwrap(), Vec::<Upload>::new());
@@ -113,7 +118,9 @@ async fn an_object_of_any_number_of_parts_is_complete_and_no_part_is_left() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_bucket_with_versioning_keeps_no_generation_of_a_part() {
-    let bench = Bench::new(&json!({"versioning": true}), |config| config, policy(KIB));
+    let server = Arc::new(Server::start("strict-gcs", &[]));
+    let config = server.gcs_config();
+    let bench = Bench::on(server, "versioned", &json!({"versioning": true}), config, policy(KIB));
     bench.upload("k", 70, KIB, PutOptions::default()).await.unwrap();
     let lost = json!([{"operation": "InsertObject", "times": 3, "action": {"lose_response": true}}]);
     bench.faults(&lost);
@@ -122,25 +129,26 @@ async fn a_bucket_with_versioning_keeps_no_generation_of_a_part() {
     let aborted = store.begin_upload("m", &PutOptions::default()).await.unwrap();
     store.put_part(&aborted, 1, 0, &pattern(KIB, 1).into()).await.unwrap();
     store.abort(&aborted).await.unwrap();
-    let bucket = &bench.server.control("GET", "buckets", &Value::Null)[0];
+    let bucket = bench.report();
     assert_eq!((bucket["objects"].as_u64(), bucket["noncurrent"].as_u64()), (Some(2), Some(0)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn groups_of_parts_are_composed_while_later_parts_are_sent() {
-    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    let bench = Bench::new(policy(KIB));
     bench.upload("k", 200, KIB, PutOptions::default()).await.unwrap();
-    let operations = bench.operations();
-    let first = operations.iter().position(|operation| operation == "ComposeObject").unwrap();
-    let last = operations.iter().rposition(|operation| operation == "InsertObject").unwrap();
+    let requests = bench.server.control("GET", "requests", &Value::Null);
+    let requests = requests.as_array().unwrap();
+    let first = requests.iter().position(|request| request["operation"] == "ComposeObject").unwrap();
+    let last = requests.iter().rposition(|request| request["operation"] == "InsertObject").unwrap();
     assert!(first < last, "{first} {last}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn lost_responses_are_settled_by_the_nonce_and_no_part_is_left() {
-    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    let bench = Bench::new(policy(KIB));
     let lost = |operation: &str, times: u32| json!({"operation": operation, "times": times, "action": {"lose_response": true}});
     bench.faults(&json!([lost("ComposeObject", 2), lost("InsertObject", 3), lost("DeleteObject", 3)]));
     for condition in [Condition::Always, Condition::Absent] {
@@ -159,7 +167,7 @@ async fn lost_responses_are_settled_by_the_nonce_and_no_part_is_left() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_object_with_another_checksum_is_deleted_and_the_error_says_so() {
-    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    let bench = Bench::new(policy(KIB));
     bench.faults(&json!([{"operation": "ComposeObject", "action": {"wrong_checksum": true}}]));
     let error = bench.upload("k", 3, KIB, PutOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Integrity, "{error}");
@@ -170,36 +178,40 @@ async fn an_object_with_another_checksum_is_deleted_and_the_error_says_so() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn buckets_that_restrict_parts_get_resumable_uploads() {
-    for flags in [
-        json!({"storage_class": "NEARLINE"}),
-        json!({"retention_s": 3600}),
-        json!({"default_event_based_hold": true}),
-        json!({"denied": ["storage.objects.delete"]}),
-        json!({"denied": ["storage.buckets.get"]}),
+    let server = Arc::new(Server::start("strict-gcs", &[]));
+    let bench_of =
+        |bucket, flags: &Value| Bench::on(server.clone(), bucket, flags, server.gcs_config(), policy(300 * KIB));
+    for (bucket, flags) in [
+        ("class", json!({"storage_class": "NEARLINE"})),
+        ("retention", json!({"retention_s": 3600})),
+        ("hold", json!({"default_event_based_hold": true})),
+        ("no-delete", json!({"denied": ["storage.objects.delete"]})),
+        ("no-settings", json!({"denied": ["storage.buckets.get"]})),
     ] {
-        let bench = Bench::new(&flags, |config| config, policy(300 * KIB));
+        let bench = bench_of(bucket, &flags);
+        bench.count(&["StartResumable", "InsertObject"]);
         bench.upload("k", 3, 300 * KIB, PutOptions::default()).await.unwrap();
-        let operations = bench.operations();
-        assert_eq!((count(&operations, "StartResumable"), count(&operations, "InsertObject")), (1, 0), "{flags}");
+        assert_eq!(bench.counts(), [1, 0], "{flags}");
         assert!(bench.get("k").await.unwrap() == pattern(900 * KIB, 3), "{flags}");
     }
     // The settings of the bucket are known to be fine, but not the class of this object.
-    let bench = Bench::new(&json!({}), |config| config, policy(300 * KIB));
+    let bench = bench_of("any", &json!({}));
+    bench.count(&["StartResumable"]);
     let mut options = PutOptions::default();
     options.attributes.storage_class = Some("COLDLINE".into());
     bench.upload("k", 3, 300 * KIB, options).await.unwrap();
-    assert_eq!(count(&bench.operations(), "StartResumable"), 1);
+    assert_eq!(bench.counts(), [1]);
     assert_eq!(bench.client.head("k").await.unwrap().attributes.storage_class.as_deref(), Some("COLDLINE"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn a_resumable_upload_recovers_from_faults_and_ends_with_a_typed_error_if_its_session_is_gone() {
-    let serial = |config| GcsConfig { parallel_upload: ParallelUpload::Off, ..config };
     let part = 700 * KIB;
-    let bench = Bench::new(&json!({}), serial, policy(part));
-    let body = || pattern(5 * part, 5);
-    for (index, action) in [
+    let server = Arc::new(Server::start("strict-gcs", &[]));
+    let serial = GcsConfig { parallel_upload: ParallelUpload::Off, ..server.gcs_config() };
+    let bench = Bench::on(server, "bucket", &json!({}), serial, policy(part));
+    let actions = [
         json!({"persist_bytes": 256 * KIB}),
         json!({"persist_bytes": 0}),
         json!({"lose_response": true}),
@@ -207,20 +219,26 @@ async fn a_resumable_upload_recovers_from_faults_and_ends_with_a_typed_error_if_
         json!({"reset": "before_head"}),
         json!({"reset": "after_request"}),
         json!({"no_answer": true}),
-    ]
-    .iter()
-    .enumerate()
-    {
-        for skip in [0, 1, 4, 5] {
+    ];
+    let cases = (0..actions.len()).flat_map(|index| [0, 1, 4, 5].map(|skip| (index, skip))).collect::<Vec<_>>();
+    let rule = |(index, skip): &(usize, u32)| {
+        let key = format!("^{index}-{skip}$");
+        json!({"operation": "ResumableChunk", "key": key, "skip": skip, "times": 1, "action": actions[*index]})
+    };
+    let gone = json!({"operation": "ResumableChunk", "key": "^gone$", "skip": 2, "action": {"status": 410}});
+    bench.faults(&cases.iter().map(rule).chain([gone]).collect());
+    let body = pattern(5 * part, 5);
+    run_all(cases.into_iter().map(|(index, skip)| {
+        let (bench, body, action) = (bench.clone(), body.clone(), actions[index].clone());
+        async move {
             let key = format!("{index}-{skip}");
-            bench.faults(&json!([{"operation": "ResumableChunk", "skip": skip, "times": 1, "action": action}]));
             let version = bench.upload(&key, 5, part, PutOptions::default()).await;
             let version = version.unwrap_or_else(|error| panic!("{action} {skip}: {error}"));
-            assert!(bench.get(&key).await.unwrap() == body(), "{action} {skip}");
+            assert!(bench.get(&key).await.unwrap() == body, "{action} {skip}");
             assert_eq!(bench.client.head(&key).await.unwrap().version, Some(version), "{action} {skip}");
         }
-    }
-    bench.faults(&json!([{"operation": "ResumableChunk", "skip": 2, "action": {"status": 410}}]));
+    }))
+    .await;
     let error: Error = bench.upload("gone", 5, part, PutOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UploadGone, "{error}");
     assert!(!error.to_string().contains("upload_id"), "{error}");
@@ -230,8 +248,10 @@ async fn a_resumable_upload_recovers_from_faults_and_ends_with_a_typed_error_if_
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn one_of_two_writers_of_an_object_succeeds() {
-    for parallel_upload in [ParallelUpload::On, ParallelUpload::Off] {
-        let bench = Bench::new(&json!({}), |config| GcsConfig { parallel_upload, ..config }, policy(300 * KIB));
+    let server = Server::shared_strict_gcs();
+    for (bucket, parallel_upload) in [("writers-on", ParallelUpload::On), ("writers-off", ParallelUpload::Off)] {
+        let config = GcsConfig { parallel_upload, ..server.gcs_config() };
+        let bench = Bench::on(server.clone(), bucket, &json!({}), config, policy(300 * KIB));
         for round in 0..5 {
             let key = format!("k{round}");
             let options = || PutOptions { condition: Condition::Absent, ..PutOptions::default() };
@@ -252,7 +272,9 @@ async fn one_of_two_writers_of_an_object_succeeds() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_upload_of_another_process_is_found_and_aborted_and_other_objects_are_kept() {
-    let bench = Bench::new(&json!({}), |config| config, policy(KIB));
+    let server = Server::shared_strict_gcs();
+    let config = server.gcs_config();
+    let bench = Bench::on(server, "other-process", &json!({}), config, policy(KIB));
     let store = bench.client.store();
     let one = store.begin_upload("a/one", &PutOptions::default()).await.unwrap();
     let two = store.begin_upload("b/two", &PutOptions::default()).await.unwrap();
@@ -262,7 +284,7 @@ async fn an_upload_of_another_process_is_found_and_aborted_and_other_objects_are
         }
     }
     // Another process knows only what is in the bucket.
-    let other = bench.server.gcs_client("bucket", bench.server.gcs_config(), policy(KIB));
+    let other = bench.server.gcs_client("other-process", bench.server.gcs_config(), policy(KIB));
     let found = other.uploads("a/").await.unwrap();
     assert_eq!(found.iter().map(|upload| (&upload.key, &upload.id)).collect::<Vec<_>>(), [(&one.key, &one.id)]);
     assert!(found[0].begun_ms.is_some_and(|begun| begun > 1_700_000_000_000));

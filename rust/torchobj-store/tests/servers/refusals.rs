@@ -20,7 +20,7 @@ fn policy() -> Policy {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn an_attribute_with_a_line_break_is_a_config_error_with_and_without_the_sdk() {
-    let server = Server::start("strict", &[]);
+    let server = Server::shared_strict();
     let ours = server.bucket("injected", server.config(), policy());
     let by_sdk = S3Config { force_sdk: true, ..server.config() };
     let by_sdk = server.client("injected", by_sdk, policy());
@@ -54,7 +54,7 @@ async fn an_attribute_with_a_line_break_is_a_config_error_with_and_without_the_s
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn rejected_credentials_are_an_error_without_retries_until_they_are_replaced() {
-    let server = Server::start("strict", &[]);
+    let server = Server::shared_strict();
     let owner = server.bucket("credentials", server.config(), policy());
     owner.put("k", pattern(1000, 1).into(), &PutOptions::default()).await.unwrap();
     let of = |access_key: &str, secret_key: &str, token: Option<&str>| Identity {
@@ -86,6 +86,7 @@ async fn rejected_credentials_are_an_error_without_retries_until_they_are_replac
             let deadline = Instant::now() + Duration::from_secs(5);
             while let Err(error) = client.get(Read::whole("k")).await {
                 assert!(*name == "expired" && Instant::now() < deadline, "{profile}: {error}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
     }
@@ -94,7 +95,7 @@ async fn rejected_credentials_are_an_error_without_retries_until_they_are_replac
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn the_debug_of_a_client_contains_no_secret() {
-    let server = Server::start("strict", &[]);
+    let server = Server::shared_strict();
     let key = "Y2FuYXJ5LVNFQ1JFVC1rZXktb2YtMzItYnl0ZXMhISE=";
     let file = std::env::temp_dir().join(format!("torchobj-customer-key-{}", std::process::id()));
     std::fs::write(&file, key).unwrap();

@@ -10,9 +10,9 @@ use torchobj_core::client::Client;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{Addressing, Checksum, S3Config};
 
-/// Parts of the minimum size of S3.
+/// Small parts of reads. Those of writes have the minimum size of S3.
 fn policy() -> Policy {
-    Policy { part_bytes: 5 << 20, whole_below_bytes: 6 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
+    Policy { part_bytes: 1 << 20, whole_below_bytes: 2 << 20, write_buffer_bytes: 10 << 20, ..Policy::default() }
 }
 
 async fn run(server: &Server, config: &S3Config, prefix: &str, except: &[&str]) {
@@ -33,7 +33,7 @@ async fn run(server: &Server, config: &S3Config, prefix: &str, except: &[&str]) 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn the_strict_server_passes_the_whole_suite() {
-    let server = Server::start("strict", &[]);
+    let server = Server::shared_strict();
     for (prefix, checksum) in [("nvme", Checksum::Crc64Nvme), ("c", Checksum::Crc32C), ("off", Checksum::Off)] {
         run(&server, &S3Config { checksum, ..server.config() }, prefix, &[]).await;
     }
@@ -42,7 +42,7 @@ async fn the_strict_server_passes_the_whole_suite() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
 async fn the_strict_server_passes_the_suite_through_the_sdk() {
-    let server = Server::start("strict", &[]);
+    let server = Server::shared_strict();
     run(&server, &S3Config { force_sdk: true, ..server.config() }, "sdk", &[]).await;
 }
 
@@ -53,7 +53,7 @@ async fn the_strict_server_passes_the_suite_over_tls_and_with_virtual_addressing
     let mut config = server.config();
     config.http.ca_bundle = Some(server.text("ca_file").into());
     run(&server, &config, "tls", &[]).await;
-    let server = Server::start("strict", &[]);
+    let server = Server::shared_strict();
     let port = server.text("endpoint").rsplit_once(':').unwrap().1.to_owned();
     let endpoint_url = Some(format!("http://s3.localhost:{port}"));
     let config = S3Config { endpoint_url, addressing: Addressing::Virtual, ..server.config() };

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
+use tokio::task::JoinSet;
 use torchobj_core::client::Client;
 use torchobj_core::transfer::Policy;
 use torchobj_store::config::{GcsConfig, S3Config};
@@ -15,6 +16,14 @@ use torchobj_store::credentials::{CredentialProvider, CredentialSender, Credenti
 use torchobj_store::gcs::{self, GcsStore};
 use torchobj_store::s3::sign::{Canonical, Identity, Signer, Timestamp, UNSIGNED_PAYLOAD};
 use torchobj_store::s3::{Account, S3Store};
+
+/// Runs each of `futures` in a task of its own, because a request counts wakeups of its task as progress. Panics if one does.
+pub(crate) async fn run_all(futures: impl IntoIterator<Item = impl Future<Output = ()> + Send + 'static>) {
+    let mut tasks: JoinSet<()> = futures.into_iter().collect();
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+}
 
 /// A running server.
 pub(crate) struct Server {
@@ -29,6 +38,9 @@ impl Server {
         let mut process = Command::new(python)
             .args(["-m", "tests.servers", "serve", kind])
             .args(options)
+            // Compiling the modules takes longer than all else that a server does at its start.
+            .env_remove("PYTHONDONTWRITEBYTECODE")
+            .env("PYTHONPYCACHEPREFIX", concat!(env!("CARGO_TARGET_TMPDIR"), "/bytecode"))
             .current_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -38,6 +50,19 @@ impl Server {
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let announced = serde_json::from_str(&line).unwrap_or_else(|_| panic!("{kind} did not start: {line:?}"));
         Self { process, announced }
+    }
+
+    /// The S3 server of tests that change nothing but buckets of their own: no faults, limits or clock. It ends with
+    /// the process.
+    pub(crate) fn shared_strict() -> Arc<Self> {
+        static SERVER: LazyLock<Arc<Server>> = LazyLock::new(|| Arc::new(Server::start("strict", &[])));
+        SERVER.clone()
+    }
+
+    /// The same for Google Cloud Storage.
+    pub(crate) fn shared_strict_gcs() -> Arc<Self> {
+        static SERVER: LazyLock<Arc<Server>> = LazyLock::new(|| Arc::new(Server::start("strict-gcs", &[])));
+        SERVER.clone()
     }
 
     pub(crate) fn text(&self, name: &str) -> &str {
@@ -146,6 +171,15 @@ impl Server {
         let (head, json) = response.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {response}");
         serde_json::from_str(json).unwrap()
+    }
+
+    /// Returns when the rule of faults with this index has chosen a request.
+    pub(crate) async fn until_fired(&self, rule: usize) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while self.control("GET", "faults", &Value::Null)[rule]["fired"] == 0 {
+            assert!(Instant::now() < deadline, "rule {rule} has not fired");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 }
 
