@@ -112,21 +112,22 @@ async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
         (json!({"delay_first_byte_s": 60}), ErrorKind::Timeout),
         (json!({"stall_body_at": 1000, "stall_s": 60}), ErrorKind::Timeout),
     ];
-    let (mut rules, mut reads, mut silent_reads) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut rules, mut reads, mut late_reads) = (Vec::new(), Vec::new(), Vec::new());
     for (index, (action, kind)) in actions.into_iter().enumerate() {
         let times = if action["status"] == 503 { 3 } else { 2 };
-        // Throttled attempts are not counted, so the time ends them; and they are to be more than five within it.
+        // Throttled attempts are not counted: the time ends them, after at least five.
         let (mut lasting, mut policy) = (action.clone(), policy_for(&action));
         if kind == ErrorKind::Throttled {
             lasting["headers"] = json!({"Retry-After": "0"});
             policy.retry_timeout = Duration::from_secs(5);
         }
-        let reads = if is_silent(&action) { &mut silent_reads } else { &mut reads };
         for (size, length, fault) in
             [("small", 100_000, &action), ("large", 3 * MIB + 5, &action), ("lasting", 100_000, &lasting)]
         {
             let key = format!("{size}-{index}");
             let times = (size != "lasting").then_some(times);
+            let is_late = is_silent(&action) || times.is_none() && kind == ErrorKind::Throttled;
+            let reads = if is_late { &mut late_reads } else { &mut reads };
             rules.push(rule("GetObject", &key, times, fault));
             let body = bench.put(&key, length).await;
             let bench = bench.with(if times.is_none() { policy.clone() } else { policy_for(&action) });
@@ -150,8 +151,8 @@ async fn a_read_recovers_from_temporary_faults_and_reports_permanent_ones() {
     }
     bench.faults(&rules);
     run_all(reads).await;
-    // After the others: those with short timeouts do not wait for responses to them.
-    run_all(silent_reads).await;
+    // After the others: those with short timeouts do not wait for responses to them. Lasting throttling takes as long.
+    run_all(late_reads).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
