@@ -10,6 +10,9 @@ export RUFF_CACHE_DIR := $(CACHE)/ruff
 export UV_CACHE_DIR := $(CACHE)/uv
 export PYO3_BUILD_EXTENSION_MODULE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Also where writing bytecode is turned off: each process of the tests would compile torch's sources again.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CACHE)/bytecode
 # The package is used in place: the build puts the extension module beside its sources.
 export PYTHONPATH := $(CURDIR)
 
@@ -27,8 +30,6 @@ LIBRARY := lib_torchobj.$(if $(filter Darwin,$(shell uname)),dylib,so)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 # Our own crates unoptimized, with assertions.
 TESTED := cargo --config rust/tests.toml
-# Tests wait for servers rather than compute.
-export RUST_TEST_THREADS := 16
 # Processes of pytest: half of what they do is waiting.
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())')
 PYTEST := $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadgroup

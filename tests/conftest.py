@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import hypothesis
 import pytest
 
 from tests.servers import launch
@@ -24,12 +25,9 @@ _numbers = itertools.count(1)
 # A shell that starts the tests with `&` makes their processes ignore Ctrl-C, and `nohup` a closed terminal; some tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-if sys.dont_write_bytecode:
-    # Each of the many processes of the tests would compile torch's sources again: they share what is compiled, in the cache.
-    sys.dont_write_bytecode, sys.pycache_prefix = False, str(CACHE / "bytecode")
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
+# On a busy machine an example may take any time.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 OLD_TORCH = "torch==2.6.0"
 

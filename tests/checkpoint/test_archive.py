@@ -49,7 +49,7 @@ def without_id(data):
     return {name: content.read(name) for name in content.namelist() if not name.endswith("serialization_id")}
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3000), max_size=12))
 def test_a_plan_equals_the_file_that_torch_writes(lengths):
     value = [torch.arange(length, dtype=torch.int16) for length in lengths]
@@ -60,7 +60,7 @@ def test_a_plan_equals_the_file_that_torch_writes(lengths):
     assert without_id(planned) == without_id(written)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 3000), max_size=12), st.sampled_from([1, 64, 4096]))
 def test_payload_offsets_equal_torchs(lengths, alignment):
     config = pytest.importorskip("torch.utils.serialization.config", reason="torch 2.6 aligns to 64 always")
@@ -153,7 +153,7 @@ def test_storages_over_4_gib_are_planned_and_parsed_without_their_memory():
         assert file.read(4) == b"PK\x07\x08"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_a_damaged_directory_raises_checkpoint_error_or_parses_differently(data):
     body = bytearray(stock({"a": torch.ones(3), "b": torch.zeros(9)}))
@@ -212,7 +212,7 @@ def leaves_of(tree, path=()):
     return {key: value for name, inner in tree.items() for key, value in leaves_of(inner, (*path, name)).items()}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(trees, st.lists(st.sampled_from(["a", "b", "1", "a.b", "a.b.a", "b.1"]), max_size=3))
 def test_selected_entries_are_those_that_the_keys_name(tree, keys):
     if not isinstance(tree, dict):
@@ -230,7 +230,7 @@ def test_selected_entries_are_those_that_the_keys_name(tree, keys):
     assert leaves_of(selected(tree, paths)) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 100), max_size=20), st.booleans())
 def test_reads_through_blocks_put_each_byte_in_place_within_the_memory_limit(lengths, checksum):
     source = bytes(range(256)) * 8

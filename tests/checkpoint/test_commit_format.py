@@ -183,7 +183,7 @@ def test_an_invalid_commit_object_does_not_stop_save_restore_sweep_or_delete(bod
     assert {info.key for info in store.list()} == set(VICTIMS)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, suppress_health_check=list(HealthCheck))
 @example({"objects": [{"key": f"{FOLDER}../../../other/victim", "size": 1}]})
 @example({"objects": [{"key": "victim", "size": 1}]})
 @example({"nonce": "../../../other", "objects": []})
@@ -218,7 +218,7 @@ MANIFESTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @example({"format": 1, "save_id": "x", "files": [], "replaced": ["../../victim", "../victim.distcp"]})
 @given(MANIFESTS)

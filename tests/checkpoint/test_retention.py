@@ -7,7 +7,7 @@ import random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import torchobj
@@ -59,7 +59,6 @@ def kept_by(rules, metrics):
     return {step for step in metrics if is_kept(step)}
 
 
-@settings(deadline=None)
 @given(COMMITTED, RULES, st.sets(st.integers(0, 30)))
 def test_deleted_steps_are_those_that_no_rule_keeps_and_never_the_latest(metrics, rules, protected):
     committed = [Step(step, there, time) for time, (step, there) in enumerate(metrics.items())]

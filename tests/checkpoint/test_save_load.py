@@ -157,7 +157,7 @@ objects = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(objects, st.booleans(), st.booleans())
 def test_any_object_round_trips(value, checksum, weights_only):
     result = torchobj.save(value, "memory://properties/any.pt", checksum=checksum)

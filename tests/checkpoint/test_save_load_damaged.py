@@ -60,7 +60,7 @@ def same_or_false(left, right):
         return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=3), st.booleans()
 )

@@ -112,19 +112,17 @@ def peak(loader_class, dataset, breaks):
     return watch.end()
 
 
-def descriptors():
-    """The numbers of open blocks, which are reused, and of other descriptors."""
-    files = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
-    blocks = sum("torchobj" in file for file in files)
-    return [blocks, len(files) - blocks]
-
-
 def settled():
-    """Returns the numbers of descriptors and threads once they have stayed the same for a quarter of a second."""
+    """Returns the numbers of open blocks, which are reused, of other descriptors and of threads.
+
+    Waits until the arena has noticed that the workers exited and the numbers have stayed the same for a quarter of a second.
+    """
     found, same = None, 0
     for _ in range(1000):
-        before, found = found, [*descriptors(), len(os.listdir("/proc/self/task"))]
-        same = same + 1 if found == before else 0
+        files = [os.readlink(file) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+        blocks = sum("torchobj" in file for file in files)
+        before, found = found, [blocks, len(files) - blocks, len(os.listdir("/proc/self/task"))]
+        same = same + 1 if found == before and "anon_inode:[pidfd]" not in files else 0
         if same == 5:
             return found
         PAUSE.wait(0.05)

@@ -54,7 +54,7 @@ def _nested(inner: st.SearchStrategy[Make]) -> st.SearchStrategy[Make]:
 SAMPLES = st.recursive(LEAVES, _nested, max_leaves=6)
 
 
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=12)
 @hypothesis.given(st.lists(SAMPLES, min_size=1, max_size=30), st.integers(1, 4))
 def test_batches_of_any_samples_are_those_of_torch(makes: list[Make], size: int) -> None:
     def sample(index: int) -> Any:

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch.utils.data
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from torchobj import ElasticDistributedSampler
@@ -36,7 +36,6 @@ def test_the_order_is_the_same_in_every_version_and_on_every_machine():
     assert list(sampler(10)) == permuted(10)
 
 
-@settings(deadline=None)
 @given(size=st.integers(0, 5000), seed=st.integers(), epoch=st.integers())
 def test_every_number_occurs_once(size, seed, epoch):
     assert sorted(permuted(size, seed, epoch)) == list(range(size))

@@ -68,7 +68,7 @@ def manifest_of(rows):
 
 
 @given(ROWS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_loaded_manifest_has_the_saved_objects(rows):
     manifest = manifest_of(rows)
     assert [manifest.entry(index) for index in range(len(manifest))] == rows

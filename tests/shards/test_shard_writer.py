@@ -171,7 +171,7 @@ def test_the_index_is_that_of_the_indexer_and_the_reader(folder, read):
     )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.text(min_size=1, max_size=120), st.text(min_size=1, max_size=10), st.binary(max_size=2000)),

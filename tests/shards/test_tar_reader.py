@@ -201,7 +201,7 @@ def test_global_headers_of_the_archive_are_read():
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zstd"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(members=members, cuts=cuts, parts=st.integers(1, 3))
 def test_a_compressed_shard_has_the_samples_of_the_shard(compression, members, cuts, parts):
     shard = make(members)

@@ -30,7 +30,7 @@ def is_as_webdataset(found, error, reference, failed):
 
 
 @pytest.mark.parametrize("form", tar_shards.FORMATS)
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(members=members, cuts=cuts)
 def test_samples_of_tarfile_equal_those_of_webdataset(form, members, cuts):
     shard = make(members, form)
@@ -39,7 +39,7 @@ def test_samples_of_tarfile_equal_those_of_webdataset(form, members, cuts):
 
 
 @pytest.mark.parametrize("form", ["v7", "oldgnu", "gnu", "ustar", "posix"])
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(members=members, cuts=cuts)
 def test_samples_of_gnu_tar_equal_those_of_webdataset(tmp_path_factory, form, members, cuts):
     folder = tmp_path_factory.mktemp("shard")
@@ -76,7 +76,7 @@ def test_samples_of_gnu_tar_equal_those_of_webdataset(tmp_path_factory, form, me
     is_as_webdataset(found, error, *expected(shard))
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(members=members, form=st.sampled_from(list(tar_shards.FORMATS)), cuts=cuts, end=st.integers(0, 1 << 20))
 def test_a_shard_that_ends_in_the_middle_is_an_error_as_in_tarfile(members, form, cuts, end):
     whole = make(members, form)
@@ -92,7 +92,7 @@ def test_a_shard_that_ends_in_the_middle_is_an_error_as_in_tarfile(members, form
         is_as_webdataset(found, error, reference, failed)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(members=members, form=st.sampled_from(list(tar_shards.FORMATS)))
 def test_an_index_has_the_samples_of_a_reader(members, form):
     shard = make(members, form)
@@ -111,7 +111,7 @@ def test_an_index_has_the_samples_of_a_reader(members, form):
     assert rows == [(begin, end, key, plain(sample)) for begin, end, key, sample in found]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(members=members, blocks=st.integers(0, 2), cuts=cuts)
 def test_one_end_block_or_two_or_none_end_a_shard(members, blocks, cuts):
     shard = make([*members, ("last.x", tarfile.REGTYPE, b"!" * 512)])

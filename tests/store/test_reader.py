@@ -62,7 +62,7 @@ def play(file, step, argument):
 
 
 @KINDS
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(script=st.lists(steps, max_size=25))
 def test_it_behaves_as_a_file_in_memory(reader_of, script):
     ours, model = reader_of(BODY), io.BytesIO(BODY)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -130,7 +130,6 @@ BEGINNINGS = st.lists(PARTS, max_size=6).map("/".join).map(lambda start: f"{star
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5)
 
 
-@settings(deadline=None)
 @given(
     st.builds(dict, format=st.just(1) | JSON, files=BEGINNINGS | st.text() | JSON, swept=st.booleans() | JSON) | JSON
 )
@@ -150,7 +149,6 @@ def test_no_record_deletes_what_no_save_of_this_folder_wrote(content):
     assert len(left - STRANGERS - below) <= 1
 
 
-@settings(deadline=None)
 @given(st.text(max_size=8).filter(lambda prefix: is_canonical(f"{prefix}_")), st.integers(0, 50))
 def test_a_record_owns_the_files_of_its_save_and_is_read_as_it_was_written(prefix, number):
     record, other = Record.new(prefix), Record.new(prefix)
