@@ -28,8 +28,8 @@ export TORCHOBJ_PYTHON := $(PY)
 NATIVE := torchobj/_torchobj.abi3.so
 LIBRARY := lib_torchobj.$(if $(filter Darwin,$(shell uname)),dylib,so)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
-# Our own crates unoptimized, with assertions.
-TESTED := cargo --config rust/tests.toml
+# Our own crates unoptimized, with assertions. rustdoc cannot use make's jobserver.
+TESTED := MAKEFLAGS= cargo --config rust/tests.toml
 # Processes of pytest: half of what they do is waiting.
 PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())')
 PYTEST := $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadgroup

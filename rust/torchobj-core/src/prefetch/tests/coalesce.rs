@@ -100,7 +100,7 @@ fn adjacent_ranges_take_one_request_and_have_separate_memory() {
     let names = bench.ranges(100, 4 << 10);
     let requests = bench.requests(|| {
         bench.announce(&names);
-        eventually("all ranges are read", || bench.prefetcher.stats().objects == 100);
+        all_read(&bench.prefetcher, 100);
         assert_eq!(bench.prefetcher.stats().memory.used, 100 * Arena::charge(4 << 10));
         assert!(bench.take(&names[..50]).is_empty());
         assert_eq!(bench.prefetcher.stats().memory.used, 50 * Arena::charge(4 << 10));

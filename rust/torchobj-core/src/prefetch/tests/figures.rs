@@ -38,7 +38,7 @@ fn reads_followed_by_no_other_because_of_the_limit_are_counted_once() {
     let (prefetcher, source) = limited_prefetcher(Arc::new(FaultyStore::new(store)), 200, 1000);
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..200));
-    eventually("all objects are read", || prefetcher.stats().objects == 200 && prefetcher.stats().in_flight == 0);
+    all_read(&prefetcher, 200);
     let stats = prefetcher.stats();
     assert!((1..=200).contains(&stats.request_limited) && stats.memory_limited == 0, "{stats:?}");
 }
@@ -53,7 +53,7 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     faulty.script(Operation::Get, [Fault::Delay(late); 2]);
     let ahead = Announcement { iterator: worker.new_iterator(), objects: &[0, 1] };
     drop(worker.request(source, &[], ahead, no_check).unwrap());
-    eventually("all objects are read", || prefetcher.stats().objects == 2);
+    all_read(&prefetcher, 2);
     assert_eq!(prefetcher.stats().waited, Duration::ZERO, "nothing was demanded");
     let demanded = Instant::now();
     drop(worker.request(source, &[0, 1], Announcement::default(), no_check).unwrap());
@@ -75,7 +75,7 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let iterator = prefetcher.new_iterator();
     prefetcher.announce(iterator, &objects(source, 0..12));
-    eventually("all objects are read", || prefetcher.stats().objects == 12 && prefetcher.stats().in_flight == 0);
+    all_read(&prefetcher, 12);
     let figures = || {
         let Stats { memory, ahead, .. } = prefetcher.stats();
         [ahead, memory.granted, memory.used - memory.granted - ahead].map(|bytes| bytes / Arena::charge(100_000))

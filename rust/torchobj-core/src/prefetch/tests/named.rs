@@ -29,7 +29,7 @@ fn named_objects_are_read_ahead_and_ranges_count_by_their_length() {
     prefetcher.announce(iterator, &objects);
     let charges = [UNKNOWN_BYTES, 20, UNKNOWN_BYTES, 20, 110_000].map(Arena::charge);
     assert_eq!(prefetcher.pending(iterator), charges.iter().sum());
-    eventually("all objects are read", || prefetcher.stats().in_flight == 0 && prefetcher.stats().objects == 4);
+    all_read(&prefetcher, 4);
     let taken =
         runtime().block_on(prefetcher.take_by_name(source, &refs.into_iter().map(Arc::new).collect::<Vec<_>>()));
     for (fetched, (byte, len)) in taken.iter().zip([(0, 100_000), (1, 20), (2, 10), (1, 20), (1, 10_000)]) {
@@ -94,7 +94,7 @@ fn a_worker_announces_objects_by_name_and_finds_them_read() {
     let later: Vec<Vec<u8>> = ["k1 1..4", "k2", "k3 5..7"].map(|key| named(key).to_bytes()).into();
     let ahead = Announcement { iterator, objects: &later[..] };
     drop(worker.request_by_name(source, &[named("k0").to_bytes()], ahead, no_check).unwrap());
-    eventually("the announced ranges are read", || prefetcher.stats().objects == 4);
+    all_read(&prefetcher, 4);
     let replies = worker.request_by_name(source, &later, Announcement::default(), no_check).unwrap();
     let lengths = replies.iter().map(|reply| match reply {
         Reply::Claimed(claim) => claim.len(),
