@@ -9,6 +9,8 @@ export MYPY_CACHE_DIR := $(CACHE)/mypy
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export UV_CACHE_DIR := $(CACHE)/uv
 export PYO3_BUILD_EXTENSION_MODULE := 1
+# A home folder may be read-only.
+export CARGO_HOME := $(shell home=$${CARGO_HOME:-$(HOME)/.cargo}; [ -w "$$home" ] && echo "$$home" || echo $(CACHE)/cargo)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Also where writing bytecode is turned off: each process of the tests would compile torch's sources again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,8 +32,8 @@ LIBRARY := lib_torchobj.$(if $(filter Darwin,$(shell uname)),dylib,so)
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 # Our own crates unoptimized, with assertions. rustdoc cannot use make's jobserver.
 TESTED := MAKEFLAGS= cargo --config rust/tests.toml
-# Processes of pytest: half of what they do is waiting.
-PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count())')
+# Processes of pytest: half of what they do is waiting. Each has servers and a process with torch of its own.
+PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(16, 2 * len(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count()))(0))))')
 PYTEST := $(PY) -m pytest --numprocesses $(PROCESSES) --dist loadgroup
 
 # The build is shared with other checkouts, and cargo compares modification times only: without this it would reuse what
@@ -46,6 +48,9 @@ define find_cargo
 @command -v cargo >/dev/null || { echo 'torchobj is built with Rust: https://rustup.rs'; exit 1; }
 endef
 
+# make 3.81, that of macOS, mixes the output of what runs side by side.
+TOGETHER := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+
 .PHONY: help demo check test lint rust py servers unit strict matrix bench faults wheel build venv format hooks clean
 help: ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -56,16 +61,17 @@ demo: ## Train from an embedded S3 server, get killed, resume, and end with iden
 	$(PY) examples/demo.py
 
 check: venv ## Before each commit: formatting, clippy, ruff, mypy, unit tests
+	$(find_cargo)
 	cargo fmt --all --check
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	@$(MAKE) --no-print-directory -j2 --output-sync=target clippy mypy
-	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory -j2 $(TOGETHER) clippy mypy
+	@$(MAKE) --no-print-directory -j2 $(TOGETHER) unit
 
 test: venv ## Every check
 	$(find_cargo)
 	@$(MAKE) --no-print-directory -j2 build servers
-	@$(MAKE) --no-print-directory -j3 --output-sync=target lint rust py
+	@$(MAKE) --no-print-directory -j3 $(TOGETHER) lint rust py
 
 build: $(NATIVE) ## The extension module, where Python finds it
 
@@ -98,7 +104,7 @@ $(NATIVE): $(RUST_SOURCES)
 servers: venv # What the tests start and pip cannot install
 	@$(PY) -m tests.servers install
 
-lint: clippy mypy ## Formatting, clippy, licences, ruff, mypy, pyright, the stub against the binary
+lint: build clippy mypy ## Formatting, clippy, licences, ruff, mypy, pyright, the stub against the binary
 	cargo fmt --all --check
 	$(PY) -m tests.tools cargo-deny
 	$(PY) -m ruff check .
@@ -120,23 +126,29 @@ rust: servers ## Tests of the Rust crates, with the servers that they start
 	$(TESTED) test --locked --release -p torchobj-core
 	$(TESTED) test --locked --release -p torchobj-store -- --include-ignored
 
+# `+`: the progress is shown at once.
 py: build servers ## Tests of the Python package
 	+$(PYTEST) -m 'not matrix'
 
-# The package with an unoptimized extension module, which compiles in a fifth of the time. What is in place stays.
-UNOPTIMIZED := $(CACHE)/unoptimized
-unit: venv ## Tests of both languages that need no server
+# The checkout with an unoptimized extension module, which compiles in a fifth of the time: what is in place stays.
+UNOPTIMIZED := $(CURDIR)/dist/unoptimized
+unit: unit-rust unit-py ## Tests of both languages that start no server
+.PHONY: unit-rust unit-py
+unit-rust:
+	$(find_cargo)
+	$(take)
+	$(TESTED) test --locked --release -p torchobj-core
+	$(TESTED) test --locked --release -p torchobj-store --lib
+unit-py: venv
 	$(find_cargo)
 	$(take)
 	$(TESTED) build --locked --release -p torchobj-python
-	rm -rf $(UNOPTIMIZED) && mkdir -p $(UNOPTIMIZED)/torchobj
-	ln -s $(filter-out $(CURDIR)/$(NATIVE),$(wildcard $(CURDIR)/torchobj/*)) $(UNOPTIMIZED)/torchobj
-	cp $(CARGO_TARGET_DIR)/release/$(LIBRARY) $(UNOPTIMIZED)/$(NATIVE)
-	$(TESTED) test --locked --release -p torchobj-core
-	$(TESTED) test --locked --release -p torchobj-store --lib
-	PYTHONPATH=$(UNOPTIMIZED):$(CURDIR) $(VENV)/bin/pytest --override-ini pythonpath= --numprocesses $(PROCESSES) --dist loadgroup -m unit
+	@rm -rf $(UNOPTIMIZED) && mkdir -p $(UNOPTIMIZED)
+	@cp -R $(filter-out %/dist %/build %/target,$(wildcard $(CURDIR)/*)) .cargo .ci .github $(UNOPTIMIZED)
+	@cp $(CARGO_TARGET_DIR)/release/$(LIBRARY) $(UNOPTIMIZED)/$(NATIVE)
+	+cd $(UNOPTIMIZED) && PYTHONPATH=$(UNOPTIMIZED) $(PYTEST) -m unit
 
-strict: servers ## The tests of the strict servers themselves, with their long tables
+strict: build servers ## The tests of the strict servers themselves, with their long tables
 	$(PYTEST) tests/strict_server
 
 matrix: build servers ## The long tables
@@ -163,6 +175,7 @@ wheel: venv ## A manylinux wheel in dist/
 	$(PY) -m tests.tools wheel
 
 format: venv ## Format the sources of both languages
+	$(find_cargo)
 	cargo fmt --all
 	$(PY) -m ruff check --quiet --fix-only .
 	$(PY) -m ruff format --quiet .

@@ -1,8 +1,10 @@
 """Servers, buckets and configurations for the tests. A server starts once per process; each test has its own bucket."""
 
+import functools
 import gc
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +50,8 @@ SERVED = frozenset(
         "any_bucket",
         "control",
         "gcs_control",
+        "gcs_server",
+        "place",
         "server",
     ]
 )
@@ -57,7 +61,7 @@ FIRST = ("docs", "benchmarks", "frameworks", "loader", "checkpoint")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "providers(*schemes): runs a test with `bucket` for these of s3 and gs")
-    config.addinivalue_line("markers", "unit: needs no server; set below")
+    config.addinivalue_line("markers", "unit: starts no server and no process; set below")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -74,6 +78,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Files(config, log)
 
 
+@functools.cache
+def starts_workers(file: Path) -> bool:
+    """Whether tests of a file start workers of a loader, or servers of their own."""
+    return bool(re.search(r"num_workers|multiprocessing|warm_python|launch\.start", file.read_text()))
+
+
+def is_unit(item: pytest.Item) -> bool:
+    """Whether a test starts no server, no process and no other framework."""
+    if item.path.parent.name in ("benchmarks", "frameworks"):
+        return False
+    code = getattr(item, "function", is_unit).__code__
+    served = SERVED & set(getattr(item, "fixturenames", ()))
+    return not served and "subprocess" not in code.co_names and not starts_workers(item.path)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def order(item: pytest.Item) -> tuple[bool, int]:
@@ -82,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     items.sort(key=order)
     for item in items:
-        if not SERVED & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("matrix"):
+        if is_unit(item) and not item.get_closest_marker("matrix"):
             item.add_marker("unit")
 
 
@@ -97,7 +116,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    # What the collection made stays: it is neither searched for garbage again nor copied by the collector in forked workers.
+    # The collected tests live until the end: the collector need not search them again, nor copy their pages in forked workers.
     gc.freeze()
     gc.enable()
 

@@ -16,8 +16,10 @@ import tomllib
 import zlib
 from pathlib import Path
 
+from tests.servers.install import cache_directory
+
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = Path(os.environ.get("TORCHOBJ_CACHE", Path.home() / ".cache" / "torchobj"))
+CACHE = cache_directory()
 
 CARGO_DENY = "0.20.2"
 PYRIGHT = "1.1.414"

