@@ -55,7 +55,8 @@ fn inherited(descriptor: BorrowedFd<'_>) -> OwnedFd {
     copy
 }
 
-/// Runs a worker, adopts the segments that it offers, and kills it after a random number of them. Sends a message for each.
+/// Runs a worker, adopts the segments that it offers, and sends a message for each. Kills it after a random number of lines
+/// of its output: at once, while it starts or attaches, before its first offer, or after some of its offers.
 fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng, adopted: &Sender<()>) {
     let (file, eventfd) = (inherited(prefetcher.arena().file()), inherited(prefetcher.arena().eventfd()));
     let arguments = format!("{} {} {source} {}", file.as_raw_fd(), eventfd.as_raw_fd(), random.u64(..));
@@ -66,19 +67,25 @@ fn worker(prefetcher: &Arc<Prefetcher>, source: u64, random: &mut fastrand::Rng,
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap());
-    let mut left = random.usize(1..60);
+    // Half of the workers are killed at their start: the test harness and `one_worker` print two lines each before offers.
+    let mut left = if random.bool() { random.usize(..6) } else { random.usize(6..60) };
+    if left == 0 {
+        child.kill().unwrap();
+    }
     for line in lines.lines().map_while(Result::ok) {
+        if left > 0 {
+            left -= 1;
+            if left == 0 {
+                // The worker runs meanwhile: what it is doing is not known. Its last lines are still read.
+                child.kill().unwrap();
+            }
+        }
         let numbers: Vec<u32> = line.split(' ').filter_map(|part| part.parse().ok()).collect();
         // The test harness prints lines as well, and the last line may be truncated.
         let (["offered", .., "."], &[id, generation, index]) = (&line.split(' ').collect::<Vec<_>>()[..], &numbers[..])
         else {
             continue;
         };
-        left = left.saturating_sub(1);
-        if left == 0 {
-            // The worker runs meanwhile: what it is doing is not known. Its last lines are still read.
-            child.kill().unwrap();
-        }
         let buffer = prefetcher.arena().adopt(id, generation).unwrap().expect("an offered segment stays valid");
         let index = u8::try_from(index).unwrap();
         assert!(buffer.as_slice() == vec![!index; size(index)], "object {index} has other bytes");
@@ -136,6 +143,12 @@ fn killed_workers_leak_no_memory_and_cause_no_wrong_bytes() {
     }
 }
 
+fn print(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").unwrap();
+    out.flush().unwrap();
+}
+
 /// The worker process of the test above; does nothing without its variable.
 #[test]
 fn one_worker() {
@@ -144,7 +157,9 @@ fn one_worker() {
     let [file, eventfd, source, seed] = numbers[..] else { panic!("{arguments}") };
     let [file, eventfd] = [file, eventfd].map(|number| i32::try_from(number).unwrap());
     let [file, eventfd] = Worker::received(file, eventfd);
+    print("attaching");
     let worker = Arc::new(Worker::attach(file, eventfd).unwrap());
+    print("attached");
     let mut random = fastrand::Rng::with_seed(seed);
     let mut kept = Vec::new();
     loop {
@@ -160,9 +175,7 @@ fn one_worker() {
                 0 => kept.push(buffer),
                 1 => {
                     let offer = claim.offer().unwrap();
-                    let mut out = std::io::stdout().lock();
-                    writeln!(out, "offered {} {} {index} .", offer.id, offer.generation).unwrap();
-                    out.flush().unwrap();
+                    print(&format!("offered {} {} {index} .", offer.id, offer.generation));
                 }
                 _ => {}
             }

@@ -137,7 +137,7 @@ mod tests {
     fn unused_names_are_removed_and_used_ones_stay() {
         let mut names = names();
         let used = HashSet::from([names.number(&record(0))]);
-        for index in 1..3 * SWEEP_INTERVAL {
+        for index in 1..4 * SWEEP_INTERVAL {
             names.number(&record(index));
             if names.is_full() {
                 names.sweep(&used);

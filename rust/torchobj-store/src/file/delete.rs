@@ -71,24 +71,30 @@ mod tests {
         temporary.publish(&file, target, &Condition::Always, FileConfig::default())
     }
 
-    /// Runs `change` in another thread, and returns when it has ended or blocks.
+    /// Runs `change` in another thread, and returns when it has ended, or 100 ms after it has begun.
     fn run_concurrently(change: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
-        let (ended, end) = mpsc::channel();
+        let (progress, receiver) = mpsc::channel();
         let thread = thread::spawn(move || {
+            let _ = progress.send("begun");
             change();
-            let _ = ended.send(());
+            let _ = progress.send("ended");
         });
-        let _ = end.recv_timeout(Duration::from_millis(100));
+        assert_eq!(receiver.recv(), Ok("begun"));
+        let _ = receiver.recv_timeout(Duration::from_millis(100));
         thread
     }
 
     #[test]
     fn a_conditional_delete_does_not_remove_a_file_written_after_its_check() {
         let (folder, target, version) = one_file("delete-if");
+        let (temporary, mut file) = TemporaryFile::create(&target, &FileStore::new_id()).unwrap();
+        file.write_all(b"two").unwrap();
         let mut writer = None;
         if_version_matches(&target, &version, |path| {
             let target = target.clone();
-            writer = Some(run_concurrently(move || drop(write(&target, b"two").unwrap())));
+            writer = Some(run_concurrently(move || {
+                temporary.publish(&file, &target, &Condition::Always, FileConfig::default()).unwrap();
+            }));
             fs::remove_file(path)
         })
         .unwrap();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant, SystemTime};
@@ -25,6 +26,19 @@ pub(crate) async fn run_all(futures: impl IntoIterator<Item = impl Future<Output
     }
 }
 
+/// The shared credentials file of this process, named by its environment.
+static CREDENTIALS_FILE: LazyLock<PathBuf> = LazyLock::new(|| {
+    let file = std::env::temp_dir().join(format!("torchobj-credentials-{}", std::process::id()));
+    // SAFETY: `set_var` excludes readers in Rust. Others, such as getaddrinfo, run in clients of servers, and the start of the
+    // first server has set the variables before.
+    #[expect(unsafe_code, reason = "the environment of a test process")]
+    unsafe {
+        std::env::set_var("AWS_SHARED_CREDENTIALS_FILE", &file);
+        std::env::set_var("AWS_EC2_METADATA_DISABLED", "true");
+    }
+    file
+});
+
 /// A running server.
 pub(crate) struct Server {
     process: Child,
@@ -34,6 +48,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts `kind`, such as `strict` or `versitygw`.
     pub(crate) fn start(kind: &str, options: &[&str]) -> Self {
+        LazyLock::force(&CREDENTIALS_FILE);
         let python = std::env::var("TORCHOBJ_PYTHON").unwrap_or_else(|_| "python3".into());
         let mut process = Command::new(python)
             .args(["-m", "tests.servers", "serve", kind])
@@ -78,7 +93,7 @@ impl Server {
     pub(crate) fn set_profile(profile: &str, identity: &Identity) {
         static PROFILES: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
         let mut profiles = PROFILES.lock().unwrap();
-        let file = std::env::temp_dir().join(format!("torchobj-credentials-{}", std::process::id()));
+        let file = &*CREDENTIALS_FILE;
         let Identity { access_key, secret_key, session_token } = identity;
         let mut entry = format!("[{profile}]\naws_access_key_id={access_key}\naws_secret_access_key={secret_key}\n");
         entry.extend(session_token.iter().map(|token| format!("aws_session_token={token}\n")));
@@ -86,13 +101,7 @@ impl Server {
         // By rename, because other tests read the file concurrently.
         let new = file.with_extension("new");
         std::fs::write(&new, profiles.values().map(String::as_str).collect::<String>()).unwrap();
-        std::fs::rename(&new, &file).unwrap();
-        // SAFETY: all tests of the process set the same values.
-        #[expect(unsafe_code, reason = "the environment of a test process")]
-        unsafe {
-            std::env::set_var("AWS_SHARED_CREDENTIALS_FILE", &file);
-            std::env::set_var("AWS_EC2_METADATA_DISABLED", "true");
-        }
+        std::fs::rename(&new, file).unwrap();
     }
 
     /// A configuration for this server, with the credentials of a profile.

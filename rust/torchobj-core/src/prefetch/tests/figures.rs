@@ -55,9 +55,13 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     drop(worker.request(source, &[], ahead, no_check).unwrap());
     all_read(&prefetcher, 2);
     assert_eq!(prefetcher.stats().waited, Duration::ZERO, "nothing was demanded");
+    faulty.script(Operation::Get, [Fault::Delay(late)]);
     let demanded = Instant::now();
     drop(worker.request(source, &[0, 1], Announcement::default(), no_check).unwrap());
-    assert!(prefetcher.stats().waited <= demanded.elapsed(), "both were ready");
+    let Stats { waited, hits, late: being_read, queued, misses, objects: read, .. } = prefetcher.stats();
+    assert!(waited <= demanded.elapsed(), "{waited:?}");
+    assert_eq!((hits, being_read, queued, misses), (2, 0, 0, 0), "both were ready");
+    assert_eq!((read, faulty.pending()), (2, 1), "no further request was sent");
     let before = (prefetcher.stats().waited, Instant::now());
     faulty.script(Operation::Get, [Fault::Delay(late); 8]);
     for requested in [2, 4] {
