@@ -141,8 +141,11 @@ def test_a_background_save_creates_no_group_concurrently_with_the_program(bucket
 
 
 def longer_than_patience(rank, url, config):
-    # torch's default timeout for groups, shortened for this test.
-    dist.distributed_c10d._get_default_timeout = lambda backend: datetime.timedelta(seconds=1)
+    dist.init_process_group("gloo")
+    # torch's default timeout for groups, shortened for this test once the ranks are connected.
+    timeout = datetime.timedelta(seconds=0.1)
+    dist.distributed_c10d._get_default_timeout = lambda backend: timeout
+    dist.group.WORLD._get_backend(torch.device("cpu"))._set_default_timeout(timeout)
     manager = opened(url, config)
     real = save_step.save
 

@@ -54,7 +54,7 @@ def test_a_provider_of_obstore_works(bucket):
     works(bucket, obstore.auth.boto3.Boto3CredentialProvider(session))
 
 
-def test_credentials_are_renewed_before_expiry_without_a_request(bucket, provider):
+def test_credentials_that_expire_are_renewed_without_a_request(bucket, provider):
     # The tests of the store check the time.
     provider.behave("expire 2")
     works(bucket, provider)

@@ -236,7 +236,10 @@ class Inodes(torch.utils.data.Dataset):
 
 
 @pytest.mark.providers("s3")
-@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)])
+@pytest.mark.parametrize(
+    ("context", "workers"),
+    [("fork", 2), ("forkserver", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)],
+)
 def test_workers_map_the_memory_of_their_parent(bucket, context, workers):
     manifest = large()
     samples = bucket.map_dataset.from_manifest(manifest, config=bucket.config)

@@ -140,7 +140,9 @@ def test_a_shuffled_epoch_equals_torchvisions_and_every_read_is_announced(bucket
     assert all_free()
 
 
-@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("forkserver", 1)])
+@pytest.mark.parametrize(
+    ("method", "workers"), [("fork", 2), ("forkserver", 1), pytest.param("forkserver", 2, marks=pytest.mark.matrix)]
+)
 def test_workers_do_not_list(url, method, workers, caplog):
     dataset = torchobj.ImageFolder(url, loader=decode.image)
     assert "not listed yet" in repr(dataset)

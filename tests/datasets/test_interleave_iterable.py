@@ -205,7 +205,10 @@ def test_epochs_have_orders_of_their_own_and_repeat(folder):
     assert dataset.datasets[3].datasets[0].epoch_state()["epoch"] == 0
 
 
-@pytest.mark.parametrize(("workers", "count"), [(0, 10), (2, 4), pytest.param(2, 20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("workers", "count"),
+    [(0, 10), (2, 4), *(pytest.param(workers, 20, marks=pytest.mark.matrix) for workers in (0, 2))],
+)
 def test_it_resumes_exactly_at_random_points(folder, workers, count):
     def loader():
         return torchobj.DataLoader(mixed(folder), batch_size=4, num_workers=workers)
@@ -260,11 +263,14 @@ def test_all_datasets_are_read_ahead(folder, workers):
     assert taken.announced > taken.objects / (4 if workers else 2)
 
 
-@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.matrix), "forkserver"])
-def test_it_works_in_spawned_workers(folder, method):
-    expected = numbers(torchobj.DataLoader(mixed(folder), batch_size=8, num_workers=1))
+@pytest.mark.parametrize(
+    ("method", "workers"),
+    [("forkserver", 1), *(pytest.param(method, 2, marks=pytest.mark.matrix) for method in ("spawn", "forkserver"))],
+)
+def test_it_works_in_spawned_workers(folder, method, workers):
+    expected = numbers(torchobj.DataLoader(mixed(folder), batch_size=8, num_workers=workers))
     context = multiprocessing.get_context(method)
-    loader = torchobj.DataLoader(mixed(folder), batch_size=8, num_workers=1, multiprocessing_context=context)
+    loader = torchobj.DataLoader(mixed(folder), batch_size=8, num_workers=workers, multiprocessing_context=context)
     assert numbers(loader) == expected
 
 

@@ -324,14 +324,14 @@ def test_a_method_missing_in_a_subclass_is_named():
 
 
 def test_an_object_replaced_since_its_ref_was_created_is_an_error(folder):
-    store = torchobj.Store("memory://versions")
+    store = torchobj.Store("memory://replaced-objects")
     old = store.put("k", b"old")
     assert [
         reader.read()
-        for reader in _torchobj.read_refs([("", store.config)], [ObjectRef("memory://versions/k", version=old)])
+        for reader in _torchobj.read_refs([("", store.config)], [ObjectRef("memory://replaced-objects/k", version=old)])
     ] == [b"old"]
     store.put("k", b"new")
-    [error] = _torchobj.read_refs([("", store.config)], [ObjectRef("memory://versions/k", version=old)])
+    [error] = _torchobj.read_refs([("", store.config)], [ObjectRef("memory://replaced-objects/k", version=old)])
     assert isinstance(error, exceptions.ObjectChangedError)
 
 

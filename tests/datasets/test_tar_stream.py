@@ -78,7 +78,10 @@ def test_samples_equal_those_of_webdataset_over_local_files(folder):
     assert [plain(sample) for sample in dataset(folder, shuffle_shards=False)] == expected
 
 
-@pytest.mark.parametrize(("context", "workers"), [("fork", 2), ("forkserver", 2), ("spawn", 1)])
+@pytest.mark.parametrize(
+    ("context", "workers"),
+    [("fork", 2), ("forkserver", 2), ("spawn", 1), pytest.param("spawn", 2, marks=pytest.mark.matrix)],
+)
 def test_workers_yield_each_sample_once_and_the_order_depends_on_seed_and_epoch(folder, context, workers):
     samples = dataset(folder, transform=key, shuffle_buffer=50, seed=4)
     first = keys_of(loader_of(samples, workers, multiprocessing_context=context))

@@ -115,7 +115,7 @@ def test_a_network_learns_from_images_in_class_folders():
 
 
 @pytest.mark.timeout(300)
-def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, digits, strict_server, fake_gcs_server):
+def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, control, digits, strict_server, fake_gcs_server):
     pytest.importorskip("moto")
     shards, both = f"{bucket.url}/shards/train", environment(fake_gcs_server, strict_server)
     pack = ["-m", "torchobj", "pack", f"{digits}train/", f"{shards}-%03d.tar", "--maxcount", "100"]
@@ -126,8 +126,12 @@ def test_a_training_from_packed_shards_resumes_in_mid_epoch(bucket, digits, stri
         return [EXAMPLES / "train_shards.py", "--train", f"--shards={shards}-*.tar", checkpoints, "--epochs=1"]
 
     uninterrupted = warm_python.run(command("uninterrupted"), env=both, timeout=100, check=True).stdout
+    # The server holds the upload of step 30.
+    control.faults({"key": f"^killed/steps/{30:012}-", "action": {"delay_first_byte_s": HELD_S}})
     with warm_python.Process(command("killed"), env=both) as training:
         assert any(line.startswith("step 20: in epoch 1") for line in training.stdout), training.errors()
+        assert kill_at(control, training.pid), training.errors()
+    control.clear_faults()
     resumed = warm_python.run(command("killed"), env=both, timeout=100, check=True).stdout
     assert "resumed from step 20, in epoch 1" in resumed
     assert re.findall("weights .*", resumed) == re.findall("weights .*", uninterrupted) != []

@@ -46,10 +46,9 @@ def tree(pid):
 
 
 def pss(pid):
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) << 10
-    return 0
+    """Memory of a process without mapped files, whose share depends on what else runs; shared memory counts in parts."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 class Watch(threading.Thread):
@@ -126,7 +125,7 @@ def settled():
         if same == 5:
             return found
         PAUSE.wait(0.05)
-    raise AssertionError(f"{found} is not the end")
+    raise AssertionError(f"still changing, or a worker is still known: {found}")
 
 
 def held():

@@ -98,9 +98,10 @@ def test_samples_and_their_order_are_those_of_torch(folder, kind, workers):
     assert all_free()
 
 
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("context", ["spawn", "forkserver"])
-def test_workers_can_be_started_by_any_method(folder, context):
-    settings = {"batch_size": 7, "shuffle": True, "num_workers": 1, "multiprocessing_context": context}
+def test_workers_can_be_started_by_any_method(folder, context, workers):
+    settings = {"batch_size": 7, "shuffle": True, "num_workers": workers, "multiprocessing_context": context}
     stock = epochs(torch.utils.data.DataLoader, folder, {**settings, "multiprocessing_context": "fork"}, 1)
     before = stats()
     assert epochs(torchobj.DataLoader, folder, settings, 1) == stock

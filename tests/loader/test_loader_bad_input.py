@@ -1,5 +1,6 @@
 """Loaders with invalid input: an error for the sample concerned or a log message, and no hang."""
 
+import dataclasses
 import gc
 import json
 import os
@@ -265,24 +266,26 @@ def test_ctrl_c_interrupts_the_wait_for_a_batch_at_once(bucket, control, workers
     store = torchobj.Store(bucket.url, config=bucket.config)
     for number in range(8):
         store.put(f"k{number}", body(number))
-    data = torchobj.S3MapDataset(bucket.url, config=bucket.config, transform=first_byte)
+    # After the interrupt, the reads that the server holds are retried soon.
+    config = dataclasses.replace(bucket.config, first_byte_timeout_s=3, max_attempts=1000)
+    data = torchobj.S3MapDataset(bucket.url, config=config, transform=first_byte)
     loader = torchobj.DataLoader(data, batch_size=2, num_workers=workers)
-    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 6}})
-    asked = threading.Event()
+    control.faults({"operation": "GetObject", "action": {"delay_first_byte_s": 60}})
+    asked, sent_s = threading.Event(), []
 
     def interrupt():
         asked.wait(60)
         if eventually(lambda: control.fault_report()[0]["fired"]):
+            sent_s.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
     thread.start()
     iterator = iter(loader)
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         asked.set()
         next(iterator)
-    assert time.monotonic() - began < 5.5
+    assert time.monotonic() - sent_s[0] < 30
     thread.join()
     control.clear_faults()
     assert sorted(value for batch in loader for value in batch.tolist()) == list(range(8))

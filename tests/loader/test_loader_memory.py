@@ -23,7 +23,7 @@ def run(tmp_path):
         script = Path(__file__).with_name("loader_memory.py")
         environment = os.environ | {"TORCHOBJ_BUDGET_BYTES": str(BUDGET)}
         if mode == "held":
-            done = warm_python.run([script, tmp_path, mode], env=environment, check=True)
+            done = warm_python.run([script, tmp_path, mode], env=environment, timeout=110, check=True)
         else:
             # The memory of a forked process is shared in part with its parent.
             done = subprocess.run(

@@ -20,10 +20,10 @@ MD5 = '"{}"'.format(hashlib.md5(b"x").hexdigest())
 
 def listed(**objects):
     """The manifest of a new store with these objects."""
-    store = torchobj.Store("memory://files")
+    store = torchobj.Store("memory://listed")
     for key, data in objects.items():
         store.put(key, data)
-    return torchobj.Manifest.from_prefix("memory://files")
+    return torchobj.Manifest.from_prefix("memory://listed")
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ class Taken:
         self.announced = grown["hits"] + grown["late"] + grown["queued"]
 
 
-def eventually(holds, limit_s=15.0):
+def eventually(holds, limit_s=60.0):
     """Waits until a condition holds; returns whether it did within the limit."""
     deadline_s, pause = time.monotonic() + limit_s, threading.Event()
     while time.monotonic() < deadline_s:

@@ -168,7 +168,7 @@ def test_a_sweep_wants_the_url_of_a_folder(url):
 @pytest.mark.parametrize("age", [-1, float("nan"), float("inf"), "1", None, True])
 def test_a_sweep_wants_an_age(age):
     with pytest.raises(exceptions.ConfigError, match="older_than_s"):
-        sweep("memory://leftovers/x", older_than_s=age)
+        sweep("memory://records-ages/x", older_than_s=age)
 
 
 def test_a_renewal_does_not_undo_the_mark_of_a_sweep(monkeypatch):
