@@ -9,8 +9,8 @@ export MYPY_CACHE_DIR := $(CACHE)/mypy
 export RUFF_CACHE_DIR := $(CACHE)/ruff
 export UV_CACHE_DIR := $(CACHE)/uv
 export PYO3_BUILD_EXTENSION_MODULE := 1
-# A home folder may be read-only.
-export CARGO_HOME := $(shell home=$${CARGO_HOME:-$(HOME)/.cargo}; [ -w "$$home" ] && echo "$$home" || echo $(CACHE)/cargo)
+# In a home folder that is read-only, crates that are there are used, and others are downloaded into the cache.
+export CARGO_HOME := $(shell home=$${CARGO_HOME:-$(HOME)/.cargo}; [ -w "$$home" ] || [ -d "$$home/registry" ] && echo "$$home" || echo $(CACHE)/cargo)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Also where writing bytecode is turned off: each process of the tests would compile torch's sources again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -47,5 +47,6 @@ mod tests {
         }
         let message = mismatch(ObjectChecksum::Crc32C(1), b"123456789").unwrap();
         assert_eq!(message, "the received bytes have CRC32C e3069283, the store sent 00000001");
+        assert!(mismatch(ObjectChecksum::Crc32C(u32::MAX), b"123456789").is_some());
     }
 }

@@ -10,6 +10,7 @@ use super::Writer;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Operation, Result};
 use crate::memory::MemoryStore;
+use crate::runtime::runtime;
 use crate::transfer::Policy;
 use crate::types::{Condition, PutOptions, Version};
 use crate::wrap::{Fault, FaultyStore};
@@ -115,6 +116,26 @@ async fn a_commit_that_every_attempt_refused_is_checked_once_and_aborted() {
         assert!(started.elapsed() < seconds(5), "{:?}", started.elapsed());
         assert!(client.uploads("").await.unwrap().is_empty(), "{kind:?}");
     }
+}
+
+#[test]
+fn an_upload_that_is_cancelled_is_aborted() {
+    let (store, client) = client(policy());
+    store.script(Operation::PutPart, [Fault::Delay(seconds(3600)); 4]);
+    let begun_and_aborted = async {
+        let writing = tokio::spawn({
+            let client = client.clone();
+            async move { put(&client).await }
+        });
+        for is_begun in [true, false] {
+            while client.uploads("").await.unwrap().is_empty() == is_begun {
+                sleep(Duration::from_millis(1)).await;
+            }
+            writing.abort();
+        }
+    };
+    let ended = runtime().block_on(async { timeout(seconds(60), begun_and_aborted).await });
+    ended.expect("the parts are deleted");
 }
 
 #[tokio::test(start_paused = true)]
