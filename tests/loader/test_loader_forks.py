@@ -129,6 +129,34 @@ def test_a_child_of_a_worker_sends_its_own_requests(folder, context):
     assert list(loader) == [True] * 4
 
 
+class Offering(torch.utils.data.Dataset):
+    """A worker's forked child tries to send the buffer that the worker then sends."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, sample):
+        buffer = self.data[sample].buffer
+
+        def offer():
+            assert isinstance(buffer, torchobj.Buffer)
+            assert _torchobj.offer(buffer) is None
+
+        assert exited_without_error(forked(offer))
+        return buffer
+
+
+def test_a_child_of_a_worker_does_not_offer_its_parents_memory(folder):
+    data = dataset(folder, None)
+    # A worker that lists the prefix itself has the bytes in memory of its own.
+    assert len(data) == COUNT
+    loader = torchobj.DataLoader(Offering(data), batch_size=None, num_workers=1)
+    assert [bytes(buffer) for buffer in loader] == [body(sample) for sample in range(4)]
+
+
 def arenas_that_are_open(_reader):
     entries = [
         os.readlink(f"/proc/self/fd/{name}")
