@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import hypothesis
 import pytest
+from fsspec.registry import _registry  # type: ignore[import-untyped]
 
 from tests.servers import launch
 from tests.servers.strict.control import Control
@@ -21,6 +22,7 @@ from tests.support import warm_python
 from tests.support.buckets import AnyBucket, Bucket, GcsBucket, new_gcs_bucket, new_s3_bucket
 from tests.support.gcs_control import S3NamedControl
 from tests.tools import CACHE
+from torchobj.fsspec import instances
 
 _numbers = itertools.count(1)
 
@@ -123,6 +125,16 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     gc.unfreeze()
+
+
+@pytest.fixture
+def fsspec_registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """fsspec's registry without torchobj, and no configuration of `register`. Both are restored afterwards."""
+    monkeypatch.setattr(instances, "_default", None)
+    for name in ("s3", "gs", "gcs", "tobj+s3", "tobj+gs"):
+        monkeypatch.setitem(_registry, name, None)
+        monkeypatch.delitem(_registry, name)
+    return cast("dict[str, Any]", _registry)
 
 
 @pytest.fixture(scope="session", autouse=True)

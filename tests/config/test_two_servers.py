@@ -214,7 +214,7 @@ def test_one_sample_can_have_objects_of_a_bucket_and_of_a_prefix_on_another_serv
     assert samples == [[number, 200 + number, number + 1] for number in range(4)]
 
 
-def test_fsspec_uses_the_file(two_servers):
+def test_fsspec_uses_the_file(two_servers, fsspec_registry):
     torchobj.fsspec.register()
     with fsspec.open(f"{THERE}/data/2") as opened:
         assert opened.read() == bytes([102])

@@ -48,11 +48,8 @@ def pl(request):
 
 
 @pytest.fixture(autouse=True)
-def registration(monkeypatch):
-    """Registers torchobj for s3:// in fsspec, whatever earlier tests registered, and restores it at the end."""
-    torchobj.fsspec.register()
-    monkeypatch.setattr(instances, "_default", None)
-    yield
+def registration(fsspec_registry):
+    """Registers torchobj for s3:// in fsspec."""
     torchobj.fsspec.register()
 
 

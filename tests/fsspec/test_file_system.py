@@ -6,7 +6,6 @@ import fsspec
 import pytest
 from fsspec.config import conf
 from fsspec.implementations.local import make_path_posix
-from fsspec.registry import _registry
 from fsspec.tests import abstract
 
 import torchobj
@@ -330,17 +329,8 @@ def test_a_folder_of_one_scheme_does_not_exist_in_another():
     assert "created/folder" not in GCSFileSystem()._created_folders
 
 
-@pytest.fixture
-def registry(monkeypatch):
-    """fsspec's registry, restored afterwards."""
-    monkeypatch.setattr(instances, "_default", None)
-    for name in ("s3", "gs", "gcs", "tobj+s3", "tobj+gs"):
-        monkeypatch.setitem(_registry, name, fsspec.AbstractFileSystem)
-        monkeypatch.delitem(_registry, name)
-    return _registry
-
-
-def test_all_schemes_are_registered_unless_another_implementation_is_to_be_kept(registry):
+def test_all_schemes_are_registered_unless_another_implementation_is_to_be_kept(fsspec_registry):
+    registry = fsspec_registry
     registry["gcs"] = fsspec.AbstractFileSystem
     assert not register(replace=False, schemes=("gs",))
     assert "gs" not in registry
@@ -354,7 +344,8 @@ def test_all_schemes_are_registered_unless_another_implementation_is_to_be_kept(
     assert type(fsspec.filesystem("s3")) is ObjectFileSystem
 
 
-def test_one_scheme_can_be_registered_alone(registry):
+def test_one_scheme_can_be_registered_alone(fsspec_registry):
+    registry = fsspec_registry
     registry["gs"] = registry["gcs"] = fsspec.AbstractFileSystem
     assert register(schemes=("s3",), config=of_gcs(user_project="p"))
     assert (registry["s3"], registry["gs"]) == (ObjectFileSystem, fsspec.AbstractFileSystem)
@@ -364,13 +355,12 @@ def test_one_scheme_can_be_registered_alone(registry):
     assert GCSFileSystem()._config.gcs.user_project == "q"
 
 
-def test_a_registered_scheme_uses_the_given_configuration(monkeypatch):
-    monkeypatch.setitem(_registry, "s3", fsspec.AbstractFileSystem)
-    monkeypatch.setattr(instances, "_default", None)
+def test_a_registered_scheme_uses_the_given_configuration(fsspec_registry, monkeypatch):
+    fsspec_registry["s3"] = fsspec.AbstractFileSystem
     monkeypatch.setitem(conf, "s3", {})
     before = ObjectFileSystem()
     assert not register(replace=False, region="eu-west-1")
-    assert (_registry["s3"], conf["s3"]) == (fsspec.AbstractFileSystem, {})
+    assert (fsspec_registry["s3"], conf["s3"]) == (fsspec.AbstractFileSystem, {})
     assert register(region="eu-west-1")
     for _ in range(2):
         files, path = fsspec.url_to_fs("s3://bucket/some key")

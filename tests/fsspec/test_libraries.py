@@ -11,21 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from fsspec.registry import _registry
 from PIL import Image
 
 from torchobj import StoreConfig
-from torchobj.fsspec import instances, register
+from torchobj.fsspec import register
 
 TABLE = pd.DataFrame({"name": ["a", "b", "c"], "value": [1.5, 2.5, 3.5]})
 
 
 @pytest.fixture
-def registered(monkeypatch):
-    """s3:// and gs:// of fsspec are torchobj, without a configuration. The registry is restored afterwards."""
-    monkeypatch.setattr(instances, "_default", None)
-    for name in ("s3", "gs", "gcs", "tobj+s3", "tobj+gs"):
-        monkeypatch.setitem(_registry, name, fsspec.AbstractFileSystem)
+def registered(fsspec_registry):
+    """s3:// and gs:// of fsspec are torchobj, without a configuration."""
     register()
 
 

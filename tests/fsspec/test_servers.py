@@ -81,7 +81,7 @@ def test_a_missing_bucket_is_not_found(bucket):
 
 @pytest.mark.filterwarnings("ignore:fsync not supported for this stream")
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-def test_torchs_distributed_checkpoint_takes_urls_of_a_registered_scheme(bucket):
+def test_torchs_distributed_checkpoint_takes_urls_of_a_registered_scheme(bucket, fsspec_registry):
     register(config=bucket.config)
     state = {"weight": torch.arange(12.0).reshape(3, 4), "step": torch.tensor(7)}
     dcp.save(state, checkpoint_id=f"{bucket.url}/step 7", no_dist=True)
