@@ -4,9 +4,9 @@ import pytest
 
 import torchobj
 from torchobj.cli.bench import knee, suggestions
-from torchobj.cli.bench_levels import Level
+from torchobj.cli.bench_levels import Level, measure
 from torchobj.cli.credential_sources import gcs_source, s3_source
-from torchobj.config import config_file
+from torchobj.config import StoreConfig, config_file
 
 
 def states(records):
@@ -181,6 +181,12 @@ def test_bench_counts_failed_reads_by_type(cli, bucket, control):
     records = cli.records("bench", bucket.url, "--seconds", "0.1", "--concurrency", "4")
     assert records[1]["errors"].keys() == {"AccessDeniedError"}
     assert "No object could be read" in records[-1]["suggestions"][0]
+
+
+def test_a_level_of_bench_reads_objects_even_if_its_time_elapses_before_its_threads_start(tmp_path):
+    (tmp_path / "k").write_bytes(b"123")
+    level = measure(f"file://{tmp_path}", [torchobj.ObjectRef(f"file://{tmp_path}/k", size=3)], StoreConfig(), 4, 0.0)
+    assert level.objects >= 2 and level.bytes == 3 * level.objects and level.latencies_s and level.errors == {}
 
 
 def test_bench_refuses_other_numbers_of_requests(cli, bucket):

@@ -69,13 +69,18 @@ class _Run:
         self.latencies: list[float] = []
         self.errors: collections.Counter[str] = collections.Counter()
 
-    def _next(self) -> list[ObjectRef] | None:
-        with self._lock:
-            return next(self._batches) if time.monotonic() < self._end else None
+    def _batches_of_a_thread(self) -> Iterator[list[ObjectRef]]:
+        """Batches until the time has elapsed, at least one."""
+        while True:
+            with self._lock:
+                batch = next(self._batches)
+            yield batch
+            if time.monotonic() >= self._end:
+                return
 
     def read(self, store: Store) -> None:
         """Reads batches."""
-        while (batch := self._next()) is not None:
+        for batch in self._batches_of_a_thread():
             results = store.get_many(batch, return_errors=True)
             failed = [result for result in results if isinstance(result, Exception)]
             size = sum(len(result) for result in results if not isinstance(result, (Exception, int)))
@@ -86,20 +91,20 @@ class _Run:
 
     def probe(self, store: Store) -> None:
         """Times single reads."""
-        while (batch := self._next()) is not None:
+        for batch in self._batches_of_a_thread():
             for ref in batch:
-                if time.monotonic() >= self._end:
-                    return
                 started = time.perf_counter()
                 try:
                     size = len(store.get_many([ref])[0])
                 except StoreError as error:
                     with self._lock:
                         self.errors[type(error).__name__] += 1
-                    continue
-                with self._lock:
-                    self.latencies.append(time.perf_counter() - started)
-                    self.objects, self.bytes = self.objects + 1, self.bytes + size
+                else:
+                    with self._lock:
+                        self.latencies.append(time.perf_counter() - started)
+                        self.objects, self.bytes = self.objects + 1, self.bytes + size
+                if time.monotonic() >= self._end:
+                    return
 
 
 def _batches(objects: Sequence[ObjectRef], size: int) -> Iterator[list[ObjectRef]]:
@@ -124,7 +129,7 @@ def measure(url: str, objects: Sequence[ObjectRef], config: StoreConfig, concurr
         objects: The objects, with their sizes.
         config: Configuration of the store; `max_in_flight` is replaced.
         concurrency: Number of concurrent requests, of which up to two are timed.
-        seconds: Time after which no more reads are started.
+        seconds: Time after which no more reads are started. Each thread makes at least one.
     """
     mean = max(1, sum(ref.size or 0 for ref in objects) // len(objects))
     batch = max(1, min(4 * concurrency, _MOST_IN_BATCH, _BATCH_BYTES // mean))
