@@ -203,7 +203,7 @@ def test_a_file_that_changes_during_its_upload_is_refused(bucket, control, file)
 
     store = torchobj.Store(bucket.url, config=bucket.config)
     # The first part is answered after the file has changed.
-    control.faults({"times": 1, "action": {"delay_first_byte_s": 0.5}})
+    control.faults({"times": 1, "action": {"delay_first_byte_s": 2}})
     with pytest.raises(exceptions.ObjectChangedError, match="changed while it was uploaded"):
         store.upload_file("k", file, progress=change)
     assert bucket.keys() == []

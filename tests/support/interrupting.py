@@ -11,9 +11,9 @@ HELD_BACK_S = 100
 
 
 @contextlib.contextmanager
-def interrupted(control, **rule):
+def interrupted(control, held_back_s=HELD_BACK_S, **rule):
     """Delays the requests that `rule` selects and interrupts this process as soon as one is delayed."""
-    control.faults({**rule, "action": {"delay_first_byte_s": HELD_BACK_S}})
+    control.faults({**rule, "action": {"delay_first_byte_s": held_back_s}})
 
     over = threading.Event()
 

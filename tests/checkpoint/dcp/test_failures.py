@@ -56,6 +56,16 @@ def test_a_save_that_is_interrupted_ends_at_once_and_leaves_the_old_checkpoint(b
     assert still_good(bucket, old)
 
 
+def test_an_upload_that_begins_while_the_save_is_interrupted_is_aborted(bucket, control):
+    old = with_an_old_one(bucket)
+    # The server has begun the upload, and its response arrives after the interrupt.
+    with interrupted(control, 3, operation="CreateMultipartUpload"):
+        error = error_of(lambda: save(bucket, {"a": torch.rand(6 << 20)}))
+    assert isinstance(error, KeyboardInterrupt)
+    assert eventually(lambda: control.requests("AbortMultipartUpload") and bucket.uploads() == [])
+    assert still_good(bucket, old)
+
+
 class Failing(DefaultSavePlanner):
     def resolve_data(self, write_item):
         if write_item.index.fqn == "bad":

@@ -2,9 +2,14 @@
 //! the parts. The exception is a commit that may still be running in the store after its timeout: the upload is not aborted,
 //! and a warning names it.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep};
 
 use super::commit::{Commit, CommitFailure};
@@ -17,6 +22,9 @@ use crate::types::{Condition, PartReceipt, Payload, PutOptions, Upload, Version}
 
 /// Timeout of an abort, which delays the error of a failed upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Time limit for the response to a cancelled request that begins an upload.
+const LATE_BEGIN: Duration = Duration::from_secs(15);
 
 /// Time that a store may take to process a part that it has received.
 const LATE_PART: Duration = Duration::from_millis(100);
@@ -44,7 +52,7 @@ impl Session {
             let mut attempts = client.attempts();
             loop {
                 let permit = client.permit().await;
-                let error = match within(limit, client.store().begin_upload(key, options)).await {
+                let error = match within(limit, Beginning::new(client.clone(), key, options)).await {
                     Some(Ok(upload)) => {
                         attempts.succeeded();
                         break Arc::new(upload);
@@ -156,6 +164,49 @@ impl Drop for Session {
         if !self.ended {
             let (client, upload, sending) = (self.client.clone(), self.upload.clone(), self.sending.clone());
             clean_up(async move { abort(&client, &upload, &sending).await });
+        }
+    }
+}
+
+/// A request that begins an upload. If it is cancelled, its response is awaited in the background, and the upload aborted:
+/// without the response its id would be unknown.
+struct Beginning {
+    client: Arc<Client>,
+    /// `None` once it has completed.
+    request: Option<BoxFuture<'static, Result<Upload>>>,
+}
+
+impl Beginning {
+    fn new(client: Arc<Client>, key: &str, options: &PutOptions) -> Self {
+        let (own, key, options) = (client.clone(), key.to_owned(), options.clone());
+        let request = async move { own.store().begin_upload(&key, &options).await }.boxed();
+        Self { client, request: Some(request) }
+    }
+}
+
+impl Future for Beginning {
+    type Output = Result<Upload>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let request = self.request.as_mut().expect("it is not polled after its completion");
+        let begun = ready!(request.poll_unpin(context));
+        self.request = None;
+        Poll::Ready(begun)
+    }
+}
+
+impl Drop for Beginning {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            let client = self.client.clone();
+            clean_up(async move {
+                if let Some(Ok(upload)) = within(LATE_BEGIN, request).await
+                    && let Err(problem) = try_abort(&client, &upload).await
+                {
+                    let url = client.store().url(&upload.key);
+                    log::warn!("upload {} of {url} could not be aborted: {problem}", upload.id);
+                }
+            });
         }
     }
 }
