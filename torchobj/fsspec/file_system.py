@@ -1,9 +1,13 @@
 """The classes `ObjectFileSystem` and `GCSFileSystem`: paths, folders and files. Does not import torch."""
 
+import io
 import itertools
 import shutil
 from datetime import datetime
 from typing import Any
+
+from fsspec.compression import compr  # type: ignore[import-untyped]
+from fsspec.core import get_compression  # type: ignore[import-untyped]
 
 from torchobj.checkpoint.files import open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
@@ -17,7 +21,7 @@ from torchobj.exceptions import (
 )
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.copies import Copies
-from torchobj.fsspec.files import TextFile, TransactionFile, file_entry, folder_entry
+from torchobj.fsspec.files import CompressedFile, TextFile, TransactionFile, file_entry, folder_entry
 from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
 from torchobj.fsspec.instances import CachedByConfig
 from torchobj.fsspec.many_objects import ManyObjects
@@ -344,11 +348,20 @@ class ObjectFileSystem(ManyObjects, Transfers, Copies, metaclass=CachedByConfig)
         """Opens an object: `rb`, `wb`, `xb`, `ab`, and the same modes without `b` for text.
 
         For writing, other arguments are those of `ObjectWriter`, such as `overwrite`, `if_version` and `content_type`.
+        With `compression`, such as `gzip` or `infer`, the object has the compressed content.
         """
+        text = {
+            name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if "b" not in mode and name in kwargs
+        }
+        compression = get_compression(path, kwargs.pop("compression", None))
+        binary = mode if "b" in mode else f"{mode.replace('t', '')}b"
+        file = super().open(path, binary, **kwargs)
+        if compression is not None:
+            compressed = compr[compression](file, mode=binary[0])
+            file = CompressedFile(compressed, file) if isinstance(file, TransactionFile) else compressed
         if "b" in mode:
-            return super().open(path, mode, **kwargs)
-        text = {name: kwargs.pop(name) for name in ("encoding", "errors", "newline") if name in kwargs}
-        return TextFile(super().open(path, f"{mode.replace('t', '')}b", **kwargs), **text)
+            return file
+        return io.TextIOWrapper(file, **text) if binary == "rb" else TextFile(file, **text)
 
     def _open(
         self,

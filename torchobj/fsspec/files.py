@@ -1,5 +1,6 @@
 """Files written through fsspec, each of which appears whole or not at all, and the entries of listings."""
 
+import contextlib
 import io
 import logging
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 from torchobj.checkpoint.files import ObjectWriter
 from torchobj.store import ObjectInfo
 
-__all__ = ["TextFile", "TransactionFile", "file_entry", "folder_entry"]
+__all__ = ["CompressedFile", "TextFile", "TransactionFile", "file_entry", "folder_entry"]
 
 logger = logging.getLogger("torchobj")
 
@@ -45,9 +46,14 @@ class TransactionFile(ObjectWriter):
         self._exception_at_open = sys.exc_info()[1]
         super().__init__(url, **arguments)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed or aborted, also if its transaction has not ended."""
+        return self._is_waiting or super().closed
+
     def close(self) -> None:
         """Commits the object, unless an exception is being raised or the file is part of a transaction."""
-        if self.closed or self._is_waiting:
+        if self.closed:
             return
         error, at_open, self._exception_at_open = sys.exc_info()[1], self._exception_at_open, None
         if error is not None and error is not at_open:
@@ -77,12 +83,84 @@ class TransactionFile(ObjectWriter):
         self.abort()
 
 
-class TextFile(io.TextIOWrapper):
-    """A text file whose object does not appear if the `with` block raises."""
+class CompressedFile(io.BufferedIOBase):
+    """A file whose content a compressor of fsspec writes to another one.
+
+    Such a compressor does not close the file that it writes to. Closing this one closes both, so that the object
+    appears, unless an exception is being raised; dropping it discards what was written.
+    """
+
+    def __init__(self, compressor: Any, file: TransactionFile) -> None:
+        self._compressor, self._file = compressor, file
+
+    @property
+    def name(self) -> str:
+        """The object's URL."""
+        return self._file.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file was closed."""
+        return self._file.closed
+
+    def writable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """Compresses bytes and returns their number."""
+        count: int = self._compressor.write(data)
+        return count
+
+    def tell(self) -> int:
+        """Returns the number of bytes before their compression, if the compressor counts them."""
+        position: int = self._compressor.tell()
+        return position
+
+    def close(self) -> None:
+        """Closes the compressor, which writes the end of its format, and the file."""
+        self._finish(None)
+        self._file.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None and isinstance(self.buffer, ObjectWriter):
-            self.buffer.abort()
-        super().__exit__(kind, error, traceback)
+        self._finish(error)
+        self._file.__exit__(kind, error, traceback)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Closes the compressor. Raises what that raises, unless there is an error already."""
+        try:
+            if not self.closed:
+                self._compressor.close()
+        except Exception:
+            self._file.abort()
+            if error is None:
+                raise
+
+    def __del__(self) -> None:
+        # io.IOBase would call close, which would create an incomplete object. The compressor must not write later.
+        if not self.closed:
+            with contextlib.suppress(Exception):
+                self._compressor.close()
+            self._file.__del__()
+
+
+class TextFile(io.TextIOWrapper):
+    """A text file to write, whose object does not appear if the `with` block raises or the file is dropped."""
+
+    def __init__(self, file: TransactionFile | CompressedFile, **arguments: Any) -> None:
+        self._file = file
+        super().__init__(file, **arguments)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None and not self.closed:
+            self.flush()
+        self._file.__exit__(kind, error, traceback)
+
+    def __del__(self) -> None:
+        # As above.
+        if not self._file.closed:
+            self._file.__del__()
