@@ -124,6 +124,7 @@ LAYERS = [
     ["cli.bars", "cli.url_argument", "cli.machine_checks", "cli.store_checks"],
     ["cli.progress"],
     ["cli.bench_levels", "cli.bucket_copy", "cli.objects", "cli.listing", "cli.removing", "cli.transfer_plan"],
+    ["cli.comparison"],
     ["cli.transfer_run"],
     ["cli.moving"],
     ["cli.transfers"],

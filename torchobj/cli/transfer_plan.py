@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from torchobj.cli.errors import CommandError
@@ -25,7 +24,6 @@ class Item(NamedTuple):
     """Path below the tree."""
     size: int | None
     version: str | None
-    modified: datetime | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,4 +152,4 @@ def items(tree: Target, config: StoreConfig, glob: str | None = None) -> Iterato
     for info in store.list(prefix, glob=glob):
         name = info.key.removeprefix(prefix)
         if name and not name.endswith("/") and not (tree.is_local and is_temporary(name)):
-            yield Item(name, info.size, info.version, info.last_modified)
+            yield Item(name, info.size, info.version)

@@ -8,17 +8,18 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from torchobj.cli.bucket_copy import copy_object, is_on_server
+from torchobj.cli.comparison import compared, copies_of, sources_of
 from torchobj.cli.errors import described
 from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report, of_stream
-from torchobj.cli.transfer_plan import Item, Transfer, is_fifo, items
+from torchobj.cli.transfer_plan import Item, Transfer, is_fifo
 from torchobj.config import StoreConfig
 from torchobj.exceptions import TransferError
 from torchobj.files.results import Progress, TreeTransfer
 from torchobj.files.streams import upload_stream
 from torchobj.files.transfers import download, download_file, upload, upload_file
 
-__all__ = ["Failure", "Options", "Outcome", "concurrently", "failure_line", "is_unchanged", "run_all"]
+__all__ = ["Failure", "Options", "Outcome", "concurrently", "failure_line", "run_all"]
 
 #: Transfers of single files and copies that run at the same time; each uses several connections.
 _THREADS = 32
@@ -204,18 +205,12 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
     """Copies an object, or a tree, from bucket to bucket."""
     source, destination, config = transfer.source, transfer.destination, options.config
     if not transfer.is_tree:
+        if options.skip_unchanged and not list(_changed(transfer, options, outcome)):
+            return
         size, outcome.versions[transfer] = copy_object(str(source.url), str(destination.url), config)
         outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
         report(Progress(1, 1, size, size, 0))
         return
-    there = {item.name: item for item in items(destination, config)} if options.skip_unchanged else {}
-
-    def changed() -> Iterator[Item]:
-        for item in items(source, config, transfer.glob):
-            if is_unchanged(item, there.get(item.name)):
-                outcome.skipped += 1
-            else:
-                yield item
 
     def copy(item: Item) -> int:
         return copy_object(f"{source.url}{item.name}", f"{destination.url}{item.name}", config, item.size)[0]
@@ -224,7 +219,9 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
     missing: set[str] = set()
     names = outcome.copies.setdefault(transfer, set())
     is_named = options.names_copies and is_on_server(source.url, destination.url)
-    for item, size, failure in concurrently(changed(), copy, lambda item: f"{source.url}{item.name}"):
+    for item, size, failure in concurrently(
+        _changed(transfer, options, outcome), copy, lambda item: f"{source.url}{item.name}"
+    ):
         if failure is not None:
             outcome.failures.append(failure)
             missing.add(item.name)
@@ -238,13 +235,17 @@ def _copy(transfer: Transfer, options: Options, report: Report, outcome: Outcome
     outcome.trees[transfer] = missing
 
 
-def is_unchanged(item: Item, target: Item | None) -> bool:
-    """Whether an object in another bucket has the same size, and the same ETag or a later time."""
-    if target is None or target.size != item.size:
-        return False
-    if item.version is not None and item.version == target.version:
-        return True
-    return item.modified is not None and target.modified is not None and target.modified > item.modified
+def _changed(transfer: Transfer, options: Options, outcome: Outcome) -> Iterator[Item]:
+    """The objects to copy from bucket to bucket. Counts the unchanged ones, if they are skipped."""
+    found = sources_of(transfer, options.config)
+    if not options.skip_unchanged:
+        yield from found
+        return
+    for item, is_unchanged in compared(transfer, found, copies_of(transfer, options.config), options.config):
+        if is_unchanged:
+            outcome.skipped += 1
+        else:
+            yield item
 
 
 def failure_line(failure: Failure) -> str:

@@ -2,11 +2,12 @@
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import click
 
+from torchobj.cli.comparison import compared, copies_of, sources_of
 from torchobj.cli.errors import CommandError
 from torchobj.cli.moving import move_all
 from torchobj.cli.objects import write_target
@@ -14,13 +15,13 @@ from torchobj.cli.options import Command, Settings, fail_with, settings
 from torchobj.cli.output import duration, human_size, print_json, print_line, shown
 from torchobj.cli.progress import of_stream, reporting
 from torchobj.cli.targets import check_wildcards, parse_target
-from torchobj.cli.transfer_plan import STREAM, Transfer, check_destinations, is_fifo, items, plan
+from torchobj.cli.transfer_plan import STREAM, Item, Transfer, check_destinations, is_fifo, plan
 from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
 from torchobj.files.streams import upload_stream
 
-__all__ = ["cp", "mv", "print_outcome"]
+__all__ = ["cp", "mv", "print_action", "print_outcome", "print_plan"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -43,7 +44,7 @@ def _arguments(function: _Function) -> _Function:
 
 @click.command(cls=Command, short_help="Copy files and objects; upload and download are other names.")
 @_arguments
-@click.option("--skip-unchanged", is_flag=True, help="Skip files whose copy has the same size and checksum.")
+@click.option("--skip-unchanged", is_flag=True, help="Skip files whose copy is unchanged, as `sync` does.")
 def cp(
     sources: tuple[str, ...],
     destination: str,
@@ -69,10 +70,11 @@ def cp(
     transfers = plan(sources, destination, recursive=recursive, raw=raw)
     _check_attributes(transfers, given)
     check_destinations(transfers, config)
-    if dry_run:
-        _print_plan(chosen, transfers, config, "would copy")
-        return
     options = Options(config, skip_unchanged=skip_unchanged, attributes=given)
+    if dry_run:
+        if not print_plan(chosen, transfers, options, "would copy"):
+            raise _nothing(transfers)
+        return
     started = time.monotonic()
     with reporting("cp", quiet=chosen.json) as report:
         outcome = run_all(transfers, options, report)
@@ -103,12 +105,14 @@ def mv(
         if transfer.glob is not None and not transfer.source.is_local:
             check_wildcards(transfer.source.text, transfer.source.child(transfer.glob), config)
     check_destinations(transfers, config)
+    options = Options(config, attributes=given)
     if dry_run:
-        _print_plan(chosen, transfers, config, "would move")
+        if not print_plan(chosen, transfers, options, "would move"):
+            raise _nothing(transfers)
         return
     started = time.monotonic()
     with reporting("mv", quiet=chosen.json) as report:
-        outcome = move_all(transfers, Options(config, attributes=given), report)
+        outcome = move_all(transfers, options, report)
     _check_found(transfers, outcome)
     print_outcome(chosen, outcome, "moved", time.monotonic() - started)
 
@@ -158,19 +162,40 @@ def _stream(
     print_outcome(chosen, Outcome(1, done.size), "copied", time.monotonic() - started)
 
 
-def _print_plan(chosen: Settings, transfers: list[Transfer], config: StoreConfig, action: str) -> None:
-    count = 0
+def print_plan(chosen: Settings, transfers: list[Transfer], options: Options, action: str) -> int:
+    """Prints what would be transferred, and counts what has nothing to compare. Returns the number of sources."""
+    found, by_checksum, without = 0, 0, 0
     for transfer in transfers:
-        source, destination = transfer.source, transfer.destination
-        if not transfer.is_tree:
-            print_action(chosen, action, source.shown, destination.shown)
-            count += 1
-            continue
-        for item in items(source, config, transfer.glob):
-            print_action(chosen, action, source.child(item.name).shown, destination.child(item.name).shown)
-            count += 1
-    if count == 0:
-        raise _nothing(transfers)
+        between = not (transfer.source.is_local or transfer.destination.is_local)
+        there: dict[str, Item] = {}
+        states: Iterable[tuple[Item, bool | None]]
+        if options.skip_unchanged:
+            there = copies_of(transfer, options.config)
+            states = compared(transfer, sources_of(transfer, options.config), there, options.config)
+        elif transfer.is_tree:
+            states = ((item, False) for item in sources_of(transfer, options.config))
+        else:
+            states = [(Item("", None, None), False)]
+        for item, is_unchanged in states:
+            found += 1
+            copy = there.get(item.name)
+            compares = copy is not None and copy.size == item.size and not between
+            if is_unchanged is None and compares:
+                by_checksum += 1
+            elif not is_unchanged:
+                without += is_unchanged is None
+                source, destination = transfer.source.child(item.name), transfer.destination.child(item.name)
+                print_action(chosen, "would compare" if compares else action, source.shown, destination.shown)
+    _print_count(chosen, "would compare", by_checksum, "would compare {} of equal size by checksums")
+    _print_count(chosen, "nothing to compare", without, "{} of equal size with nothing else to compare")
+    return found
+
+
+def _print_count(chosen: Settings, action: str, count: int, text: str) -> None:
+    if count and chosen.json:
+        print_json({"action": action, "files": count})
+    elif count:
+        print_line(text.format(f"{count} {'file' if count == 1 else 'files'}"))
 
 
 def print_action(chosen: Settings, action: str, source: str, destination: str | None = None) -> None:
