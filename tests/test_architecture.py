@@ -105,7 +105,7 @@ LAYERS = [
     ["loader._attach", "loader.loader"],
     ["loader.transformers_callback"],
     ["fsspec.concurrency", "fsspec.expansion", "fsspec.files", "fsspec.instances", "fsspec.passed_credentials"],
-    ["fsspec.s3fs_options", "fsspec.copies", "fsspec.many_objects", "fsspec.transfers"],
+    ["fsspec.s3fs_options", "fsspec.copies", "fsspec.listings", "fsspec.many_objects", "fsspec.transfers"],
     ["fsspec.gcsfs_options"],
     ["fsspec.file_system"],
     ["fsspec.registry"],

@@ -19,11 +19,11 @@ from torchobj.exceptions import (
     StoreError,
     UnsupportedError,
 )
-from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.copies import Copies
 from torchobj.fsspec.files import CompressedFile, TextFile, TransactionFile, file_entry, folder_entry
 from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
 from torchobj.fsspec.instances import CachedByConfig
+from torchobj.fsspec.listings import Listings
 from torchobj.fsspec.many_objects import ManyObjects
 from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, s3fs_config
 from torchobj.fsspec.transfers import Transfers
@@ -42,7 +42,7 @@ _HINTS = ("cache_type", "fill_cache", "size")
 _MAX_REMEMBERED = 10_000
 
 
-class ObjectFileSystem(ManyObjects, Transfers, Copies, metaclass=CachedByConfig):
+class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=CachedByConfig):
     """An fsspec file system for S3 buckets. Paths are `bucket/key` or `s3://bucket/key`; a folder is a prefix of keys.
 
     Listings are not cached. `info` and `ls` return `LastModified`, in UTC, and `ETag`. A written file appears whole on
@@ -163,115 +163,6 @@ class ObjectFileSystem(ManyObjects, Transfers, Copies, metaclass=CachedByConfig)
         """Time of the last modification of an object, in UTC."""
         time: datetime = self.info(path)["LastModified"]
         return time
-
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: FBT001, FBT002  fsspec's signature
-        """The objects and folders directly below a folder, or the object with this name.
-
-        Raises:
-            ObjectNotFoundError: Neither exists.
-        """
-        path = self._strip_protocol(path)
-        found = self._children(path)
-        if found is None:
-            found = [self.info(path)]
-        return found if detail else [entry["name"] for entry in found]
-
-    def _children(self, path: str) -> list[dict[str, Any]] | None:
-        """The entries directly below a folder, by name; None if it is not a folder."""
-        store, key = self._locate(path)
-        prefix, base = f"{key}/" if key else "", path.partition("/")[0]
-        found, is_folder = [], not key or path in self._created_folders
-        for page in store.list(prefix, "/").pages():
-            is_folder |= bool(page.objects or page.prefixes)
-            found += [file_entry(f"{base}/{info.key}", info) for info in page.objects if info.key != prefix]
-            # A folder without a name cannot be addressed by a path.
-            found += [folder_entry(f"{base}/{name[:-1]}") for name in page.prefixes if not name.endswith("//")]
-        if not is_folder:
-            return None
-        names = {entry["name"] for entry in found}
-        found += [folder_entry(made) for made in self._created_folders.keys() - names if self._parent(made) == path]
-        return sorted(found, key=lambda entry: str(entry["name"]))
-
-    def find(
-        self,
-        path: str,
-        maxdepth: int | None = None,
-        withdirs: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
-        detail: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
-        *,
-        prefix: str = "",
-        **kwargs: Any,
-    ) -> Any:
-        """All objects below a folder, by one recursive listing; or the object with this name.
-
-        Args:
-            path: The folder.
-            maxdepth: Maximum depth; each level is listed concurrently. None for all levels.
-            withdirs: Whether to include folders, also `path` itself.
-            detail: Whether to return a dict from names to the results of `info`.
-            prefix: Selects objects whose path after the folder starts with it, as in s3fs and gcsfs.
-
-        Raises:
-            ConfigError: `prefix` is combined with `maxdepth` or `withdirs`.
-        """
-        if prefix and (maxdepth is not None or withdirs):
-            raise ConfigError(f"prefix={prefix!r}: cannot be combined with maxdepth or withdirs")
-        path = self._strip_protocol(path)
-        if not path:
-            return super().find(path, maxdepth, withdirs, detail, **kwargs)
-        entries = self._all_below(path, prefix) if maxdepth is None else self._levels_below(path, maxdepth)
-        if withdirs and (entries or self.isdir(path)):
-            entries[path] = folder_entry(path)
-        if not entries and not prefix and self.isfile(path):
-            entries = {path: self.info(path)}
-        found = {name: entries[name] for name in sorted(entries) if withdirs or entries[name]["type"] != "directory"}
-        return found if detail else list(found)
-
-    def _all_below(self, path: str, prefix: str) -> dict[str, dict[str, Any]]:
-        """The objects at all depths, and their folders."""
-        store, key = self._locate(path)
-        base, below = path.partition("/")[0], f"{key}/" if key else ""
-        files, folders = {}, {made for made in self._created_folders if made.startswith(f"{path}/")}
-        folder = ""
-        for info in store.list(below + prefix):
-            *parents, name = info.key.removeprefix(below).split("/")
-            # Empty path components and markers of folders cannot be addressed by a path.
-            if name and all(parents):
-                files[f"{base}/{info.key}"] = file_entry(f"{base}/{info.key}", info)
-            if (parent := "/".join(parents)) != folder:
-                folder = parent
-                named = list(itertools.takewhile(bool, parents))
-                folders |= {"/".join((path, *named[: depth + 1])) for depth in range(len(named))}
-        # An object with the name of a folder takes precedence.
-        return {made: folder_entry(made) for made in folders} | files
-
-    def _levels_below(self, path: str, maxdepth: int) -> dict[str, dict[str, Any]]:
-        """The objects and folders down to a depth, level by level."""
-        found: dict[str, dict[str, Any]] = {}
-        level = [path]
-        for _ in range(maxdepth):
-            entries = []
-            for _, children in concurrently(self._children, level):
-                if isinstance(children, Exception) and not isinstance(children, ObjectNotFoundError):
-                    raise children
-                entries += children if isinstance(children, list) else []
-            # An object with the name of a folder takes precedence.
-            found |= {entry["name"]: entry for entry in sorted(entries, key=lambda entry: entry["type"] == "file")}
-            level = [entry["name"] for entry in entries if entry["type"] == "directory"]
-        return found
-
-    def du(
-        self,
-        path: str,
-        total: bool = True,  # noqa: FBT001, FBT002  fsspec's signature
-        maxdepth: int | None = None,
-        withdirs: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
-        **kwargs: Any,
-    ) -> Any:
-        """The size of all objects below a folder, from their listing; with `total=False` a dict of names and sizes."""
-        entries = self.find(path, maxdepth, withdirs, detail=True, **kwargs)
-        sizes = {name: entry["size"] for name, entry in entries.items()}
-        return sum(size or 0 for size in sizes.values()) if total else sizes
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:  # noqa: FBT001, FBT002  fsspec's signature
         """Records a folder and its parents as created. Nothing is written; with `exist_ok` no request is sent.
