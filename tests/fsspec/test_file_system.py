@@ -305,6 +305,45 @@ def test_appending_writes_after_the_end_and_creates_a_missing_object(files):
         assert file.readlines() == ["a\r\n", "é"]
 
 
+@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("present", [None, b"old"])
+def test_an_append_to_an_object_that_changed_meanwhile_fails_and_keeps_it(files, present, compression):
+    def changes():
+        yield lambda: files.pipe("files/k", b"of another writer")
+        if present is not None:
+            yield lambda: files.rm_file("files/k")
+
+    for change in changes():
+        files.rm_file("files/k")
+        if present is not None:
+            files.pipe("files/k", present)
+        first, second = (files.open("files/k", "a", compression=compression) for _ in range(2))
+        first.write("1")
+        second.write("2")
+        second.close()
+        kept = body("k")
+        with pytest.raises(exceptions.PreconditionFailedError):
+            first.close()
+        assert body("k") == kept
+        last = files.open("files/k", "ab")
+        change()
+        with pytest.raises(exceptions.StoreError):
+            last.close()
+        assert not files.exists("files/k") or body("k") == b"of another writer"
+
+
+def test_the_condition_of_an_append_can_be_given(files):
+    files.pipe("files/k", b"old")
+    with files.open("files/k", "ab", if_version=files.info("files/k")["ETag"]) as file:
+        file.write(b"1")
+    with pytest.raises(exceptions.PreconditionFailedError), files.open("files/k", "ab", if_version="other") as file:
+        file.write(b"2")
+    file = files.open("files/k", "ab", if_version=None)
+    files.pipe("files/k", b"of another writer")
+    file.close()
+    assert body("k") == b"old1"
+
+
 def test_a_transaction_writes_all_files_at_its_end_or_none(files):
     files.pipe("files/k", b"old")
     with files.transaction:

@@ -50,6 +50,23 @@ def test_large_files_are_written_in_parts_and_read_back(bucket, files):
     assert bucket.uploads() == []
 
 
+def test_an_append_does_not_replace_what_another_writer_wrote_meanwhile(bucket, files):
+    for name, old in (("new", None), ("present", b"old")):
+        if old is not None:
+            bucket.write(name, old)
+        file = files.open(f"{bucket.url}/{name}", "ab")
+        file.write(b"end")
+        bucket.write(name, b"of another writer")
+        with pytest.raises(exceptions.PreconditionFailedError):
+            file.close()
+        assert bucket.body(name) == b"of another writer"
+    file = files.open(f"{bucket.url}/present", "ab")
+    bucket.remove("present")
+    with pytest.raises(exceptions.StoreError):
+        file.close()
+    assert bucket.keys() == ["new"] and bucket.uploads() == []
+
+
 @pytest.mark.parametrize("action", [{"status": 403, "code": "AccessDenied"}, {"status": 400, "code": "InvalidRequest"}])
 def test_a_failed_lookup_is_not_reported_as_absence(bucket, files, control, action: FaultAction):
     files.pipe(f"{bucket.url}/k", b"x")

@@ -260,11 +260,16 @@ def store_of(url: str, config: StoreConfig, *, is_written: bool = False) -> tupl
 
 
 def open_reader(
-    url: str, config: StoreConfig, jump_bytes: int | None = None, ahead_bytes: int | None = None
+    url: str,
+    config: StoreConfig,
+    jump_bytes: int | None = None,
+    ahead_bytes: int | None = None,
+    *,
+    version: str | None = None,
 ) -> ObjectReader:
-    """Returns a file to read an object. Sends no request before its first use."""
+    """Returns a file to read an object, of a version if one is given. Sends no request before its first use."""
     parsed, store = store_of(url, config)
-    return ObjectReader.open(store, str(parsed), parsed.bucket, parsed.key, jump_bytes, ahead_bytes)
+    return ObjectReader.open(store, str(parsed), parsed.bucket, parsed.key, jump_bytes, ahead_bytes, version)
 
 
 @overload

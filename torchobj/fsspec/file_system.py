@@ -27,6 +27,7 @@ from torchobj.fsspec.listings import Listings
 from torchobj.fsspec.many_objects import ManyObjects
 from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, s3fs_config
 from torchobj.fsspec.transfers import Transfers
+from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
 
 __all__ = ["GCSFileSystem", "ObjectFileSystem"]
@@ -47,8 +48,9 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
 
     Listings are not cached. `info` and `ls` return `LastModified`, in UTC, and `ETag`. A written file appears whole on
     `close()`, or at the end of its transaction; it does not appear if the `with` block raises, also with `fsspec.open`
-    and in text mode. Appending rewrites the whole object. Opening a file for reading sends no request, so that a
-    missing file raises at the first read. Methods for many objects send their requests concurrently.
+    and in text mode. Appending rewrites the whole object, unless it changed meanwhile. Opening a file for reading sends
+    no request, so that a missing file raises at the first read. Methods for many objects send their requests
+    concurrently.
 
     Args:
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
@@ -139,14 +141,7 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
 
     def isfile(self, path: str) -> bool:
         """Whether an object exists. Raises errors that prevent an answer."""
-        if "/" not in self._strip_protocol(path):
-            return False
-        store, key = self._locate(path)
-        try:
-            store.head(key)
-        except FileNotFoundError:
-            return False
-        return True
+        return "/" in self._strip_protocol(path) and _head(*self._locate(path)) is not None
 
     def isdir(self, path: str) -> bool:
         """Whether objects exist below, or the folder was created here. Raises errors that prevent an answer."""
@@ -238,6 +233,8 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         """Opens an object: `rb`, `wb`, `xb`, `ab`, and the same modes without `b` for text.
 
+        Appending writes the whole object again, on the condition that it has not changed meanwhile: the writer that
+        closes last raises a `PreconditionFailedError`. Pass `if_version=None` for a store without conditional writes.
         For writing, other arguments are those of `ObjectWriter`, such as `overwrite`, `if_version` and `content_type`.
         With `compression`, such as `gzip` or `infer`, the object has the compressed content.
         """
@@ -271,12 +268,24 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
             raise ConfigError(f"mode={mode!r} of {url}: must be rb, wb, xb or ab")
         if mode == "xb" and self.exists(path):
             raise PreconditionFailedError(f"{url}: already exists")
-        file = TransactionFile(url, config=self._locate(path)[0].config, if_none_match=mode == "xb", **kwargs)
+        store, key = self._locate(path)
+        present = _head(store, key) if mode == "ab" else None
+        if mode == "ab" and "if_version" not in kwargs:
+            kwargs |= {"overwrite": False} if present is None else {"if_version": present.version}
+        file = TransactionFile(url, config=store.config, if_none_match=mode == "xb", **kwargs)
         file.is_deferred = not autocommit
-        if mode == "ab" and self.isfile(path):
-            with open_reader(url, self._locate(path)[0].config) as present:
-                shutil.copyfileobj(present, file, self._config.part_bytes)
+        if present is not None:
+            with open_reader(url, store.config, version=present.version) as reader:
+                shutil.copyfileobj(reader, file, self._config.part_bytes)
         return file
+
+
+def _head(store: Store, key: str) -> ObjectInfo | None:
+    """Size and version of an object; None if it does not exist."""
+    try:
+        return store.head(key)
+    except ObjectNotFoundError:
+        return None
 
 
 class GCSFileSystem(ObjectFileSystem):
