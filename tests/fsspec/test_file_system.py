@@ -75,7 +75,7 @@ def body(key):
 
 
 def test_listings_distinguish_objects_from_folders_and_omit_markers(files):
-    for name in ("a", "a/b", "a/c/d", "folder/", "ab", "a//unseen"):
+    for name in ("a", "a/b", "a/c/d", "folder/", "ab", "a//unnamed"):
         torchobj.Store("memory://files").put(name, b"12")
     assert [(entry["name"], entry["type"]) for entry in files.ls("memory://files/")] == [
         ("files/a", "file"),
@@ -86,7 +86,7 @@ def test_listings_distinguish_objects_from_folders_and_omit_markers(files):
     assert files.ls("files/a", detail=False) == ["files/a/b", "files/a/c"]
     assert files.ls("files/folder") == []
     assert files.ls("files/ab", detail=False) == ["files/ab"]
-    assert sorted(files.find("files")) == ["files/a", "files/a/b", "files/a/c/d", "files/ab"]
+    assert sorted(files.find("files")) == ["files/a", "files/a//unnamed", "files/a/b", "files/a/c/d", "files/ab"]
     info = files.info("files/ab")
     assert (info["size"], info["ETag"]) == (2, torchobj.Store("memory://files").head("ab").version)
     assert files.modified("files/ab") == torchobj.Store("memory://files").head("ab").last_modified
@@ -95,6 +95,76 @@ def test_listings_distinguish_objects_from_folders_and_omit_markers(files):
     assert (files.isdir(""), files.isfile(""), files.isfile("files")) == (True, False, False)
     with pytest.raises(exceptions.UnsupportedError):
         files.ls("")
+
+
+#: Keys with empty components, and others beside them.
+UNNAMED = ["d//dd", "d///ddd", "d//e/f", "d/e//g", "d/k", "/root", "d2//x"]
+
+
+@pytest.fixture
+def unnamed(files):
+    files.pipe({f"files/{key}": key.encode() for key in UNNAMED})
+    return files
+
+
+def paths_in(folder):
+    return sorted(f"files/{key}" for key in UNNAMED if key.startswith(folder))
+
+
+def test_keys_with_empty_components_are_found_read_and_counted(unnamed):
+    for folder in ("", "d/", "d/e/"):
+        path = f"files/{folder}"
+        assert unnamed.find(path) == unnamed.find(path, maxdepth=9) == paths_in(folder)
+        assert unnamed.du(path) == sum(len(name.removeprefix("files/")) for name in paths_in(folder))
+        found = unnamed.cat(path, recursive=True)
+        assert found == {name: name.removeprefix("files/").encode() for name in paths_in(folder)}
+        assert [name for name in unnamed.glob(f"files/{folder}**") if unnamed.isfile(name)] == paths_in(folder)
+    assert unnamed.find("files/d", maxdepth=1) == ["files/d/k"]
+    assert unnamed.find("files/d", maxdepth=2) == ["files/d//dd", "files/d/k"]
+    folders = {"files/d", "files/d//e", "files/d/e"}
+    assert set(unnamed.find("files/d", withdirs=True)) - set(paths_in("d/")) == folders
+    assert set(unnamed.find("files/d", maxdepth=9, withdirs=True)) - set(paths_in("d/")) == folders
+    assert [unnamed.info(name)["size"] for name in paths_in("")] == [len(name) - len("files/") for name in paths_in("")]
+
+
+def test_a_level_has_no_folders_without_a_name_and_says_so(unnamed, caplog):
+    assert unnamed.ls("files/d", detail=False) == ["files/d/e", "files/d/k"]
+    assert "files/d/: ls omits a folder without a name" in caplog.text
+    assert unnamed.ls("files", detail=False) == ["files/d", "files/d2"]
+
+
+@pytest.mark.parametrize("path", ["files/d", ["files/d", "files/d/e", "files/d//e"], "files/d*"])
+def test_a_folder_is_removed_with_all_its_keys(unnamed, path):
+    store = torchobj.Store("memory://files")
+    for key in ("d/", "d//", "d//marker/", "d-", "dx/k"):
+        store.put(key, b"")
+    unnamed.makedirs("files/d/made/below", exist_ok=True)
+    unnamed.rm(path, recursive=True)
+    kept = {"/root"} if path == "files/d*" else {"/root", "d-", "d2//x", "dx/k"}
+    assert {info.key for info in store.list()} == kept
+    assert not unnamed.exists("files/d/made/below")
+    with pytest.raises(exceptions.ObjectNotFoundError, match="rm 'files/never was'"):
+        unnamed.rm("files/never was", recursive=True)
+
+
+def test_a_folder_with_keys_of_empty_components_is_copied_and_moved(unnamed):
+    unnamed.copy("files/d", "files/copied", recursive=True)
+    copied = sorted(name.replace("files/d/", "files/copied/") for name in paths_in("d/"))
+    assert unnamed.find("files/copied") == copied
+    unnamed.mv("files/d", "files/moved", recursive=True)
+    assert unnamed.find("files/moved") == [name.replace("copied", "moved") for name in copied]
+    assert not unnamed.exists("files/d")
+
+
+def test_a_key_with_an_empty_component_is_downloaded_to_a_named_file_only(unnamed, tmp_path):
+    for path, lpath in (("files/d", tmp_path / "out"), ("files/d", f"{tmp_path}/"), ("files", str(tmp_path / "out"))):
+        with pytest.raises(exceptions.InvalidKeyError, match="because a component is empty"):
+            unnamed.get(path, lpath, recursive=True)
+        assert list(tmp_path.iterdir()) == []
+    unnamed.get("files/d//dd", str(tmp_path / "one"))
+    unnamed.get("files/d//e", str(tmp_path / "folder"), recursive=True)
+    assert (tmp_path / "one").read_bytes() == b"d//dd"
+    assert (tmp_path / "folder/f").read_bytes() == b"d//e/f"
 
 
 def test_created_folders_exist_for_every_instance_until_removed(files):

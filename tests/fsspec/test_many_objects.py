@@ -130,7 +130,7 @@ def test_calls_that_did_not_start_are_not_made_after_an_error(monkeypatch):
 
 
 def test_find_with_folders_is_one_listing(filled, monkeypatch):
-    filled.pipe({"many/d/deep/er/y": b"", "many/d//unseen": b""})
+    filled.pipe({"many/d/deep/er/y": b"", "many/d//unnamed": b""})
     torchobj.Store("memory://many").put("marked/", b"")
     filled.makedirs("many/made", exist_ok=True)
     listings, listed = [], torchobj.Store.list
@@ -142,6 +142,7 @@ def test_find_with_folders_is_one_listing(filled, monkeypatch):
         *(f"many/d/{number}" for number in range(5)),
         "many/d/deep/x",
         "many/d/deep/er/y",
+        "many/d//unnamed",
         "many/e",
     }
     assert len(listings) == 1

@@ -196,7 +196,7 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         store.delete(key)
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:  # noqa: FBT001, FBT002
-        """Deletes objects, a thousand per request; with `recursive` also everything below.
+        """Deletes objects, a thousand per request; with `recursive` also all keys below.
 
         Raises:
             UnsupportedError: A path is a whole bucket, which is never deleted or emptied; nothing is deleted then.
@@ -205,13 +205,27 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         """
         for each in [path] if isinstance(path, str) else path:
             self._refuse_bucket(each)
-        expanded = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
-        for bucket, paths in itertools.groupby(expanded, key=lambda each: each.partition("/")[0]):
-            keys = [key for each in paths if (key := each.partition("/")[2])]
+        is_whole = recursive and maxdepth is None
+        expanded = self.expand_path(path, recursive=recursive and not is_whole, maxdepth=maxdepth)
+        if is_whole:
+            keys = {each: self._keys_below(each) for each in expanded}
+        else:
             # With a slash: empty objects with which other tools mark folders.
-            self._locate(bucket)[0].delete([*keys, *(f"{key}/" for key in keys)] if recursive else keys)
+            named = {each: self._locate(each)[1] for each in expanded}
+            keys = {each: [key, f"{key}/"] if recursive else [key] for each, key in named.items()}
+        if not any(keys.values()):
+            raise ObjectNotFoundError(f"rm {path!r}: no object or folder has this name")
+        for bucket, paths in itertools.groupby(expanded, key=lambda each: each.partition("/")[0]):
+            self._locate(bucket)[0].delete(list(dict.fromkeys(key for each in paths for key in keys[each])))
         for each in expanded:
-            self._created_folders.pop(each, None)
+            for made in [made for made in self._created_folders if f"{made}/".startswith(f"{each}/")]:
+                del self._created_folders[made]
+
+    def _keys_below(self, path: str) -> list[str]:
+        """The key of a path and all keys below, also those that no path names; none if nothing exists there."""
+        store, key = self._locate(path)
+        below = [info.key for info in store.list(f"{key}/")]
+        return [key, *below] if below or path in self._created_folders or self.isfile(path) else []
 
     def _refuse_bucket(self, path: str) -> None:
         store, key = self._locate(path)

@@ -1,6 +1,6 @@
 """The objects and folders below a folder: `ls`, `find`, `du`. fsspec's defaults list every folder by itself."""
 
-import itertools
+import logging
 from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
@@ -11,12 +11,17 @@ from torchobj.fsspec.files import file_entry, folder_entry
 
 __all__ = ["Listings"]
 
+logger = logging.getLogger("torchobj")
+
 
 class Listings(package.AbstractFileSystem):  # type: ignore[misc]
     """Lists objects, for a file system that has `info`, `isdir`, `isfile`, `_locate` and `_created_folders`."""
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:  # noqa: FBT001, FBT002  fsspec's signature
         """The objects and folders directly below a folder, or the object with this name.
+
+        A folder without a name, as that of the key `a//b`, has no path and is left out with a warning; `find` returns
+        its objects.
 
         Raises:
             ObjectNotFoundError: Neither exists.
@@ -25,18 +30,23 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
         found = self._children(path)
         if found is None:
             found = [self.info(path)]
-        return found if detail else [entry["name"] for entry in found]
+        named = [entry for entry in found if not entry["name"].endswith("/")]
+        if len(named) < len(found):
+            logger.warning("%s/: ls omits a folder without a name; find returns its objects", path)
+        return named if detail else [entry["name"] for entry in named]
 
     def _children(self, path: str) -> list[dict[str, Any]] | None:
-        """The entries directly below a folder, by name; None if it is not a folder."""
-        store, key = self._locate(path)
-        prefix, base = f"{key}/" if key else "", path.partition("/")[0]
-        found, is_folder = [], not key or path in self._created_folders
+        """The entries directly below a folder, by name; None if it is not a folder.
+
+        The name of a folder without one ends with a slash.
+        """
+        base, slash, key = path.partition("/")
+        store, prefix = self._locate(base)[0], f"{key}/" if slash else ""
+        found, is_folder = [], not slash or path in self._created_folders
         for page in store.list(prefix, "/").pages():
             is_folder |= bool(page.objects or page.prefixes)
             found += [file_entry(f"{base}/{info.key}", info) for info in page.objects if info.key != prefix]
-            # A folder without a name cannot be addressed by a path.
-            found += [folder_entry(f"{base}/{name[:-1]}") for name in page.prefixes if not name.endswith("//")]
+            found += [folder_entry(f"{base}/{name[:-1]}") for name in page.prefixes]
         if not is_folder:
             return None
         names = {entry["name"] for entry in found}
@@ -86,13 +96,12 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
         folder = ""
         for info in store.list(below + prefix):
             *parents, name = info.key.removeprefix(below).split("/")
-            # Empty path components and markers of folders cannot be addressed by a path.
-            if name and all(parents):
+            # Markers of folders cannot be addressed by a path.
+            if name:
                 files[f"{base}/{info.key}"] = file_entry(f"{base}/{info.key}", info)
-            if (parent := "/".join(parents)) != folder:
-                folder = parent
-                named = list(itertools.takewhile(bool, parents))
-                folders |= {"/".join((path, *named[: depth + 1])) for depth in range(len(named))}
+            if (above := "/".join(parents)) != folder:
+                folder = above
+                folders |= {"/".join((path, *parents[: depth + 1])) for depth, parent in enumerate(parents) if parent}
         # An object with the name of a folder takes precedence.
         return {made: folder_entry(made) for made in folders} | files
 
@@ -109,7 +118,7 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
             # An object with the name of a folder takes precedence.
             found |= {entry["name"]: entry for entry in sorted(entries, key=lambda entry: entry["type"] == "file")}
             level = [entry["name"] for entry in entries if entry["type"] == "directory"]
-        return found
+        return {name: entry for name, entry in found.items() if not name.endswith("/")}
 
     def du(
         self,

@@ -44,7 +44,8 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
             maxdepth: Maximum depth of downloaded files.
 
         Raises:
-            InvalidKeyError: A key would be written outside of `lpath`, by its name or by a link in that folder.
+            InvalidKeyError: A key has no path below `lpath`: it contains `..` or an empty component, as `a//b`, or
+                leaves the folder by a link in it. Nothing is downloaded.
             StoreError: The first error; downloads that did not start by then are not made.
         """
         is_one_target = isinstance(lpath, (str, os.PathLike))
@@ -216,11 +217,15 @@ def _run(transfer: Any, pairs: list[tuple[str, Any]], callback: Any) -> None:
 
 
 def _check_below(folder: Any, pairs: list[tuple[str, Any]]) -> None:
-    """Refuses keys that contain `..`, and targets outside of the folder, to which links in it lead."""
+    """Refuses keys that contain `..` or an empty component, and targets outside of the folder, to which links lead."""
     root = os.path.realpath(folder)
     for source, target in pairs:
         if Path(target).parts.count("..") > Path(folder).parts.count(".."):
             raise InvalidKeyError(f"{source!r}: is no path below {str(folder)!r}, because it contains '..'")
+        if "//" in str(target)[len(folder.rstrip("/")) :]:
+            raise InvalidKeyError(
+                f"{source!r}: is no path below {str(folder)!r}, because a component is empty; pass the path of a file"
+            )
         # The file itself is replaced, also if it is a link.
         parent = os.path.realpath(Path(target).parent)
         if Path(target) != Path(folder) and os.path.commonpath([root, parent]) != root:
