@@ -88,7 +88,7 @@ def test_objects_are_compared_between_providers_by_their_time(bucket, gcs_bucket
 
 def test_mv_from_bucket_to_bucket_deletes_the_version_that_it_listed(cli, synced, bucket, other_bucket, control):
     control.clear_requests()
-    cli.lines("mv", "-r", synced, other_bucket.url)
+    cli.lines("mv", "-r", "--whole-bucket", synced, other_bucket.url)
     assert bucket.keys() == [] and len(other_bucket.keys()) == 3
     deletes = control.requests("DeleteObject")
     assert len(control.requests("CopyObject")) == len(deletes) == 3
@@ -108,6 +108,6 @@ def test_mv_from_bucket_to_bucket_keeps_a_source_that_changed_meanwhile(cli, syn
         return outcome
 
     monkeypatch.setattr(moving, "run_all", change_afterwards)
-    done = cli.run("mv", "-r", synced, other_bucket.url)
+    done = cli.run("mv", "-r", "--whole-bucket", synced, other_bucket.url)
     assert done.exit_code == 1 and "a.bin: kept, because it changed" in done.stderr
     assert bucket.keys() == ["x/a.bin"] and bucket.body("x/a.bin") == b"new"

@@ -73,6 +73,37 @@ def test_sync_deletes_nothing_after_a_failure(cli, bucket, tree, synced, control
     assert done.exit_code == 1 and "b.txt" in done.stderr and "x/a.bin" in bucket.keys()
 
 
+def test_sync_deletes_in_a_whole_bucket_only_with_its_own_option(cli, bucket, other_bucket, tree, synced):
+    other_bucket.write("kept", b"1")
+    for source in (tree, synced):
+        for url in (other_bucket.url, f"{other_bucket.url}/"):
+            assert "is a whole bucket; --whole-bucket" in cli.error("sync", "--delete", source, url)
+            cli.error("sync", "--delete", "--force", source, url)
+    assert other_bucket.keys() == ["kept"]
+    assert cli.lines("sync", "--delete", "--dry-run", tree, other_bucket.url)[-1].startswith("would delete")
+    cli.lines("sync", tree, other_bucket.url)
+    assert "kept" in other_bucket.keys()
+    assert "is a whole bucket" in cli.error("sync", "--delete", other_bucket.url, tree)
+    done = cli.run("sync", "--delete", "--whole-bucket", tree, other_bucket.url)
+    assert done.stderr == f"deleting 1 file below {other_bucket.url}/\n"
+    assert other_bucket.keys() == ["a.bin", "b.txt", "sub/c.bin"]
+
+
+def test_mv_of_a_whole_bucket_needs_its_own_option(cli, bucket, other_bucket, tree, synced):
+    keys = bucket.keys()
+    for source in (bucket.url, f"{bucket.url}/**"):
+        assert "is a whole bucket; --whole-bucket" in cli.error("mv", "-r", source, tree / "new")
+    assert "is a whole bucket" in cli.error("mv", "-r", tree, other_bucket.url)
+    assert (bucket.keys(), other_bucket.keys(), len(files_of(tree))) == (keys, [], 3)
+    assert len(cli.lines("mv", "-r", "--dry-run", bucket.url, tree / "new")) == 3
+    done = cli.run("mv", "-r", "--whole-bucket", bucket.url, tree / "new")
+    assert done.stderr == "moving 3 files, 1.86 KiB; each is deleted when its copy was verified\n"
+    assert bucket.keys() == [] and list(files_of(tree / "new")) == keys
+    cli.lines("mv", tree / "a.bin", f"{other_bucket.url}/")
+    cli.lines("mv", f"{tree}/*.txt", other_bucket.url)
+    assert other_bucket.keys() == ["a.bin", "b.txt"]
+
+
 def test_sync_of_an_empty_source_needs_force(cli, bucket, tree, synced, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "--force" in cli.error("sync", "--delete", tmp_path / "empty", synced)
@@ -238,7 +269,7 @@ def test_sync_deletes_no_temporary_files(cli, bucket, tree, synced):
 
 def test_sync_from_bucket_to_bucket_deletes_no_temporary_files(cli, bucket, other_bucket, synced):
     other_bucket.write(".torchobj-1", b"1")
-    cli.lines("sync", "--delete", synced, other_bucket.url)
+    cli.lines("sync", "--delete", "--whole-bucket", synced, other_bucket.url)
     assert ".torchobj-1" in other_bucket.keys()
 
 

@@ -52,6 +52,24 @@ def test_rm_refuses_a_folder_without_recursive(cli, filled):
     assert "--recursive" in cli.error("rm", "--yes", filled.url)
 
 
+@pytest.mark.parametrize("path", ["", "/", "/**", "/*", "/**/*"])
+def test_rm_of_a_whole_bucket_needs_its_own_option(cli, filled, path):
+    keys, url = filled.keys(), f"{filled.url}{path}"
+    before = ["rm", "--yes", "-r", f"{filled.url}/train", url]
+    assert f"{url}: is a whole bucket; --whole-bucket deletes all of its objects" in cli.error(*before)
+    assert filled.keys() == keys
+    assert len(cli.lines("rm", "-r", "--dry-run", url)) == (1 if path == "/*" else len(keys))
+    done = cli.run("rm", "--yes", "-r", "--whole-bucket", url)
+    assert filled.keys() == ([] if path != "/*" else [key for key in keys if "/" in key])
+    assert done.exit_code == 0
+    assert path == "/*" or done.stderr == f"deleting {len(keys)} objects, {len(keys)} B, of {url}\n"
+
+
+def test_the_option_for_whole_buckets_does_not_replace_the_question(cli, filled):
+    message = cli.error("rm", "-r", "--whole-bucket", filled.url)
+    assert f"delete {len(filled.keys())} objects" in message and "--yes" in message
+
+
 def test_rm_of_an_object_that_does_not_exist_is_an_error(cli, filled):
     assert "no such object" in cli.error("rm", "--yes", f"{filled.url}/nothing")
 

@@ -10,7 +10,7 @@ from torchobj.checkpoint.commit_format import Commit
 from torchobj.checkpoint.commits import Commits
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, Settings, age_option, settings, shared_options
-from torchobj.cli.output import human_size, print_json, print_line, shown, time_shown
+from torchobj.cli.output import counted, human_size, print_json, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
 from torchobj.cli.targets import parse_target
 from torchobj.cli.url_argument import URL
@@ -124,7 +124,7 @@ def _metrics(commit: Commit) -> str:
 def _row(commit: Commit) -> str:
     size = human_size(sum(item.size for item in commit.objects))
     kind = "sharded" if commit.kind == "dcp" else "one file"
-    objects = f"{len(commit.objects)} {'object' if len(commit.objects) == 1 else 'objects'}"
+    objects = counted(len(commit.objects), "object")
     return f"{time_shown(commit.time)}  {kind:<8}  {objects:>12}  {size:>10}  {_metrics(commit)}".rstrip()
 
 

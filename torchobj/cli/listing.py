@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import click
 
 from torchobj.cli.options import Command, settings
-from torchobj.cli.output import exact_size, fields_of, human_size, print_json, print_line, shown, time_shown
+from torchobj.cli.output import counted, exact_size, fields_of, human_size, print_json, print_line, shown, time_shown
 from torchobj.cli.targets import Target, parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.object_info import ObjectInfo
@@ -96,4 +96,4 @@ def du(urls: tuple[str, ...], *, exact: bool, raw: bool) -> None:
             print_json({"url": target.text, "objects": count, "bytes": total})
         else:
             size = exact_size(total) if exact else human_size(total)
-            print_line(f"{size:>10}  {count} {'object' if count == 1 else 'objects'}  {shown(target.text)}")
+            print_line(f"{size:>10}  {counted(count, 'object')}  {shown(target.text)}")

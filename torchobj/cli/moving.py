@@ -15,10 +15,10 @@ from torchobj.exceptions import ObjectNotFoundError, PreconditionFailedError, Un
 from torchobj.store import Store
 from torchobj.urls import Url
 
-__all__ = ["move_all"]
+__all__ = ["MovedSource", "move_all", "sources_to_move"]
 
 
-class _Source(NamedTuple):
+class MovedSource(NamedTuple):
     """A source before its transfer."""
 
     transfer: Transfer
@@ -35,14 +35,14 @@ class _Source(NamedTuple):
         return source.child(self.name).shown if self.name else source.shown
 
 
-def move_all(transfers: list[Transfer], options: Options, report: Report) -> Outcome:
-    """Moves files and objects. A source is deleted if its transfer succeeded, it has not changed, and its copy has its
-    size, and the version that was written if it is known. These are not looked up for objects of trees that the server
-    copied.
+def move_all(transfers: list[Transfer], sources: list[MovedSource], options: Options, report: Report) -> Outcome:
+    """Moves files and objects, given what `sources_to_move` returns for the transfers.
+
+    A source is deleted if its transfer succeeded, it has not changed, and its copy has its size, and the version that
+    was written if it is known. These are not looked up for objects of trees that the server copied.
 
     The transfers verify the checksums of what they write.
     """
-    sources = [source for transfer in transfers for source in _sources(transfer, options.config)]
     outcome = run_all(transfers, dataclasses.replace(options, names_copies=True), report)
     copied = [source for source in sources if _is_copied(source, outcome)]
     for source, _, failure in concurrently(
@@ -53,7 +53,7 @@ def move_all(transfers: list[Transfer], options: Options, report: Report) -> Out
     return outcome
 
 
-def _is_copied(source: _Source, outcome: Outcome) -> bool:
+def _is_copied(source: MovedSource, outcome: Outcome) -> bool:
     transfer = source.transfer
     if not transfer.is_tree:
         return transfer in outcome.versions
@@ -66,7 +66,8 @@ def _is_copied(source: _Source, outcome: Outcome) -> bool:
     return source.name not in missing
 
 
-def _sources(transfer: Transfer, config: StoreConfig) -> list[_Source]:
+def sources_to_move(transfer: Transfer, config: StoreConfig) -> list[MovedSource]:
+    """The files or objects of a transfer, and their states before it."""
     source = transfer.source
     if transfer.is_tree:
         found = items(source, config, transfer.glob)
@@ -74,23 +75,23 @@ def _sources(transfer: Transfer, config: StoreConfig) -> list[_Source]:
             # A file behind a link is outside of the tree, and is kept.
             names = without_links(source.path, [item.name for item in found])
             return [_of_file(transfer, name, source.path / name) for name in names]
-        return [_Source(transfer, item.name, item.size, item.version) for item in found]
+        return [MovedSource(transfer, item.name, item.size, item.version) for item in found]
     if source.is_local:
         return [_of_file(transfer, "", source.path)]
     info = Store(source.url.base, config=config).head(source.url.key)
-    return [_Source(transfer, "", info.size, info.version)]
+    return [MovedSource(transfer, "", info.size, info.version)]
 
 
-def _of_file(transfer: Transfer, name: str, path: Path) -> _Source:
+def _of_file(transfer: Transfer, name: str, path: Path) -> MovedSource:
     state = path.stat()
-    return _Source(transfer, name, state.st_size, _state(state))
+    return MovedSource(transfer, name, state.st_size, _state(state))
 
 
 def _state(state: os.stat_result) -> str:
     return f"{state.st_dev}-{state.st_ino}-{state.st_size}-{state.st_mtime_ns}"
 
 
-def _delete(source: _Source, config: StoreConfig, outcome: Outcome) -> None:
+def _delete(source: MovedSource, config: StoreConfig, outcome: Outcome) -> None:
     """Deletes a source.
 
     Raises:
@@ -119,7 +120,7 @@ def _delete(source: _Source, config: StoreConfig, outcome: Outcome) -> None:
         store.delete(key)
 
 
-def _check_copy(source: _Source, config: StoreConfig, outcome: Outcome) -> None:
+def _check_copy(source: MovedSource, config: StoreConfig, outcome: Outcome) -> None:
     """Raises CommandError if the copy is missing, or has another size or version."""
     transfer = source.transfer
     copy = transfer.destination.child(source.name) if source.name else transfer.destination

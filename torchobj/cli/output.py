@@ -10,6 +10,7 @@ from torchobj.object_info import ObjectInfo
 
 __all__ = [
     "age_s",
+    "counted",
     "duration",
     "escaped",
     "exact_size",
@@ -44,6 +45,16 @@ def escaped(text: str) -> str:
 def shown(text: str) -> str:
     """A key or URL for the output: escaped on a terminal, as it is in a file or pipe."""
     return escaped(text) if sys.stdout.isatty() else text
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun.
+
+    Example:
+        >>> counted(1, "file"), counted(0, "file")
+        ('1 file', '0 files')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def human_size(size: int | None) -> str:

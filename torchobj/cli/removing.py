@@ -9,7 +9,7 @@ import click
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, Settings, settings
 from torchobj.cli.output import escaped, human_size, print_json, print_line, shown
-from torchobj.cli.targets import Target, check_wildcards, parse_target
+from torchobj.cli.targets import Target, check_bucket, check_wildcards, parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
@@ -26,10 +26,11 @@ _BATCH = 1000
 @click.argument("urls", nargs=-1, required=True, type=URL)
 @click.option("-r", "--recursive", is_flag=True, help="Delete all objects of a folder: keys below URL and a slash.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+@click.option("--whole-bucket", is_flag=True, help="Allow to delete all objects of a bucket.")
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted.")
 @click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
-def rm(urls: tuple[str, ...], *, recursive: bool, yes: bool, dry_run: bool, raw: bool) -> None:
-    """Deletes the objects at URLS, after a question. Local files are not deleted.
+def rm(urls: tuple[str, ...], *, recursive: bool, yes: bool, whole_bucket: bool, dry_run: bool, raw: bool) -> None:
+    """Deletes the objects at URLS, after a question with their number. Local files are not deleted.
 
     With --recursive, s3://bucket/train deletes train/a, but not training/a and not an object train.
     """
@@ -40,9 +41,12 @@ def rm(urls: tuple[str, ...], *, recursive: bool, yes: bool, dry_run: bool, raw:
         _check(target, recursive=recursive)
         if target.glob is not None:
             check_wildcards(target.text, target.child(target.glob), config)
+    check_bucket(targets, "deletes all of its objects", whole_bucket=whole_bucket or dry_run)
     found = [_objects(target.folder() if recursive and target.glob is None else target, config) for target in targets]
     if not yes and not dry_run:
         confirm(f"delete {_summary(found)}?", "--yes deletes without a question")
+    elif not dry_run:
+        chosen.note(f"deleting {escaped(_summary(found))}")
     for each in found:
         keys = (key for key, _ in each.objects)
         for key in keys if dry_run else delete_keys(each.store, keys):

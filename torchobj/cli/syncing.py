@@ -8,9 +8,10 @@ from torchobj.checkpoint.keys import remove_empty_folders, without_links
 from torchobj.cli.comparison import copies_of
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, Settings, settings
+from torchobj.cli.output import counted, escaped
 from torchobj.cli.progress import reporting
 from torchobj.cli.removing import delete_keys
-from torchobj.cli.targets import Target
+from torchobj.cli.targets import Target, check_bucket
 from torchobj.cli.transfer_plan import STREAM, Transfer, is_temporary, items, plan
 from torchobj.cli.transfer_run import Options, run_all
 from torchobj.cli.transfers import print_action, print_outcome, print_plan
@@ -26,8 +27,9 @@ __all__ = ["sync"]
 @click.argument("destination", type=URL)
 @click.option("--delete", is_flag=True, help="Delete what is below DESTINATION and not below SOURCE, at the end.")
 @click.option("--force", is_flag=True, help="Allow a SOURCE without files; with --delete this deletes everything.")
+@click.option("--whole-bucket", is_flag=True, help="Allow --delete if SOURCE or DESTINATION is a whole bucket.")
 @click.option("--dry-run", is_flag=True, help="Print what would be transferred and deleted.")
-def sync(source: str, destination: str, *, delete: bool, force: bool, dry_run: bool) -> None:
+def sync(source: str, destination: str, *, delete: bool, force: bool, whole_bucket: bool, dry_run: bool) -> None:
     """Makes the folder DESTINATION contain what the folder SOURCE contains. One of them, or both, are in buckets.
 
     A file is not transferred if its copy has the same size and checksum, or, where a store has no checksum, the time
@@ -43,6 +45,9 @@ def sync(source: str, destination: str, *, delete: bool, force: bool, dry_run: b
     [transfer] = plan([source], destination, recursive=True, raw=True)
     if not transfer.is_tree:
         raise CommandError(f"{source}: is a file, and must be a folder; use cp")
+    if delete:
+        action = "deletes what is not in the source"
+        check_bucket((transfer.destination, transfer.source), action, whole_bucket=whole_bucket or dry_run)
     here = {item.name for item in items(transfer.source, config)} if delete else set()
     if delete and not here and not force:
         raise CommandError(f"{source}: has no files; --force deletes everything below {destination}")
@@ -61,7 +66,10 @@ def sync(source: str, destination: str, *, delete: bool, force: bool, dry_run: b
     if delete:
         # Listed again: what others wrote below the source meanwhile is kept.
         here |= {item.name for item in items(transfer.source, config)}
-        _delete(chosen, transfer.destination, _extra(transfer, here, config), config)
+        extra = _extra(transfer, here, config)
+        if extra:
+            chosen.note(f"deleting {counted(len(extra), 'file')} below {escaped(transfer.destination.shown)}")
+        _delete(chosen, transfer.destination, extra, config)
 
 
 def _extra(transfer: Transfer, here: set[str], config: StoreConfig) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from torchobj.cli.errors import CommandError
@@ -12,7 +13,7 @@ from torchobj.object_info import Listing
 from torchobj.store import Store
 from torchobj.urls import Url, parse_url, shown_url
 
-__all__ = ["WILDCARD", "Target", "check_wildcards", "parse_target"]
+__all__ = ["WILDCARD", "Target", "check_bucket", "check_wildcards", "parse_target"]
 
 #: Characters that begin a wildcard.
 WILDCARD = re.compile(r"[*?\[{]")
@@ -39,6 +40,11 @@ class Target:
         """Whether it names a bucket or folder: by its slash, or because the local folder exists."""
         ends = self.url.key == "" or self.url.key.endswith("/")
         return ends or (self.is_local and self.path.is_dir())
+
+    @property
+    def names_bucket(self) -> bool:
+        """Whether it names all objects of a bucket: the bucket, or wildcards without any other character."""
+        return not self.is_local and self.url.key == "" and not (self.glob or "").strip("*?/")
 
     @property
     def shown(self) -> str:
@@ -163,6 +169,19 @@ def check_wildcards(text: str, literal: Target, config: StoreConfig) -> None:
         f"{text}: an object has this key, and its wildcards may match others; --raw takes them as they are, "
         "[*], [?] and [[] stand for the characters"
     )
+
+
+def check_bucket(targets: Iterable[Target], action: str, *, whole_bucket: bool) -> None:
+    """Checks that no target is a whole bucket, unless that is allowed.
+
+    Raises:
+        CommandError: One is, and nothing has been done.
+    """
+    for target in targets:
+        if target.names_bucket and not whole_bucket:
+            raise CommandError(
+                f"{target.text}: is a whole bucket; --whole-bucket {action}, and --dry-run shows which these are"
+            )
 
 
 def _of_path(text: str) -> Url:

@@ -1,5 +1,6 @@
 """`torchobj cp`, also by the names `upload` and `download`, and `torchobj mv`."""
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -9,12 +10,12 @@ import click
 
 from torchobj.cli.comparison import compared, copies_of, sources_of
 from torchobj.cli.errors import CommandError
-from torchobj.cli.moving import move_all
+from torchobj.cli.moving import move_all, sources_to_move
 from torchobj.cli.objects import write_target
 from torchobj.cli.options import Command, Settings, fail_with, settings
-from torchobj.cli.output import duration, human_size, print_json, print_line, shown
+from torchobj.cli.output import counted, duration, human_size, print_json, print_line, shown
 from torchobj.cli.progress import of_stream, reporting
-from torchobj.cli.targets import check_wildcards, parse_target
+from torchobj.cli.targets import check_bucket, check_wildcards, parse_target
 from torchobj.cli.transfer_plan import STREAM, Item, Transfer, check_destinations, is_fifo, plan
 from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
 from torchobj.cli.url_argument import URL
@@ -84,8 +85,16 @@ def cp(
 
 @click.command(cls=Command, short_help="Move files and objects: copy, verify, delete.")
 @_arguments
+@click.option("--whole-bucket", is_flag=True, help="Allow to move a whole bucket, or a folder onto one.")
 def mv(
-    sources: tuple[str, ...], destination: str, *, recursive: bool, dry_run: bool, raw: bool, **attributes: Any
+    sources: tuple[str, ...],
+    destination: str,
+    *,
+    recursive: bool,
+    dry_run: bool,
+    raw: bool,
+    whole_bucket: bool,
+    **attributes: Any,
 ) -> None:
     """Moves SOURCES to DESTINATION, as `cp` copies them. Each source is deleted after its copy was verified.
 
@@ -105,14 +114,21 @@ def mv(
         if transfer.glob is not None and not transfer.source.is_local:
             check_wildcards(transfer.source.text, transfer.source.child(transfer.glob), config)
     check_destinations(transfers, config)
+    trees = [transfer for transfer in transfers if transfer.is_tree]
+    ends = [dataclasses.replace(end, glob=tree.glob) for tree in trees for end in (tree.source, tree.destination)]
+    check_bucket(ends, "moves all of its objects", whole_bucket=whole_bucket or dry_run)
     options = Options(config, attributes=given)
     if dry_run:
         if not print_plan(chosen, transfers, options, "would move"):
             raise _nothing(transfers)
         return
     started = time.monotonic()
+    moved = [source for transfer in transfers for source in sources_to_move(transfer, config)]
+    if any(end.names_bucket for end in ends):
+        size = human_size(sum(source.size or 0 for source in moved))
+        chosen.note(f"moving {counted(len(moved), 'file')}, {size}; each is deleted when its copy was verified")
     with reporting("mv", quiet=chosen.json) as report:
-        outcome = move_all(transfers, options, report)
+        outcome = move_all(transfers, moved, options, report)
     _check_found(transfers, outcome)
     print_outcome(chosen, outcome, "moved", time.monotonic() - started)
 
@@ -195,7 +211,7 @@ def _print_count(chosen: Settings, action: str, count: int, text: str) -> None:
     if count and chosen.json:
         print_json({"action": action, "files": count})
     elif count:
-        print_line(text.format(f"{count} {'file' if count == 1 else 'files'}"))
+        print_line(text.format(counted(count, "file")))
 
 
 def print_action(chosen: Settings, action: str, source: str, destination: str | None = None) -> None:
@@ -223,9 +239,9 @@ def print_outcome(chosen: Settings, outcome: Outcome, action: str, elapsed_s: fl
             }
         )
     else:
-        noun = "file" if outcome.files == 1 else "files"
         rate = human_size(int(outcome.bytes / elapsed_s)) if elapsed_s > 0 else "?"
-        text = f"{action} {outcome.files} {noun}, {human_size(outcome.bytes)}, in {duration(elapsed_s)}, {rate}/s"
+        text = f"{action} {counted(outcome.files, 'file')}, {human_size(outcome.bytes)}"
+        text += f", in {duration(elapsed_s)}, {rate}/s"
         text += f"; {outcome.skipped} unchanged" if outcome.skipped else ""
         print_line(text + (f"; {len(outcome.failures)} failed" if outcome.failures else ""))
     if outcome.failures:
