@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 from torchobj.config import GCSOptions, S3ClientConfig, StoreConfig, store_config
@@ -110,8 +111,12 @@ class ObjectCheckpointIO(_Base):
 
         if self._is_local(path):
             _torch_checkpoint_io().save_checkpoint(checkpoint, path)
-        else:
-            save(checkpoint, str(self._url(path)), config=self._config)
+            return
+        url = self._url(path)
+        try:
+            save(checkpoint, str(url), config=self._config)
+        finally:
+            _forget_listings(url)
 
     def load_checkpoint(
         self,
@@ -165,7 +170,11 @@ class ObjectCheckpointIO(_Base):
             return
         from torchobj.checkpoint.dcp.contents import remove  # noqa: PLC0415  imports torch
 
-        remove(self._parsed(path), self._config)
+        url = self._parsed(path)
+        try:
+            remove(url, self._config)
+        finally:
+            _forget_listings(url)
 
     def teardown(self) -> None:
         """Does nothing: a checkpoint is complete when `save_checkpoint` returns."""
@@ -241,6 +250,18 @@ class S3LightningCheckpoint(ObjectCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:  # noqa: ARG002
         """Saves a checkpoint as `ObjectCheckpointIO` does, but ignores `storage_options`, as s3torchconnector does."""
         super().save_checkpoint(checkpoint, path)
+
+
+def _forget_listings(url: Url) -> None:
+    """Removes an object or folder, and the folders above, from the listings that fsspec's file systems have cached.
+
+    Lightning reads and looks for checkpoints through them; s3fs and gcsfs take a file that is in no cached listing as
+    missing.
+    """
+    for name in {"s3": ("s3", "s3a"), "gs": ("gs", "gcs")}.get(url.scheme, ()):
+        kind = fsspec.registry.get(name)
+        for files in [] if kind is None else list(kind._cache.values()):
+            files.invalidate_cache(str(url))
 
 
 def _join(*, import_one: bool) -> None:

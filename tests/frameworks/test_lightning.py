@@ -338,6 +338,53 @@ def alone(script, **environment):
     return done.stdout + done.stderr
 
 
+@pytest.mark.providers("s3")
+def test_what_the_plugin_writes_and_removes_is_seen_by_s3fs_which_caches_listings(bucket, fsspec_registry):
+    fsspec_registry["s3"] = pytest.importorskip("s3fs").S3FileSystem
+    server = bucket.server
+    options = {"key": server.access_key, "secret": server.secret_key, "endpoint_url": server.endpoint}
+    caching = fsspec.filesystem("s3", **options)
+    plugin, url = ObjectCheckpointIO(config=bucket.config), f"{bucket.url}/run/checkpoints"
+    bucket.write("run/checkpoints/other.ckpt", b"1")
+
+    def names():
+        folders = (f"{bucket.name}/run", f"{bucket.name}/run/checkpoints")
+        return [[path.rpartition("/")[2] for path in caching.ls(folder, detail=False)] for folder in folders]
+
+    assert names() == [["checkpoints"], ["other.ckpt"]]
+    plugin.save_checkpoint({"a": 1}, f"{url}/last.ckpt")
+    assert caching.exists(f"{url}/last.ckpt")
+    with fsspec.open(f"{url}/last.ckpt", **options) as file:
+        assert torch.load(io.BytesIO(file.read())) == {"a": 1}
+    assert names() == [["checkpoints"], ["last.ckpt", "other.ckpt"]]
+    plugin.remove_checkpoint(f"{url}/last.ckpt")
+    assert not caching.exists(f"{url}/last.ckpt")
+    assert names() == [["checkpoints"], ["other.ckpt"]]
+    plugin.save_checkpoint({"a": 2}, f"{bucket.url}/run/new/last.ckpt")
+    assert caching.ls(f"{bucket.name}/run", detail=False) == [
+        f"{bucket.name}/run/{name}" for name in ("checkpoints", "new")
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["gs", "gcs"])
+@pytest.mark.providers("gs")
+def test_listings_of_each_file_system_for_the_scheme_are_forgotten(bucket, fsspec_registry, scheme):
+    class Caching(fsspec.AbstractFileSystem):
+        protocol = scheme
+        forgotten = []
+
+        def invalidate_cache(self, path=None):
+            self.forgotten.append((self.storage_options["number"], path))
+
+    fsspec_registry["s3"] = fsspec_registry[scheme] = Caching
+    plugin, url = ObjectCheckpointIO(config=bucket.config), f"{bucket.url}/run/last.ckpt"
+    for number in range(2):
+        fsspec.filesystem(scheme, number=number)
+    plugin.save_checkpoint({"a": 1}, url)
+    plugin.remove_checkpoint(url.replace("gs://", "gcs://"))
+    assert Caching.forgotten == [(0, url), (1, url)] * 2
+
+
 @pytest.fixture(params=["base classes", pytest.param("packages", marks=pytest.mark.matrix)])
 def packages(request, pytestconfig, tmp_path):
     """PYTHONPATH, and the modules of Lightning's base classes of plugins: those of the installed packages, whose import
