@@ -2,6 +2,7 @@
 
 import pytest
 
+import torchobj
 from tests.cli.test_moves import synced
 from tests.cli.test_transfers import tree
 from tests.support.command_line import CommandLine
@@ -84,6 +85,18 @@ def test_objects_are_compared_between_providers_by_their_time(bucket, gcs_bucket
     gcs_bucket.write("y/a.bin", b"A.bin" * 100)
     assert cli.records("sync", f"{bucket.url}/x", f"{gcs_bucket.url}/y")[0]["files"] == 1
     assert gcs_bucket.body("y/a.bin") == b"a.bin" * 100
+
+
+@pytest.mark.providers("s3")
+def test_headers_are_kept_between_providers(bucket, gcs_bucket, tmp_path, monkeypatch):
+    cli = CommandLine(tmp_path, monkeypatch, bucket, gcs_bucket)
+    headers = {name: f"{name}-1" for name in ("content_type", "content_encoding", "content_language", "cache_control")}
+    source = torchobj.Store(bucket.url, config=bucket.config)
+    source.put("k", b"1", content_disposition="inline", metadata={"a": "b"}, **headers)
+    cli.lines("cp", f"{bucket.url}/k", f"{gcs_bucket.url}/k")
+    copied = torchobj.Store(gcs_bucket.url, config=gcs_bucket.config).head("k")
+    names = (*headers, "content_disposition", "metadata")
+    assert [getattr(copied, name) for name in names] == [getattr(source.head("k"), name) for name in names]
 
 
 def test_mv_from_bucket_to_bucket_deletes_the_version_that_it_listed(cli, synced, bucket, other_bucket, control):

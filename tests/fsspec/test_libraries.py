@@ -55,6 +55,18 @@ def test_pandas_reads_and_writes_with_the_options_of_other_file_systems(bucket, 
         pd.read_csv(f"{bucket.url}/no.csv", storage_options=options)
 
 
+# fsspec does not close the file in which `blockcache` keeps blocks.
+@pytest.mark.filterwarnings("ignore:.*FileIO name=:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.providers("s3", "gs")
+@pytest.mark.parametrize("caching", ["blockcache", "filecache", "simplecache"])
+def test_a_url_is_read_through_a_caching_file_system(bucket, options, tmp_path, caching):
+    bucket.write("k", b"0123456789")
+    arguments = {bucket.url.partition(":")[0]: options, caching: {"cache_storage": str(tmp_path)}}
+    for _ in range(2):
+        with fsspec.open(f"{caching}::{bucket.url}/k", **arguments) as file:
+            assert (file.seek(3), file.read()) == (3, b"3456789")
+
+
 @pytest.mark.providers("s3", "gs")
 def test_pyarrow_reads_and_writes_datasets(bucket):
     files = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(bucket.files))

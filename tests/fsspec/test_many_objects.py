@@ -2,6 +2,7 @@
 
 import threading
 
+import fsspec
 import pytest
 from fsspec.callbacks import Callback
 
@@ -259,3 +260,141 @@ def test_uploads_can_refuse_to_replace_objects(filled, tmp_path):
     with pytest.raises(FileExistsError):
         filled.put(str(tmp_path / "k"), "many/d/1", mode="create")
     assert filled.cat("many/d/1") == b"111"
+
+
+#: Arguments by the names of s3fs, or of gcsfs, and the attributes that they set.
+NAMES = [
+    (
+        {
+            "ContentType": "text/csv",
+            "ContentEncoding": "gzip",
+            "ContentDisposition": "inline",
+            "ContentLanguage": "de",
+            "CacheControl": "no-store",
+            "Metadata": {"a": "b"},
+            "acl": "private",
+            "chunksize": 5 << 20,
+            "max_concurrency": 2,
+        },
+        {
+            "content_type": "text/csv",
+            "content_encoding": "gzip",
+            "content_disposition": "inline",
+            "content_language": "de",
+            "cache_control": "no-store",
+            "metadata": {"a": "b"},
+        },
+    ),
+    (
+        {"content_type": "text/csv", "metadata": {"a": "b"}, "fixed_key_metadata": {"content_encoding": "gzip"}},
+        {"content_type": "text/csv", "metadata": {"a": "b"}, "content_encoding": "gzip"},
+    ),
+]
+
+
+def written_by(files, tmp_path):
+    """Each way to write an object."""
+
+    def opened(path, **given):
+        with files.open(path, "wb", **given) as file:
+            file.write(b"x")
+
+    def opened_as_text(path, **given):
+        with files.open(path, "w", **given) as file:
+            file.write("x")
+
+    (tmp_path / "file").write_bytes(b"x")
+    yield opened
+    yield opened_as_text
+    yield lambda path, **given: files.pipe_file(path, b"x", **given)
+    yield lambda path, **given: files.pipe({path: b"x"}, **given)
+    yield lambda path, **given: files.put_file(tmp_path / "file", path, **given)
+    yield lambda path, **given: files.put(str(tmp_path / "file"), path, **given)
+
+
+@pytest.mark.parametrize(("given", "expected"), NAMES, ids=["s3fs", "gcsfs"])
+@pytest.mark.providers("s3", "gs")
+def test_attributes_are_set_by_the_names_of_other_file_systems(bucket, tmp_path, given, expected):
+    store = torchobj.Store(bucket.url, config=bucket.config)
+    for write in written_by(bucket.files, tmp_path):
+        write(f"{bucket.url}/k", **given)
+        info = store.head("k")
+        found = {name: getattr(info, name) for name in expected}
+        found["metadata"] = {name: value for name, value in info.metadata.items() if name != "mtime"}
+        assert found == expected
+        store.delete("k")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"acl": "public-read"}, "acl: torchobj sets no ACLs"),
+        ({"ACL": "bucket-owner-full-control"}, "ACL: torchobj sets no ACLs"),
+        ({"ServerSideEncryption": "aws:kms"}, r"S3Options\(encryption="),
+        ({"SSEKMSKeyId": "key"}, r"S3Options\(kms_key_id="),
+        ({"requester_pays": True}, "requester_pays=True"),
+        ({"ContentType": "a", "content_type": "b"}, "pass only content_type"),
+        ({"Tagging": "a=b"}, "Tagging: no such argument; those of a write are content_type, "),
+    ],
+)
+def test_arguments_without_a_counterpart_are_refused_by_name(filled, tmp_path, given, message):
+    for write in written_by(filled, tmp_path):
+        with pytest.raises(exceptions.ConfigError, match=message):
+            write("many/new", **given)
+    assert not filled.exists("many/new")
+
+
+@pytest.mark.parametrize("given", [{"ContentType": "a/b"}, {"metadata": {"a": "b"}}, {"ACL": "public-read"}])
+def test_attributes_of_a_copy_are_refused(filled, given):
+    for copy in (filled.cp_file, filled.copy, filled.mv):
+        with pytest.raises(exceptions.ConfigError, match="attributes of its source|sets no ACLs"):
+            copy("many/e", "many/new", **given)
+    assert not filled.exists("many/new")
+    filled.cp_file("many/e", "many/new", preserve_etag=True, acl="private")
+    assert filled.exists("many/new")
+
+
+@pytest.mark.parametrize("name", ["version_id", "generation"])
+def test_a_version_that_cannot_be_read_is_refused(filled, tmp_path, name):
+    for read in (
+        filled.open,
+        filled.cat_file,
+        filled.cat,
+        filled.info,
+        lambda path, **given: filled.open(path, "r", **given),
+        lambda path, **given: filled.cat_ranges([path], 0, 1, **given),
+        lambda path, **given: filled.get_file(path, tmp_path / "k", **given),
+    ):
+        with pytest.raises(exceptions.ConfigError, match=f"{name}='1': file systems of torchobj read the current"):
+            read("many/e", **{name: "1"})
+        read("many/e", **{name: None})
+
+
+# fsspec does not close the file in which `blockcache` keeps blocks.
+@pytest.mark.filterwarnings("ignore:.*FileIO name=:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("caching", ["blockcache", "filecache", "simplecache"])
+def test_caching_file_systems_read_and_write_through(filled, tmp_path, monkeypatch, caching):
+    data = bytes(range(256)) * 100
+    filled.pipe("many/k", data)
+    read, ranges = [], type(filled).cat_ranges
+    monkeypatch.setattr(
+        type(filled), "cat_ranges", lambda *given, **named: read.append(given) or ranges(*given, **named)
+    )
+    for repeated in range(2):
+        files = fsspec.filesystem(caching, fs=filled, cache_storage=str(tmp_path), skip_instance_cache=True)
+        with files.open("many/k", "rb", block_size=1000) as file:
+            assert (file.seek(5000), file.read(10)) == (5000, data[5000:5010])
+            if caching == "blockcache" and not repeated:
+                assert (file.blocksize, file.fs, file.path, file.size) == (1000, filled, "many/k", len(data))
+                assert file.details["name"] == "many/k"
+            assert (file.seek(0), file.read()) == (0, data)
+        assert files.cat_file("many/k") == data
+        count = len(read)
+        with files.open("many/k", "r", encoding="latin-1", newline="", block_size=1000) as file:
+            assert file.read() == data.decode("latin-1")
+        assert len(read) == count
+        with files.open("many/new", "wb") as file:
+            file.write(b"written")
+        assert filled.cat_file("many/new") == b"written"
+        with pytest.raises(FileNotFoundError):
+            files.open("many/never was", "rb").read()

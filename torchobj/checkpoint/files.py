@@ -5,9 +5,8 @@
 
 import io
 import logging
-from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, overload
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Unpack, overload
 
 from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
@@ -16,6 +15,7 @@ from torchobj.checkpoint.archive import records_in
 from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, one_config, resolved, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.files.attributes import ObjectAttributes, native_attributes
 from torchobj.urls import Url, parse_object_url, parse_url
 
 __all__ = ["ObjectWriter", "S3Checkpoint", "open"]
@@ -78,10 +78,10 @@ class ObjectWriter(_BinaryFile):
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         region, endpoint_url: Replace the configuration's.
-        content_type, storage_class, metadata: As for `Store.put`.
         overwrite: If False, the object must not exist when the writer is closed.
         if_version: The object must have this version when the writer is closed.
         if_none_match: The same as `overwrite=False`, by its name in HTTP.
+        attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `Store.put`.
 
     Raises:
         ConfigError: The URL does not name an object, or conditions exclude each other.
@@ -94,27 +94,21 @@ class ObjectWriter(_BinaryFile):
         config: StoreConfig | S3ClientConfig | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
-        content_type: str | None = None,
-        storage_class: str | None = None,
-        metadata: Mapping[str, str] | None = None,
         overwrite: bool = True,
         if_version: str | None = None,
         if_none_match: bool = False,
+        **attributes: Unpack[ObjectAttributes],
     ) -> None:
         self._native: _torchobj.NativeWriter | None = None
         self._failed: BaseException | None = None
         self._suffix = _Suffix()
         parsed, store = store_of(url, store_config(config, region, endpoint_url, url=url), is_written=True)
         conditions = condition(overwrite, if_version, if_none_match=if_none_match)
-        attributes: _torchobj.Attributes = {
-            "content_type": content_type,
-            "storage_class": storage_class,
-            "metadata": metadata or {},
-        }
+        native = native_attributes(attributes)
         self._url = parsed
         self._position = 0
         self._version = ""
-        self._native = _torchobj.NativeWriter(store, parsed.key, attributes, *conditions)
+        self._native = _torchobj.NativeWriter(store, parsed.key, native, *conditions)
 
     @property
     def url(self) -> str:

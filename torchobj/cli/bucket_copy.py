@@ -3,6 +3,7 @@
 from torchobj.checkpoint.files import ObjectWriter
 from torchobj.checkpoint.files import open as open_object
 from torchobj.config import StoreConfig
+from torchobj.files.attributes import ObjectAttributes
 from torchobj.store import Store
 from torchobj.urls import Url, parse_url
 
@@ -17,7 +18,7 @@ def is_on_server(source: Url, destination: Url) -> bool:
 
 
 def copy_object(source: str, destination: str, config: StoreConfig, size: int | None = None) -> tuple[int, str | None]:
-    """Copies an object with its type and metadata. Returns its size in bytes, and the version of the copy if known.
+    """Copies an object with its headers and metadata. Returns its size in bytes, and the version of the copy if known.
 
     Args:
         source, destination: URLs.
@@ -34,10 +35,11 @@ def copy_object(source: str, destination: str, config: StoreConfig, size: int | 
     info = Store(old.base, config=config).head(old.key)
     if on_server:
         return info.size or 0, Store(new.base, config=config).copy(source, new.key)
-    metadata = dict(info.metadata)
+    # The storage classes of providers differ.
+    attributes = {name: getattr(info, name) for name in ObjectAttributes.__annotations__ if name != "storage_class"}
     with (
         open_object(source, "rb", config=config) as reader,
-        ObjectWriter(destination, config=config, content_type=info.content_type, metadata=metadata) as writer,
+        ObjectWriter(destination, config=config, **attributes) as writer,
     ):
         while block := reader.read(_BLOCK_BYTES):
             writer.write(block)

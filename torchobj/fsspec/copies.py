@@ -66,7 +66,7 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
         path2: Any,
         recursive: bool = False,  # noqa: FBT001, FBT002  fsspec's signature
         maxdepth: int | None = None,
-        **_: Any,
+        **kwargs: Any,
     ) -> None:
         """Copies objects as `copy`, then deletes those that were copied, a thousand per request.
 
@@ -75,6 +75,7 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
             path2: The object or folder to write, or a list with one for each of `path1`.
             recursive: Whether everything below folders is moved. Otherwise folders are left out.
             maxdepth: Maximum depth of moved objects; those below are kept.
+            kwargs: As for `cp_file`, for each.
 
         Raises:
             UnsupportedError: A path is a whole bucket, which is never emptied; nothing is copied then.
@@ -84,7 +85,7 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
             return
         for each in [path1] if isinstance(path1, str) else path1:
             self._refuse_bucket(each)
-        plan = self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise")
+        plan = self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", **kwargs)
         targets = {self._strip_protocol(target) for _, target in plan.pairs}
         moved = sorted({self._strip_protocol(source) for source, _ in plan.pairs} - targets)
         # With a slash: empty objects with which other tools mark folders.

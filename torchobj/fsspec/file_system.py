@@ -20,12 +20,12 @@ from torchobj.exceptions import (
     UnsupportedError,
 )
 from torchobj.fsspec.copies import Copies
-from torchobj.fsspec.files import CompressedFile, TextFile, TransactionFile, file_entry, folder_entry
+from torchobj.fsspec.files import BlockFile, CompressedFile, TextFile, TransactionFile, file_entry, folder_entry
 from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
 from torchobj.fsspec.instances import CachedByConfig
 from torchobj.fsspec.listings import Listings
 from torchobj.fsspec.many_objects import ManyObjects
-from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, s3fs_config
+from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, check_copied, check_current, s3fs_config, written_attributes
 from torchobj.fsspec.transfers import Transfers
 from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
@@ -108,12 +108,13 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         """The URL of a path or URL, with the scheme of `Store`."""
         return f"{self._scheme}://{self._strip_protocol(name)}"
 
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
+    def info(self, path: str, **kwargs: Any) -> dict[str, Any]:
         """Name, size and type of an object or folder, by a HEAD request and, if that finds nothing, a listing.
 
         Raises:
             ObjectNotFoundError: Neither exists.
         """
+        check_current(kwargs)
         path = self._strip_protocol(path)
         if not path:
             return folder_entry(path)
@@ -234,8 +235,13 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
             any(store.list())
             raise UnsupportedError(f"rm {store.url}: is a whole bucket; pass the folders and objects to delete")
 
-    def cp_file(self, path1: str, path2: str, **_: Any) -> None:
-        """Copies an object on the server."""
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        """Copies an object on the server, with its attributes.
+
+        Raises:
+            ConfigError: An attribute is given.
+        """
+        check_copied(kwargs)
         store, key = self._locate(path2)
         try:
             store.copy(self.unstrip_protocol(path1), key)
@@ -249,7 +255,8 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
 
         Appending writes the whole object again, on the condition that it has not changed meanwhile: the writer that
         closes last raises a `PreconditionFailedError`. Pass `if_version=None` for a store without conditional writes.
-        For writing, other arguments are those of `ObjectWriter`, such as `overwrite`, `if_version` and `content_type`.
+        For writing, other arguments are those of `ObjectWriter`, such as `overwrite`, `if_version` and `content_type`,
+        also by the names of s3fs, such as `ContentType`.
         With `compression`, such as `gzip` or `infer`, the object has the compressed content.
         """
         text = {
@@ -257,7 +264,7 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         }
         compression = get_compression(path, kwargs.pop("compression", None))
         binary = mode if "b" in mode else f"{mode.replace('t', '')}b"
-        file = super().open(path, binary, **kwargs)
+        file = super().open(path, binary, **{name: value for name, value in kwargs.items() if name not in _HINTS})
         if compression is not None:
             compressed = compr[compression](file, mode=binary[0])
             file = CompressedFile(compressed, file) if isinstance(file, TransactionFile) else compressed
@@ -269,19 +276,24 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         self,
         path: str,
         mode: str = "rb",
-        block_size: int | None = None,  # noqa: ARG002  fsspec's hint
+        block_size: int | None = None,
         autocommit: bool = True,  # noqa: FBT001, FBT002  fsspec's signature
         cache_options: dict[str, Any] | None = None,  # noqa: ARG002  fsspec's
         **kwargs: Any,
     ) -> Any:
         url = self.unstrip_protocol(path)
-        kwargs = {name: value for name, value in kwargs.items() if name not in _HINTS}
         if mode == "rb":
+            check_current(kwargs)
+            if kwargs.get("cache_type") == "none":
+                # Only from a caching file system: `open` omits it.
+                path, size = self._strip_protocol(path), kwargs.get("size")
+                return BlockFile(self, path, "rb", block_size, cache_type="none", size=size)
             return open_reader(url, self._locate(path)[0].config)
         if mode not in ("wb", "xb", "ab"):
             raise ConfigError(f"mode={mode!r} of {url}: must be rb, wb, xb or ab")
         if mode == "xb" and self.exists(path):
             raise PreconditionFailedError(f"{url}: already exists")
+        kwargs = written_attributes({name: value for name, value in kwargs.items() if name not in _HINTS})
         store, key = self._locate(path)
         present = _head(store, key) if mode == "ab" else None
         if mode == "ab" and "if_version" not in kwargs:

@@ -7,10 +7,12 @@ import sys
 from types import TracebackType
 from typing import Any
 
+import fsspec.spec as package  # type: ignore[import-untyped]
+
 from torchobj.checkpoint.files import ObjectWriter
 from torchobj.store import ObjectInfo
 
-__all__ = ["CompressedFile", "TextFile", "TransactionFile", "file_entry", "folder_entry"]
+__all__ = ["BlockFile", "CompressedFile", "TextFile", "TransactionFile", "file_entry", "folder_entry"]
 
 logger = logging.getLogger("torchobj")
 
@@ -29,6 +31,14 @@ def file_entry(name: str, info: ObjectInfo) -> dict[str, Any]:
 def folder_entry(name: str) -> dict[str, Any]:
     """The entry of a folder."""
     return {"name": name, "size": 0, "type": "directory"}
+
+
+class BlockFile(package.AbstractBufferedFile):  # type: ignore[misc]
+    """A file whose blocks a caching file system of fsspec, such as `blockcache`, reads and keeps."""
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        content: bytes = self.fs.cat_file(self.path, start, end)
+        return content
 
 
 class TransactionFile(ObjectWriter):

@@ -10,6 +10,7 @@ from torchobj._torchobj import ObjectRef
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, RangeError
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import expanded
+from torchobj.fsspec.s3fs_options import check_current, written_attributes
 
 __all__ = ["ManyObjects"]
 
@@ -17,8 +18,9 @@ __all__ = ["ManyObjects"]
 class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
     """Reads and writes the contents of objects, for a file system that has `_locate` and `_config`."""
 
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
         """Bytes `start:end` of an object, with the semantics of slices."""
+        check_current(kwargs)
         content: bytes = self.cat_ranges([path], start, end, on_error="raise")[0]
         return content
 
@@ -29,7 +31,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         ends: Any,
         max_gap: int | None = None,
         on_error: str = "return",
-        **_: Any,
+        **kwargs: Any,
     ) -> list[Any]:
         """Reads ranges of objects concurrently, in one call without the GIL.
 
@@ -46,6 +48,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         Raises:
             ConfigError: The numbers of paths, starts and ends differ.
         """
+        check_current(kwargs)
         if max_gap is not None:
             raise NotImplementedError(f"max_gap={max_gap!r}: must be None")
         if on_error not in ("raise", "return"):
@@ -125,6 +128,7 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
         """
         if on_error not in ("raise", "omit", "return"):
             raise ConfigError(f"on_error={on_error!r}: must be raise, omit or return")
+        check_current(kwargs)
         start, end = kwargs.pop("start", None), kwargs.pop("end", None)
         kinds = expanded(self, path, recursive=recursive)
         names = [name for name, kind in kinds.items() if kind != "directory"]
@@ -161,10 +165,11 @@ class ManyObjects(package.AbstractFileSystem):  # type: ignore[misc]
     def pipe_file(self, path: str, value: Any, mode: str = "overwrite", **kwargs: Any) -> None:
         """Writes an object. With `mode="create"` the store refuses to replace an existing one.
 
-        Other arguments are those of `Store.put`, such as `overwrite`, `if_version` and `content_type`.
+        Other arguments are those of `Store.put`, such as `overwrite`, `if_version` and `content_type`, also by the
+        names of s3fs, such as `ContentType`.
         """
         store, key = self._locate(path)
-        store.put(key, value, if_none_match=mode == "create", **kwargs)
+        store.put(key, value, if_none_match=mode == "create", **written_attributes(kwargs))
 
 
 def _one_each(name: str, values: Any, count: int) -> Sequence[int | None]:

@@ -1,4 +1,4 @@
-"""Translates the options of s3fs, such as `storage_options` of pandas, to a `StoreConfig`. Does no I/O."""
+"""Translates options of s3fs, such as `storage_options` of pandas, and arguments of its methods. Does no I/O."""
 
 import logging
 from collections.abc import Mapping
@@ -7,9 +7,10 @@ from typing import Any
 from torchobj.config import StoreConfig
 from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import ConfigError
+from torchobj.files.attributes import ObjectAttributes
 from torchobj.fsspec.passed_credentials import PassedKeys
 
-__all__ = ["S3FS_OPTIONS", "s3fs_config", "warn_ignored"]
+__all__ = ["S3FS_OPTIONS", "check_copied", "check_current", "s3fs_config", "warn_ignored", "written_attributes"]
 
 logger = logging.getLogger("torchobj")
 
@@ -66,6 +67,83 @@ def warn_ignored(ignored: list[str]) -> None:
             "StoreConfig",
             ", ".join(new),
         )
+
+
+#: Arguments of writes by their names in S3 and s3fs, and ours.
+_ATTRIBUTES = {
+    "CacheControl": "cache_control",
+    "ContentDisposition": "content_disposition",
+    "ContentEncoding": "content_encoding",
+    "ContentLanguage": "content_language",
+    "ContentType": "content_type",
+    "Metadata": "metadata",
+    "StorageClass": "storage_class",
+}
+
+_NO_ACLS = "torchobj sets no ACLs; grant access by policies of the bucket, which newer buckets require"
+_PER_FILE_SYSTEM = "is an option of the file system: pass s3_additional_kwargs={...}, or S3Options("
+
+#: What to do instead of arguments of writes that no attribute replaces.
+_OTHERS = {
+    "ACL": _NO_ACLS,
+    "RequestPayer": f"{_PER_FILE_SYSTEM}requester_pays=True)",
+    "SSECustomerKey": "pass S3Options(customer_key_file=...) as config of the file system",
+    "SSEKMSKeyId": f"{_PER_FILE_SYSTEM}kms_key_id=...)",
+    "ServerSideEncryption": f"{_PER_FILE_SYSTEM}encryption=...)",
+    "acl": _NO_ACLS,
+    "requester_pays": "is an option of the file system: pass requester_pays=True when it is created",
+}
+
+#: Arguments without effect here: of s3fs about parts, of gcsfs about checks of what it wrote.
+_TRANSFER_HINTS = ("chunksize", "consistency", "max_concurrency")
+
+
+#: Arguments of writes by our names.
+_OWN = (*ObjectAttributes.__annotations__, "overwrite", "if_version", "if_none_match", "if_match", "skip_unchanged")
+
+
+def written_attributes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of a write by our names, given those of s3fs, gcsfs or torchobj.
+
+    Raises:
+        ConfigError: An argument has no counterpart; the message says what to do instead.
+    """
+    arguments: dict[str, Any] = {}
+    for name, value in {**given, **(given.get("fixed_key_metadata") or {})}.items():
+        if name in _OTHERS:
+            # These values are the defaults.
+            if value not in (None, False, "", "private"):
+                raise ConfigError(f"{name}: {_OTHERS[name]}")
+        elif name not in (*_TRANSFER_HINTS, "fixed_key_metadata"):
+            own = _ATTRIBUTES.get(name, name)
+            if own not in _OWN:
+                raise ConfigError(f"{name}: no such argument; those of a write are {', '.join(_OWN)}")
+            if own in arguments:
+                raise ConfigError(f"{name} and {own}: are the same attribute; pass only {own}")
+            arguments[own] = value
+    return arguments
+
+
+def check_copied(given: Mapping[str, Any]) -> None:
+    """Refuses attributes of a copy.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    known = {*_ATTRIBUTES, *ObjectAttributes.__annotations__, *_OTHERS}
+    if attributes := written_attributes({name: value for name, value in given.items() if name in known}):
+        raise ConfigError(f"{min(attributes)}: a copy has the attributes of its source")
+
+
+def check_current(given: Mapping[str, Any]) -> None:
+    """Refuses arguments of s3fs and gcsfs that select another version than the current one.
+
+    Raises:
+        ConfigError: One is given.
+    """
+    for name in ("version_id", "generation"):
+        if given.get(name) is not None:
+            raise ConfigError(f"{name}={given[name]!r}: file systems of torchobj read the current version only")
 
 
 def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:

@@ -15,6 +15,7 @@ from torchobj.files import transfers
 from torchobj.files.results import Progress
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import Plan
+from torchobj.fsspec.s3fs_options import check_current, written_attributes
 
 __all__ = ["Transfers"]
 
@@ -83,6 +84,7 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
             callback: Receives the size and the number of bytes.
             outfile: An open binary file, in place of `lpath`.
         """
+        check_current(kwargs)
         is_folder = kwargs.pop("is_folder", None)
         if outfile is None and isfilelike(lpath):
             outfile = lpath
@@ -147,8 +149,9 @@ class Transfers(package.AbstractFileSystem):  # type: ignore[misc]
             rpath: The object.
             callback: Receives the size and the number of bytes.
             mode: `create`: the store refuses to replace an object.
-            kwargs: As for `upload_file`, such as `content_type` and `if_version`.
+            kwargs: As for `upload_file`, such as `content_type` and `if_version`, also by the names of s3fs.
         """
+        kwargs = written_attributes(kwargs)
         if mode == "create":
             kwargs["overwrite"] = False
         source = Path(lpath)
