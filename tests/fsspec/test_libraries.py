@@ -84,6 +84,22 @@ def test_pyarrow_reads_and_writes_datasets(bucket):
     assert bucket.keys() == []
 
 
+@pytest.mark.providers("s3", "gs")
+def test_pyarrow_takes_a_file_system_and_does_not_open_urls_with_it(bucket, registered):
+    register(config=bucket.config)
+    files, path = fsspec.filesystem(bucket.url.partition(":")[0]), f"{bucket.name}/set/t.parquet"
+    table = pa.table({"value": [1, 2, 3]})
+    pq.write_table(table, path, filesystem=files)
+    for source in (path, f"{bucket.name}/set"):
+        assert pq.read_table(source, filesystem=files).equals(table)
+        assert pyarrow.dataset.dataset(source, filesystem=files).to_table().equals(table)
+    pyarrow.dataset.write_dataset(table, f"{bucket.name}/new", filesystem=files, format="parquet")
+    assert pq.read_table(f"{bucket.name}/new", filesystem=files).equals(table)
+    for url in (f"tobj+{bucket.url}/set/t.parquet", f"tobj+{bucket.url}/set"):
+        with pytest.raises(pa.ArrowInvalid, match="Unrecognized filesystem type"):
+            pq.read_table(url)
+
+
 @pytest.fixture
 def datasets(monkeypatch, tmp_path):
     """Hugging Face datasets, without its server, and with its cache in the folder of the test."""

@@ -30,7 +30,8 @@ def register(
 ) -> bool:
     """Makes fsspec open `s3://`, `gs://` and `gcs://` with torchobj in this process, and `tobj+s3://` and `tobj+gs://`.
 
-    s3fs and gcsfs remain available by their own names.
+    s3fs and gcsfs remain available by their own names. pyarrow opens URLs with clients of its own: pass
+    `filesystem=torchobj.fsspec.ObjectFileSystem()` to its functions, and paths without a scheme.
 
     Args:
         config: Default for file systems that are created without a configuration. If neither this nor the next two are
