@@ -1,5 +1,6 @@
 """Options of s3fs and gcsfs: which fields of the configuration they set, and where their secrets are."""
 
+import asyncio
 import json
 import os
 import pickle
@@ -8,6 +9,7 @@ import sys
 
 import fsspec
 import pytest
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 
 import torchobj
 from torchobj import GCSOptions, S3Options, StoreConfig, exceptions
@@ -150,6 +152,27 @@ def test_options_without_effect_are_logged_once(caplog):
     assert len(caplog.records) == 1
     assert "ignored block_size, client_kwargs['api_version'], use_ssl=False" in caplog.text
     assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize("kind", [ObjectFileSystem, GCSFileSystem])
+def test_what_libraries_pass_to_every_file_system_is_not_logged(kind, caplog):
+    files = kind(asynchronous=True, loop=object(), hf={"token": SECRET}, use_listings_cache=False)
+    assert files._config == StoreConfig()
+    assert caplog.records == []
+
+
+def test_a_file_system_is_used_from_coroutines_as_zarr_does(fsspec_registry):
+    class InMemory(ObjectFileSystem):
+        protocol = "memory"
+
+    async def write_and_read(files):
+        await files._pipe_file("zarr/c/0", b"chunk")
+        return await files._cat_ranges(["zarr/c/0", "zarr/c/0"], [0, 1], [2, 3])
+
+    fsspec_registry["s3"] = InMemory
+    files = fsspec.filesystem("s3", asynchronous=True)
+    wrapped = AsyncFileSystemWrapper(files, asynchronous=True)
+    assert asyncio.run(write_and_read(wrapped)) == [b"ch", b"hu"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torchobj.config import StoreConfig
 from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import ConfigError
 from torchobj.fsspec.passed_credentials import GoogleCredentials, GoogleFile, GoogleToken
-from torchobj.fsspec.s3fs_options import TUNING, warn_ignored
+from torchobj.fsspec.s3fs_options import LIBRARY_OPTIONS, TUNING, warn_ignored
 
 __all__ = ["GCSFS_OPTIONS", "gcsfs_config"]
 
@@ -26,8 +26,10 @@ _IGNORED = (
     "version_aware",
 )
 
-#: All options, also those without effect. `hf` are the settings of Hugging Face's own file system.
-GCSFS_OPTIONS = frozenset({*TUNING, *_IGNORED, "hf", "project", "requester_pays", "requests_timeout", "token"})
+#: All options, also those without effect.
+GCSFS_OPTIONS = frozenset(
+    {*TUNING, *LIBRARY_OPTIONS, *_IGNORED, "project", "requester_pays", "requests_timeout", "token"}
+)
 
 
 def gcsfs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
@@ -40,7 +42,7 @@ def gcsfs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig
     Raises:
         ConfigError: A value is not allowed; messages contain no tokens.
     """
-    given = {name: value for name, value in options.items() if value is not None and name != "hf"}
+    given = {name: value for name, value in options.items() if value is not None and name not in LIBRARY_OPTIONS}
     warn_ignored([name for name in (*TUNING, *_IGNORED) if given.get(name)])
     fields: dict[str, Any] = _token_fields(given["token"]) if "token" in given else {}
     payer = given.get("requester_pays")

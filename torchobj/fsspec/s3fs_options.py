@@ -10,13 +10,20 @@ from torchobj.exceptions import ConfigError
 from torchobj.files.attributes import ObjectAttributes
 from torchobj.fsspec.passed_credentials import PassedKeys
 
-__all__ = ["S3FS_OPTIONS", "check_copied", "check_current", "s3fs_config", "warn_ignored", "written_attributes"]
+__all__ = [
+    "LIBRARY_OPTIONS",
+    "S3FS_OPTIONS",
+    "check_copied",
+    "check_current",
+    "s3fs_config",
+    "warn_ignored",
+    "written_attributes",
+]
 
 logger = logging.getLogger("torchobj")
 
-#: Options of fsspec and s3fs about caches, blocks and event loops that torchobj does not have.
+#: Options of fsspec and s3fs about caches and blocks that torchobj does not have.
 TUNING = (
-    "asynchronous",
     "batch_size",
     "block_size",
     "cache_regions",
@@ -26,24 +33,26 @@ TUNING = (
     "fixed_upload_size",
     "listings_expiry_time",
     "local_expiry_check",
-    "loop",
     "max_concurrency",
     "max_paths",
     "use_listings_cache",
 )
 
+#: Options that libraries pass to every file system, without a warning: event loops of zarr, which wraps this one, and
+#: the settings of Hugging Face's own file system from `datasets`.
+LIBRARY_OPTIONS = ("asynchronous", "hf", "loop")
+
 _KEYS = ("key", "secret", "token", "username", "password")
 
-#: All options, also those without effect. `hf` are the settings of Hugging Face's own file system, which `datasets`
-#: passes to every other one.
+#: All options, also those without effect.
 S3FS_OPTIONS = frozenset(
     {
         *TUNING,
+        *LIBRARY_OPTIONS,
         *_KEYS,
         "anon",
         "client_kwargs",
         "config_kwargs",
-        "hf",
         "profile",
         "requester_pays",
         "s3_additional_kwargs",
@@ -156,9 +165,9 @@ def s3fs_config(config: StoreConfig, options: Mapping[str, Any]) -> StoreConfig:
     Raises:
         ConfigError: A value is not allowed; messages contain no keys.
     """
-    given = {name: value for name, value in options.items() if value is not None and name != "hf"}
+    given = {name: value for name, value in options.items() if value is not None and name not in LIBRARY_OPTIONS}
     translated = _Translated()
-    translated.ignored += [name for name in TUNING if name in given]
+    translated.ignored += [name for name in TUNING if given.get(name)]
     translated.client(_mapping(given, "client_kwargs"))
     translated.botocore(_mapping(given, "config_kwargs"))
     translated.requests(_mapping(given, "s3_additional_kwargs"))
