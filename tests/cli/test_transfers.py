@@ -215,6 +215,17 @@ def test_the_objects_of_a_glob_are_copied_to_the_standard_output(cli, bucket):
     assert "no key matches" in cli.error("cp", f"{bucket.url}/*.png", "-")
 
 
+@pytest.mark.parametrize("command", [["cp"], ["cp", "--dry-run"], ["cp", "--skip-unchanged"]])
+def test_a_glob_without_matches_names_the_option_for_keys_with_wildcards(cli, bucket, tmp_path, command):
+    bucket.write("x[1].txt", b"1")
+    message = cli.error(*command, f"{bucket.url}/x[1].txt", tmp_path / "out")
+    assert f"{bucket.url}/x[1].txt: no file or key matches; --raw takes wildcards as they are" in message
+    assert "--raw" in cli.error(*command, f"{bucket.url}/x[1].txt", f"{bucket.url}/y*", tmp_path / "out")
+    assert "no file or key matches" in cli.error(*command, f"{tmp_path}/*.png", bucket.url)
+    cli.lines("cp", "--raw", f"{bucket.url}/x[1].txt", tmp_path / "one")
+    assert (tmp_path / "one").read_bytes() == b"1"
+
+
 def test_an_object_is_copied_to_the_standard_output_without_other_text(cli, bucket):
     bucket.write("k", b"bytes")
     done = cli.process("cp", f"{bucket.url}/k", "-")

@@ -255,5 +255,8 @@ def _check_found(transfers: list[Transfer], outcome: Outcome) -> None:
 
 def _nothing(transfers: list[Transfer]) -> CommandError:
     names = " ".join(transfer.source.text for transfer in transfers)
-    hint = "no file or key matches" if any(transfer.glob for transfer in transfers) else "has no files or objects"
-    return CommandError(f"{names}: {hint}; `torchobj ls` shows what exists")
+    if any(transfer.glob for transfer in transfers):
+        return CommandError(
+            f"{names}: no file or key matches; --raw takes wildcards as they are, and `torchobj ls` shows what exists"
+        )
+    return CommandError(f"{names}: has no files or objects; `torchobj ls` shows what exists")
