@@ -131,6 +131,7 @@ LAYERS = [
     [
         "cli.bench",
         "cli.checkpoints",
+        "cli.completion",
         "cli.doctor",
         "cli.indexes",
         "cli.manifests",

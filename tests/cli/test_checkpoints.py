@@ -51,8 +51,20 @@ def test_leftovers_are_listed_and_swept(cli, bucket, saved):
     bucket.write(f"run/{key}", b"left")
     [found] = cli.records("checkpoints", "leftovers", saved.url)
     assert found["key"] == key and found["step"] == 150 and found["size"] == 4
-    assert "--yes" in cli.error("checkpoints", "leftovers", "--sweep", saved.url)
-    assert cli.lines("checkpoints", "leftovers", "--sweep", "--yes", saved.url) == []
-    [swept] = cli.lines("checkpoints", "leftovers", "--sweep", "--yes", "--older-than", "0s", saved.url)
+    assert "--yes" in cli.error("checkpoints", "sweep", saved.url)
+    assert cli.lines("checkpoints", "sweep", "--yes", saved.url) == []
+    [swept] = cli.lines("checkpoints", "sweep", "--yes", "--older-than", "0s", saved.url)
     assert swept.startswith("delete") and f"run/{key}" not in bucket.keys()
     assert cli.lines("checkpoints", "latest", saved.url) == ["200"]
+
+
+def test_steps_are_deleted_after_a_question_and_none_if_one_is_not_committed(cli, bucket, saved):
+    assert "delete step 100 of" in cli.error("checkpoints", "delete", saved.url, 100)
+    assert "step 150 is not committed" in cli.error("checkpoints", "delete", "--yes", saved.url, 100, 150)
+    assert cli.records("checkpoints", "delete", "--dry-run", saved.url, 100) == [
+        {"action": "would delete", "step": 100}
+    ]
+    assert saved.steps() == [100, 200]
+    assert cli.lines("checkpoints", "delete", "--yes", saved.url, 200, 200) == ["delete step 200"]
+    assert cli.lines("checkpoints", "latest", saved.url) == ["100"]
+    assert saved.leftovers() == [] and not any("0200" in key for key in bucket.keys())

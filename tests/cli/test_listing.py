@@ -191,6 +191,7 @@ def test_scan_prints_metadata_as_json_lines(cli, bucket):
     store.put("x/plain", b"22")
     found = {record["key"]: record for record in map(json.loads, cli.lines("scan", f"{bucket.url}/x/"))}
     assert found["x/labelled"]["metadata"] == {"label": "cat"} and found["x/plain"]["size"] == 2
+    assert len(cli.lines("scan", f"{bucket.url}/x/", "--limit", 1)) == 1
     [only] = cli.lines("scan", f"{bucket.url}/x/", "--has-metadata", "label")
     assert json.loads(only)["key"] == "x/labelled"
 

@@ -161,6 +161,23 @@ def test_commands_are_completed(cli, monkeypatch):
     assert cli.process().stdout == b"plain,checkpoints\n"
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_of_a_shell_is_printed(cli, shell):
+    script = "\n".join(cli.lines("completion", shell))
+    assert f"_TORCHOBJ_COMPLETE={shell}_complete" in script
+    assert "Invalid value" in cli.run("completion", "tcsh").output
+
+
+def test_bash_completes_commands_with_the_script(cli, tmp_path):
+    program = tmp_path / "torchobj"
+    program.write_text(f"#!/bin/sh\nexec {sys.executable} -m torchobj\n")
+    program.chmod(0o755)
+    script = "\n".join(cli.lines("completion", "bash"))
+    line = f"COMP_WORDS=(torchobj ch); COMP_CWORD=1; _torchobj_completion {program}; echo ${{COMPREPLY[@]}}"
+    done = subprocess.run(["bash", "-c", f"{script}\n{line}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "checkpoints\n"
+
+
 def test_an_error_is_json_on_stderr_with_json(cli, bucket):
     done = cli.process("head", f"{bucket.url}/missing", "--json")
     assert done.returncode == 1 and json.loads(done.stderr)["status"] == 404

@@ -168,6 +168,21 @@ def test_unchanged_files_are_skipped(cli, bucket, tree):
     assert (record["files"], record["unchanged"]) == (1, 2)
 
 
+@pytest.mark.parametrize("command", [["cp", "-r", "--skip-unchanged"], ["sync"]], ids=["cp", "sync"])
+def test_nothing_to_do_is_said(cli, bucket, tree, command):
+    cli.lines(*command, tree, f"{bucket.url}/x/")
+    assert cli.lines(*command, tree, f"{bucket.url}/x/") == ["nothing to do: 3 files unchanged"]
+    assert cli.run(*command, "--dry-run", tree, f"{bucket.url}/x/").stderr == "nothing to do: 3 files unchanged\n"
+
+
+@pytest.mark.providers("gs")
+def test_an_emulator_of_gcs_without_credentials_names_the_option(cli, bucket, monkeypatch):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/nonexistent.json")
+    message = cli.error("ls", "--endpoint-url", bucket.server.endpoint, bucket.url)
+    assert message.endswith("an emulator takes requests with --no-sign-request")
+    assert "emulator" not in cli.error("ls", bucket.url)
+
+
 def test_a_dry_run_copies_nothing(cli, bucket, tree):
     lines = cli.lines("cp", "-r", "--dry-run", tree, f"{bucket.url}/x/")
     assert lines[0] == f"would copy {tree}/a.bin -> {bucket.url}/x/a.bin" and len(lines) == 3

@@ -18,9 +18,11 @@ from torchobj.cli.url_argument import URL
 __all__ = ["checkpoints"]
 
 
-@click.group(params=shared_options(), short_help="Checkpoints by step: steps, latest, metrics, leftovers.")
+@click.group(
+    params=shared_options(), short_help="Checkpoints by step: steps, latest, metrics, leftovers, sweep, delete."
+)
 def checkpoints() -> None:
-    """Shows the checkpoints in the folder of a `CheckpointManager`, and what interrupted saves left in it."""
+    """Shows and deletes checkpoints in the folder of a `CheckpointManager`, and what interrupted saves left in it."""
 
 
 def _commits(url: str) -> Commits:
@@ -68,13 +70,7 @@ def metrics(url: str, step: int | None) -> None:
     chosen, commits = settings(), _commits(url)
     found = [commit for commit in commits.readable() if step in (None, commit.step)]
     if not found:
-        raise (
-            _none(commits)
-            if step is None
-            else CommandError(
-                f"{commits.url}: step {step} is not committed; `torchobj checkpoints steps` lists the steps"
-            )
-        )
+        raise (_none(commits) if step is None else _not_committed(commits, step))
     for commit in found:
         if chosen.json:
             print_json({"step": commit.step, "metrics": _numbers(commit)})
@@ -84,32 +80,64 @@ def metrics(url: str, step: int | None) -> None:
 
 @checkpoints.command(cls=Command)
 @click.argument("url", type=URL)
-@click.option("--sweep", is_flag=True, help="Delete them.")
+def leftovers(url: str) -> None:
+    """Lists data of saves that were interrupted, and of running ones: time, size, step and key."""
+    for item in leftover_data.leftovers(_commits(url)):
+        _report(settings(), item, "leftover")
+
+
+@checkpoints.command(cls=Command)
+@click.argument("url", type=URL)
 @click.option(
     "--older-than",
     metavar="AGE",
     default="1h",
     show_default=True,
     callback=age_option,
-    help="With --sweep: only those of saves that wrote nothing for this time, by the clock of the store.",
+    help="Delete only those of saves that wrote nothing for this time, by the clock of the store.",
 )
 @click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
-def leftovers(url: str, *, sweep: bool, older_than: float, yes: bool) -> None:
-    """Lists data of saves that were interrupted, and of running ones: time, size, step and key."""
-    chosen, commits = settings(), _commits(url)
+def sweep(url: str, *, older_than: float, yes: bool) -> None:
+    """Deletes the leftovers of interrupted saves, which `leftovers` lists."""
+    commits = _commits(url)
     found = leftover_data.leftovers(commits)
-    if not sweep:
-        for item in found:
-            _report(chosen, item, "leftover")
-        return
     if found and not yes:
         confirm(f"delete old ones of {len(found)} leftovers of {commits.url}?", "--yes deletes without a question")
     for item in leftover_data.sweep(commits, older_than):
-        _report(chosen, item, "delete")
+        _report(settings(), item, "delete")
+
+
+@checkpoints.command(cls=Command)
+@click.argument("url", type=URL)
+@click.argument("steps", type=click.IntRange(min=0), nargs=-1, required=True)
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. Required without a terminal.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted.")
+def delete(url: str, steps: tuple[int, ...], *, yes: bool, dry_run: bool) -> None:
+    """Deletes committed STEPS of the folder at URL, after a question: none if one of them is not committed."""
+    commits, chosen = _commits(url), settings()
+    committed = commits.versions()
+    for step in steps:
+        if step not in committed:
+            raise _not_committed(commits, step)
+    if not yes and not dry_run:
+        names = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} of {len(committed)} steps"
+        confirm(f"delete {names} of {commits.url}?", "--yes deletes without a question")
+    for step in dict.fromkeys(steps):
+        if not dry_run:
+            commits.delete_step(step)
+        action = "would delete" if dry_run else "delete"
+        if chosen.json:
+            print_json({"action": action, "step": step})
+        else:
+            print_line(f"{action} step {step}")
 
 
 def _none(commits: Commits) -> CommandError:
     return CommandError(f"{commits.url}: no step is committed; URL must be that of a CheckpointManager")
+
+
+def _not_committed(commits: Commits, step: int) -> CommandError:
+    return CommandError(f"{commits.url}: step {step} is not committed; `torchobj checkpoints steps` lists the steps")
 
 
 def _numbers(commit: Commit) -> dict[str, float | str]:

@@ -3,6 +3,7 @@
 import sys
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING, BinaryIO
 
 import click
@@ -125,8 +126,9 @@ def _write_object(url: str, out: BinaryIO, config: StoreConfig) -> None:
 @click.command(cls=Command, short_help="Print metadata of all objects under a prefix, as JSON lines.")
 @click.argument("url", type=URL)
 @click.option("--has-metadata", metavar="NAME", help="Print only objects with this user-defined metadata.")
+@click.option("--limit", metavar="N", type=click.IntRange(min=1), help="Print only this many objects.")
 @click.option("--raw", is_flag=True, help="Take wildcards in the URL as they are.")
-def scan(url: str, *, has_metadata: str | None, raw: bool) -> None:
+def scan(url: str, *, has_metadata: str | None, limit: int | None, raw: bool) -> None:
     """Prints size, version, headers and metadata of all objects under URL, as JSON lines in any order.
 
     Sends a HEAD request for each object, while the prefix is being listed. Keys are compared as by `ls`.
@@ -135,7 +137,7 @@ def scan(url: str, *, has_metadata: str | None, raw: bool) -> None:
     store, prefix = target.open(settings().config(url))
     found = store.scan(prefix, glob=target.glob, has_metadata=has_metadata)
     count = 0
-    for count, info in enumerate(found, 1):  # noqa: B007  used after the loop
+    for count, info in enumerate(islice(found, limit), 1):  # noqa: B007  used after the loop
         print_json(fields_of(info, target.url_of(store, info.key)))
     if count == 0 and has_metadata is None:
         raise target.nothing()

@@ -13,7 +13,7 @@ import click
 from torchobj.cli.errors import CommandError, described
 from torchobj.cli.output import age_s, escaped, print_json
 from torchobj.config import GCSOptions, S3Options, StoreConfig
-from torchobj.exceptions import TorchobjError
+from torchobj.exceptions import CredentialsError, TorchobjError
 from torchobj.urls import canonical_url, shown_url
 
 __all__ = [
@@ -90,7 +90,11 @@ class Settings:
         if self.log_level == "debug":
             text = "".join(traceback.format_exception(error))
             click.echo("\n".join(map(escaped, text.splitlines())), err=True)
-        self.error(described(error), error)
+        is_emulator = self.endpoint_url is not None and not self.no_sign_request
+        if is_emulator and isinstance(error, CredentialsError) and (error.url or "").startswith("gs://"):
+            self.error(f"{described(error)}; an emulator takes requests with --no-sign-request", error)
+        else:
+            self.error(described(error), error)
 
     def error(self, text: str, error: BaseException | None = None) -> None:
         """Prints an error to stderr, given its text without control characters."""

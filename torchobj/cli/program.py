@@ -40,6 +40,7 @@ _COMMANDS = {
     "checkpoints": "checkpoints:checkpoints",
     "bench": "bench:bench",
     "doctor": "doctor:doctor",
+    "completion": "completion:completion",
 }
 
 _HELP = """Lists, copies, reads and checks objects of S3 and Google Cloud Storage.

@@ -180,7 +180,7 @@ def _stream(
 
 def print_plan(chosen: Settings, transfers: list[Transfer], options: Options, action: str) -> int:
     """Prints what would be transferred, and counts what has nothing to compare. Returns the number of sources."""
-    found, by_checksum, without = 0, 0, 0
+    found, printed, by_checksum, without = 0, 0, 0, 0
     for transfer in transfers:
         between = not (transfer.source.is_local or transfer.destination.is_local)
         there: dict[str, Item] = {}
@@ -199,11 +199,14 @@ def print_plan(chosen: Settings, transfers: list[Transfer], options: Options, ac
             if is_unchanged is None and compares:
                 by_checksum += 1
             elif not is_unchanged:
+                printed += 1
                 without += is_unchanged is None
                 source, destination = transfer.source.child(item.name), transfer.destination.child(item.name)
                 print_action(chosen, "would compare" if compares else action, source.shown, destination.shown)
     _print_count(chosen, "would compare", by_checksum, "would compare {} of equal size by checksums")
     _print_count(chosen, "nothing to compare", without, "{} of equal size with nothing else to compare")
+    if found and not printed + by_checksum:
+        chosen.note(f"nothing to do: {counted(found, 'file')} unchanged")
     return found
 
 
@@ -238,6 +241,8 @@ def print_outcome(chosen: Settings, outcome: Outcome, action: str, elapsed_s: fl
                 "seconds": round(elapsed_s, 3),
             }
         )
+    elif outcome.skipped and not (outcome.files or outcome.failures):
+        print_line(f"nothing to do: {counted(outcome.skipped, 'file')} unchanged")
     else:
         rate = human_size(int(outcome.bytes / elapsed_s)) if elapsed_s > 0 else "?"
         text = f"{action} {counted(outcome.files, 'file')}, {human_size(outcome.bytes)}"
