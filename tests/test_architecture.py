@@ -56,6 +56,7 @@ LAYERS = [
         "datasets.shared_table",
         "datasets.ragged",
         "datasets.reader_constructor",
+        "datasets.sample_ranks",
         "datasets.sharding",
         "datasets.tar_samples",
         "datasets.lookahead_warning",

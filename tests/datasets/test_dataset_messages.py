@@ -88,7 +88,7 @@ def test_workers_that_each_yield_all_objects_cause_one_warning(folder, log_file,
         assert sorted(number for batch in loader for number in batch.tolist()) == sorted([*range(COUNT)] * 2)
     said = [line for line in log_file.read_text().splitlines() if "enable_sharding" in line]
     assert len(said) == 1, said
-    assert said[0].startswith(f"{folder}: each of 2 DataLoader workers yields all objects")
+    assert said[0].startswith(f"{folder}: each of 2 DataLoader workers yields all samples")
 
 
 class Half(torch.utils.data.IterableDataset):

@@ -216,3 +216,71 @@ def test_options_that_cannot_be_met_are_refused():
     with pytest.raises(ConfigError, match="datasets\\[1\\]: a range without samples"):
         len(torchobj.InterleaveDataset([range(3), range(0)]))
     assert list(torchobj.InterleaveDataset([range(3), range(3)], [1 - 1e-7, 0])) == [0, 1, 2]
+
+
+class OfUsers(torchobj.InterleaveDataset):
+    """A subclass with arguments and samples of its own."""
+
+    def __init__(self, *members, factor):
+        super().__init__(members, stopping_strategy="all_exhausted")
+        self.factor = factor
+
+
+class Multiplied(OfUsers):
+    def __getitem__(self, index):
+        return super().__getitem__(index) * self.factor
+
+
+class Negated(OfUsers):
+    def __iter__(self):
+        return (-sample for sample in super().__iter__())
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        return iter(range(4) if info is None else range(4)[info.id :: info.num_workers])
+
+
+def loaded(dataset, workers=2):
+    return [sample for batch in torchobj.DataLoader(dataset, 3, num_workers=workers) for sample in batch.tolist()]
+
+
+def test_a_subclass_of_map_style_datasets_has_their_methods(folder):
+    mixed = OfUsers(Named(folder, 0), Named(folder, 2), factor=1)
+    assert (type(mixed).__name__, isinstance(mixed, OfUsers), len(mixed)) == ("OfUsers", True, 2 * LENGTHS[2])
+    expected = list(torchobj.InterleaveDataset(mixed.datasets, stopping_strategy="all_exhausted"))
+    assert list(mixed) == expected == loaded(mixed) == list(pickle.loads(pickle.dumps(mixed)))
+    with Taken() as taken:
+        loaded(mixed)
+    assert (taken.announced, taken.misses) == (len(expected), 0)
+
+
+def test_a_subclass_with_an_iterable_dataset_is_iterable():
+    mixed = Negated(Numbers(), range(4), factor=1)
+    assert isinstance(mixed, IterableDataset)
+    assert sorted(mixed) == sorted(loaded(mixed)) == [-3, -3, -2, -2, -1, -1, 0, 0]
+    again = pickle.loads(pickle.dumps(mixed))
+    assert isinstance(again, Negated)
+    assert list(again) == list(mixed)
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_subclass_that_overrides_the_samples_returns_its_own(folder, context):
+    mixed = Multiplied(Named(folder, 0), Named(folder, 1), factor=1000)
+    expected = [
+        1000 * sample for sample in torchobj.InterleaveDataset(mixed.datasets, stopping_strategy="all_exhausted")
+    ]
+    assert list(mixed) == mixed.__getitems__(range(len(mixed))) == expected
+    loader = torchobj.DataLoader(mixed, 3, num_workers=1, multiprocessing_context=context, lookahead=0)
+    assert [sample for batch in loader for sample in batch.tolist()] == expected
+    # Within another mixture too.
+    outer = torchobj.InterleaveDataset([mixed, Numbers()], stopping_strategy="all_exhausted")
+    assert set(expected) <= set(outer)
+
+
+def test_an_overridden_mixture_is_not_announced(folder, caplog):
+    mixed = Multiplied(Named(folder, 0), Named(folder, 1), factor=1000)
+    with Taken() as taken:
+        loaded(mixed, workers=0)
+    assert taken.announced == 0

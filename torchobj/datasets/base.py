@@ -116,7 +116,8 @@ class ListingDataset(Generic[Sample_co]):
             limit: Maximum number of objects, the first in key order.
             region, endpoint_url: Override those of `config`.
             config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-            enable_sharding, shuffle, seed, uneven: For iterable datasets: as for the constructor.
+            enable_sharding, rank, world_size, mesh, shuffle, seed, uneven: For iterable datasets: as for the
+                constructor.
             on_error: Action for a sample that cannot be read or transformed, as for the constructor.
             reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
 
@@ -149,7 +150,8 @@ class ListingDataset(Generic[Sample_co]):
             region: For the objects of S3; overrides that of `config`.
             endpoint_url: Overrides that of `config`. With objects of S3 and GCS, pass `config` instead.
             config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-            enable_sharding, shuffle, seed, uneven: For iterable datasets: as for the constructor.
+            enable_sharding, rank, world_size, mesh, shuffle, seed, uneven: For iterable datasets: as for the
+                constructor.
             on_error: Action for a sample that cannot be read or transformed, as for the constructor.
             reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
 
@@ -183,7 +185,8 @@ class ListingDataset(Generic[Sample_co]):
                 `ObjectChangedError`, or `accept` the object as it is now.
             transform: Converts a reader to a sample. None: the sample is the reader.
             config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector, for the file and the objects.
-            enable_sharding, shuffle, seed, uneven: For iterable datasets: as for the constructor.
+            enable_sharding, rank, world_size, mesh, shuffle, seed, uneven: For iterable datasets: as for the
+                constructor.
             on_error: Action for a sample that cannot be read or transformed, as for the constructor.
             reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
 

@@ -1,5 +1,6 @@
 """`InterleaveDataset`: mixes the samples of several datasets."""
 
+import functools
 import logging
 import math
 import operator
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch.utils.data
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj.config.checks import check
@@ -16,6 +18,7 @@ from torchobj.datasets.member_passes import IterablePass, MapPass, MemberPass
 from torchobj.datasets.mixture import Draws, Mixture, Numbers
 from torchobj.datasets.ordered_samples import CompositeDataset, prepare_workers, samples_of
 from torchobj.datasets.passes import PassDataset, Progress
+from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.exceptions import ConfigError
 
 __all__ = ["InterleaveDataset"]
@@ -48,6 +51,9 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         seed: Seed of the draws; 0 or more.
         stopping_strategy: `first_exhausted` ends when one dataset, or the part of it that a worker has, is exhausted.
             `all_exhausted` ends when each was exhausted once; until then exhausted ones start again.
+        enable_sharding, rank, world_size, mesh: With an iterable dataset: as for `TarIterableDataset`; they apply to
+            the datasets of torchobj in the mixture too, except those that have such arguments of their own. Without
+            one, the sampler divides.
 
     Attributes:
         datasets, probabilities, seed, stopping_strategy: The arguments.
@@ -71,22 +77,6 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         [b'books/c', b'books/d', b'news/a', b'news/b']
     """
 
-    def __new__(
-        cls,
-        datasets: Sequence[Any],
-        probabilities: Sequence[float] | None = None,
-        *,
-        seed: int = 0,
-        stopping_strategy: StoppingStrategy = "first_exhausted",
-    ) -> "InterleaveDataset[Sample_co]":
-        """Creates a map-style mixture, or an iterable one."""
-        # Checked by __init__; the same signature, because `help` shows this one.
-        del probabilities, seed, stopping_strategy
-        if cls is InterleaveDataset:
-            is_iterable = any(_is_iterable(number, each) for number, each in enumerate(_checked(datasets)))
-            cls = IterableInterleaveDataset if is_iterable else MapInterleaveDataset  # noqa: PLW0642
-        return super().__new__(cls)
-
     def __init__(
         self,
         datasets: Sequence[Any],
@@ -94,6 +84,10 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         *,
         seed: int = 0,
         stopping_strategy: StoppingStrategy = "first_exhausted",
+        enable_sharding: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         is_known = stopping_strategy in ("first_exhausted", "all_exhausted")
         check("stopping_strategy", stopping_strategy, "'first_exhausted' or 'all_exhausted'", ok=is_known)
@@ -103,10 +97,17 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         self.stopping_strategy = stopping_strategy
         self.probabilities = self._checked_probabilities(probabilities)
         self.seed = operator.index(seed)
+        self._ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh)
+        self._iterable = [_is_iterable(number, dataset) for number, dataset in enumerate(self.datasets)]
+        named: Any = type(self)
+        kind: Any = IterableInterleaveDataset if any(self._iterable) else MapInterleaveDataset
+        # torch's DataLoader treats an object as its class says.
+        self.__class__ = _of_kind(named, kind)
+        self._set_up()
 
-    def __getnewargs__(self) -> tuple[list[Any]]:
-        # An unpickled object is of one of the two classes already.
-        return ([],)
+    def _set_up(self) -> None:
+        """Completes an object of one of the two kinds."""
+        raise NotImplementedError
 
     if TYPE_CHECKING:
         # Mixtures of map-style datasets have these.
@@ -155,6 +156,13 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co], CompositeDataset[Sample
 
     _mixture: Mixture | None = None
 
+    @override
+    def _set_up(self) -> None:
+        if self._ranks.given is not None:
+            raise ConfigError(
+                "rank, world_size, mesh: the sampler divides map-style datasets; pass them to ElasticDistributedSampler"
+            )
+
     @property
     def mixture(self) -> Mixture:
         """The order of the mixture. The first access reads the lengths."""
@@ -183,8 +191,15 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co], CompositeDataset[Sample
         sample: Sample_co = self.datasets[member][number]
         return sample
 
+    @property
+    @override
+    def is_overridden(self) -> bool:
+        return type(self).__getitem__ is not MapInterleaveDataset.__getitem__
+
     def __getitems__(self, indices: Sequence[int]) -> list[Sample_co]:
         """The samples of a batch. Each dataset reads its part concurrently. Called by DataLoader."""
+        if self.is_overridden:
+            return [self[index] for index in indices]
         located = self.located(indices)
         parts: dict[int, list[int]] = {}
         for member, number in located:
@@ -205,18 +220,8 @@ class MapInterleaveDataset(InterleaveDataset[Sample_co], CompositeDataset[Sample
 class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample_co]):
     """A mixture of datasets of which one or more are iterable."""
 
-    _enable_sharding = True
-
-    def __init__(
-        self,
-        datasets: Sequence[Any],
-        probabilities: Sequence[float] | None = None,
-        *,
-        seed: int = 0,
-        stopping_strategy: StoppingStrategy = "first_exhausted",
-    ) -> None:
-        super().__init__(datasets, probabilities, seed=seed, stopping_strategy=stopping_strategy)
-        self._iterable = [_is_iterable(number, dataset) for number, dataset in enumerate(self.datasets)]
+    @override
+    def _set_up(self) -> None:
         known: dict[int, int] = {}
         for number, dataset in enumerate(self.datasets):
             if self._iterable[number] and known.setdefault(id(dataset), number) != number:
@@ -256,7 +261,7 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
             None if iterable else _length(number, dataset)
             for number, (dataset, iterable) in enumerate(zip(self.datasets, self._iterable, strict=True))
         ]
-        self._warn_of_repeated_samples(shard.world_size * shard.workers)
+        self._warn_of_undivided_datasets(shard.world_size * shard.workers)
         shape = {
             "lengths": lengths,
             "probabilities": self.probabilities,
@@ -270,17 +275,17 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
         passes: list[MemberPass] = []
         for number, (dataset, state) in enumerate(zip(self.datasets, states, strict=True)):
             if self._iterable[number]:
-                passes.append(IterablePass(dataset, len(self.datasets), state))
+                passes.append(IterablePass(dataset, self._ranks, len(self.datasets), state))
             else:
                 passes.append(MapPass(dataset, (self.seed, epoch, number), shard, len(self.datasets), state))
         draws = Draws(len(passes), self.probabilities, (self.seed, epoch, shard.rank, shard.worker))
         return _SampleIterator(self, passes, draws, progress, position)
 
-    def _warn_of_repeated_samples(self, parts: int) -> None:
+    def _warn_of_undivided_datasets(self, parts: int) -> None:
         whole = [
             number
             for number, dataset in enumerate(self.datasets)
-            if isinstance(dataset, PassDataset) and not dataset._enable_sharding
+            if isinstance(dataset, PassDataset) and not dataset._ranks.is_divided
         ]
         if parts > 1 and whole and self._epoch.is_first_warning():
             logger.warning(
@@ -342,17 +347,31 @@ class _SampleIterator(Iterator[Any]):
     def _warn_of_no_samples(self, member: int) -> None:
         if self._dataset._epoch.is_first_warning():
             action = "its passes over it are empty" if self._dataset._oversamples else "its mixture ends"
-            worker = torch.utils.data.get_worker_info()
+            worker = getattr(torch.utils.data.get_worker_info(), "id", 0)
             logger.warning(
-                "datasets[%d] of an InterleaveDataset has no samples for worker %d: %s",
-                member,
-                0 if worker is None else worker.id,
-                action,
+                "datasets[%d] of an InterleaveDataset has no samples for worker %d: %s", member, worker, action
             )
 
     def close(self) -> None:
         """Ends the pass and drops what was read ahead."""
         self._passes, self._exhausted, self._last = [], [True], None
+
+
+@functools.cache
+def _of_kind(named: Any, kind: Any) -> Any:
+    """The class of the objects of one kind: `kind`, or for a subclass of users their class and `kind`."""
+    if issubclass(kind, named):
+        return kind
+
+    def reduce(self: InterleaveDataset[Any]) -> tuple[Any, ...]:
+        return _restored, (named, kind), self.__getstate__()
+
+    names = {"__module__": named.__module__, "__qualname__": named.__qualname__, "__reduce__": reduce}
+    return type(named.__name__, (named, kind), names)
+
+
+def _restored(named: Any, kind: Any) -> Any:
+    return object.__new__(_of_kind(named, kind))
 
 
 def _checked(datasets: Any) -> list[Any]:

@@ -1,28 +1,26 @@
 """Iterable datasets: yield the objects in order, read ahead, and divide them among ranks and workers on request."""
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
-import torch.utils.data
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
-from torchobj.config.checks import check, check_kinds
+from torchobj.config.checks import check_kinds
 from torchobj.datasets.base import ListingDataset, Sample_co, Transform, UrlByIndex
 from torchobj.datasets.errors import OnIterableError, log_failed_sample
 from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.passes import PassDataset, Progress
 from torchobj.datasets.read_ahead import IndexedReader, read_ahead, read_while_listing
 from torchobj.datasets.reader_constructor import ReaderConstructor
+from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
 from torchobj.manifest import Manifest, key_filter
 
 __all__ = ["ObjectIterableDataset"]
-
-logger = logging.getLogger("torchobj")
 
 
 class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
@@ -46,9 +44,15 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         limit: Maximum number of objects, the first in key order.
         region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        enable_sharding: Whether to divide the objects: each rank of torch.distributed gets every n-th object, and each
-            DataLoader worker every n-th of those. Rank and world size are read when iteration starts. False: each
-            process yields all objects.
+        enable_sharding: Whether to divide the objects: each rank gets every n-th object, and each DataLoader worker
+            every n-th of those. False: each process yields all objects. The ranks are those of torch.distributed when
+            iteration starts; if a loader that Accelerate has prepared iterates, which divides the samples itself, there
+            is one rank, and in a Trainer of Lightning its strategy determines them.
+        rank, world_size: The rank of this process and the number of ranks, instead of those; `rank=0, world_size=1` if
+            something else divides. They imply `enable_sharding=True`.
+        mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
+            model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
+            `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
         shuffle: Whether to shuffle, in an order that depends on `seed` and the epoch only. See `set_epoch`.
         seed: Seed of the order; 0 or more.
         uneven: With `enable_sharding`, what to do if the objects do not divide evenly among ranks: `drop` leaves out
@@ -92,15 +96,19 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         enable_sharding: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         shuffle: bool = False,
         seed: int = 0,
         uneven: Uneven = None,
         on_error: OnIterableError = "raise",
     ) -> None:
+        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
         chosen = store_config(config, region, endpoint_url, url=url)
         listing = Listing(chosen, self._parse, url=url, chosen=key_filter(glob, suffixes, limit))
         self._set_up(listing, transform, None)
-        self._with_order(enable_sharding, shuffle, seed, uneven, on_error)
+        self._with_order(ranks, shuffle, seed, uneven, on_error)
 
     @classmethod
     @override
@@ -116,12 +124,16 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         enable_sharding: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         shuffle: bool = False,
         seed: int = 0,
         uneven: Uneven = None,
         on_error: OnIterableError = "raise",
         reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
+        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
         dataset = super().from_prefix(
             url,
             transform=transform,
@@ -133,7 +145,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
             config=config,
             reader_constructor=reader_constructor,
         )
-        return dataset._with_order(enable_sharding, shuffle, seed, uneven, on_error)
+        return dataset._with_order(ranks, shuffle, seed, uneven, on_error)
 
     @classmethod
     @override
@@ -146,12 +158,16 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         enable_sharding: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         shuffle: bool = False,
         seed: int = 0,
         uneven: Uneven = None,
         on_error: OnIterableError = "raise",
         reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
+        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
         dataset = super().from_objects(
             urls,
             transform=transform,
@@ -160,7 +176,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
             config=config,
             reader_constructor=reader_constructor,
         )
-        return dataset._with_order(enable_sharding, shuffle, seed, uneven, on_error)
+        return dataset._with_order(ranks, shuffle, seed, uneven, on_error)
 
     @classmethod
     @override
@@ -172,16 +188,20 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         transform: Callable[[ObjectReader], Sample_co] | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
         enable_sharding: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         shuffle: bool = False,
         seed: int = 0,
         uneven: Uneven = None,
         on_error: OnIterableError = "raise",
         reader_constructor: ReaderConstructor | None = None,
     ) -> Self:
+        ranks = SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False)
         dataset = super().from_manifest(
             manifest, on_change=on_change, transform=transform, config=config, reader_constructor=reader_constructor
         )
-        return dataset._with_order(enable_sharding, shuffle, seed, uneven, on_error)
+        return dataset._with_order(ranks, shuffle, seed, uneven, on_error)
 
     def _set_up(
         self, listing: Listing, transform: Transform | None, reader_constructor: ReaderConstructor | None
@@ -196,7 +216,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
 
     def _options(self) -> list[str]:
         order = f"shuffle=True, seed={self.seed}" if self.shuffle else "shuffle=False"
-        return [order, f"enable_sharding={self._enable_sharding}", f"epoch {self._epoch.get()}"]
+        return [order, f"enable_sharding={self._ranks.is_divided}", f"epoch {self._epoch.get()}"]
 
     def _check(self) -> None:
         check_kinds(self, "True or False", (bool,), "shuffle")
@@ -204,36 +224,20 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
 
     def _with_order(
         self,
-        enable_sharding: bool,  # noqa: FBT001
+        ranks: SampleRanks,
         shuffle: bool = False,  # noqa: FBT001, FBT002
         seed: int = 0,
         uneven: Uneven = None,
         on_error: OnIterableError = "raise",
     ) -> Self:
-        check("enable_sharding", enable_sharding, "True or False", ok=isinstance(enable_sharding, bool))
-        self._enable_sharding = enable_sharding
+        self._ranks = ranks
         self.shuffle, self.seed, self.uneven, self.on_error = shuffle, seed, uneven, on_error
         self._check()
         return self
 
-    def _warn_of_repeated_samples(self) -> None:
-        """Warns once if each DataLoader worker yields all objects, which is almost always a mistake."""
-        worker = torch.utils.data.get_worker_info()
-        # A wrapper of the dataset may divide the samples among the workers.
-        if worker is None or worker.num_workers == 1 or self._enable_sharding or worker.dataset is not self:
-            return
-        if worker.id == 0 and self._epoch.is_first_warning():
-            logger.warning(
-                "%s: each of %d DataLoader workers yields all objects, so that every sample is returned %d times; pass "
-                "enable_sharding=True to divide the objects among the workers",
-                self._listing.name,
-                worker.num_workers,
-                worker.num_workers,
-            )
-
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
-        self._warn_of_repeated_samples()
+        self._warn_of_repeated_samples(self._listing.name)
         shard, epoch, kind = self._shard(), self._epoch.get(), self._reader_constructor
         pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
         if pages is not None:

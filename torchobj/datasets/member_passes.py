@@ -11,6 +11,7 @@ import numpy as np
 from torchobj.datasets.ordered_samples import ordered_samples
 from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.read_ahead import sharing
+from torchobj.datasets.sample_ranks import SampleRanks, members_divided_by
 from torchobj.datasets.sharding import Shard, in_order
 from torchobj.exceptions import ConfigError
 from torchobj.stateful import is_stateful
@@ -86,24 +87,31 @@ class MemberPass:
 
 
 class IterablePass(MemberPass):
-    """Passes over an iterable dataset, which divides itself among ranks and workers."""
+    """Passes over an iterable dataset, which divides itself among ranks and workers.
 
-    def __init__(self, dataset: Any, sharers: int, state: dict[str, Any] | None) -> None:
-        self._dataset = dataset
+    Args:
+        dataset: The dataset.
+        ranks: Who divides, by the arguments of the mixture.
+        sharers, state: As for `MemberPass`.
+    """
+
+    def __init__(self, dataset: Any, ranks: SampleRanks, sharers: int, state: dict[str, Any] | None) -> None:
+        self._dataset, self._ranks = dataset, ranks
         super().__init__(sharers, state)
 
     def _start(self, state: dict[str, Any] | None) -> None:
         dataset, own = self._dataset, {} if state is None else state
         if own.get("dataset") is not None:
             _load(dataset, own["dataset"])
-        self._iterator = iter(dataset)
+        with members_divided_by(self._ranks):
+            self._iterator = iter(dataset)
         if own.get("iterator") is not None:
             _load(self._iterator, own["iterator"])
         self._is_saved = is_stateful(dataset) or is_stateful(self._iterator)
         self._count = own.get("count", 0)
         if self._count and not self._is_saved:
             _warn_of_replay(type(dataset).__name__)
-            with sharing(self._sharers):
+            with sharing(self._sharers), members_divided_by(self._ranks):
                 self._skip(self._count)
 
     def _skip(self, count: int) -> None:
@@ -117,7 +125,9 @@ class IterablePass(MemberPass):
 
     def _next(self) -> Any:
         self._count += 1
-        return next(self._iterator)
+        # A wrapper may start the pass of its dataset at the first sample.
+        with members_divided_by(self._ranks):
+            return next(self._iterator)
 
     def _position(self) -> dict[str, Any]:
         if isinstance(self._dataset, PassDataset):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Self
 
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectReader
@@ -12,6 +13,7 @@ from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.map import ObjectMapDataset
 from torchobj.datasets.reader_constructor import ReaderConstructor
+from torchobj.datasets.sample_ranks import SampleRanks
 
 __all__ = ["GCSIterableDataset", "GCSMapDataset", "S3IterableDataset", "S3MapDataset"]
 
@@ -43,6 +45,7 @@ class _S3ConnectorMethods(ListingDataset[Sample_co]):
             s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
             enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
                 False: each gets all.
+            rank, world_size, mesh: For iterable datasets: as for the constructor.
             reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
             config: Another name of `s3client_config`.
 
@@ -78,6 +81,7 @@ class _S3ConnectorMethods(ListingDataset[Sample_co]):
             s3client_config: A `StoreConfig`, or an `S3ClientConfig`.
             enable_sharding: For iterable datasets: whether each rank and DataLoader worker gets a share of the objects.
                 False: each gets all.
+            rank, world_size, mesh: For iterable datasets: as for the constructor.
             reader_constructor: Kind of reader for `transform`, from `S3ReaderConstructor`. None: `sequential()`.
             config: Another name of `s3client_config`.
 
@@ -120,6 +124,9 @@ class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sa
         transform: Callable[[ObjectReader], Sample_co] | None = None,
         s3client_config: S3ClientConfig | StoreConfig | None = None,
         enable_sharding: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         reader_constructor: ReaderConstructor | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
     ) -> Self:
@@ -132,7 +139,7 @@ class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sa
             reader_constructor=reader_constructor,
             config=config,
         )
-        return dataset._with_order(enable_sharding)
+        return dataset._with_order(SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False))
 
     @classmethod
     @override
@@ -145,6 +152,9 @@ class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sa
         transform: Callable[[ObjectReader], Sample_co] | None = None,
         s3client_config: S3ClientConfig | StoreConfig | None = None,
         enable_sharding: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         reader_constructor: ReaderConstructor | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
     ) -> Self:
@@ -157,7 +167,7 @@ class S3IterableDataset(_S3ConnectorMethods[Sample_co], ObjectIterableDataset[Sa
             reader_constructor=reader_constructor,
             config=config,
         )
-        return dataset._with_order(enable_sharding)
+        return dataset._with_order(SampleRanks.of(enable_sharding, rank, world_size, mesh, by_default=False))
 
 
 class GCSMapDataset(ObjectMapDataset[Sample_co], scheme="gs"):

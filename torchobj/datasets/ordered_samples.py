@@ -27,6 +27,11 @@ class CompositeDataset(torch.utils.data.Dataset[Sample_co]):
     #: The other datasets.
     datasets: list[Any]
 
+    @property
+    def is_overridden(self) -> bool:
+        """Whether a subclass of users may return other samples."""
+        raise NotImplementedError
+
     def _located(self, positions: Numbers) -> tuple[Numbers, Numbers]:
         """The dataset of each position, by its number, and the position in it."""
         raise NotImplementedError
@@ -35,8 +40,8 @@ class CompositeDataset(torch.utils.data.Dataset[Sample_co]):
 def prepare_workers(dataset: Any) -> None:
     """Does what DataLoader workers inherit, before they are started: lists, and starts the prefetcher."""
     inner = _within(dataset, np.array([], dtype=np.int64))
-    if inner is not None:
-        for part in inner[0]:
+    if inner is not None or isinstance(dataset, CompositeDataset):
+        for part in dataset.datasets if inner is None else inner[0]:
             prepare_workers(part)
     elif isinstance(dataset, ObjectMapDataset):
         len(dataset)
@@ -67,7 +72,7 @@ def ordered_samples(dataset: Any, order: Numbers) -> Iterator[Any]:
 
 def _within(dataset: Any, positions: Numbers) -> Located | None:
     """The datasets that a dataset consists of, with the number of one and the position in it for each position."""
-    if isinstance(dataset, CompositeDataset):
+    if isinstance(dataset, CompositeDataset) and not dataset.is_overridden:
         return dataset.datasets, *dataset._located(positions)
     if type(dataset) is torch.utils.data.Subset:
         indices = np.asarray(dataset.indices, dtype=np.int64)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj._torchobj import ObjectRef
@@ -13,6 +14,7 @@ from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnIterableError
 from torchobj.datasets.read_ahead import read_refs_ahead
+from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
 from torchobj.exceptions import ParquetError
@@ -69,6 +71,15 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         on_error: Action for a row that cannot be read or transformed: `raise`, after which iteration can continue;
             `skip`; or a callable that receives the number of the row in its row group, the URL of the file and the
             exception, and returns a sample. After a row group that cannot be read, the next one is read.
+        enable_sharding: Whether to divide the row groups among the ranks and their DataLoader workers. False: each
+            process yields all rows. The ranks are those of torch.distributed when iteration starts; if a loader that
+            Accelerate has prepared iterates, which divides the samples itself, there is one rank, and in a Trainer of
+            Lightning its strategy determines them.
+        rank, world_size: The rank of this process and the number of ranks, instead of those; `rank=0, world_size=1` if
+            something else divides.
+        mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
+            model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
+            `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
         region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
 
@@ -106,6 +117,10 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         seed: int = 0,
         uneven: Uneven = None,
         on_error: OnIterableError = "raise",
+        enable_sharding: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
@@ -137,6 +152,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             seed=seed,
             uneven=uneven,
             on_error=on_error,
+            ranks=SampleRanks.of(enable_sharding, rank, world_size, mesh),
         )
 
     @override

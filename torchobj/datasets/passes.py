@@ -1,6 +1,7 @@
 """What iterable datasets share: epochs, the shard of each rank and worker, and the state of a pass."""
 
 import dataclasses
+import logging
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,11 +12,14 @@ from torchobj.config.checks import check
 from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnIterableError, check_iterable_on_error
+from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Shard
 from torchobj.datasets.shared_values import SharedEpoch
 from torchobj.exceptions import ConfigError
 
 __all__ = ["PassDataset", "Progress"]
+
+logger = logging.getLogger("torchobj")
 
 
 @dataclasses.dataclass
@@ -67,7 +71,8 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
     on_error: OnIterableError = "raise"
     #: The choices for `uneven`.
     _policies: tuple[str, ...] = ("drop", "pad")
-    _enable_sharding = False
+    #: Who divides the samples.
+    _ranks = SampleRanks()
 
     def _set_up_passes(self) -> None:
         self._epoch = SharedEpoch()
@@ -86,9 +91,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         if self.uneven not in (None, *self._policies):
             choices = ", ".join(map(repr, self._policies))
             raise ConfigError(f"uneven={self.uneven!r}: must be {choices} or None")
-        if self.uneven and not self._enable_sharding:
+        if self.uneven and not self._ranks.is_divided:
             raise ConfigError(
-                f"uneven={self.uneven!r}: needs enable_sharding=True; without it each rank yields all objects"
+                f"uneven={self.uneven!r}: needs enable_sharding=True; without it each rank yields all samples"
             )
         check_iterable_on_error(self.on_error, even=self.uneven is not None)
 
@@ -148,9 +153,9 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        if worker_process.is_pickling_for_spawn():
-            # torch.distributed is not initialised in a spawned worker.
-            state["_rank"] = worker_process.rank(self._rank)
+        if worker_process.is_pickling_for_spawn() and self._ranks.is_divided:
+            # In a spawned worker torch.distributed is not initialised, and the loop is not on the stack.
+            state["_rank"] = self._ranks.rank(self._rank)
         # The iterator belongs to this process; the position of a pass that is resumed is plain.
         for name in ("_progress", "_resumed"):
             if (progress := state.get(name)) is not None:
@@ -165,10 +170,27 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     def _shard(self) -> Shard:
         """The shard of this rank and worker, read now: torch.distributed may have been initialised since."""
-        if not self._enable_sharding:
+        ranks = self._ranks.within_mixture()
+        if not ranks.is_divided:
             return Shard()
         info = torch.utils.data.get_worker_info()
-        return Shard(*worker_process.rank(self._rank), *((0, 1) if info is None else (info.id, info.num_workers)))
+        return Shard(*ranks.rank(self._rank), *((0, 1) if info is None else (info.id, info.num_workers)))
+
+    def _warn_of_repeated_samples(self, name: str) -> None:
+        """Warns once if each DataLoader worker yields all samples, which is almost always a mistake."""
+        worker = torch.utils.data.get_worker_info()
+        # A wrapper of the dataset may divide the samples among the workers.
+        if worker is None or worker.num_workers == 1 or self._ranks.is_divided or worker.dataset is not self:
+            return
+        if worker.id == 0 and self._epoch.is_first_warning():
+            logger.warning(
+                "%s: each of %d DataLoader workers yields all samples, so that every sample is returned %d times; pass "
+                "enable_sharding=True to divide them among ranks and workers; with rank=0, world_size=1 among the "
+                "workers only",
+                name,
+                worker.num_workers,
+                worker.num_workers,
+            )
 
     def _start_progress(self, shape: dict[str, Any], epoch: int) -> Progress:
         """The progress of a new pass, at the loaded state if that is of this epoch.

@@ -17,6 +17,7 @@ from torchobj.datasets.errors import OnIterableError, add_sample_note, log_faile
 from torchobj.datasets.listing import Listing
 from torchobj.datasets.passes import PassDataset, Progress
 from torchobj.datasets.ref_reader import RefReader
+from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Division, Order, Segment, Shard, divided, in_order, resampled, shuffled, stretch
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.datasets.shuffle_buffer import ShuffleBuffer
@@ -67,7 +68,6 @@ class StreamDataset(PassDataset[Sample_co]):
             workers keep the values that they were started with.
     """
 
-    _enable_sharding = True
     #: What is divided among ranks and workers, in messages.
     _unit_name = "shards"
 
@@ -80,6 +80,7 @@ class StreamDataset(PassDataset[Sample_co]):
         seed: int,
         uneven: str | None,
         on_error: OnIterableError,
+        ranks: SampleRanks,
         shuffle_buffer: int = 0,
     ) -> None:
         check("transform", transform, "callable, or None", ok=transform is None or callable(transform))
@@ -89,6 +90,7 @@ class StreamDataset(PassDataset[Sample_co]):
         self._listing, self._transform = listing, transform
         self._shuffle, self._shuffle_buffer = shuffle, shuffle_buffer
         self.seed, self.uneven, self.on_error = seed, uneven, on_error
+        self._ranks = ranks
         self._failed = SharedCounter()
         self._reader = RefReader(listing.config)
         self._set_up_passes()
@@ -259,6 +261,7 @@ class StreamDataset(PassDataset[Sample_co]):
 
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
+        self._warn_of_repeated_samples(self._listing.name)
         shard, epoch = self._shard(), self._epoch.get()
         segments = self._segments(shard, epoch)
         progress = self._start_progress(self._shape(shard), epoch)

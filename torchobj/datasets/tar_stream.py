@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from torch.distributed.device_mesh import DeviceMesh
 from typing_extensions import override
 
 from torchobj import _torchobj
@@ -13,6 +14,7 @@ from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnIterableError
+from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
 from torchobj.datasets.sharding import Order, Segment
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
@@ -63,6 +65,15 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         on_error: Action for a sample that cannot be read, decoded or transformed: `raise`, after which iteration can
             continue; `skip`; or a callable that receives the number of the sample in its shard, the URL of the shard
             and the exception, and returns a sample. After a shard that cannot be read further, the next one is read.
+        enable_sharding: Whether to divide the shards among the ranks and their DataLoader workers. False: each process
+            yields all samples. The ranks are those of torch.distributed when iteration starts; if a loader that
+            Accelerate has prepared iterates, which divides the samples itself, there is one rank, and in a Trainer of
+            Lightning its strategy determines them.
+        rank, world_size: The rank of this process and the number of ranks, instead of those; `rank=0, world_size=1` if
+            something else divides.
+        mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
+            model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
+            `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
         region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
 
@@ -102,6 +113,10 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         seed: int = 0,
         uneven: UnevenShards = None,
         on_error: OnIterableError = "raise",
+        enable_sharding: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
@@ -120,6 +135,7 @@ class TarIterableDataset(StreamDataset[Sample_co]):
             seed=seed,
             uneven=uneven,
             on_error=on_error,
+            ranks=SampleRanks.of(enable_sharding, rank, world_size, mesh),
         )
 
     def _finished(self, sample: dict[str, Any]) -> Any:

@@ -114,7 +114,7 @@ def _concatenated(dataset: "torch.utils.data.ConcatDataset[Any]") -> ObjectFinde
 
 def _interleaved(dataset: MapInterleaveDataset[Any]) -> ObjectFinder | None:
     parts = [object_finder(part) for part in dataset.datasets]
-    if all(part is None for part in parts):
+    if dataset.is_overridden or all(part is None for part in parts):
         return None
 
     def objects(indices: Sequence[int]) -> Objects:

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch.distributed
 import torch.utils.data
+from torch.distributed.device_mesh import DeviceMesh
 
 from torchobj.config.checks import check
+from torchobj.datasets.sample_ranks import detected_rank, given_rank
 from torchobj.exceptions import ConfigError
 from torchobj.loader.permutation import Permutation
 
@@ -100,14 +102,20 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
     Args:
         dataset: Anything with a length, which is read when iteration starts.
         num_replicas, rank: As for torch's sampler. None: those of torch.distributed when iteration starts, or 1 and 0
-            if it is not initialised. The sampler can be created before torch.distributed is initialised.
+            if it is not initialised; 1 and 0 too if a loader that Accelerate has prepared iterates, which divides the
+            batches itself; in a Trainer of Lightning, those of its strategy. The sampler can be created before
+            torch.distributed is initialised.
         shuffle: Whether to shuffle. False: the global order is that of the dataset.
         seed: Must be the same on every rank.
         drop_last: If the remaining samples cannot be divided evenly, True drops the last ones; False repeats samples
             from the start of the order.
+        world_size: Another name of `num_replicas`, as the iterable datasets have.
+        mesh: A `DeviceMesh`, instead of `num_replicas` and `rank`. Ranks that differ only in dimensions for parts of
+            the model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
+            `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
 
     Raises:
-        ConfigError: `num_replicas` or `rank` is out of range; or, when iteration starts, only one of them is known.
+        ConfigError: `num_replicas`, `rank` or `mesh` is invalid; or, when iteration starts, only one of them is known.
 
     Example:
         >>> sampler = ElasticDistributedSampler(range(8), num_replicas=2, rank=0, seed=1)
@@ -129,8 +137,18 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         shuffle: bool = True,  # noqa: FBT001, FBT002  torch's signature
         seed: int = 0,
         drop_last: bool = False,  # noqa: FBT001, FBT002  torch's signature
+        *,
+        world_size: int | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         # torch's __init__ is not called: it reads the length, which lists, and needs torch.distributed.
+        if world_size is not None and num_replicas is not None and world_size != num_replicas:
+            raise ConfigError(
+                f"world_size={world_size!r}, num_replicas={num_replicas!r}: are the same; pass one of them"
+            )
+        num_replicas = world_size if num_replicas is None else num_replicas
+        if mesh is not None:
+            rank, num_replicas = given_rank(rank, num_replicas, mesh) or (rank, num_replicas)
         for name, value in {"num_replicas": num_replicas, "rank": rank, "seed": seed}.items():
             is_number = hasattr(value, "__index__") and not isinstance(value, bool)
             check(name, value, "an int", ok=is_number or (value is None and name != "seed"))
@@ -164,12 +182,13 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
 
     def _group(self) -> tuple[int, int]:
         num_replicas, rank = self._num_replicas, self._rank
+        if num_replicas is None and rank is None:
+            found = detected_rank(None)
+            return found.world_size, found.number
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized():
             num_replicas = distributed.get_world_size() if num_replicas is None else num_replicas
             rank = distributed.get_rank() if rank is None else rank
-        elif num_replicas is None and rank is None:
-            return 1, 0
         if num_replicas is None or rank is None or rank >= num_replicas:
             raise ConfigError(
                 f"num_replicas={num_replicas!r}, rank={rank!r}: rank must be 0..num_replicas, end excluded; pass both, "
