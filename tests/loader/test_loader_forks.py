@@ -98,6 +98,42 @@ def test_a_child_continues_an_iterable_that_its_parent_began(folder):
     assert exited_without_error(pid)
 
 
+def of_named_object(folder):
+    class Named(torchobj.ObjectDataset):
+        def __len__(self):
+            return COUNT
+
+        def objects_at(self, index):
+            return [torchobj.ObjectRef(f"file://{folder}/k{index:02}")]
+
+        def build(self, index, readers):
+            return bytes(readers[0])
+
+    return Named()
+
+
+@pytest.mark.parametrize("kind", [dataset, of_named_object])
+@pytest.mark.parametrize("loader_class", [torch.utils.data.DataLoader, torchobj.DataLoader])
+@pytest.mark.parametrize("used", [True, False], ids=["the child used it", "the child did not use it"])
+def test_workers_of_a_child_use_the_memory_of_the_child(folder, kind, loader_class, used):
+    data = kind(folder)
+    assert data.__getitems__([0, 1]) == [body(0), body(1)]
+
+    def load():
+        if used:
+            assert data.__getitems__([2]) == [body(2)]
+            before = _torchobj.prefetch_stats()
+        loader = loader_class(data, batch_size=8, num_workers=2, collate_fn=list, multiprocessing_context="fork")
+        assert [sample for batch in loader for sample in batch] == [body(index) for index in range(COUNT)]
+        if used:
+            assert _torchobj.prefetch_stats()["objects"] - before["objects"] == COUNT
+
+    before = _torchobj.prefetch_stats()
+    assert exited_without_error(forked(load))
+    assert _torchobj.prefetch_stats()["objects"] == before["objects"]
+    assert data.__getitems__([3]) == [body(3)]
+
+
 class Forking(torch.utils.data.Dataset):
     """A worker and its forked child read each sample at the same time."""
 

@@ -1,6 +1,7 @@
 """The objects of a dataset as a source of the prefetcher, in its process and in its DataLoader workers."""
 
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -104,7 +105,9 @@ class Source(Generic[Native]):
                 _record_refusal(error)
                 return None
             return self._sources[pid]
-        return next(iter(self._sources.values()), None)
+        # A forked worker inherits the sources of its ancestors too.
+        parent = multiprocessing.parent_process()
+        return None if parent is None or parent.pid is None else self._sources.get(parent.pid)
 
     @property
     def number(self) -> int | None:
