@@ -186,7 +186,7 @@ class Stager:
         for tensor in tensors:
             is_large = tensor.nbytes >= _BLOCK_BYTES
             storage = next(blocks).untyped_storage() if is_large else device_memory.storage_of(tensor.nbytes)
-            copied = torch.empty(0, dtype=tensor.dtype).set_(storage).view(tensor.shape)
+            copied = torch.empty(0, dtype=tensor.dtype, device="cpu").set_(storage).view(tensor.shape)
             # The CPU resolves conjugation, and would not wait for the bytes.
             is_plain = not (tensor.is_conj() or tensor.is_neg())
             copies.append(copied.copy_(tensor, non_blocking=is_large and is_plain))

@@ -272,7 +272,7 @@ def _match_lists(state: Any, path: tuple[str, ...], there: _Checkpoint) -> None:
         if tuple(outer) != path or type(number) is not int or not isinstance(described, TensorStorageMetadata):
             continue
         if key in state and (state[key] is None or isinstance(state[key], bytes)):
-            tensor = torch.zeros(described.size, dtype=described.properties.dtype)
+            tensor = torch.zeros(described.size, dtype=described.properties.dtype, device="cpu")
             lists.setdefault(key, {})[number] = tensor
     for key, tensors in lists.items():
         state[key] = [tensors[number] for number in sorted(tensors)]
@@ -311,4 +311,4 @@ def _new_tensor(name: str, parameter: torch.Tensor, there: _Checkpoint) -> torch
     if isinstance(parameter, DTensor) and size.numel() > 1:
         message = f"{name} is {tuple(size)}, and its parameter {tuple(parameter.size())}: the sharding is not known"
         raise CheckpointError(f"{there.source}: {message}; run one optimizer step before the restore")
-    return torch.zeros(size, dtype=dtype)
+    return torch.zeros(size, dtype=dtype, device="cpu")

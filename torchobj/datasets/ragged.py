@@ -39,7 +39,7 @@ class RaggedBatch:
     def of_buffers(cls, buffers: Sequence[Buffer], urls: Sequence[str]) -> "RaggedBatch":
         """A batch that references the given buffers without a copy."""
         batch = cls.__new__(cls)
-        lengths = torch.tensor([0, *map(len, buffers)], dtype=torch.int64)
+        lengths = torch.tensor([0, *map(len, buffers)], dtype=torch.int64, device="cpu")
         batch._data, batch._buffers = None, list(buffers)
         batch.offsets, batch.urls = lengths.cumsum(0), list(urls)
         return batch
@@ -52,7 +52,7 @@ class RaggedBatch:
         return self._data
 
     def _gathered(self, *, pin_memory: bool) -> torch.Tensor:
-        data = torch.empty(int(self.offsets[-1]), dtype=torch.uint8, pin_memory=pin_memory)
+        data = torch.empty(int(self.offsets[-1]), dtype=torch.uint8, device="cpu", pin_memory=pin_memory)
         # Not with torch, which splits a copy of 110 KiB among threads that then spin.
         into = data.numpy()
         for buffer, start, end in zip(self._buffers, self.offsets.tolist(), self.offsets[1:].tolist(), strict=False):
@@ -71,7 +71,9 @@ class RaggedBatch:
         if self._data is not None:
             return self._data[int(self.offsets[position]) : int(self.offsets[position + 1])]
         buffer = self._buffers[position]
-        return torch.frombuffer(buffer, dtype=torch.uint8) if len(buffer) else torch.empty(0, dtype=torch.uint8)
+        if not len(buffer):
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
+        return torch.frombuffer(buffer, dtype=torch.uint8)
 
     def __repr__(self) -> str:
         device = "cpu" if self._data is None else self._data.device

@@ -78,6 +78,6 @@ class SharedCounter(_SharedValues):
 
 
 def _in_shared_memory(numbers: list[int]) -> torch.Tensor:
-    tensor = torch.tensor(numbers, dtype=torch.int64)
+    tensor = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     tensor.share_memory_()
     return tensor
