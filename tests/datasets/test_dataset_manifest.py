@@ -294,3 +294,58 @@ def test_ranks_with_different_manifests_are_an_error(filled):
     assert name == exceptions.ManifestMismatchError.__name__
     assert "rank 1 was given 2 objects, rank 0 was given 1" in text
     assert "URL of one manifest" in text
+
+
+CONFIG = torchobj.StoreConfig(
+    s3=torchobj.S3Options(region="eu-west-1", endpoint_url="http://s3.example"),
+    gcs=torchobj.GCSOptions(endpoint_url="http://gcs.example"),
+)
+OF_S3, OF_GCS, OF_NEITHER = ("eu-west-1", "http://s3.example"), (None, "http://gcs.example"), (None, None)
+
+
+@pytest.mark.parametrize("kind", [torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset])
+@pytest.mark.parametrize(
+    ("urls", "expected"),
+    [
+        (["s3://b/x/"], OF_S3),
+        (["gs://b/x/"], OF_GCS),
+        (["gcs://b/x/"], OF_GCS),
+        (["file:///x/"], OF_NEITHER),
+        (["memory://b/x/"], OF_NEITHER),
+        (["s3://b/a", "gs://b/a"], OF_S3),
+        (["gs://b/a", "memory://b/a"], OF_GCS),
+        (["file:///x/a"], OF_NEITHER),
+        ([], OF_NEITHER),
+    ],
+)
+def test_region_and_endpoint_are_those_of_the_objects(kind, urls, expected):
+    is_prefix = len(urls) == 1 and urls[0].endswith("/")
+    data = kind(urls[0], config=CONFIG) if is_prefix else kind.from_objects(urls, config=CONFIG)
+    assert (data.region, data.endpoint) == expected
+    if urls and not is_prefix:
+        given = kind.from_manifest(torchobj.Manifest.from_urls(urls), config=CONFIG)
+        assert (given.region, given.endpoint) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("gs://b/m.parquet", OF_GCS),
+        ("gcs://b/m.parquet", OF_GCS),
+        ("s3://b/m", OF_S3),
+        ("memory://b/m", OF_NEITHER),
+        ("/folder/m", OF_NEITHER),
+    ],
+)
+def test_until_a_manifest_is_loaded_its_file_stands_for_its_objects(file, expected):
+    data = torchobj.ObjectMapDataset.from_manifest(file, config=CONFIG)
+    assert (data.region, data.endpoint) == expected
+    ours = torchobj.S3MapDataset.from_manifest(file, config=CONFIG)
+    assert (ours.region, ours.endpoint) == OF_S3
+
+
+def test_a_loaded_manifest_has_the_region_of_its_objects(tmp_path):
+    torchobj.Manifest.from_urls(["s3://b/a"]).save(tmp_path / "m")
+    data = torchobj.ObjectMapDataset.from_manifest(tmp_path / "m", config=CONFIG)
+    len(data)
+    assert (data.region, data.endpoint) == OF_S3

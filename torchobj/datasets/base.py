@@ -250,14 +250,22 @@ class ListingDataset(Generic[Sample_co]):
 
     @property
     def region(self) -> str | None:
-        """The configured region of S3; None if all objects are on Google Cloud Storage."""
-        return None if self._listing.is_gcs else self._listing.config.s3.region
+        """The configured region of S3; None if no object is there. Of a manifest in a file, see `endpoint`."""
+        return self._listing.config.s3.region if "s3" in self._object_schemes() else None
 
     @property
     def endpoint(self) -> str | None:
-        """The configured endpoint URL."""
-        config = self._listing.config
-        return config.gcs.endpoint_url if self._listing.is_gcs else config.s3.endpoint_url
+        """The configured endpoint URL of S3, or of Google Cloud Storage if all objects are there; otherwise None.
+
+        Until a manifest is loaded from a file, the file stands for its objects.
+        """
+        config, schemes = self._listing.config, self._object_schemes()
+        if "s3" in schemes:
+            return config.s3.endpoint_url
+        return config.gcs.endpoint_url if "gs" in schemes else None
+
+    def _object_schemes(self) -> set[str]:
+        return self._listing.schemes if len(self._schemes) > 1 else set(self._schemes)
 
     def _transformed(self, urls: UrlByIndex, index: int, reader: ObjectReader | Exception) -> Any:
         """Transforms a reader to a sample.

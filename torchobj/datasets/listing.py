@@ -109,10 +109,12 @@ class Listing:
         return list(self._configs.values()) or [self.config]
 
     @property
-    def is_gcs(self) -> bool:
-        """Whether all objects are of Google Cloud Storage."""
+    def schemes(self) -> set[str]:
+        """The schemes of the objects; that of the file, for a manifest that is not loaded yet."""
         bases = list(self._configs) if self._url is None else [self._url.base]
-        return bool(bases) and all(base.startswith("gs://") for base in bases)
+        if self._file is not None and self._manifest is None:
+            bases = [canonical_url(self._file)]
+        return {base.partition("://")[0] for base in bases}
 
     def manifest(self) -> Manifest:
         """The objects. The first call lists or loads; every call ensures that the ranks of the job agree on them.
