@@ -39,7 +39,7 @@ LAYERS = [
     ["manifest_file", "tar_index_file"],
     ["manifest", "tar_index_table", "tar_members"],
     ["parquet_files", "shard_urls"],
-    ["tar_index_build", "tar_writer"],
+    ["parquet_schema", "tar_index_build", "tar_writer"],
     ["shard_writer", "tar_index"],
     ["packing"],
     [

@@ -4,27 +4,75 @@ A footer does not bound it: the sizes in it are not verified, a page of zeros co
 dictionary, or a prefix of many keys, counts once.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
-__all__ = ["DICTIONARY", "WHOLE_TEXTS", "column_chunks", "largest_column"]
+__all__ = [
+    "DELTA_TEXTS",
+    "DICTIONARY",
+    "DICTIONARY_PAGE",
+    "WHOLE_TEXTS",
+    "Chunk",
+    "Footer",
+    "Page",
+    "largest_column",
+    "pages_of",
+    "read_footer",
+]
 
 #: Encodings of pages whose texts are as long as the page, and those of dictionaries and their indices.
 WHOLE_TEXTS, DICTIONARY = frozenset({0, 6}), frozenset({0, 2, 8})
+
+#: Encoding of pages whose texts repeat the start of the text before.
+DELTA_TEXTS = 7
 
 #: Types of Thrift's compact protocol, in which footers and page headers are encoded.
 _BOOLS, _BYTE, _I32, _I64, _DOUBLE, _BINARY, _LIST, _STRUCT = (1, 2), 3, 5, 6, 7, 8, 9, 12
 
 #: Types of pages, with the fields of their header and of the encoding in it: data, dictionary, data of version 2.
 _PAGES = {0: (5, 2), 2: (7, 2), 3: (8, 4)}
-_DICTIONARY_PAGE = 2
+DICTIONARY_PAGE = 2
 
 #: Lists and structs in one another: row groups, columns, metadata and their statistics need 8.
 _MAX_DEPTH = 16
 
 
-def column_chunks(tail: memoryview) -> list[tuple[int, list[tuple[int, int]]]]:
-    """The number of rows of each row group, and the bytes of its columns as start and end.
+class Chunk(NamedTuple):
+    """A column of a row group."""
+
+    begin: int
+    end: int
+    values: int
+    """Number of its values, with those that are missing."""
+    codec: int
+    """Number of the compression."""
+
+
+class Footer(NamedTuple):
+    """The parts of a footer that bound what is decoded."""
+
+    rows: int
+    leaves: list[int]
+    """Number of columns with data of each column of the table: a struct has several."""
+    groups: list[tuple[int, list[Chunk]]]
+    """Number of rows of each row group, and its columns."""
+
+
+class Page(NamedTuple):
+    """The header of a page."""
+
+    kind: int
+    encoding: int
+    values: int
+    """Number of values. In a dictionary, those that differ."""
+    sizes: tuple[int, int]
+    """Bytes before and after compression."""
+    begin: int
+    """Where the compressed bytes begin."""
+
+
+def read_footer(tail: memoryview) -> Footer:
+    """Reads the footer of a file.
 
     pyarrow ends the process where the type of a column in the footer differs from the schema.
 
@@ -37,9 +85,23 @@ def column_chunks(tail: memoryview) -> list[tuple[int, list[tuple[int, int]]]]:
     end = len(tail) - 8
     try:
         footer = _struct(tail[:end], end - int.from_bytes(tail[-8:-4], "little"))[0]
-        return [(group[3, _I64], list(map(_chunk, group[1, _LIST]))) for group in footer.get((4, _LIST), [])]
+        groups = [(group[3, _I64], list(map(_chunk, group[1, _LIST]))) for group in footer.get((4, _LIST), [])]
+        return Footer(footer[3, _I64], _leaves(footer[2, _LIST]), groups)
     except (LookupError, TypeError) as error:
         raise ValueError(f"it is truncated or lacks {error}") from None
+
+
+def _leaves(elements: list[dict[tuple[int, int], Any]]) -> list[int]:
+    """The number of leaves of each child of the first element. Elements are in depth-first order."""
+    counts, at = [], 1
+    for _ in range(dict.get(elements[0], (5, _I32), 0)):
+        left, leaves = 1, 0
+        while left > 0:
+            left += dict.get(elements[at], (5, _I32), 0) - 1
+            leaves += (1, _I32) in elements[at]
+            at += 1
+        counts.append(leaves)
+    return counts
 
 
 def largest_column(data: memoryview, encodings: Sequence[frozenset[int] | None]) -> int:
@@ -52,44 +114,46 @@ def largest_column(data: memoryview, encodings: Sequence[frozenset[int] | None])
     Raises:
         ValueError: The file is damaged, or a column has another encoding.
     """
-    end, largest = len(data) - 8, 0
-    begin = end - int.from_bytes(data[-8:-4], "little")
-    try:
-        for group in _struct(data[:end], begin)[0].get((4, _LIST), []):
-            for column, permitted in zip(group[1, _LIST], encodings, strict=True):
-                first, last = _chunk(column)
-                largest = max(largest, _column(data[: max(last, 0)], first, permitted))
-    except (LookupError, TypeError) as error:
-        raise ValueError(f"its footer or a page header is truncated or lacks {error}") from None
+    largest = 0
+    for _, columns in read_footer(data).groups:
+        for column, permitted in zip(columns, encodings, strict=True):
+            total = 0
+            for page in pages_of(data[: max(column.end, 0)], column.begin):
+                is_refused = page.kind == DICTIONARY_PAGE and permitted is not DICTIONARY
+                if permitted is not None and (page.encoding not in permitted or is_refused):
+                    raise ValueError(f"a page of type {page.kind} has the encoding {page.encoding}")
+                total += max(page.sizes)
+            largest = max(largest, total)
     return largest
 
 
-def _chunk(column: dict[tuple[int, int], Any]) -> tuple[int, int]:
-    """The bytes of a column of a row group, as start and end."""
+def _chunk(column: dict[tuple[int, int], Any]) -> Chunk:
     metadata = column[3, _STRUCT]
     first, dictionary = metadata[9, _I64], metadata.get((11, _I64), 0)
     first = dictionary if 0 < dictionary < first else first
-    return first, first + metadata[7, _I64]
+    return Chunk(first, first + metadata[7, _I64], metadata[5, _I64], metadata[4, _I32])
 
 
-def _column(pages: memoryview, at: int, permitted: frozenset[int] | None) -> int:
-    """The bytes of the pages from `at`."""
-    total = 0
-    while 0 <= at < len(pages):
-        header, at = _struct(pages, at)
-        kind, sizes = header[1, _I32], (header[2, _I32], header[3, _I32])
-        of_kind, of_encoding = _PAGES[kind]
-        encoding = header[of_kind, _STRUCT][of_encoding, _I32]
-        if permitted is not None and (
-            encoding not in permitted or (kind == _DICTIONARY_PAGE and permitted is not DICTIONARY)
-        ):
-            raise ValueError(f"a page of type {kind} has the encoding {encoding}")
-        if min(sizes) < 0:
-            raise ValueError(f"a page of {min(sizes)} bytes")
-        total, at = total + max(sizes), at + header[3, _I32]
-    if at != len(pages):
-        raise ValueError(f"a page ends at {at} in a column that ends at {len(pages)}")
-    return total
+def pages_of(data: memoryview, at: int) -> Iterator[Page]:
+    """The pages from `at` to the end of the data.
+
+    Raises:
+        ValueError: A header is damaged.
+    """
+    while 0 <= at < len(data):
+        try:
+            header, at = _struct(data, at)
+            kind, sizes = header[1, _I32], (header[2, _I32], header[3, _I32])
+            of_kind, of_encoding = _PAGES[kind]
+            values, encoding = header[of_kind, _STRUCT][1, _I32], header[of_kind, _STRUCT][of_encoding, _I32]
+        except (LookupError, TypeError) as error:
+            raise ValueError(f"a page header is truncated or lacks {error}") from None
+        if min(*sizes, values) < 0:
+            raise ValueError(f"a page of {min(sizes)} bytes and {values} values")
+        yield Page(kind, encoding, values, sizes, at)
+        at += sizes[1]
+    if at != len(data):
+        raise ValueError(f"a page ends at {at} in a column that ends at {len(data)}")
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:

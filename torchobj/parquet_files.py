@@ -5,11 +5,13 @@ Does not import torch. pyarrow decodes, from ranges that the caller has read. It
 
 import bisect
 import io
-from collections.abc import Sequence
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torchobj.exceptions import ConfigError, ParquetError
-from torchobj.manifest_pages import column_chunks
+from torchobj.manifest_pages import DELTA_TEXTS, DICTIONARY, DICTIONARY_PAGE, Chunk, Page, pages_of, read_footer
 
 __all__ = [
     "FOOTER_BYTES",
@@ -34,6 +36,22 @@ _MAX_FOOTER_BYTES = 256 << 20
 #: Length of the footer and magic bytes at the end of a file.
 _TAIL_BYTES = 8
 
+#: Rows that a file may have, and how many per byte if that is more: equal values take almost no bytes, so that a small
+#: damaged file would otherwise claim any number.
+_MAX_ROWS, _MAX_ROWS_PER_BYTE = 1 << 24, 1 << 10
+
+#: Maximum size of the decoded columns of a row group, or as a multiple of their bytes in the file if that is more.
+_MAX_DECODED_BYTES, _MAX_DECODED_RATIO = 2 << 30, 10
+
+#: Maximum size of a dictionary whose values are measured.
+_MAX_DICTIONARY_BYTES = 64 << 20
+
+#: Bytes of a decoded value by its type; None: its length, or that of each text.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 8, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+
+#: Names in pyarrow of the numbers of compressions.
+_CODECS = {0: "none", 1: "snappy", 2: "gzip", 4: "brotli", 6: "zstd", 7: "lz4_raw"}
+
 
 class RowGroup(NamedTuple):
     """A row group of a file."""
@@ -41,6 +59,23 @@ class RowGroup(NamedTuple):
     rows: int
     ranges: tuple[tuple[int, int], ...]
     """Bytes of the selected columns, in order, as start and end."""
+    measured: "array[int]"
+    """Start, end and compression of the columns whose decoded size does not follow from the number of rows."""
+
+
+class Leaf(NamedTuple):
+    """A selected column with data: a struct has several."""
+
+    number: int
+    width: int | None
+    """Bytes of a decoded value; None: those of a text."""
+    is_repeated: bool
+    """Whether a row may have any number of values."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its decoded size does not follow from the number of rows."""
+        return self.is_repeated or self.width is None
 
 
 class ParquetFile(NamedTuple):
@@ -50,9 +85,9 @@ class ParquetFile(NamedTuple):
     metadata: Any
     """`pyarrow.parquet.FileMetaData`."""
     schema: Any
-    """`pyarrow.Schema` of the selected columns."""
-    columns: tuple[str, ...]
-    """Names of the columns to decode."""
+    """`pyarrow.Schema` of the selected columns, without the fields of structs that are not."""
+    leaves: tuple[Leaf, ...]
+    """The columns to decode."""
     row_groups: tuple[RowGroup, ...]
 
 
@@ -98,47 +133,89 @@ def open_file(url: str, footer: Any, size: int, columns: Sequence[str] | None) -
         url: URL of the file.
         footer: The end of the file, with the whole footer.
         size: Size of the file in bytes.
-        columns: Names of the columns to read, nested ones with dots; None: all.
+        columns: Names of the columns to read, nested ones with dots; None: all. A column of this name precedes a
+            nested one.
 
     Raises:
         ConfigError: A column does not exist.
-        ParquetError: The footer is damaged, or names bytes outside of the file.
+        ParquetError: The footer is damaged, names bytes outside of the file, or has a selected column twice.
     """
     parquet = check_installed()
     try:
-        file = parquet.ParquetFile(io.BytesIO(footer))
-        metadata, schema, chunks = file.metadata, file.schema_arrow, column_chunks(memoryview(footer))
+        reader = parquet.ParquetFile(io.BytesIO(footer)).reader
+        metadata, described = reader.metadata, read_footer(memoryview(footer))
+        kinds, names = metadata.schema, reader.schema_arrow.names
     except Exception as error:
         raise ParquetError(f"{url}: its footer cannot be read: {error}") from error
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    selected = list(range(len(paths)))
-    if columns is not None:
-        for name in columns:
-            if not any(path == name or path.startswith(f"{name}.") for path in paths):
-                raise ConfigError(f"columns={name!r}: {url} has the columns {', '.join(schema.names)}")
-        selected = [
-            index
-            for index, path in enumerate(paths)
-            if any(path == name or path.startswith(f"{name}.") for name in columns)
-        ]
-        roots = {name.partition(".")[0] for name in columns}
-        schema = type(schema).empty_table(schema).select([name for name in schema.names if name in roots]).schema
-    groups = tuple(_row_group(url, rows, columns, selected, size) for rows, columns in chunks)
-    return ParquetFile(url, metadata, schema, tuple(schema.names if columns is None else columns), groups)
+    if sum(described.leaves) != metadata.num_columns or len(described.leaves) != len(names):
+        raise ParquetError(f"{url}: its schema has {len(names)} columns, its footer {len(described.leaves)}")
+    _check_rows(url, described.rows, [rows for rows, _ in described.groups], size)
+    columns_of: dict[str, list[tuple[int, str]]] = {}
+    paths = enumerate(kinds.column(index).path for index in range(metadata.num_columns))
+    for name, count in zip(names, described.leaves, strict=True):
+        columns_of.setdefault(name, []).extend(next(paths) for _ in range(count))
+    chosen = dict(columns_of) if columns is None else {}
+    for column in columns or []:
+        name, found = _find(columns_of, column)
+        if not found:
+            raise ConfigError(f"columns={column!r}: {url} has the columns {', '.join(names)}")
+        chosen.setdefault(name, []).extend(found)
+    twice = [name for name, count in Counter(names).items() if count > 1 and name in chosen]
+    if twice:
+        raise ParquetError(f"{url}: has {names.count(twice[0])} columns {twice[0]!r}; pass columns= without it")
+    selected = sorted({index for each in chosen.values() for index, _ in each})
+    leaves = tuple(_leaf(index, kinds.column(index)) for index in selected)
+    groups = tuple(_row_group(url, rows, chunks, leaves, size) for rows, chunks in described.groups)
+    try:
+        schema = reader.read_row_groups([], column_indices=selected).schema
+    except Exception as error:
+        raise ParquetError(f"{url}: its schema cannot be read: {error}") from error
+    return ParquetFile(url, metadata, schema, leaves, groups)
 
 
-def _row_group(url: str, rows: int, columns: list[tuple[int, int]], selected: list[int], size: int) -> RowGroup:
-    if rows < 0 or len(columns) <= max(selected, default=-1):
+def _find(columns_of: dict[str, list[tuple[int, str]]], column: str) -> tuple[str, list[tuple[int, str]]]:
+    """The top-level column that a name or path selects, and its leaves. Names with dots precede paths."""
+    if column in columns_of:
+        return column, columns_of[column]
+    for at in reversed([at for at, character in enumerate(column) if character == "."]):
+        found = [leaf for leaf in columns_of.get(column[:at], []) if f"{leaf[1]}.".startswith(f"{column}.")]
+        if found:
+            return column[:at], found
+    return column, []
+
+
+def _leaf(number: int, kind: Any) -> Leaf:
+    width = kind.length if kind.physical_type == "FIXED_LEN_BYTE_ARRAY" else _WIDTHS.get(kind.physical_type)
+    return Leaf(number, width, kind.max_repetition_level > 0)
+
+
+def _check_rows(url: str, rows: int, groups: list[int], size: int) -> None:
+    if min(groups, default=0) < 0 or sum(groups) != rows:
+        raise ParquetError(f"{url}: its footer has {rows} rows, its row groups have {sum(groups)}")
+    limit = max(_MAX_ROWS, _MAX_ROWS_PER_BYTE * size)
+    if rows > limit:
+        raise ParquetError(f"{url}: its footer has {rows} rows in {size} bytes: must be at most {limit}")
+
+
+def _row_group(url: str, rows: int, columns: list[Chunk], leaves: tuple[Leaf, ...], size: int) -> RowGroup:
+    if len(columns) <= max((leaf.number for leaf in leaves), default=-1):
         raise ParquetError(f"{url}: a row group has {rows} rows and {len(columns)} columns")
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(columns[index] for index in selected):
+    measured = array("q")
+    for leaf in leaves:
+        begin, end, values, codec = columns[leaf.number]
         if not 0 <= begin <= end <= size:
             raise ParquetError(f"{url}: its footer names bytes {begin}..{end} of {size}")
+        if values < rows or (values > rows and not leaf.is_repeated):
+            raise ParquetError(f"{url}: a row group has {rows} rows, but column {leaf.number} has {values} values")
+        if leaf.is_measured:
+            measured.extend((begin, end, codec))
+    merged: list[tuple[int, int]] = []
+    for begin, end, *_ in sorted(columns[leaf.number] for leaf in leaves):
         if merged and begin - merged[-1][1] <= _MAX_GAP_BYTES:
             merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
             merged.append((begin, end))
-    return RowGroup(rows, tuple(merged))
+    return RowGroup(rows, tuple(merged), measured)
 
 
 class RangesFile(io.RawIOBase):
@@ -213,11 +290,89 @@ def read_row_group(file: ParquetFile, number: int, buffers: Sequence[Any], size:
     group = file.row_groups[number]
     source = RangesFile(group.ranges, buffers, size)
     try:
-        table = parquet.ParquetFile(source, metadata=file.metadata).read_row_group(
-            number, columns=list(file.columns), use_threads=False
-        )
+        rows_at_once = _rows_at_once(file, group, source)
+        reader = parquet.ParquetFile(source, metadata=file.metadata).reader
+        indices = [leaf.number for leaf in file.leaves]
+        if rows_at_once >= group.rows:
+            table = reader.read_row_group(number, column_indices=indices, use_threads=False)
+        else:
+            table = _in_steps(reader, number, indices, rows_at_once, _decoded_limit(group))
     except Exception as error:
         raise ParquetError(f"{file.url}: row group {number} cannot be decoded: {error}") from error
     if table.num_rows != group.rows:
         raise ParquetError(f"{file.url}: row group {number} has {table.num_rows} rows, its footer says {group.rows}")
     return table
+
+
+def _decoded_limit(group: RowGroup) -> int:
+    return max(_MAX_DECODED_BYTES, _MAX_DECODED_RATIO * sum(end - begin for begin, end in group.ranges))
+
+
+def _in_steps(reader: Any, number: int, indices: list[int], rows: int, limit: int) -> Any:
+    """Decodes some rows at a time, so that the memory does not exceed twice the limit."""
+    batches, size = [], 0
+    for batch in reader.iter_batches(rows, [number], column_indices=indices, use_threads=False):
+        size += batch.nbytes
+        if size > limit:
+            raise ValueError(_too_large(limit))
+        batches.append(batch)
+    return arrow().Table.from_batches(batches)
+
+
+def _too_large(limit: int) -> str:
+    return f"its columns have more than {limit} bytes; read fewer of them, or write smaller row groups"
+
+
+def _rows_at_once(file: ParquetFile, group: RowGroup, source: RangesFile) -> int:
+    """The number of rows that decode to at most the limit. Headers of pages are read, the footer is not trusted."""
+    limit = _decoded_limit(group)
+    fixed = group.rows * sum(leaf.width or 0 for leaf in file.leaves if not leaf.is_measured)
+    for is_exact in (False, True):
+        # Of columns with one value per row, and of those with any number.
+        sizes = [fixed, 0]
+        measured = iter(group.measured)
+        for leaf in (leaf for leaf in file.leaves if leaf.is_measured):
+            begin, end, codec = next(measured), next(measured), next(measured)
+            source.seek(begin)
+            pages = source.read_buffer(end - begin)
+            sizes[leaf.is_repeated] += sum(_decoded_sizes(pages, leaf.width, _CODECS.get(codec) if is_exact else None))
+        if sum(sizes) <= limit:
+            return group.rows
+    # A row may have all values of a repeated column: fewer rows are not smaller.
+    if sizes[1] > limit // 2:
+        raise ValueError(_too_large(limit))
+    return max(1, group.rows * (limit - sizes[1]) // sizes[0])
+
+
+def _decoded_sizes(chunk: memoryview, width: int | None, codec: str | None) -> Iterator[int]:
+    """What each page decodes to at most, in bytes. With a codec, values of dictionaries are measured."""
+    longest = 0
+    for page in pages_of(chunk, 0):
+        # An offset and a level of each value.
+        own = 16 * page.values
+        if page.kind == DICTIONARY_PAGE:
+            longest = _longest_value(chunk, page, codec) if width is None else width
+            yield max(page.sizes)
+        elif width is not None:
+            yield own + page.values * width
+        elif page.encoding in DICTIONARY - {0}:
+            yield own + page.values * longest
+        else:
+            yield own + max(page.sizes) * (page.values if page.encoding == DELTA_TEXTS else 1)
+
+
+def _longest_value(chunk: memoryview, page: Page, codec: str | None) -> int:
+    """The length of the longest text of a dictionary, or a larger number. Each has 4 bytes of its length before it."""
+    size, compressed = page.sizes
+    most = max(0, size - 4 * page.values)
+    if codec is None or size > _MAX_DICTIONARY_BYTES:
+        return most
+    data: Any = chunk[page.begin : page.begin + compressed]
+    data = data if codec == "none" else arrow().decompress(data, size, codec=codec, asbytes=True)
+    at = longest = 0
+    for _ in range(page.values):
+        length = int.from_bytes(data[at : at + 4], "little")
+        at, longest = at + 4 + length, max(longest, length)
+        if at > len(data):
+            return most
+    return longest

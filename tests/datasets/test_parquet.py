@@ -263,3 +263,236 @@ def test_missing_columns_and_files_are_errors(folder):
         list(torchobj.ParquetIterableDataset("memory://parquet-bad/empty/"))
     with pytest.raises(ObjectNotFoundError, match="b.parquet"):
         list(torchobj.ParquetIterableDataset("memory://parquet-bad/none/b.parquet"))
+
+
+def rows_of(name, **options):
+    return list(torchobj.ParquetIterableDataset(f"memory://parquet-bad/{name}/", **options))
+
+
+def test_a_column_whose_name_has_a_dot_precedes_a_nested_one():
+    flat = {"user.id": [1, 2], "user": [{"id": 5, "name.first": "x"}, {"id": 6, "name.first": "y"}], "a.b": [1.5, 2.5]}
+    put("dots/a.parquet", parquet_bytes(**flat))
+    assert rows_of("dots") == pa.table(flat).to_pylist()
+    assert rows_of("dots", columns=["user.id"]) == [{"user.id": 1}, {"user.id": 2}]
+    assert rows_of("dots", columns=["user"]) == [{"user": value} for value in flat["user"]]
+    assert rows_of("dots", columns=["user.name.first"]) == [{"user": {"name.first": name}} for name in "xy"]
+    assert rows_of("dots", columns=["a.b", "user.id"], batch_rows=2)[0]["a.b"].tolist() == [1.5, 2.5]
+    for absent in ("a", "user.nam", "user.id.x", "b", "user.", ".user"):
+        with pytest.raises(ConfigError, match=rf"columns='{absent}': .*dots/a\.parquet has the columns user\.id, user"):
+            rows_of("dots", columns=[absent])
+
+
+def test_nested_columns_below_names_with_dots_are_read_by_their_paths():
+    flat = {"a.b": [{"c": 1, "d": [{"e": 2}]}], "a": [{"b.c": 3, "b": 4}]}
+    put("dots-nested/a.parquet", parquet_bytes(**flat))
+    assert rows_of("dots-nested", columns=["a.b.c"]) == [{"a.b": {"c": 1}}]
+    assert rows_of("dots-nested", columns=["a.b.d.list.element.e"]) == [{"a.b": {"d": [{"e": 2}]}}]
+    assert rows_of("dots-nested", columns=["a"]) == [{"a": {"b.c": 3, "b": 4}}]
+
+
+def test_a_requested_column_that_is_missing_in_a_later_file_is_an_error_that_names_both():
+    put("later/a.parquet", parquet_bytes(**{"user.id": [1]}))
+    put("later/b.parquet", parquet_bytes(user=[2]))
+    with pytest.raises(ConfigError, match=r"columns='user\.id': .*later/b\.parquet has the columns user"):
+        rows_of("later", columns=["user.id"])
+
+
+def array_of(values, kind):
+    return pa.array(values, kind)
+
+
+TEXTS, MORE = (pa.dictionary(kind, pa.string()) for kind in (pa.int8(), pa.int16()))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (array_of([1], pa.int32()), array_of([2**40], pa.int64()), pa.int64()),
+        (array_of([2**40], pa.int64()), array_of([1, None], pa.int16()), pa.int64()),
+        (array_of([1], pa.uint8()), array_of([-1], pa.int8()), pa.int16()),
+        (array_of([1.5], pa.float32()), array_of([2.5], pa.float64()), pa.float64()),
+        (array_of(["a"], pa.string()), array_of(["b"], pa.large_string()), pa.large_string()),
+        (array_of(["a"], TEXTS), array_of(["b"], MORE), pa.dictionary(pa.int16(), pa.string())),
+        (array_of(["a"], TEXTS), array_of(["b"], pa.string()), pa.string()),
+        (array_of([], pa.null()), array_of(["b"], TEXTS), TEXTS),
+        (array_of([1], pa.decimal128(5, 2)), array_of([2], pa.decimal128(9, 3)), pa.decimal128(9, 3)),
+        (array_of([[1]], pa.list_(pa.int32())), array_of([[2]], pa.list_(pa.int64())), pa.list_(pa.int64())),
+        (
+            array_of([{"a": 1, "b": "x"}], pa.struct({"a": pa.int32(), "b": pa.string()})),
+            array_of([{"b": "y", "a": 2}], pa.struct({"b": pa.string(), "a": pa.int64()})),
+            pa.struct({"a": pa.int64(), "b": pa.string()}),
+        ),
+    ],
+    ids=str,
+)
+def test_columns_that_differ_in_their_width_have_one_type_in_all_batches(first, second, kind):
+    for order in ([first, second], [second, first]):
+        for number, column in enumerate(order):
+            put(f"widths/{number}.parquet", parquet_bytes(c=column))
+        samples = torchobj.ParquetIterableDataset("memory://parquet-bad/widths/", batch_rows=9, format="arrow")
+        [table] = samples
+        expected = [value for column in order for value in column.to_pylist()]
+        assert table["c"].to_pylist() == expected
+        assert table.schema == samples.schema
+        if kind.num_fields < 2:
+            assert table["c"].type == kind
+        if None not in expected:
+            [batch] = rows_of("widths", batch_rows=9)
+            assert len(batch["c"]) == len(expected)
+        assert [row["c"] for row in rows_of("widths")] == expected
+
+
+def test_a_batch_spans_dictionaries_that_together_exceed_their_index_type():
+    for number in range(3):
+        values = pa.array([f"{number}-{row}" for row in range(100)]).cast(TEXTS)
+        put(f"categories/{number}.parquet", parquet_bytes(c=values))
+    [batch] = rows_of("categories", batch_rows=300)
+    assert (
+        batch["c"] == [row["c"] for row in rows_of("categories")] == [f"{n}-{r}" for n in range(3) for r in range(100)]
+    )
+
+
+def test_batches_span_files_whose_nullability_and_metadata_differ():
+    required = pa.schema([pa.field("x", pa.int64(), nullable=False, metadata={"a": "b"})], metadata={"c": "d"})
+    for number, table in enumerate((pa.table({"x": [1]}, schema=required), pa.table({"x": [2]}))):
+        out = pa.BufferOutputStream()
+        pq.write_table(table, out)
+        put(f"nullability/{number}.parquet", out.getvalue().to_pybytes())
+    put("nullability/2.parquet", parquet_bytes(x=pa.nulls(1)))
+    [table] = rows_of("nullability", batch_rows=9, format="arrow")
+    assert table["x"].to_pylist() == [1, 2, None]
+    [batch] = rows_of("nullability", batch_rows=2, on_error="skip")
+    assert batch["x"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (pa.array([1]), pa.array([1.5])),
+        (pa.array(["a"]), pa.array([b"a"])),
+        (pa.array([{"a": 1}]), pa.array([{"a": 1, "b": 2}])),
+        (pa.array([[1]], pa.list_(pa.int8(), 1)), pa.array([[1, 2]], pa.list_(pa.int8(), 2))),
+        (pa.array([1], pa.timestamp("us")), pa.array([1], pa.timestamp("us", "UTC"))),
+        (pa.nulls(1), pa.array(["text"])),
+    ],
+    ids=str,
+)
+def test_columns_of_different_kinds_stay_an_error(first, second):
+    for number, column in enumerate((pa.nulls(1), first, second, pa.array([7], pa.int8()))):
+        put(f"kinds/{number}.parquet", parquet_bytes(c=column))
+    with pytest.raises(ParquetError, match=r"kinds/[23]\.parquet: its columns are c: .*kinds/0\.parquet are c: "):
+        rows_of("kinds")
+
+
+def test_a_value_that_does_not_fit_the_type_of_all_files_names_its_file():
+    put("overflow/a.parquet", parquet_bytes(c=pa.array([2**63 + 5], pa.uint64())))
+    put("overflow/b.parquet", parquet_bytes(c=[1]))
+    with pytest.raises(ParquetError, match=r"overflow/a\.parquet: a value does not fit"):
+        rows_of("overflow")
+
+
+def test_a_column_that_a_file_has_twice_is_an_error_that_names_the_file():
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), out)
+    put("twice/a.parquet", out.getvalue().to_pybytes())
+    for columns in (None, ["x"]):
+        with pytest.raises(ParquetError, match=r"twice/a\.parquet: has 2 columns 'x'"):
+            rows_of("twice", columns=columns)
+    assert rows_of("twice", columns=["y"]) == [{"y": 3}]
+
+
+def write_footer(data, *, replaced):
+    """A Parquet file in whose footer each occurrence of some bytes is replaced, with the length of the new footer."""
+    end = len(data) - 8
+    begin = end - int.from_bytes(data[end : end + 4], "little")
+    footer = data[begin:end]
+    for old, new in replaced:
+        assert old in footer
+        footer = footer.replace(old, new)
+    return data[:begin] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+def number(value, field):
+    """A field of Thrift's compact protocol whose number is `field` more than that before it: 64 bits."""
+    zigzag, out = value << 1, bytearray([field << 4 | 6])
+    while zigzag >= 0x80:
+        out.append(zigzag & 0x7F | 0x80)
+        zigzag >>= 7
+    return bytes([*out, zigzag])
+
+
+@pytest.mark.parametrize("rows", [2**63 - 1, 2**40, 2**24 + 1])
+@pytest.mark.parametrize(
+    "options", [{"uneven": "drop"}, {"uneven": "pad", "on_error": lambda *_: None}, {"batch_rows": 10}]
+)
+def test_a_forged_number_of_rows_is_an_error_that_names_the_file(rows, options):
+    data = parquet_bytes(c=range(1000))
+    for name in ("a", "c"):
+        put(f"forged/{name}.parquet", data)
+    # The number of rows of the file, of the row group, and of the values of its column.
+    in_file, in_group, values = number(1000, 1), number(1000, 1), number(1000, 1)
+    assert in_file == in_group == values
+    put("forged/b.parquet", write_footer(data, replaced=[(in_file, number(rows, 1))]))
+    with pytest.raises(ParquetError, match=r"forged/b\.parquet: .*rows"):
+        rows_of("forged", **options)
+
+
+@pytest.mark.parametrize("wrong", [999, 1001, 8191])
+def test_numbers_of_rows_that_contradict_each_other_are_an_error(wrong):
+    data = parquet_bytes(c=range(1000))
+    begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    places = [at for at in range(begin, len(data)) if data[at : at + 3] == number(1000, 1)]
+    # Those of the file, of the row group, and of the values of its column.
+    assert len(places) == 3
+    for at in places:
+        put("contradicting/a.parquet", data[:at] + number(wrong, 1) + data[at + 3 :])
+        with pytest.raises(ParquetError, match=r"contradicting/a\.parquet: .*rows"):
+            rows_of("contradicting", uneven="drop")
+
+
+def dictionary_bomb(rows=20_000, value=8 << 20, **columns):
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), ["x" * value])
+    out = pa.BufferOutputStream()
+    options = {"compression": "zstd", "dictionary_pagesize_limit": 1 << 30, "store_schema": False}
+    table = pa.table({"t": texts, **columns})
+    pq.write_table(table, out, **options)
+    return out.getvalue().to_pybytes()
+
+
+def test_a_small_dictionary_that_decodes_to_more_than_memory_is_an_error():
+    data = dictionary_bomb()
+    assert len(data) < 2000
+    put("bomb/a.parquet", data)
+    with pytest.raises(ParquetError, match=r"bomb/a\.parquet: row group 0 cannot be decoded: .*more than 2147483648"):
+        rows_of("bomb")
+    samples = torchobj.ParquetIterableDataset("memory://parquet-bad/bomb/", on_error="skip")
+    assert (list(samples), samples.failed_samples) == ([], 1)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "gzip", "brotli", "zstd", "lz4"])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_large_row_group_with_one_long_value_is_read(monkeypatch, compression, is_list):
+    monkeypatch.setattr("torchobj.parquet_files._MAX_DECODED_BYTES", 2_500_000)
+    monkeypatch.setattr("torchobj.parquet_files._MAX_DECODED_RATIO", 0)
+    texts = [*("ab" * (row % 7) for row in range(4000)), "y" * (100 if is_list else 50_000)]
+    column = pa.array([[text, text] for text in texts] if is_list else texts)
+    out = pa.BufferOutputStream()
+    pq.write_table(pa.table({"t": column, "n": range(4001)}), out, compression=compression)
+    put("skewed/a.parquet", out.getvalue().to_pybytes())
+    assert [row["t"] for row in rows_of("skewed")] == column.to_pylist()
+    monkeypatch.setattr("torchobj.parquet_files._MAX_DECODED_BYTES", 90_000)
+    with pytest.raises(ParquetError, match=r"row group 0 cannot be decoded: .*more than 90000 bytes"):
+        rows_of("skewed")
+
+
+def test_texts_that_repeat_the_start_of_the_text_before_are_read_and_bounded(monkeypatch):
+    monkeypatch.setattr("torchobj.parquet_files._MAX_DECODED_BYTES", 1_000_000)
+    texts = [f"s3://bucket/folder/{row:06}" for row in range(5000)]
+    for name, values in (("good", texts), ("bad", ["p" * 2000 + str(row) for row in range(5000)])):
+        out = pa.BufferOutputStream()
+        options = {"use_dictionary": False, "column_encoding": {"t": "DELTA_BYTE_ARRAY"}}
+        pq.write_table(pa.table({"t": values}), out, **options)
+        put(f"{name}-prefixes/a.parquet", out.getvalue().to_pybytes())
+    assert [row["t"] for row in rows_of("good-prefixes")] == texts
+    with pytest.raises(ParquetError, match=r"bad-prefixes/a\.parquet: row group 0 .*more than 1000000 bytes"):
+        rows_of("bad-prefixes")

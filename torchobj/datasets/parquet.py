@@ -27,6 +27,7 @@ from torchobj.parquet_files import (
     open_file,
     read_row_group,
 )
+from torchobj.parquet_schema import merged_schema, with_schema
 from torchobj.shard_urls import checked_urls
 
 __all__ = ["ParquetIterableDataset"]
@@ -53,8 +54,9 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
     Args:
         urls: One or several of: the URL of a file; a pattern with braces, such as `s3://b/part-{000..127}.parquet`; a
             pattern with `*`, `?` or `[`; a prefix that ends with a slash.
-        columns: Names of the columns to read, nested ones with dots. None: all. Their types must be the same in all
-            files. Names of folders, as in `year=2020/`, are not columns.
+        columns: Names of the columns to read, nested ones with dots; a column whose name contains the dot precedes
+            these. None: all. Their types must be the same in all files, or of one kind: if some files have `int32` and
+            others `int64`, all rows have `int64`. Names of folders, as in `year=2020/`, are not columns.
         batch_rows: Number of rows of a batch; the last batch of a worker may have fewer. Pass `batch_size=None` to the
             loader. None: a sample is a row, a dict of column → Python value.
         format: Type of a batch: `torch` is a dict of column → tensor for numbers (missing floats are NaN) and for lists
@@ -89,7 +91,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
     Raises:
         ConfigError: An argument is invalid, or pyarrow is not installed; when iteration starts: a pattern matches
             nothing, or a column does not exist.
-        ParquetError: A file is damaged, or its columns have other types than those of the first file.
+        ParquetError: A file is damaged, or its columns have other types than those of the first file; a row group
+            decodes to more than 2 GiB and ten times its size.
 
     Example:
         >>> import pyarrow, pyarrow.parquet, torchobj
@@ -142,6 +145,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         self._columns = None if columns is None else list(columns)
         self._batch_rows, self._format = batch_rows, format
         self._files: list[ParquetFile] | None = None
+        # That of all files, to which every row group is converted.
+        self._schema: Any = None
         # File and number of the row group of each unit.
         self._groups: list[tuple[int, int]] = []
         self._set_up(
@@ -167,13 +172,13 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     @property
     def schema(self) -> Any:
-        """The `pyarrow.Schema` of the selected columns. The first access reads the footers."""
+        """The `pyarrow.Schema` of the selected columns of all files. The first access reads the footers."""
         self._units()
-        assert self._files  # noqa: S101  a listing without files is an error
-        return self._files[0].schema
+        return self._schema
 
     def _read_footers(self) -> list[ParquetFile]:
         files: list[ParquetFile] = []
+        schema = None
         for begin in range(0, len(self.manifest), _FOOTERS):
             indices = range(begin, min(begin + _FOOTERS, len(self.manifest)))
             sizes = [self.manifest.entry(index)[2] or 0 for index in indices]
@@ -188,7 +193,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             tails = [dict(zip(longer, again, strict=True)).get(at, tail) for at, tail in enumerate(tails)]
             for index, size, tail in zip(indices, sizes, tails, strict=True):
                 files.append(open_file(self.manifest.url(index), tail, size, self._columns))
-                _check_schema(files[0], files[-1])
+                schema = files[0].schema if schema is None else merged_schema(schema, files[-1], files[0].url)
+        self._schema = schema
         return files
 
     def _read_ends(self, indices: Sequence[int], sizes: list[int], counts: list[int]) -> list[Any]:
@@ -258,17 +264,10 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             failed = next((reader for reader in readers if isinstance(reader, Exception)), None)
             size = self.manifest.entry(index)[2] or 0
             try:
-                yield segment, failed or self._uniform(read_row_group(files[index], number, readers, size))
+                table = failed or read_row_group(files[index], number, readers, size)
+                yield segment, failed or with_schema(table, self._schema, files[index].url)
             except ParquetError as error:
                 yield segment, error
-
-    def _uniform(self, table: Any) -> Any:
-        """The columns of a row group in the order and with the types of the first file."""
-        found = table.select(self.schema.names)
-        for index, field in enumerate(self.schema):
-            if found.schema.field(index).type == arrow().null() != field.type:
-                found = found.set_column(index, field, found.column(index).cast(field.type))
-        return found
 
     def _rows(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
         for at, (segment, table) in enumerate(tables, number):
@@ -321,36 +320,23 @@ def _failures(segment: Segment, error: Exception, number: int, rows: range) -> I
         yield StreamItem(SampleId(segment.unit, row), error, after)
 
 
-def _check_schema(first: ParquetFile, file: ParquetFile) -> None:
-    """Checks the columns of a file. Their order may differ, and one without values may have no type."""
-    kinds = [{field.name: field.type for field in each.schema} for each in (file, first)]
-    missing = arrow().null()
-    same = kinds[0].keys() == kinds[1].keys()
-    if not same or any(
-        missing not in (kinds[0][name], kind) and kinds[0][name] != kind for name, kind in kinds[1].items()
-    ):
-        shown = [", ".join(f"{name}: {kind}" for name, kind in each.items()) for each in kinds]
-        raise ParquetError(
-            f"{file.url}: its columns are {shown[0]}; those of {first.url} are {shown[1]}; pass columns= with those "
-            "that are the same in all files"
-        )
-
-
 def _column(table: Any, name: str) -> Any:
     """A column as tensors if it contains numbers, otherwise as a list. Depends on its type and not on its values."""
     pyarrow = arrow()
     column = table.column(name)
-    column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], column.type)
     kinds, kind = pyarrow.types, column.type
-    if _is_number(kind):
+    is_list = kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind)
+    if not _is_number(kind.value_type if is_list else kind):
+        # Dictionaries of several row groups are not merged: their indices may have 8 bits.
+        return column.to_pylist()
+    column = pyarrow.concat_arrays(column.chunks) if column.num_chunks else pyarrow.array([], kind)
+    if not is_list:
         return _tensor(column, name)
-    if kinds.is_fixed_size_list(kind) and _is_number(kind.value_type):
+    if kinds.is_fixed_size_list(kind):
         if column.null_count:
             raise ParquetError(f"column {name!r}: {column.null_count} of {len(column)} lists are missing; {_NULLS}")
         return _tensor(column.flatten(), name).reshape(len(column), kind.list_size)
-    if (kinds.is_list(kind) or kinds.is_large_list(kind)) and _is_number(kind.value_type):
-        return [None if each is None else _tensor(each, name) for each in (value.values for value in column)]
-    return column.to_pylist()
+    return [None if each is None else _tensor(each, name) for each in (value.values for value in column)]
 
 
 _NULLS = 'they cannot be in a tensor: pass format="arrow", or columns= without this one'
