@@ -1,18 +1,30 @@
 """Finds the shards of a dataset by braces, globs, prefixes and names. Lists; reads no shard. Does not import torch."""
 
+import logging
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolved, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.manifest import Manifest, key_filter
+from torchobj.manifest import KeyFilter, Manifest, key_filter
 from torchobj.urls import parse_url
 
-__all__ = ["TAR_SUFFIXES", "checked_urls", "compression", "expand_braces", "shard_manifest"]
+__all__ = [
+    "TAR_SUFFIXES",
+    "FoundShards",
+    "checked_urls",
+    "compression",
+    "expand_braces",
+    "find_shards",
+    "shard_manifest",
+]
+
+logger = logging.getLogger("torchobj")
 
 #: Names of tar files, plain and compressed.
 TAR_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst")
@@ -33,6 +45,15 @@ _COMPRESSIONS = {
 
 #: Maximum number of names of one pattern, so that `{0..9999999999}` is refused.
 _MAX_NAMES = 10_000_000
+
+#: Suffix of the metadata of tables of Delta Lake and Iceberg, which consist of Parquet files.
+_METADATA = ".json"
+
+#: How the files of one snapshot are listed, by the kind of table.
+_SNAPSHOTS = {
+    "Delta Lake": "deltalake.DeltaTable(url).file_uris()",
+    "Iceberg": "[task.file.file_path for task in table.scan().plan_files()] of pyiceberg",
+}
 
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 
@@ -119,10 +140,35 @@ def checked_urls(urls: object) -> list[str]:
     return given
 
 
+class FoundShards(NamedTuple):
+    """Shards, and the names below prefixes that are not data."""
+
+    manifest: Manifest
+    skipped: int = 0
+    """Number of names that were skipped."""
+    example: str = ""
+    """URL of one of them."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.skipped} names that begin with '_' or '.' skipped, such as {self.example}" if self.skipped else ""
+        )
+
+
 def shard_manifest(
     urls: str | Sequence[str], config: StoreConfig | None = None, suffixes: Sequence[str] = TAR_SUFFIXES
 ) -> Manifest:
+    """The manifest of `find_shards`."""
+    return find_shards(urls, config, suffixes).manifest
+
+
+def find_shards(
+    urls: str | Sequence[str], config: StoreConfig | None = None, suffixes: Sequence[str] = TAR_SUFFIXES
+) -> FoundShards:
     """The shards that `urls` selects, in that order, with sizes and versions.
+
+    Below a prefix, names with a part that begins with `_` or `.` are not data, as for Spark and pyarrow: `_temporary/`,
+    `._train.tar`. Partitions such as `_date=2020/` are. Globs match all names.
 
     Args:
         urls: One or several of: the URL of a shard; a pattern with braces, `s3://b/train-{000..127}.tar`, each of whose
@@ -139,6 +185,7 @@ def shard_manifest(
     chosen = store_config(config)
     builder = _torchobj.ManifestBuilder()
     named: list[str] = []
+    skipped: list[str] = []
     for count, url in enumerate(name for pattern in checked_urls(urls) for name in expand_braces(pattern)):
         if count == _MAX_NAMES:
             raise ConfigError(f"urls={urls!r}: more than {_MAX_NAMES:,} names; use a glob or a prefix")
@@ -148,9 +195,13 @@ def shard_manifest(
             continue
         _add(builder, _of_names(named, chosen))
         named = []
-        _add(builder, _listed(url, literal, chosen, suffixes))
+        found = _below(url, chosen, suffixes, skipped) if literal == url else _matching(url, literal, chosen)
+        _add(builder, found)
     _add(builder, _of_names(named, chosen))
-    return Manifest(builder.finish())
+    shards = FoundShards(Manifest(builder.finish()), len(skipped), *skipped[:1])
+    if shards.skipped:
+        logger.warning("urls=%r: %s; to read them pass their URLs, or a glob", urls, shards)
+    return shards
 
 
 def _add(builder: "_torchobj.ManifestBuilder", found: "_torchobj.NativeManifest") -> None:
@@ -158,17 +209,55 @@ def _add(builder: "_torchobj.ManifestBuilder", found: "_torchobj.NativeManifest"
         builder.add(found.bases(), found.columns(0, len(found)))
 
 
-def _listed(url: str, literal: str, config: StoreConfig, suffixes: Sequence[str]) -> "_torchobj.NativeManifest":
-    """The objects below a prefix, or those that match a glob."""
-    is_prefix = literal == url
-    parsed = parse_url(literal)
-    chosen = key_filter(None, list(suffixes), None) if is_prefix else key_filter(url[len(literal) :], None, None)
-    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
-    found = _torchobj.NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen)
+def _matching(url: str, literal: str, config: StoreConfig) -> "_torchobj.NativeManifest":
+    """The objects that match a glob."""
+    found = _listed(url, literal, config, key_filter(url[len(literal) :], None, None))
     if not len(found):
-        wanted = f"no object below it ends with {', '.join(suffixes)}" if is_prefix else "it matches no object"
-        raise ConfigError(f"urls={url!r}: {wanted}; check the bucket and the pattern")
+        raise ConfigError(f"urls={url!r}: it matches no object; check the bucket and the pattern")
     return found
+
+
+def _below(url: str, config: StoreConfig, suffixes: Sequence[str], skipped: list[str]) -> "_torchobj.NativeManifest":
+    """The shards below a prefix. URLs of those that are not data are added to `skipped`."""
+    # Tables consist of Parquet files.
+    extra = [_METADATA] if ".parquet" in suffixes else []
+    listed = _listed(url, url, config, key_filter(None, [*suffixes, *extra], None))
+    begin = len(parse_url(url).key)
+    data: list[tuple[str, str, int, str | None]] = []
+    formats: set[str] = set()
+    for index in range(len(listed)):
+        base, key, size, version = listed.entry(index)
+        folders = key[begin:].split("/")
+        if "_delta_log" in folders[:-1]:
+            formats.add("Delta Lake")
+        elif "metadata" in folders[:-1] and key.endswith(".metadata.json"):
+            formats.add("Iceberg")
+        if not key.endswith(tuple(suffixes)):
+            continue
+        if any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in folders):
+            skipped.append(f"{base}/{key}")
+        else:
+            data.append((base, key, size or 0, version))
+    for kind in sorted(formats):
+        logger.warning(
+            "urls=%r: a table of %s, whose files may belong to other snapshots and have rows that were deleted; pass "
+            "the list of the files of one snapshot: %s",
+            url,
+            kind,
+            _SNAPSHOTS[kind],
+        )
+    if not data:
+        more = f", other than {len(skipped)} whose names begin with '_' or '.'" if skipped else ""
+        raise ConfigError(
+            f"urls={url!r}: no object below it ends with {', '.join(suffixes)}{more}; check the bucket and the pattern"
+        )
+    return listed if len(data) == len(listed) else _manifest(data)
+
+
+def _listed(url: str, literal: str, config: StoreConfig, chosen: KeyFilter) -> "_torchobj.NativeManifest":
+    parsed = parse_url(literal)
+    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(url, config))
+    return _torchobj.NativeManifest.from_listing(store, parsed.base, parsed.key, *chosen)
 
 
 def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest":
@@ -191,24 +280,24 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
             if isinstance(head, Exception):
                 raise head
             found[url] = head[1:3]
-    return _manifest(urls, found)
+    parsed_urls = [parse_url(url) for url in urls]
+    return _manifest([(parsed.base, parsed.key, *found[url]) for parsed, url in zip(parsed_urls, urls, strict=True)])
 
 
-def _manifest(urls: list[str], found: dict[str, tuple[int, str | None]]) -> "_torchobj.NativeManifest":
-    """A manifest of objects in this order, from their columns."""
+def _manifest(objects: list[tuple[str, str, int, str | None]]) -> "_torchobj.NativeManifest":
+    """A manifest of objects in this order, from their base, key, size and version."""
     builder = _torchobj.ManifestBuilder()
     bases: dict[str, int] = {}
     indices: list[int] = []
     keys: list[bytes] = []
     versions: list[bytes] = []
-    for url in urls:
-        parsed = parse_url(url)
-        indices.append(bases.setdefault(parsed.base, len(bases)))
-        keys.append(parsed.key.encode())
-        versions.append((found[url][1] or "").encode())
-    sizes = [found[url][0] for url in urls]
+    for base, key, _, version in objects:
+        indices.append(bases.setdefault(base, len(bases)))
+        keys.append(key.encode())
+        versions.append((version or "").encode())
+    sizes = [size for _, _, size, _ in objects]
     columns = [_int32(indices), *_texts(keys), array("q", sizes).tobytes(), *_texts(versions)]
-    if urls:
+    if objects:
         builder.add(list(bases), columns)
     return builder.finish()
 

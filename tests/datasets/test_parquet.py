@@ -1,6 +1,7 @@
 """Rows of Parquet files: the same as pyarrow reads from local files, divided, shuffled and resumed."""
 
 import random
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -496,3 +497,42 @@ def test_texts_that_repeat_the_start_of_the_text_before_are_read_and_bounded(mon
     assert [row["t"] for row in rows_of("good-prefixes")] == texts
     with pytest.raises(ParquetError, match=r"bad-prefixes/a\.parquet: row group 0 .*more than 1000000 bytes"):
         rows_of("bad-prefixes")
+
+
+def test_files_below_a_prefix_that_are_not_data_are_not_read_and_are_counted_in_the_repr(caplog):
+    for key in ("a.parquet", "_temporary/b.parquet", ".part.parquet", "_day=1/c.parquet"):
+        put(f"not-data/{key}", parquet_bytes(key=[key]))
+    samples = torchobj.ParquetIterableDataset("memory://parquet-bad/not-data/")
+    assert [row["key"] for row in samples] == ["_day=1/c.parquet", "a.parquet"]
+    assert "2 names that begin with '_' or '.' skipped, such as memory://parquet-bad/not-data/.part.parquet" in repr(
+        samples
+    )
+    assert len(list(samples)) == 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.mark.parametrize(
+    ("log", "advice"),
+    [
+        ("_delta_log/00000000000000000000.json", r"a table of Delta Lake.*deltalake\.DeltaTable"),
+        ("_delta_log/00000000000000000010.checkpoint.parquet", r"a table of Delta Lake.*deltalake\.DeltaTable"),
+        ("metadata/v1.metadata.json", "a table of Iceberg.*plan_files"),
+    ],
+)
+def test_a_table_with_snapshots_is_named_once(log, advice, caplog):
+    name = f"snapshots-{log.rpartition('/')[2]}"
+    put(f"{name}/table/{log}", b"{}")
+    put(f"{name}/table/data/a.parquet", parquet_bytes(a=[1]))
+    put(f"{name}/labels.json", b"{}")
+    samples = torchobj.ParquetIterableDataset(f"memory://parquet-bad/{name}/")
+    assert list(samples) == list(samples) == [{"a": 1}]
+    messages = [record.getMessage() for record in caplog.records if "other snapshots" in record.getMessage()]
+    assert len(messages) == 1
+    assert re.search(advice, messages[0])
+
+
+def test_labels_beside_parquet_files_are_no_table(caplog):
+    put("labels/metadata/labels.json", b"{}")
+    put("labels/a.parquet", parquet_bytes(a=[1]))
+    assert len(rows_of("labels")) == 1
+    assert not caplog.records

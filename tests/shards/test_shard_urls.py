@@ -2,7 +2,7 @@ import pytest
 
 import torchobj
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.shard_urls import expand_braces, shard_manifest
+from torchobj.shard_urls import expand_braces, find_shards, shard_manifest
 
 BASE = "memory://shard-urls"
 
@@ -101,3 +101,42 @@ def test_a_list_mixes_names_and_patterns_in_its_order():
 def test_what_selects_nothing_is_an_error(urls, error, match):
     with pytest.raises(error, match=match):
         shard_manifest(urls)
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    store = torchobj.Store(f"{BASE}-mixed")
+    for key in (
+        "_root/a.tar", "_root/._a.tar", "_root/.b.tar", "_root/_temporary/0/c.tar", "_root/.tmp/d.tar", "_root/x_y/e.tar",
+        "_root/x.y/f.tar", "_root/_day=1/g.tar", "_root/.day=1/h.tar", "_root/_day=1/_i.tar", "_root/__MACOSX/j.tar",
+    ):  # fmt: skip
+        store.put(key, key.encode())
+    return f"{BASE}-mixed"
+
+
+def test_names_below_a_prefix_that_begin_with_an_underscore_or_dot_are_skipped_with_one_warning(mixed, caplog):
+    found = find_shards([f"{mixed}/_root/", f"{mixed}/_root/_day=1/"])
+    urls = [found.manifest.url(index).removeprefix(f"{mixed}/_root/") for index in range(len(found.manifest))]
+    assert urls == ["_day=1/g.tar", "a.tar", "x.y/f.tar", "x_y/e.tar", "_day=1/g.tar"]
+    assert [found.manifest.entry(index)[2] for index in range(2)] == [len("_root/_day=1/g.tar"), len("_root/a.tar")]
+    assert all(found.manifest.entry(index)[3] for index in range(5))
+    assert (found.skipped, found.example) == (8, f"{mixed}/_root/._a.tar")
+    [record] = caplog.records
+    assert f"8 names that begin with '_' or '.' skipped, such as {mixed}/_root/._a.tar" in record.getMessage()
+
+
+def test_globs_and_names_are_literal(mixed, caplog):
+    for urls, count in (
+        (f"{mixed}/_root/**/*.tar", 11),
+        (f"{mixed}/_root/._a.tar", 1),
+        (f"{mixed}/_root/_temporary/*/*", 1),
+    ):
+        assert len(find_shards(urls).manifest) == count
+    assert len(find_shards(f"{mixed}/_root/_temporary/").manifest) == 1
+    assert not caplog.records
+
+
+def test_a_prefix_whose_names_are_all_skipped_is_an_error_that_counts_them():
+    torchobj.Store(f"{BASE}-hidden").put("x/_temporary/a.tar", b"")
+    with pytest.raises(ConfigError, match=r"ends with \.tar, .*, other than 1 whose names begin with '_' or '\.'"):
+        find_shards(f"{BASE}-hidden/x/")

@@ -16,7 +16,7 @@ from torchobj.datasets import manifest_broadcast, prefetch_source, worker_proces
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError
 from torchobj.manifest import KeyFilter, Manifest, url_of_file
-from torchobj.shard_urls import shard_manifest
+from torchobj.shard_urls import find_shards
 from torchobj.urls import Url, canonical_url, parse_url, shown_url
 
 logger = logging.getLogger("torchobj")
@@ -88,6 +88,8 @@ class Listing:
         self._parse = parse
         self._objects = None if objects is None else [canonical_url(named) for named in objects]
         self._shards = list(shards), tuple(suffixes)
+        #: Describes the names below prefixes that are not data, in the process that listed.
+        self._skipped = ""
         self._file = None if manifest is None or isinstance(manifest, Manifest) else url_of_file(manifest)
         self._manifest: Manifest | None = manifest if isinstance(manifest, Manifest) else None
         self.is_of_manifest = manifest is not None
@@ -153,7 +155,8 @@ class Listing:
         if self._url is None and not self.is_of_manifest and not self._shards[0]:
             return self.name
         action = "listed" if self._file is None else "loaded"
-        return f"{self.name}, {f'not {action} yet' if self._manifest is None else f'{len(self._manifest)} objects'}"
+        found = f"not {action} yet" if self._manifest is None else f"{len(self._manifest)} objects"
+        return ", ".join(filter(None, (self.name, found, self._skipped)))
 
     def _listed(self) -> Manifest:
         with self._locks.setdefault(os.getpid(), threading.Lock()):
@@ -179,7 +182,9 @@ class Listing:
             return Manifest.load(self._file, config=self.config)
         if self._shards[0]:
             urls, suffixes = self._shards
-            return shard_manifest(urls, self.config, suffixes)
+            found = find_shards(urls, self.config, suffixes)
+            self._skipped = str(found)
+            return found.manifest
         assert self._url is not None  # noqa: S101  the only other kind that is not in memory
         return self._list(self._url, self.name)
 

@@ -53,7 +53,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
 
     Args:
         urls: One or several of: the URL of a file; a pattern with braces, such as `s3://b/part-{000..127}.parquet`; a
-            pattern with `*`, `?` or `[`; a prefix that ends with a slash.
+            pattern with `*`, `?` or `[`; a prefix that ends with a slash, below which names with a part that begins
+            with `_` or `.` are skipped.
         columns: Names of the columns to read, nested ones with dots; a column whose name contains the dot precedes
             these. None: all. Their types must be the same in all files, or of one kind: if some files have `int32` and
             others `int64`, all rows have `int64`. Names of folders, as in `year=2020/`, are not columns.

@@ -18,7 +18,7 @@ from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.datasets.shared_table import SharedTable
 from torchobj.datasets.tar_samples import Decode, check_decode, decoded
 from torchobj.manifest import Manifest
-from torchobj.shard_urls import checked_urls, shard_manifest
+from torchobj.shard_urls import checked_urls, find_shards
 from torchobj.tar_index import TarIndex
 from torchobj.tar_index_file import TarShard
 from torchobj.urls import shown_url
@@ -40,8 +40,9 @@ class TarMapDataset(ObjectDataset[Sample_co]):
     torchobj[manifest]`.
 
     Args:
-        urls: The shards: a URL, a pattern with braces or wildcards, a prefix that ends with a slash, or a list of
-            these. Compressed shards have no random access.
+        urls: The shards: a URL, a pattern with braces or wildcards, a prefix that ends with a slash (below which names
+            with a part that begins with `_` or `.` are skipped), or a list of these. Compressed shards have no random
+            access.
         index: A `TarIndex`, or the path or URL of a file that `TarIndex.save` or `torchobj index` wrote. None: the
             files beside the shards, `<URL of the shard>.index.parquet`, as `ShardWriter` and `torchobj index` write
             them; the headers of shards without a current one are read, without the bodies of large members.
@@ -97,6 +98,8 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         #: Shards, samples and members of the index, once it was read.
         self._tables: tuple[tuple[TarShard, ...], SharedTable, SharedTable] | None = None
         self._index: TarIndex | None = None
+        #: Describes the names below prefixes that are not data, in the process that listed.
+        self._skipped = ""
         # By process, because a lock may be held by another thread at the time of a fork.
         self._locks: dict[int, threading.Lock] = {}
 
@@ -108,8 +111,8 @@ class TarMapDataset(ObjectDataset[Sample_co]):
 
     def __repr__(self) -> str:
         found = "not indexed yet" if self._tables is None else f"{len(self._tables[1])} samples"
-        on_error = batch_reader_of(self).on_error
-        return f"<{type(self).__name__} of {self.name}, {found}, on_error={on_error!r}>"
+        shown = ", ".join(filter(None, (self.name, found, self._skipped)))
+        return f"<{type(self).__name__} of {shown}, on_error={batch_reader_of(self).on_error!r}>"
 
     @property
     def index(self) -> TarIndex:
@@ -148,7 +151,9 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         return TarIndex.load_or_build(manifest, index)
 
     def _shards(self) -> Manifest:
-        return shard_manifest(self._urls, self._config)
+        found = find_shards(self._urls, self._config)
+        self._skipped = str(found)
+        return found.manifest
 
     def __len__(self) -> int:
         """Number of samples."""

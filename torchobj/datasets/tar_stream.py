@@ -49,7 +49,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
 
     Args:
         urls: One or several of: the URL of a shard; a pattern with braces, such as `s3://b/train-{000..127}.tar`; a
-            pattern with `*`, `?` or `[`; a prefix that ends with a slash.
+            pattern with `*`, `?` or `[`; a prefix that ends with a slash, below which names with a part that begins
+            with `_` or `.` are skipped.
         decode: Callables by extension, each of which converts a `Buffer`, such as
             `{"jpg": torchobj.decode.image, "json": torchobj.decode.json}`.
         transform: Converts a sample after `decode`.
