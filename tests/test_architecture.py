@@ -61,7 +61,7 @@ LAYERS = [
         "datasets.tar_samples",
         "datasets.lookahead_warning",
     ],
-    ["datasets.manifest_broadcast", "datasets.shared_values", "datasets.prefetch_source"],
+    ["datasets.manifest_broadcast", "datasets.shared_values", "datasets.prefetch_source", "datasets.table_rows"],
     ["datasets.batch_memory", "datasets.listing", "datasets.ref_reader"],
     ["datasets.read_ahead", "datasets.base"],
     ["datasets.passes", "datasets.shard_ranges", "datasets.shuffle_buffer"],

@@ -17,6 +17,7 @@ from torchobj.datasets.read_ahead import read_refs_ahead
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Order, Segment, Uneven
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
+from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
 from torchobj.exceptions import ParquetError
 from torchobj.parquet_files import (
     FOOTER_BYTES,
@@ -59,7 +60,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
             these. None: all. Their types must be the same in all files, or of one kind: if some files have `int32` and
             others `int64`, all rows have `int64`. Names of folders, as in `year=2020/`, are not columns.
         batch_rows: Number of rows of a batch; the last batch of a worker may have fewer. Pass `batch_size=None` to the
-            loader. None: a sample is a row, a dict of column → Python value.
+            loader. None: a sample is a row, a dict of column → Python value; missing floats are NaN, other missing
+            values None, which the default collation refuses with their column, row and file.
         format: Type of a batch: `torch` is a dict of column → tensor for numbers (missing floats are NaN) and for lists
             of a fixed size, a list of tensors for other lists of numbers, and a list for other columns; `arrow` is a
             `pyarrow.Table`, which shares the memory of its row group.
@@ -245,7 +247,7 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         for each in ids:
             table, after = tables[each.unit], Position()
             failed = isinstance(table, Exception)
-            yield StreamItem(each, table if failed else table.slice(each.sample, 1).to_pylist()[0], after)
+            yield StreamItem(each, table if failed else self._samples(table, each.unit, each.sample, 1)[0], after)
 
     def _tables(self, segments: list[Segment]) -> Iterator[tuple[Segment, Any]]:
         """The decoded row groups of segments, or exceptions. Several are read ahead."""
@@ -278,9 +280,16 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
                 yield from _failures(segment, table, at, range(segment.first, segment.first + count))
                 continue
             for begin in range(segment.first, end, _ROWS):
-                rows = table.slice(begin, min(_ROWS, end - begin)).to_pylist()
+                rows = self._samples(table, segment.unit, begin, min(_ROWS, end - begin))
                 for row, value in enumerate(rows, begin):
                     yield StreamItem(SampleId(segment.unit, row), value, Position(at, row + 1))
+
+    def _samples(self, table: Any, unit: int, begin: int, count: int) -> list[TableRow]:
+        """Rows of a row group. Missing floats are NaN."""
+        parts = float_parts(self._schema)
+        name = f"{self._unit_url(unit)}: row group {self._groups[unit][1]}"
+        rows = enumerate(table.slice(begin, count).to_pylist(), begin)
+        return [TableRow(with_nan(row, parts), name, number) for number, row in rows]
 
     def _batches(self, tables: Iterator[tuple[Segment, Any]], number: int) -> Iterator[StreamItem]:
         assert self._batch_rows is not None  # noqa: S101  checked by the caller

@@ -16,6 +16,7 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnError
 from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.datasets.shared_table import SharedTable, import_arrow
+from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
 from torchobj.exceptions import ConfigError
 from torchobj.manifest import url_of_file
 from torchobj.reads import get_many
@@ -30,10 +31,10 @@ _PARQUET = b"PAR1"
 class TableDataset(ObjectDataset[Sample_co]):
     r"""A map-style dataset of the rows of a table, with the objects that their URLs name: images with labels in a CSV.
 
-    A sample is the row as a dict by column, with an `ObjectReader` in place of each URL; missing values are None.
-    The objects may be in any
-    buckets, and an object may be in several rows; a table in a bucket must not name files of this machine. The table
-    stays in the memory of Arrow, which workers share. Needs pyarrow.
+    A sample is the row as a dict by column, with an `ObjectReader` in place of each URL. Missing floats are NaN, other
+    missing values None; the default collation refuses these, and types such as dates, with their column and row. The
+    objects may be in any buckets, and an object may be in several rows; a table in a bucket must not name files of this
+    machine. The table stays in the memory of Arrow, which workers share. Needs pyarrow.
 
     Args:
         table: The path or URL of a CSV or Parquet file, which is read here; a `pandas.DataFrame`, a `pyarrow.Table` or
@@ -99,6 +100,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         for name in self.url_columns:
             self._check_urls(chosen, name)
         self._table = SharedTable(chosen)
+        self._floats = float_parts(chosen.schema)
 
     def __repr__(self) -> str:
         on_error = batch_reader_of(self).on_error
@@ -113,7 +115,8 @@ class TableDataset(ObjectDataset[Sample_co]):
 
     @override
     def build(self, index: int, readers: Sequence[ObjectReader]) -> Any:
-        row: dict[str, Any] = {**self._table.row(index), **dict(zip(self.url_columns, readers, strict=True))}
+        values = with_nan(self._table.row(index), self._floats) | dict(zip(self.url_columns, readers, strict=True))
+        row = TableRow(values, self._name, index)
         return row if self.transform is None else self.transform(row)
 
     def _url(self, value: str) -> str:

@@ -1,0 +1,111 @@
+"""Rows of tables as samples: missing floats are NaN, and what cannot be collated is named. Reads no table.
+
+torch's `default_collate` names neither column, row nor file of a value that it refuses, so that a row knows its origin.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+from torchobj.datasets.shared_table import import_arrow
+from torchobj.exceptions import ConfigError
+
+__all__ = ["TableRow", "float_parts", "with_nan"]
+
+
+class TableRow(dict[str, Any]):
+    """A row of a table by the names of its columns. It is pickled as a dict.
+
+    Args:
+        values: The row.
+        table: Name of the table, or URL of the file and number of the row group.
+        number: Number of the row in it.
+    """
+
+    __slots__ = ("number", "table")
+
+    def __init__(self, values: dict[str, Any], table: str, number: int) -> None:
+        super().__init__(values)
+        self.table, self.number = table, number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def float_parts(fields: Any) -> dict[str, Any]:
+    """The columns of a `pyarrow.Schema`, or fields of a struct, that contain floats, for `with_nan`.
+
+    The value is True for floats, a dict for structs, and a list of one for lists.
+    """
+    parts = {field.name: _parts(field.type) for field in fields}
+    return {name: part for name, part in parts.items() if part}
+
+
+def _parts(kind: Any) -> Any:
+    kinds = import_arrow().types
+    if kinds.is_struct(kind):
+        return float_parts(kind)
+    if kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind):
+        return [part] if (part := _parts(kind.value_type)) else None
+    return kinds.is_floating(kind)
+
+
+def with_nan(value: Any, parts: Any) -> Any:
+    """A value or row with NaN in place of missing floats.
+
+    Args:
+        value: A Python value, which is changed.
+        parts: From `float_parts`.
+    """
+    if parts is True:
+        return math.nan if value is None else value
+    if isinstance(parts, dict) and value is not None:
+        for name, part in parts.items():
+            value[name] = with_nan(value[name], part)
+    elif value is not None:
+        return [with_nan(each, parts[0]) for each in value]
+    return value
+
+
+def _collate_rows(
+    batch: Sequence[TableRow], *, collate_fn_map: dict[Any, Callable[..., Any]] | None = None
+) -> dict[str, Any]:
+    """Collates rows as dicts. Called by torch's `default_collate`.
+
+    Raises:
+        ConfigError: A value cannot be collated; with its column, row and table.
+    """
+    collated = {}
+    for name in batch[0]:
+        try:
+            collated[name] = collate([row[name] for row in batch], collate_fn_map=collate_fn_map)
+        except Exception as error:
+            row, described = _culprit(batch, name)
+            raise ConfigError(
+                f"{row.table}: row {row.number}, column {name!r}: {described} cannot be collated; pass a transform "
+                "that converts it, columns= without it, or a collate_fn to the loader"
+            ) from error
+    return collated
+
+
+def _culprit(batch: Sequence[TableRow], name: str) -> tuple[TableRow, str]:
+    """The first row whose value is missing, in whole or in part; otherwise the first row."""
+    for row in batch:
+        if name not in row or None in _values(row[name]):
+            return row, "a missing value"
+    return batch[0], f"a value of type {type(batch[0][name]).__name__}"
+
+
+def _values(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        yield value
+        return
+    for each in value:
+        yield from _values(each)
+
+
+default_collate_fn_map[TableRow] = _collate_rows
