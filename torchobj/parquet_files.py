@@ -43,6 +43,9 @@ _MAX_ROWS, _MAX_ROWS_PER_BYTE = 1 << 24, 1 << 10
 #: Maximum size of the decoded columns of a row group, or as a multiple of their bytes in the file if that is more.
 _MAX_DECODED_BYTES, _MAX_DECODED_RATIO = 2 << 30, 10
 
+#: Size of texts that are decoded at a time to measure them.
+_STEP_BYTES = 64 << 20
+
 #: Maximum size of a dictionary whose values are measured.
 _MAX_DICTIONARY_BYTES = 64 << 20
 
@@ -290,13 +293,9 @@ def read_row_group(file: ParquetFile, number: int, buffers: Sequence[Any], size:
     group = file.row_groups[number]
     source = RangesFile(group.ranges, buffers, size)
     try:
-        rows_at_once = _rows_at_once(file, group, source)
         reader = parquet.ParquetFile(source, metadata=file.metadata).reader
-        indices = [leaf.number for leaf in file.leaves]
-        if rows_at_once >= group.rows:
-            table = reader.read_row_group(number, column_indices=indices, use_threads=False)
-        else:
-            table = _in_steps(reader, number, indices, rows_at_once, _decoded_limit(group))
+        _check_decoded(file, number, source, reader)
+        table = reader.read_row_group(number, column_indices=[leaf.number for leaf in file.leaves], use_threads=False)
     except Exception as error:
         raise ParquetError(f"{file.url}: row group {number} cannot be decoded: {error}") from error
     if table.num_rows != group.rows:
@@ -304,44 +303,35 @@ def read_row_group(file: ParquetFile, number: int, buffers: Sequence[Any], size:
     return table
 
 
-def _decoded_limit(group: RowGroup) -> int:
-    return max(_MAX_DECODED_BYTES, _MAX_DECODED_RATIO * sum(end - begin for begin, end in group.ranges))
+def _check_decoded(file: ParquetFile, number: int, source: RangesFile, reader: Any) -> None:
+    """Raises ValueError if a row group decodes to more than the limit.
 
-
-def _in_steps(reader: Any, number: int, indices: list[int], rows: int, limit: int) -> Any:
-    """Decodes some rows at a time, so that the memory does not exceed twice the limit."""
-    batches, size = [], 0
-    for batch in reader.iter_batches(rows, [number], column_indices=indices, use_threads=False):
-        size += batch.nbytes
-        if size > limit:
-            raise ValueError(_too_large(limit))
-        batches.append(batch)
-    return arrow().Table.from_batches(batches)
-
-
-def _too_large(limit: int) -> str:
-    return f"its columns have more than {limit} bytes; read fewer of them, or write smaller row groups"
-
-
-def _rows_at_once(file: ParquetFile, group: RowGroup, source: RangesFile) -> int:
-    """The number of rows that decode to at most the limit. Headers of pages are read, the footer is not trusted."""
-    limit = _decoded_limit(group)
+    The headers of pages bound it, since the footer is not trusted. Texts that may exceed the limit are decoded in steps
+    and dropped.
+    """
+    group = file.row_groups[number]
+    limit = max(_MAX_DECODED_BYTES, _MAX_DECODED_RATIO * sum(end - begin for begin, end in group.ranges))
     fixed = group.rows * sum(leaf.width or 0 for leaf in file.leaves if not leaf.is_measured)
     for is_exact in (False, True):
-        # Of columns with one value per row, and of those with any number.
-        sizes = [fixed, 0]
+        # Of texts, one per row, and of columns with any number of values per row.
+        sizes = [0, 0]
         measured = iter(group.measured)
         for leaf in (leaf for leaf in file.leaves if leaf.is_measured):
             begin, end, codec = next(measured), next(measured), next(measured)
             source.seek(begin)
             pages = source.read_buffer(end - begin)
             sizes[leaf.is_repeated] += sum(_decoded_sizes(pages, leaf.width, _CODECS.get(codec) if is_exact else None))
-        if sum(sizes) <= limit:
-            return group.rows
-    # A row may have all values of a repeated column: fewer rows are not smaller.
-    if sizes[1] > limit // 2:
-        raise ValueError(_too_large(limit))
-    return max(1, group.rows * (limit - sizes[1]) // sizes[0])
+        if fixed + sum(sizes) <= limit:
+            return
+    size, rows = fixed + sizes[1], max(1, group.rows * _STEP_BYTES // max(1, sizes[0]))
+    texts = [leaf.number for leaf in file.leaves if leaf.is_measured and not leaf.is_repeated]
+    steps = reader.iter_batches(rows, [number], column_indices=texts, use_threads=False) if size <= limit else []
+    for batch in steps:
+        size += batch.nbytes
+        if size > limit:
+            break
+    if size > limit:
+        raise ValueError(f"its columns have more than {limit} bytes; read fewer of them, or write smaller row groups")
 
 
 def _decoded_sizes(chunk: memoryview, width: int | None, codec: str | None) -> Iterator[int]:
