@@ -4,6 +4,7 @@ import multiprocessing
 
 import pandas
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet
 import pytest
 import torch
@@ -247,3 +248,93 @@ def test_files_that_are_no_tables_are_named(tmp_path):
         torchobj.TableDataset(tmp_path / "missing.csv", "image")
     with pytest.raises(ConfigError, match="the table: 2 columns 'image'"):
         torchobj.TableDataset(pa.table([["a"], ["b"]], names=["image", "image"]), "image")
+
+
+URL = "memory://table/images/00 é.txt"
+
+
+@pytest.mark.parametrize("form", ["csv", "arrow", "pandas", "parquet"])
+def test_a_table_with_twenty_thousand_columns_is_read(base, tmp_path, form):
+    # A test that ends: with a list of names for each column this takes an hour.
+    columns = {"url": [URL], **{f"c{number}": [number] for number in range(20_000)}}
+    table = pa.table(columns)
+    if form == "csv":
+        table = tmp_path / "wide.csv"
+        pa.csv.write_csv(pa.table(columns), table)
+    elif form == "pandas":
+        table = pandas.DataFrame(columns)
+    elif form == "parquet":
+        table = tmp_path / "wide.parquet"
+        pa.parquet.write_table(pa.table(columns), table)
+    dataset = torchobj.TableDataset(table, "url")
+    assert dataset[0]["c19999"] == 19_999
+    assert len(dataset[0]) == 20_001
+
+
+@pytest.mark.parametrize(
+    "values", [["a", 1], [1, "a"], [b"a", 1], [{"a": 1}, 2], [[1], 2], [2**70, 1], [object(), object()]]
+)
+def test_a_dataframe_column_of_mixed_values_is_named_and_can_be_left_out(base, values):
+    table = pandas.DataFrame({"url": [URL, URL], "c": pandas.Series(values, dtype=object), "x": [1, 2]})
+    with pytest.raises(ConfigError, match="the DataFrame: column 'c' has values of different types.*astype"):
+        torchobj.TableDataset(table, "url")
+    assert torchobj.TableDataset(table, "url", columns=["x"])[1]["x"] == 2
+
+
+@pytest.mark.parametrize("names", [range(2), [0, "url"], [("a", "b"), "url"], [None, "url"]])
+def test_names_of_columns_that_are_no_strings_are_an_error_with_the_next_step(base, names):
+    table = pandas.DataFrame([[URL, URL]])
+    table.columns = list(names)
+    with pytest.raises(ConfigError, match=r"the DataFrame: the name of a column is .*frame\.rename\(columns=str\)"):
+        torchobj.TableDataset(table, "url")
+    with pytest.raises(ConfigError, match="url_columns=0: must be the name of a column.*names are strings"):
+        torchobj.TableDataset(table, 0)
+    assert len(torchobj.TableDataset(table.rename(columns=str), str(names[1]))) == 1
+
+
+def test_a_dataframe_with_a_column_twice_is_an_error_that_names_it(base):
+    table = pandas.DataFrame([[URL, 1, 2]], columns=["url", "x", "x"])
+    with pytest.raises(ConfigError, match="the DataFrame: 2 columns 'x'"):
+        torchobj.TableDataset(table, "url")
+    assert list(torchobj.TableDataset(table, "url", columns=[])[0]) == ["url"]
+
+
+def test_columns_and_classes_are_those_of_the_samples(base):
+    table = frame(base).assign(animal=(["dog", "cat", None] * 11)[: COUNT + 1])
+    dataset = torchobj.TableDataset(table, "image", columns=["label", "animal", "weight"])
+    assert dataset.column("label") == list(range(COUNT + 1))
+    assert dataset.column("animal") == [row["animal"] for row in dataset]
+    assert dataset.table.column_names == ["label", "animal", "weight", "image"]
+    assert dataset.table["image"].to_pylist() == table["image"].tolist()
+    assert dataset.class_to_idx("animal") == {"cat": 0, "dog": 1}
+    assert dataset.class_to_idx("label")[30] == 30
+    for call in (dataset.column, dataset.class_to_idx):
+        with pytest.raises(
+            ConfigError, match="the DataFrame: no column 'tag'; its columns are label, animal, weight, image"
+        ):
+            call("tag")
+
+
+def test_categories_and_class_labels_keep_their_numbers(base):
+    kind = pandas.CategoricalDtype(["z", "a", "unused"], ordered=True)
+    table = pandas.DataFrame({"url": [URL] * 2, "kind": pandas.Series(["a", "z"], dtype=kind)})
+    assert torchobj.TableDataset(table, "url").class_to_idx("kind") == {"z": 0, "a": 1, "unused": 2}
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"url": datasets.Value("string"), "kind": datasets.ClassLabel(names=["z", "a"])})
+    labelled = datasets.Dataset.from_dict({"url": [URL] * 2, "kind": [1, 0]}, features)
+    dataset = torchobj.TableDataset(labelled, "url")
+    assert (dataset.class_to_idx("kind"), dataset.column("kind")) == ({"z": 0, "a": 1}, [1, 0])
+
+
+def test_values_without_an_order_are_no_classes(base):
+    table = pa.table({"url": [URL] * 2, "c": [{"a": 1}, {"a": 2}]})
+    with pytest.raises(ConfigError, match="the table: the values of column 'c' are no classes"):
+        torchobj.TableDataset(table, "url").class_to_idx("c")
+
+
+def test_a_small_parquet_file_that_decodes_to_more_than_memory_is_an_error(tmp_path):
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), ["x" * (1 << 20)])
+    options = {"compression": "zstd", "write_statistics": False, "store_schema": False}
+    pa.parquet.write_table(pa.table({"url": texts}), tmp_path / "a.parquet", **options)
+    with pytest.raises(ConfigError, match=r"a\.parquet: not a CSV or Parquet file, or damaged: .*more than 2147483648"):
+        torchobj.TableDataset(tmp_path / "a.parquet", "url")

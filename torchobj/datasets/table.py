@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,9 @@ from torchobj.datasets.errors import OnError
 from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.datasets.shared_table import SharedTable, import_arrow
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
-from torchobj.exceptions import ConfigError
+from torchobj.exceptions import ConfigError, ParquetError
 from torchobj.manifest import url_of_file
+from torchobj.parquet_files import missing_footer_bytes, open_file, read_row_group
 from torchobj.reads import get_many
 from torchobj.urls import ALIASES, CLOUD_SCHEMES, SCHEMES, parse_url, shown_url
 
@@ -95,12 +97,14 @@ class TableDataset(ObjectDataset[Sample_co]):
         settings = store_config(config, region, endpoint_url)
         super().__init__(config=settings, on_error=on_error)
         self.transform = transform
-        found, self._name, self._schemes = _read(table, settings)
-        chosen = _chosen(found, self.url_columns, None if columns is None else _names("columns", columns), self._name)
+        named = None if columns is None else [*_names("columns", columns), *self.url_columns]
+        found, self._name, self._schemes = _read(table, settings, named)
+        chosen = _chosen(found, self.url_columns, named, self._name)
         for name in self.url_columns:
             self._check_urls(chosen, name)
         self._table = SharedTable(chosen)
         self._floats = float_parts(chosen.schema)
+        self._classes = _class_names(table, chosen)
 
     def __repr__(self) -> str:
         on_error = batch_reader_of(self).on_error
@@ -108,6 +112,48 @@ class TableDataset(ObjectDataset[Sample_co]):
 
     def __len__(self) -> int:
         return len(self._table)
+
+    @property
+    def table(self) -> Any:
+        """The `pyarrow.Table` of the columns of a sample, with the URLs as they are in the table. Shares its memory."""
+        return self._table.table
+
+    def column(self, name: str) -> list[Any]:
+        """The values of a column as Python objects, in the order of the samples: labels, for the weights of a sampler.
+
+        Args:
+            name: Name of the column.
+
+        Raises:
+            ConfigError: The samples have no such column.
+        """
+        values: list[Any] = self._arrow_column(name).to_pylist()
+        return [with_nan(value, self._floats[name]) for value in values] if name in self._floats else values
+
+    def class_to_idx(self, name: str) -> dict[Any, int]:
+        """A number for each value of a column, from 0 in sorted order, as `ImageFolder` numbers its classes.
+
+        The categories of pandas and the class labels of `datasets` keep their own numbers. Missing values have none.
+
+        Args:
+            name: Name of the column.
+
+        Raises:
+            ConfigError: The samples have no such column, or its values have no order.
+        """
+        column = self._arrow_column(name)
+        if name in self._classes:
+            return {value: number for number, value in enumerate(self._classes[name])}
+        try:
+            values = sorted(value for value in column.unique().to_pylist() if value is not None)
+            return {value: number for number, value in enumerate(values)}
+        except (TypeError, import_arrow().ArrowException) as error:
+            raise ConfigError(f"{self._name}: the values of column {name!r} are no classes: {error}") from error
+
+    def _arrow_column(self, name: str) -> Any:
+        if name not in self.table.column_names:
+            raise ConfigError(f"{self._name}: no column {name!r}; its columns are {', '.join(self.table.column_names)}")
+        return self.table.column(name)
 
     @override
     def objects_at(self, index: int) -> Sequence[ObjectRef]:
@@ -162,7 +208,7 @@ def _plain_url(schemes: tuple[str, ...]) -> str:
 def _names(argument: str, names: Any) -> list[str]:
     is_list = not isinstance(names, (str, Mapping)) and isinstance(names, Sequence)
     is_names = is_list and all(isinstance(name, str) for name in names)
-    check(argument, names, "the name of a column, or a list of names", ok=is_names)
+    check(argument, names, "the name of a column, or a list of names; names are strings", ok=is_names)
     return list(names)
 
 
@@ -179,23 +225,25 @@ def _index_columns(table: Any) -> set[str]:
 def _chosen(table: Any, url_columns: list[str], columns: list[str] | None, name: str) -> Any:
     """The columns of a sample, with URLs as strings."""
     arrow = import_arrow()
-    wanted = (
-        [each for each in table.column_names if each in url_columns or each not in _index_columns(table)]
-        if columns is None
-        else [*columns, *(each for each in url_columns if each not in columns)]
-    )
+    # A list that Arrow builds anew at each access, as the schema.
+    names: list[str] = table.column_names
+    if columns is None:
+        left_out = _index_columns(table) - set(url_columns)
+        wanted = [each for each in names if each not in left_out]
+    else:
+        wanted = list(dict.fromkeys(columns))
+    counts = Counter(names)
     for column in (*wanted, *url_columns):
-        count = table.column_names.count(column)
-        if count != 1:
-            problem = "no column" if count == 0 else f"{count} columns"
-            message = f"{name}: {problem} {column!r}; its columns are {', '.join(table.column_names)}"
-            if table.num_columns == 1 and re.search("[\t;]", table.column_names[0]):
+        if counts[column] != 1:
+            problem = "no column" if counts[column] == 0 else f"{counts[column]} columns"
+            message = f"{name}: {problem} {column!r}; its columns are {', '.join(names)}"
+            if len(names) == 1 and re.search("[\t;]", names[0]):
                 message += ". Values separated by tabs or semicolons: read them with pandas.read_csv(sep=...) and pass "
                 message += "the DataFrame"
             raise ConfigError(message)
     chosen = table.select(wanted)
     for column in url_columns:
-        kind = chosen.schema.field(column).type
+        kind = chosen.column(column).type
         values = kind.value_type if arrow.types.is_dictionary(kind) else kind
         is_text = arrow.types.is_string(values) or arrow.types.is_large_string(values)
         if not is_text and not (hasattr(arrow.types, "is_string_view") and arrow.types.is_string_view(values)):
@@ -205,12 +253,56 @@ def _chosen(table: Any, url_columns: list[str], columns: list[str] | None, name:
             values = arrow.string()
         if not (kind == arrow.string() or kind == arrow.large_string()):
             texts = chosen.column(column).cast(arrow.large_string() if values != arrow.string() else arrow.string())
-            chosen = chosen.set_column(chosen.schema.get_field_index(column), column, texts)
+            chosen = chosen.set_column(wanted.index(column), column, texts)
     return chosen
 
 
-def _read(table: Any, config: StoreConfig) -> tuple[Any, str, tuple[str, ...]]:
-    """A table as an Arrow table, its name in messages, and the schemes of its URLs."""
+def _class_names(table: Any, chosen: Any) -> dict[str, list[Any]]:
+    """The classes of columns that number them: categories of a DataFrame, and class labels of `datasets`."""
+    pandas, hugging_face = sys.modules.get("pandas"), sys.modules.get("datasets")
+    names: dict[str, list[Any]] = {}
+    for column in chosen.column_names:
+        if pandas is not None and isinstance(table, pandas.DataFrame):
+            kind = table[column].dtype
+            if isinstance(kind, pandas.CategoricalDtype):
+                names[column] = kind.categories.tolist()
+        elif hugging_face is not None and isinstance(table, hugging_face.Dataset):
+            feature = table.features[column]
+            if isinstance(feature, hugging_face.ClassLabel):
+                names[column] = list(feature.names)
+    return names
+
+
+def _of_frame(frame: Any, columns: list[str] | None) -> Any:
+    """These columns of a `pandas.DataFrame` as an Arrow table, or all if one of them does not exist."""
+    arrow = import_arrow()
+    names = list(frame.columns)
+    other = next((name for name in names if not isinstance(name, str)), None)
+    if other is not None:
+        raise ConfigError(
+            f"the DataFrame: the name of a column is {other!r}: must be a string; pass frame.rename(columns=str), and "
+            "the names as strings"
+        )
+    if columns is not None and set(columns) <= set(names):
+        names = columns
+    twice = next((name for name, count in Counter(frame.columns).items() if count > 1 and name in names), None)
+    if twice is not None:
+        raise ConfigError(f"the DataFrame: {list(frame.columns).count(twice)} columns {twice!r}")
+    converted = {}
+    for name in names:
+        try:
+            converted[name] = arrow.Array.from_pandas(frame[name])
+        except (arrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"the DataFrame: column {name!r} has values of different types, or of one that Arrow does not have: "
+                f"{reason}; convert it, for example with frame[{name!r}].astype(str), or leave it out of columns="
+            ) from error
+    return arrow.table(converted)
+
+
+def _read(table: Any, config: StoreConfig, columns: list[str] | None) -> tuple[Any, str, tuple[str, ...]]:
+    """A table as an Arrow table, its name in messages, and the schemes of its URLs. Others than `columns` may lack."""
     arrow = import_arrow()
     if isinstance(table, arrow.Table):
         return table, "the table", SCHEMES
@@ -223,8 +315,7 @@ def _read(table: Any, config: StoreConfig) -> tuple[Any, str, tuple[str, ...]]:
     # Without importing what the caller has not imported.
     pandas, hugging_face = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(table, pandas.DataFrame):
-        converted = arrow.Table.from_pandas(table, preserve_index=False)
-        return converted.replace_schema_metadata(None), "the DataFrame", SCHEMES
+        return _of_frame(table, columns), "the DataFrame", SCHEMES
     if hugging_face is not None and isinstance(table, hugging_face.Dataset):
         # All rows in the order of the dataset, which may have been shuffled or filtered.
         rows = table.with_format("arrow")[:]
@@ -244,9 +335,22 @@ def _decoded(data: Buffer, url: str) -> Any:
         raise ConfigError(f"{shown_url(url)}: not a Parquet file: it does not start with {_PARQUET!r}")
     try:
         if is_parquet:
-            return import_arrow("pyarrow.parquet").read_table(source)
+            return _parquet_table(data, url)
         csv = import_arrow("pyarrow.csv")
         return csv.read_csv(source, parse_options=csv.ParseOptions(newlines_in_values=True))
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, ParquetError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"{shown_url(url)}: not a CSV or Parquet file, or damaged: {reason}") from error
+
+
+def _parquet_table(data: Buffer, url: str) -> Any:
+    """The table in a Parquet file, whose row groups are bounded as those of `ParquetIterableDataset`."""
+    view = memoryview(data)
+    if missing_footer_bytes(view, len(view), shown_url(url)):
+        raise ParquetError("its footer is longer than the file")
+    file = open_file(shown_url(url), view, len(view), None)
+    groups = [
+        read_row_group(file, number, [view[begin:end] for begin, end in group.ranges], len(view))
+        for number, group in enumerate(file.row_groups)
+    ]
+    return import_arrow().concat_tables([file.schema.empty_table(), *groups])
