@@ -94,9 +94,9 @@ def saved_by_the_first(rank, url, config):
 def test_the_first_rank_saves_and_all_get_its_outcome(bucket, url):
     first, second = run_ranks(saved_by_the_first, url, bucket.config)
     assert first[1] == second[1] == [1, 2]
-    for outcomes in (first[0], second[0]):
+    for rank, outcomes in enumerate((first[0], second[0])):
         steps, again, latest, x, same, none, pickled, failed, later = outcomes
-        assert (steps, latest, x, same) == ([1], 2, [0.0, 0.0, 0.0], True)
+        assert (steps, latest, x, same) == ([1], 2, [float(rank)] * 3, True)
         assert again == ("CheckpointError", f"{url}: step 1 is committed already; overwrite=True replaces it")
         assert none == ("ConfigError", "rank 1 has none")
         assert "lambda" in pickled[1]

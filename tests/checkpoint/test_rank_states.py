@@ -73,6 +73,41 @@ def test_a_state_that_only_the_first_rank_has_is_saved():
     assert run_ranks(partly) == [{"data": {"n": 1}, "x": 1}, {}]
 
 
+class Trainer:
+    """An object of the user with a module and an optimizer, as in torch's tutorial."""
+
+    def __init__(self, get_state_dict=None):
+        self.model = torch.nn.Linear(2, 2)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.get_state_dict = get_state_dict
+
+    def state_dict(self):
+        if self.get_state_dict is not None:
+            return dict(zip(("model", "optimizer"), self.get_state_dict(self.model, self.optimizer), strict=True))
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "epoch": 3}
+
+    def load_state_dict(self, state):
+        raise AssertionError("is never restored")
+
+
+def test_the_weights_of_modules_and_optimizers_are_not_compared():
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    state = {
+        "model": model,
+        "optimizer": optimizer,
+        "inner": {"model": torch.compile(model), "states": [model.state_dict()]},
+        "states": {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        "trainer": Trainer(),
+        "app": Trainer(get_state_dict),
+        "step": 3,
+        "scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1),
+    }
+    assert set(take_state(state).compared) == {("trainer", "epoch"), ("step",), ("scheduler",)}
+
+
 def unpicklable(rank):
     torch.distributed.init_process_group("gloo")
     value = {"n": (lambda: 1) if rank == 1 else 2}

@@ -76,10 +76,7 @@ def as_before(monkeypatch):
     """Saves as earlier versions did, which kept the state of one rank."""
 
     def shard_writer(taken, folder, config, ranks, stager, *, stage):
-        plain = {
-            name: value["torchobj_states_of_ranks"][ranks.number] if type(value) is dict and name != "inner" else value
-            for name, value in taken.tree.items()
-        }
+        plain = taken.tree | {path[0]: own for path, (_, own) in taken.of_ranks.items()}
         return lambda: save(plain, storage_writer=StorageWriter(folder, config=config), process_group=ranks.group)
 
     monkeypatch.setattr(save_step, "shard_writer", shard_writer)

@@ -114,8 +114,9 @@ class CheckpointManager:
             step: Number of the step, 0 or more; the same on all ranks.
             state: A dict. Values with `state_dict` and `load_state_dict` (a model, an optimizer, a `DataLoader` or
                 `ElasticDistributedSampler` of torchobj, an `RngState`) are saved as their state, also in nested dicts,
-                but not in lists. Values that a restore refuses unless `weights_only=False` are logged. Do not change
-                tensors before this returns.
+                but not in lists. Modules and optimizers are saved as the first rank has them; any other value that
+                differs among ranks is saved for each rank, and a restore gives each its own. Values that a restore
+                refuses unless `weights_only=False` are logged. Do not change tensors before this returns.
             metrics: Numbers by name, for `keep_best`; stored in the commit object.
             overwrite: Replace the step if it is committed; the old one exists until the new one is committed. If the
                 old commit object cannot be read, the old data becomes a leftover.
@@ -266,8 +267,9 @@ class CheckpointManager:
             `into`; without it the state, with states in place of objects.
 
         Raises:
-            CheckpointError: The step is not committed, its data is gone, it was saved with another `sharded`, or it
-                does not match `into`: nothing was changed, unless an object refused its state.
+            CheckpointError: The step is not committed, its data is gone, it was saved with another `sharded`, it does
+                not match `into`, or an entry of `into` differed among another number of ranks: nothing was changed,
+                unless an object refused its state.
             ConfigError: The step is not valid, or arguments exclude each other.
             StoreError: The data cannot be read. `into` may be restored in part.
         """

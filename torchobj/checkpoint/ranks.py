@@ -3,14 +3,15 @@
 import datetime
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
 
-from torchobj.exceptions import CheckpointError, ConfigError
+from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
 
-__all__ = ["RankGoneError", "Ranks", "portable"]
+__all__ = ["RankGoneError", "Ranks", "portable", "rank_gone"]
 
 #: Timeout of a rank that waits for another one, which may be saving. A killed rank is detected immediately; the job's
 #: launcher detects a lost host. No save takes a day: a terabyte at 100 Mbit/s takes 22 hours.
@@ -19,6 +20,17 @@ _TIMEOUT = datetime.timedelta(days=1)
 
 class RankGoneError(CheckpointError):
     """Another rank does not respond."""
+
+
+@contextmanager
+def rank_gone() -> Iterator[None]:
+    """Converts an error of a collective in the block: the failures of a rank itself are no bare RuntimeErrors there."""
+    try:
+        yield
+    except RuntimeError as lost:
+        if isinstance(lost, TorchobjError):
+            raise
+        raise RankGoneError(f"another rank is gone: {lost}") from lost
 
 
 _Result = TypeVar("_Result")
@@ -94,11 +106,16 @@ class Ranks:
         if not self.several:
             return cast("_Result", result)
         objects = [result]
-        torch.distributed.broadcast_object_list(objects, group=self.group, group_src=0)
+        with rank_gone():
+            torch.distributed.broadcast_object_list(objects, group=self.group, group_src=0)
         return cast("_Result", objects[0])
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: Any, *, on_first: bool = False) -> list[Any]:
         """Returns the values of all ranks, by rank number, with tensors on the CPU.
+
+        Args:
+            value: The value of this rank.
+            on_first: Whether only the first rank needs them; the others get an empty list.
 
         Raises:
             Exception: A value cannot be pickled or unpickled; raised on all ranks.
@@ -108,16 +125,17 @@ class Ranks:
             return [value]
         # Pickled before the collective: if a rank failed in it, the others would wait.
         data = self.together(lambda: _pickled(value))
-        gathered = self._gathered(data)
+        gathered = self._gathered(data, on_first=on_first)
         return self.together(lambda: [_unpickled(of_rank) for of_rank in gathered])
 
-    def _gathered(self, value: Any) -> list[Any]:
+    def _gathered(self, value: Any, *, on_first: bool = False) -> list[Any]:
         values: list[Any] = [None] * self.count
-        try:
-            torch.distributed.all_gather_object(values, value, group=self.group)
-        except RuntimeError as lost:
-            raise RankGoneError(f"another rank is gone: {lost}") from lost
-        return values
+        with rank_gone():
+            if not on_first:
+                torch.distributed.all_gather_object(values, value, group=self.group)
+                return values
+            torch.distributed.gather_object(value, values if self.is_first else None, group=self.group, group_dst=0)
+            return values if self.is_first else []
 
     def agree(self, error: BaseException | None) -> None:
         """Waits for all ranks, and raises if one has an error: this rank's, or that of the first such rank.

@@ -47,16 +47,20 @@ def restore_file(
     work: Work = []
     if others:
         keys = others if has_names else None
-        loaded = own_state(_load_entries(url, config, keys, weights_only=weights_only, source=source), ranks, source)
-        work += planned(into, loaded, source, others)
+        loaded = _load_entries(url, config, keys, weights_only=weights_only, source=source)
+        # Without entries that are not asked for, which may be of another number of ranks.
+        loaded = {name: loaded[name] for name in others if name in loaded} if isinstance(loaded, dict) else loaded
+        work += planned(into, own_state(loaded, ranks, source), source, others)
     if in_place:
         memory: Any = {name: taken.tree[name] for name in in_place}
         try:
             load(url, None, weights_only, in_place, into=memory, config=config)
         except ConfigError as error:
-            # A module casts values of another dtype; `planned` reports other differences.
+            # A module casts values of another dtype, and ranks may have tensors of their own; `planned` reports other
+            # differences.
             logger.debug("%s: not read in place: %s", source, error)
             memory = _load_entries(url, config, in_place, weights_only=weights_only, source=source)
+            memory = own_state(memory, ranks, source)
         work += planned(into, memory, source, in_place)
     for step in work:
         step()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -25,7 +25,7 @@ from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
 from torchobj.checkpoint.entries import listed
-from torchobj.checkpoint.ranks import Ranks
+from torchobj.checkpoint.ranks import Ranks, rank_gone
 from torchobj.checkpoint.restoring import planned
 from torchobj.checkpoint.staging import with_containers
 from torchobj.checkpoint.state import own_state, take_state, with_rank_states
@@ -40,7 +40,7 @@ __all__ = ["checksums", "restore_shards", "save_shards"]
 
 
 def save_shards(tree: dict[Any, Any], folder: str, config: StoreConfig, group: "ProcessGroup | None") -> None:
-    """Writes a state to a folder. Collective.
+    """Writes a state to a folder. Collective. The first rank that has a replicated entry writes it.
 
     Args:
         tree: The state; each rank has its shard.
@@ -50,9 +50,13 @@ def save_shards(tree: dict[Any, Any], folder: str, config: StoreConfig, group: "
 
     Raises:
         Exception: The error of the first rank that failed.
+        RankGoneError: Another rank does not respond.
     """
+    # By default torch divides the entries of one object among ranks, which would mix replicas that differ.
+    planner, writer = DefaultSavePlanner(dedup_save_to_lowest_rank=True), StorageWriter(folder, config=config)
     try:
-        save(tree, storage_writer=StorageWriter(folder, config=config), process_group=group)
+        with rank_gone():
+            save(tree, storage_writer=writer, planner=planner, process_group=group)
     except CheckpointException as error:
         raise _cause(error) from error
 
@@ -109,7 +113,8 @@ def _load(
 ) -> None:
     planner = _Planner(kind, source, weights_only=weights_only)
     try:
-        load(tree, storage_reader=reader, planner=planner, process_group=ranks.group)
+        with rank_gone():
+            load(tree, storage_reader=reader, planner=planner, process_group=ranks.group)
     except CheckpointException as error:
         cause = _cause(error)
         if isinstance(cause, RuntimeError | ValueError) and not isinstance(cause, TorchobjError):
