@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -137,7 +138,62 @@ def test_a_background_save_creates_no_group_concurrently_with_the_program(bucket
         "ConfigError",
         "process_group: this rank is not in it; create the manager on its ranks only",
     )
-    assert first[2] == second[2] == ("ConfigError", "step=6: the first rank saves step 5")
+    assert first[2] == second[2] == ("ConfigError", "step=6 on rank 1, 5 on rank 0: must be the same on all ranks")
+
+
+#: Arguments of managers, and calls of them, that must be the same on all ranks: by name, those of each of two ranks.
+DIFFERENT = {
+    "url": ({}, {"url": "other"}),
+    "sharded": ({"sharded": True}, {"sharded": False}),
+    "keep_last": ({"keep_last": 2}, {"keep_last": 3}),
+    "keep_every": ({"keep_every": 2}, {"keep_every": 4}),
+    "keep_best": ({"keep_best": ("loss", "min")}, {"keep_best": ("loss", "max")}),
+}
+DIFFERENT_CALLS = {
+    "step": lambda manager, rank: manager.save(5 + rank, {"x": 1}),
+    "overwrite": lambda manager, rank: manager.save(1, {"x": 1}, overwrite=rank == 1),
+    "method": lambda manager, rank: (manager.save, manager.save_async)[rank](5, {"x": 1}),
+    "step of a restore": lambda manager, rank: manager.restore((1, "latest")[rank], into={"x": 0}),
+    "restore": lambda manager, rank: manager.restore(1, into={"x": 0}) if rank else manager.save(1, {"x": 1}),
+}
+#: Calls of managers that have different arguments.
+CALLS = [
+    lambda manager, rank: manager.save(1, {"x": 1}),
+    lambda manager, rank: manager.save_async(1, {"x": 1}).result(),
+    lambda manager, rank: manager.restore(into={"x": 1}),
+]
+
+
+def different(rank, url, config):
+    outcomes = {}
+    for name, settings in DIFFERENT.items():
+        mine = dict(settings[rank])
+        manager = opened(url + mine.pop("url", ""), config, **mine)
+        outcomes[name] = [outcome(partial(call, manager, rank)) for call in CALLS]
+    for sharded in (False, True):
+        manager, step = opened(url, config, sharded=sharded), 1 + sharded
+        manager.save(step, {"x": 1})
+        for name, call in DIFFERENT_CALLS.items():
+            outcomes[name, sharded] = [outcome(partial(call, manager, rank))]
+        # The ranks can go on.
+        assert manager.restore(torch.tensor(step) if rank else step, into={"x": 0}) == {"x": 1}
+    return outcomes, manager.steps()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_with_different_arguments_get_a_config_error_that_names_both(bucket, url):
+    first, second = run_ranks(different, url, bucket.config)
+    assert first == second
+    outcomes, steps = first
+    assert steps == [1, 2]
+    for name, errors in outcomes.items():
+        word = {"step of a restore": "step", "restore": "method"}.get(name[0], name[0]) if type(name) is tuple else name
+        for kind, text in errors:
+            assert kind == "ConfigError"
+            assert text.startswith(f"{word}=")
+            assert "on rank 1" in text
+            assert "on rank 0" in text
+    assert outcomes["url"][0][1] == f"url='{url}other' on rank 1, '{url}' on rank 0: must be the same on all ranks"
 
 
 def longer_than_patience(rank, url, config):

@@ -5,6 +5,9 @@ writes and commits it, `commits` stores the commit objects, `ranks` gives all ra
 steps to delete, and `leftovers` finds the data of interrupted saves.
 """
 
+import contextlib
+import dataclasses
+import operator
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from types import TracebackType
@@ -123,12 +126,13 @@ class CheckpointManager:
 
         Raises:
             CheckpointError: The step is committed already, or another writer committed it first.
-            ConfigError: The step, the state or the metrics are not valid.
+            ConfigError: The step, the state or the metrics are not valid; or the ranks have managers with other
+                arguments, or save other steps.
             StoreError: The data could not be written. Nothing is committed, unless a note of the error says that this
                 is not known.
             Exception: An earlier background save failed and its error was not retrieved; this save was not started.
         """
-        self._finish_previous("wait")
+        self._finish_previous("wait", "save", step=step, overwrite=overwrite)
         self._prepare(step, state, metrics, overwrite=overwrite, stage=None, ranks=self._ranks)()
 
     def save_async(
@@ -162,14 +166,14 @@ class CheckpointManager:
         """
         if when_busy not in ("wait", "fail"):
             raise ConfigError(f"when_busy={when_busy!r}: must be wait or fail")
-        self._finish_previous(when_busy)
+        self._finish_previous(when_busy, "save_async", step=step, overwrite=overwrite)
         work = self._prepare(step, state, metrics, overwrite=overwrite, stage=stage, ranks=self._background)
         self._handle = SaveHandle(checked_step(step), work)
         self._handle.start()
         return self._handle
 
-    def _finish_previous(self, when_busy: Literal["wait", "fail"]) -> None:
-        """Returns when no save is running, or raises, on all ranks alike."""
+    def _finish_previous(self, when_busy: Literal["wait", "fail"], method: str, *, step: Any, overwrite: bool) -> None:
+        """Returns when no save is running, or raises, on all ranks alike: also if the ranks save something else."""
         error: BaseException | None = None
         if self._closed:
             error = CheckpointError(f"{self.url}: the manager is closed")
@@ -177,7 +181,19 @@ class CheckpointManager:
             error = CheckpointError(f"{self.url}: step {self._handle.step} is still being saved")
         else:
             error = self._previous_error()
-        self._ranks.agree(error)
+        self._agree(method, error, step=step, overwrite=bool(overwrite))
+
+    def _agree(self, method: str, error: BaseException | None, *, step: Any, **arguments: Any) -> None:
+        """Waits for all ranks, and raises an error of one of them, or if they call something else.
+
+        Before anything that is done together: ranks with different settings would wait for each other.
+        """
+        rules = {field.name: getattr(self._rules, field.name) for field in dataclasses.fields(self._rules)}
+        settings = {"url": self.url, "sharded": bool(self._sharded), **rules, "method": method}
+        with contextlib.suppress(TypeError):
+            # Numbers of numpy and torch have another repr.
+            step = operator.index(step)
+        self._ranks.agree(error, settings | {"step": step} | arguments)
 
     def _previous_error(self) -> BaseException | None:
         """Waits for a running save, and returns an error that was not retrieved yet."""
@@ -203,7 +219,7 @@ class CheckpointManager:
             lambda: save_step.begin(self._commits, checked_step(step), overwrite=overwrite)
         )
         folder = f"{self.url}/{beginning.attempt.folder}"
-        numbers = self._ranks.together(lambda: save_step.checked_metrics(metrics, step, beginning))
+        numbers = self._ranks.together(lambda: save_step.checked_metrics(metrics))
         # On all ranks: `state_dict` may be collective.
         taken = gathered(self._ranks.together(lambda: take_state(state)), self._ranks)
         kind: Kind = "dcp" if self._sharded else "state"
@@ -270,9 +286,11 @@ class CheckpointManager:
             CheckpointError: The step is not committed, its data is gone, it was saved with another `sharded`, it does
                 not match `into`, or an entry of `into` differed among another number of ranks: nothing was changed,
                 unless an object refused its state.
-            ConfigError: The step is not valid, or arguments exclude each other.
+            ConfigError: The step is not valid, arguments exclude each other, or the ranks have managers with other
+                arguments, or restore other steps.
             StoreError: The data cannot be read. `into` may be restored in part.
         """
+        self._agree("restore", None, step=step)
         found = self._ranks.of_first(lambda: self._found(step))
         source = f"{self.url}, step {found.step}"
         folder = f"{self.url}/{found.attempt.folder}"

@@ -3,7 +3,7 @@
 import datetime
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -137,19 +137,26 @@ class Ranks:
             torch.distributed.gather_object(value, values if self.is_first else None, group=self.group, group_dst=0)
             return values if self.is_first else []
 
-    def agree(self, error: BaseException | None) -> None:
+    def agree(self, error: BaseException | None, settings: Mapping[str, Any] | None = None) -> None:
         """Waits for all ranks, and raises if one has an error: this rank's, or that of the first such rank.
+
+        Args:
+            error: The error of this rank.
+            settings: Values by name that must have the same `repr` on all ranks.
 
         Raises:
             BaseException: The error.
+            ConfigError: No rank has an error, and the settings differ; raised on all ranks.
             RankGoneError: This rank has no error, and another rank does not respond.
         """
         if self.several:
+            mine = {name: repr(value) for name, value in (settings or {}).items()}
             try:
-                errors = self._gathered(None if error is None else portable(error))
+                gathered = self._gathered((None if error is None else portable(error), mine))
             except RankGoneError as gone:
                 raise error or gone from gone.__cause__
-            error = error or next((other for other in errors if other is not None), None)
+            error = error or next((other for other, _ in gathered if other is not None), None)
+            error = error or _difference([of_rank for _, of_rank in gathered])
         if error is not None:
             raise error
 
@@ -162,6 +169,17 @@ class Ranks:
             raise
         self.agree(None)
         return result
+
+
+def _difference(settings: Sequence[Mapping[str, str]]) -> ConfigError | None:
+    """Returns an error that names the first difference between the first rank and another one."""
+    for number, others in enumerate(settings):
+        for name, value in settings[0].items():
+            if others.get(name) != value:
+                return ConfigError(
+                    f"{name}={others.get(name)} on rank {number}, {value} on rank 0: must be the same on all ranks"
+                )
+    return None
 
 
 def _pickled(value: Any) -> bytes:

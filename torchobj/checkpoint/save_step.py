@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj.checkpoint import leftovers
-from torchobj.checkpoint.commit_format import Attempt, Commit, Kind, StoredObject, checked_step
+from torchobj.checkpoint.commit_format import Attempt, Commit, Kind, StoredObject
 from torchobj.checkpoint.commits import Commits, CommittedByAnotherError, UnreadableCommitError
 from torchobj.checkpoint.ranks import RankGoneError, Ranks
 from torchobj.checkpoint.retention import Retention, doomed
@@ -75,14 +75,12 @@ def begin(commits: Commits, step: int, *, overwrite: bool) -> Beginning:
     return Beginning(Attempt.new(step), replaced, found.version)
 
 
-def checked_metrics(metrics: Any, step: int, beginning: Beginning) -> dict[str, float]:
-    """Returns the metrics as numbers by name, and checks that all ranks save the same step.
+def checked_metrics(metrics: Any) -> dict[str, float]:
+    """Returns the metrics as numbers by name.
 
     Raises:
-        ConfigError: A metric is not a number, or this rank saves another step than the first.
+        ConfigError: A metric is not a number.
     """
-    if checked_step(step) != beginning.attempt.step:
-        raise ConfigError(f"step={step}: the first rank saves step {beginning.attempt.step}")
     try:
         return {str(name): _number(value) for name, value in (metrics or {}).items()}
     except (AttributeError, TypeError, ValueError) as error:
