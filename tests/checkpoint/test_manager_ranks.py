@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.ranks import run_ranks, started
 from torchobj import StoreConfig, exceptions
-from torchobj.checkpoint import CheckpointManager, RngState, ranks, save_step, state_shards
+from torchobj.checkpoint import CheckpointManager, RngState, StorageWriter, ranks, save_step
 from torchobj.checkpoint.staging import Stager
 from torchobj.checkpoint.state import take_state
 
@@ -388,40 +388,115 @@ def test_the_error_of_one_rank_is_raised_on_all_and_nothing_is_committed(bucket,
 
 
 class Deadly:
-    """An object whose `state_dict` kills the second rank."""
+    """An object whose `state_dict` kills the second rank, while the first may wait for it in a collective."""
 
-    def __init__(self, rank):
-        self.rank = rank
+    def __init__(self, rank, *, waits=False):
+        self.rank, self.waits = rank, waits
 
     def state_dict(self):
         if self.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
+        if self.waits:
+            dist.barrier()
         return {}
 
     def load_state_dict(self, state):
         raise AssertionError("is never restored")
 
 
-def left_alone(rank, url, config, sharded, results):
+def die(*given, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def published_then_dies(*given):
+    real_commit(*given)
+    die()
+
+
+real_commit = save_step._commit
+
+#: Where a rank dies: the rank, whether the save is sharded, and what kills it.
+DEATHS = {
+    "its state": (1, (False, True), None),
+    "a collective of its state": (1, (False, True), None),
+    "the start": (1, (False, True), (save_step, "run", die)),
+    "the plan": (1, (True,), (StorageWriter, "prepare_local_plan", die)),
+    "the data": (1, (True,), (StorageWriter, "write_data", die)),
+    "the data of the first rank": (0, (True,), (StorageWriter, "write_data", die)),
+    "the end of the first rank": (0, (True,), (StorageWriter, "finish", die)),
+    "after the commit": (0, (False, True), (save_step, "_commit", published_then_dies)),
+}
+
+
+def left_alone(rank, url, config, sharded, death, background, results, caplog):
     manager = opened(url, config, sharded=sharded)
     manager.save(1, {"x": 1})
-    if sharded and rank == 1:
-        state_shards.save = lambda *given, **named: os.kill(os.getpid(), signal.SIGKILL)
-    outcomes = outcome(lambda: manager.save(2, {"x": 2} if sharded else {"x": 2, "deadly": Deadly(rank)}))
-    results.put((outcomes, manager.steps(), [item.key for item in manager.leftovers()]))
+    dying, _, patched = DEATHS[death]
+    state = {"x": 2}
+    if patched is None:
+        state["deadly"] = Deadly(rank, waits="collective" in death)
+    elif rank == dying:
+        setattr(*patched)
+    notes = []
+
+    def save():
+        try:
+            return manager.save_async(2, state).result() if background else manager.save(2, state)
+        except exceptions.CheckpointError as error:
+            notes.extend(getattr(error, "__notes__", []))
+            raise
+
+    found = outcome(save)
+    results.put((found, notes, manager.steps(), [item.key for item in manager.leftovers()], caplog.text))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("background", [False, pytest.param(True, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("death", "sharded"), [(death, sharded) for death, (_, both, _) in DEATHS.items() for sharded in both]
+)
+def test_a_killed_rank_is_named_on_the_others_with_what_is_known_of_the_step(
+    bucket, url, death, sharded, background, caplog
+):
+    results = multiprocessing.get_context("fork").Queue()
+    dying = DEATHS[death][0]
+    with started(left_alone, url, bucket.config, sharded, death, background, results, caplog) as both:
+        found, notes, steps, left, text = results.get(timeout=60)
+        for rank in both:
+            rank.join(30)
+    assert both[dying].exitcode == -signal.SIGKILL
+    assert both[1 - dying].exitcode == 0
+    if death == "the start" and not sharded:
+        # Only the first rank saves.
+        assert (found, steps) == (None, [1, 2])
+        assert "step 2 is committed, but another rank is gone" in text
+        return
+    assert found[0] == "RankGoneError"
+    assert "another rank is gone" in found[1]
+    assert steps == ([1, 2] if death == "after the commit" else [1])
+    if dying == 0:
+        assert notes == ["it is not known whether step 2 was committed: call steps()"]
+    else:
+        assert left == []
+        assert notes == ([] if DEATHS[death][2] is None else ["step 2 was not committed"])
+
+
+def restored_alone(rank, url, config, sharded, results):
+    manager = opened(url, config, sharded=sharded)
+    manager.save(1, {"x": 1})
+    if rank == 1:
+        manager._found = manager._check_restore = die
+    results.put(outcome(lambda: manager.restore(into={"x": 2})))
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_killed_rank_raises_on_the_others_and_leaves_no_step(bucket, url, sharded):
+def test_a_rank_that_is_killed_in_a_restore_is_named_on_the_others(bucket, url, sharded):
     results = multiprocessing.get_context("fork").Queue()
-    with started(left_alone, url, bucket.config, sharded, results) as both:
-        outcomes, steps, left = results.get(timeout=60)
-        for rank in both:
-            rank.join(30)
-    assert [rank.exitcode for rank in both] == [0, -signal.SIGKILL]
-    assert outcomes[0] in ("RankGoneError", "RuntimeError", "DistBackendError")
-    assert (steps, left) == ([1], [])
+    with started(restored_alone, url, bucket.config, sharded, results):
+        name, text = results.get(timeout=60)
+    assert name == "RankGoneError"
+    assert "another rank is gone" in text
 
 
 def test_a_rank_that_the_saving_job_did_not_have_keeps_its_generators(caplog, monkeypatch):

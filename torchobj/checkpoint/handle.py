@@ -60,7 +60,9 @@ class SaveHandle:
         try:
             self._work()
         except BaseException as error:
-            logger.error("step %d was not saved: %s: %s", self._step, type(error).__name__, error)  # noqa: TRY400  it is raised too
+            # A note may say that it is not known whether the step was committed.
+            text = "; ".join([str(error), *getattr(error, "__notes__", [])])
+            logger.error("step %d was not saved: %s: %s", self._step, type(error).__name__, text)  # noqa: TRY400  it is raised too
             logger.debug("step %d was not saved", self._step, exc_info=True)
             failed = error
         # Releases the state before a waiting thread continues.

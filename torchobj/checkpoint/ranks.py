@@ -154,7 +154,11 @@ class Ranks:
             try:
                 gathered = self._gathered((None if error is None else portable(error), mine))
             except RankGoneError as gone:
-                raise error or gone from gone.__cause__
+                # A collective of `state_dict`, for example, fails with a RuntimeError of torch if a rank is gone.
+                is_of_torch = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
+                if error is None or is_of_torch:
+                    raise gone from error or gone.__cause__
+                raise error from gone
             error = error or next((other for other, _ in gathered if other is not None), None)
             error = error or _difference([of_rank for _, of_rank in gathered])
         if error is not None:

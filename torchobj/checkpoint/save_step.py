@@ -180,7 +180,8 @@ def run(
         ranks.agree(error)
     except RankGoneError as gone:
         if not is_committed:
-            gone.add_note(f"it is not known whether step {step} was committed: call steps()")
+            unknown = f"it is not known whether step {step} was committed: call steps()"
+            gone.add_note(f"step {step} was not committed" if ranks.is_first else unknown)
             raise
         logger.warning("%s: step %d is committed, but %s", commits.url, step, gone)
     except BaseException as failed:
