@@ -31,7 +31,7 @@ class Action:
     reset: bool | str = False
     # Close by FIN after the request's body is read, without an answer and with the operation not performed.
     no_answer: bool = False
-    # Instead of performing the operation: an error of this status (code, headers and body as given or as usual).
+    # Instead of performing the operation: a response of this status (code, headers and body as given or as usual).
     status: int | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -95,6 +95,10 @@ def _is_error_status(value: object) -> bool:
     return _is_count(value) and isinstance(value, int) and 300 <= value <= 599
 
 
+def _is_status(value: object) -> bool:
+    return value == 200 or _is_error_status(value)
+
+
 def _is_map(value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(text, str) for pair in value.items() for text in pair)
 
@@ -103,7 +107,7 @@ _CHECKS: Mapping[str, Callable[[object], bool]] = {
     "early_response": _is_error_status,
     "reset": lambda value: _is_bool(value) or value in ("before_head", "after_request"),
     "no_answer": _is_bool,
-    "status": _is_error_status,
+    "status": _is_status,
     "code": _is_text,
     "headers": _is_map,
     "body": _is_text,

@@ -96,7 +96,11 @@ impl Client {
             in_place(|| source.check_unchanged())?;
             self.put_whole(&key, &payload, &options).await?
         } else {
-            self.upload_parts(&key, &source, &options, counters).await?
+            let mut uploaded = self.upload_parts(&key, &source, &options, counters).await;
+            if self.lost_session(&uploaded) {
+                uploaded = self.upload_parts(&key, &source, &options, counters).await;
+            }
+            uploaded?
         };
         Ok(Transferred { size, version: Some(version), skipped: false })
     }

@@ -234,6 +234,19 @@ async fn try_abort(client: &Client, upload: &Upload) -> std::result::Result<(), 
     }
 }
 
+impl Client {
+    /// Whether an upload failed because the store has lost its session, so that it can begin again. A store whose uploads are
+    /// sessions that it lists has lost none: somebody aborted the upload.
+    pub(crate) fn lost_session(&self, uploaded: &Result<Version>) -> bool {
+        let Err(error) = uploaded else { return false };
+        let lost = error.kind() == ErrorKind::UploadGone && !self.store().capabilities().upload_sessions;
+        if lost {
+            log::warn!("{error}: the upload begins again");
+        }
+        lost
+    }
+}
+
 /// Returns `error` as an `Err`, not to be retried, if the payload was refused because its memory was changed.
 pub(crate) fn check_unchanged(error: Error, payload: &Payload) -> Result<Error> {
     if error.kind() == ErrorKind::Integrity && payload.has_changed() {

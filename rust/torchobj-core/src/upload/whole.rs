@@ -18,14 +18,18 @@ impl Client {
     pub async fn put(self: &Arc<Self>, key: &str, payload: Payload, options: &PutOptions) -> Result<Version> {
         self.store().check_key(Operation::Put, key)?;
         self.check_condition(Operation::Put, key, &options.condition)?;
-        let size = payload.len() as u64;
-        if size < self.whole_below_bytes() {
+        if (payload.len() as u64) < self.whole_below_bytes() {
             return self.put_whole(key, &payload, options).await;
         }
+        let uploaded = self.put_parts(key, &payload, options).await;
+        if self.lost_session(&uploaded) { self.put_parts(key, &payload, options).await } else { uploaded }
+    }
+
+    async fn put_parts(self: &Arc<Self>, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
         let mut session = Session::begin(self.clone(), key, options).await?;
-        for (number, range) in (1..).zip(self.part_sizes().even(size)) {
+        for (number, range) in (1..).zip(self.part_sizes().even(payload.len() as u64)) {
             session.wait_for_capacity(0, 0).await?;
-            session.send(number, range.start, slice(&payload, range), 0)?;
+            session.send(number, range.start, slice(payload, range), 0)?;
         }
         session.commit(&options.condition).await
     }

@@ -53,6 +53,10 @@ impl Bucket {
             };
             match step {
                 Rewritten { done: true, resource: Some(resource), .. } => {
+                    if resource.name != key {
+                        let message = format!("the response is for the object {:?}", resource.name);
+                        return Err(self.error(ErrorKind::Protocol, operation, Some(key), &message));
+                    }
                     return self.version_of(operation, key, &resource);
                 }
                 Rewritten { done: false, rewrite_token: Some(next), .. } => token = Some(next),

@@ -56,8 +56,21 @@ impl Bucket {
 
     /// The metadata of an object.
     pub(super) async fn resource(&self, operation: Operation, key: &str) -> Result<Resource> {
-        let (payload, query) = (Payload::default(), [("fields", FIELDS)]);
-        let request = self.request(operation, "GET", Some(key), self.path("/o/", key), &query, Vec::new(), &payload);
+        self.resource_of(operation, key, key, None).await
+    }
+
+    /// The metadata of the object `name`, or of a generation of it. `key` is used in error messages.
+    pub(super) async fn resource_of(
+        &self,
+        operation: Operation,
+        key: &str,
+        name: &str,
+        generation: Option<&Version>,
+    ) -> Result<Resource> {
+        let generation = generation.map(|generation| ("generation", generation.as_str()));
+        let query: Vec<_> = [("fields", FIELDS)].into_iter().chain(generation).collect();
+        let payload = Payload::default();
+        let request = self.request(operation, "GET", Some(key), self.path("/o/", name), &query, Vec::new(), &payload);
         self.json(&request).await
     }
 }

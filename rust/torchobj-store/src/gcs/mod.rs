@@ -106,8 +106,8 @@ impl ObjectStore for GcsStore {
         self.0.commit(upload, parts, condition).await
     }
 
-    async fn committed(&self, upload: &Upload, _parts: &[PartReceipt]) -> Result<Option<Version>> {
-        self.0.committed(upload).await
+    async fn committed(&self, upload: &Upload, parts: &[PartReceipt]) -> Result<Option<Version>> {
+        self.0.committed(upload, parts).await
     }
 
     async fn abort(&self, upload: &Upload) -> Result<()> {

@@ -12,7 +12,7 @@ use torchobj_core::types::{Condition, PartReceipt, Payload, PutOptions, Upload, 
 
 use super::parts::{self, PREFIX, Parts};
 use super::request::Bucket;
-use super::resource::{NONCE, Resource};
+use super::resource::{NONCE, Resource, Written, totals};
 use super::resumable::Resumable;
 use crate::config::ParallelUpload;
 use crate::id::unique_id;
@@ -208,16 +208,18 @@ impl Bucket {
     }
 
     /// Returns the version of the object if its metadata contains the nonce of this upload.
-    pub(super) async fn committed(&self, upload: &Upload) -> Result<Option<Version>> {
-        let object = match self.resource(Operation::Head, &upload.key).await {
-            Ok(object) => object,
+    pub(super) async fn committed(&self, upload: &Upload, receipts: &[PartReceipt]) -> Result<Option<Version>> {
+        let (operation, key) = (Operation::Commit, upload.key.as_str());
+        let object = match self.resource(Operation::Head, key).await {
+            Ok(object) if object.nonce() == Some(&upload.nonce) => object,
+            Ok(_) => return Ok(None),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let version = object.version().filter(|_| object.nonce() == Some(&upload.nonce));
-        if version.is_some()
-            && let Ok(state) = self.state(Operation::Commit, upload)
-        {
+        let (size, crc32c) = totals(receipts);
+        let written = Written { name: key, nonce: Some(&upload.nonce), size, crc32c };
+        let version = self.verify(operation, key, &written, object).await?.version();
+        if let Ok(state) = self.state(operation, upload) {
             if let Sending::Parts(parts) = &state.sending {
                 self.delete_parts(upload, parts).await;
             }

@@ -12,7 +12,7 @@ use torchobj_core::types::{Attributes, Condition, PartReceipt, Payload, Upload, 
 
 use super::multipart::KEY;
 use super::request::Bucket;
-use super::resource::{FIELDS, Resource, combine, decode, encode};
+use super::resource::{FIELDS, Resource, Written, combine, encode};
 
 /// Prefix of the names of parts, followed by the id of the upload.
 pub(super) const PREFIX: &str = ".torchobj-parts/";
@@ -255,7 +255,7 @@ impl Bucket {
         Ok(composed)
     }
 
-    /// Composes `sources` into the object `target`, and compares its size and CRC32C. `key` is used in error messages.
+    /// Composes `sources` into the object `target`, and verifies it. `key` is used in error messages.
     async fn compose(
         &self,
         operation: Operation,
@@ -279,43 +279,9 @@ impl Bucket {
         query.push(("fields", FIELDS));
         let headers = vec![("content-type", "application/json".into())];
         let request = self.request(operation, "POST", Some(key), path, &query, headers, &payload);
-        let made: Resource = self.json(&request).await?;
-        self.verify(operation, key, target, &made, destination.nonce(), size, crc32c).await?;
-        Ok(made)
-    }
-
-    /// Compares size and CRC32C of an object that a request has created with those of the bytes that were sent. Deletes an
-    /// object that differs, if its nonce or its name shows that this upload has created it.
-    #[expect(clippy::too_many_arguments, reason = "the object, and what is known about it")]
-    pub(super) async fn verify(
-        &self,
-        operation: Operation,
-        key: &str,
-        target: &str,
-        made: &Resource,
-        nonce: Option<&str>,
-        size: u64,
-        crc32c: u32,
-    ) -> Result<()> {
-        let found = made.crc32c.as_deref().and_then(decode);
-        if made.size().is_none_or(|found| found == size) && found.is_none_or(|found| found == crc32c) {
-            return Ok(());
-        }
-        let message = format!(
-            "the store made an object of {} bytes with CRC32C {} from {size} bytes with CRC32C {}",
-            made.size().unwrap_or(size),
-            made.crc32c.as_deref().unwrap_or("unknown"),
-            encode(crc32c)
-        );
-        let error = self.error(ErrorKind::Integrity, operation, Some(key), &message);
-        if !target.starts_with(PREFIX) && (nonce.is_none() || made.nonce() != nonce) {
-            return Err(error);
-        }
-        let generation = self.version_of(operation, key, made)?;
-        match self.delete_one(target, Some(&generation)).await {
-            Ok(()) => Err(error.with_hint("the object was deleted")),
-            Err(problem) => Err(error.with_hint(format!("the object could not be deleted: {problem}"))),
-        }
+        let made = self.json(&request).await?;
+        let written = Written { name: target, nonce: destination.nonce(), size, crc32c };
+        self.verify(operation, key, &written, made).await
     }
 
     /// Deletes all objects of an upload that this process may have created, after its commit.

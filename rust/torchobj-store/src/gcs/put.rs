@@ -6,8 +6,9 @@ use bytes::Bytes;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{Attributes, Condition, Payload, PutOptions, Version};
 
+use super::parts::PREFIX;
 use super::request::Bucket;
-use super::resource::{FIELDS, Resource, crc32c, encode};
+use super::resource::{FIELDS, Resource, Written, crc32c, encode};
 use crate::http::{encode::query_into, is_header_value, metadata_problem};
 
 /// The condition of a write.
@@ -69,8 +70,8 @@ impl Bucket {
         condition_parameter(condition).into_iter().chain(key.map(|key| ("kmsKeyName", key))).collect()
     }
 
-    /// Writes an object with this metadata and this CRC32C, which the server verifies, and returns its metadata. `key` is
-    /// used in error messages.
+    /// Writes an object with this metadata and this CRC32C, which the server and [`verify`](Self::verify) compare, and returns its
+    /// metadata. `key` is used in error messages.
     pub(super) async fn insert(
         &self,
         operation: Operation,
@@ -80,8 +81,11 @@ impl Bucket {
         payload: &Payload,
         condition: &Condition,
     ) -> Result<Resource> {
+        let size = payload.len() as u64;
         if self.account.config.force_sdk {
-            return self.sdk_insert(operation, key, &resource, crc32c, payload, condition).await;
+            let made = self.sdk_insert(operation, key, &resource, crc32c, payload, condition).await?;
+            let written = Written { name: &resource.name, nonce: resource.nonce(), size, crc32c };
+            return self.verify(operation, key, &written, made).await;
         }
         resource.crc32c = Some(encode(crc32c));
         let boundary = format!("torchobj{:032x}", fastrand::u128(..));
@@ -91,7 +95,50 @@ impl Bucket {
         query.extend([("uploadType", "multipart"), ("fields", FIELDS)]);
         let headers = vec![("content-type", Cow::Borrowed(content_type.as_str()))];
         let request = self.request(operation, "POST", Some(key), self.upload_path(), &query, headers, &payload);
-        self.json(&request).await
+        let made = self.json(&request).await?;
+        let written = Written { name: &resource.name, nonce: resource.nonce(), size, crc32c };
+        self.verify(operation, key, &written, made).await
+    }
+
+    /// Returns the metadata of an object that a request has written. What the response `made` omits is requested once. Deletes an
+    /// object that differs, if its nonce or its name shows that this upload has created it. `key` is used in error messages.
+    ///
+    /// # Errors
+    /// `Integrity` if the object differs, or if the store does not return its CRC32C; `Protocol` if its metadata cannot be read.
+    pub(super) async fn verify(
+        &self,
+        operation: Operation,
+        key: &str,
+        written: &Written<'_>,
+        mut made: Resource,
+    ) -> Result<Resource> {
+        let mut shown = written.is_shown_by(&made);
+        if shown == Ok(false) {
+            let generation = made.version();
+            let found = self.resource_of(Operation::Head, key, written.name, generation.as_ref()).await;
+            made = found.map_err(|error| {
+                let message = "the response omits fields of the object, and its metadata could not be read";
+                self.error(ErrorKind::Protocol, operation, Some(key), message).with_source(error)
+            })?;
+            shown = written.is_shown_by(&made);
+        }
+        let problem = match shown {
+            Ok(true) => return Ok(made),
+            Ok(false) => {
+                let message = "the store does not return the size, the CRC32C and the metadata of the object, so it is not \
+                     known whether the object is intact";
+                return Err(self.error(ErrorKind::Integrity, operation, Some(key), message));
+            }
+            Err(problem) => problem,
+        };
+        let error = self.error(ErrorKind::Integrity, operation, Some(key), &problem);
+        let is_own = made.name == written.name
+            && (written.name.starts_with(PREFIX) || made.nonce().is_some() && made.nonce() == written.nonce);
+        let Some(generation) = made.version().filter(|_| is_own) else { return Err(error) };
+        match self.delete_one(written.name, Some(&generation)).await {
+            Ok(()) => Err(error.with_hint("the object was deleted")),
+            Err(problem) => Err(error.with_hint(format!("the object could not be deleted: {problem}"))),
+        }
     }
 
     /// The path of requests that upload bytes.

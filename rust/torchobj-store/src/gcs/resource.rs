@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use crc_fast::{CrcAlgorithm, Digest, checksum_combine};
 use serde::{Deserialize, Serialize};
-use torchobj_core::types::{Attributes, ListEntry, ObjectChecksum, ObjectHead, Payload, Version};
+use torchobj_core::types::{Attributes, ListEntry, ObjectChecksum, ObjectHead, PartReceipt, Payload, Version};
 
 use crate::http::date;
 
@@ -64,9 +64,16 @@ impl Resource {
         }
     }
 
-    /// The metadata of an object that was written, as far as the client of google-cloud-storage returns it.
-    pub(super) fn written(size: i64, generation: i64) -> Self {
-        Self { size: Some(size.to_string()), generation: Some(generation.to_string()), ..Self::default() }
+    /// The metadata that the client of google-cloud-storage returns of an object that was written.
+    pub(super) fn of_sdk(object: google_cloud_storage::model::Object) -> Self {
+        Self {
+            name: object.name,
+            crc32c: object.checksums.and_then(|checksums| checksums.crc32c).map(encode),
+            metadata: object.metadata.into_iter().collect(),
+            size: Some(object.size.to_string()),
+            generation: Some(object.generation.to_string()),
+            ..Self::default()
+        }
     }
 
     /// Type, encoding, disposition, language and cache control.
@@ -128,6 +135,45 @@ impl Resource {
     }
 }
 
+/// The object that a write makes.
+#[derive(Clone, Copy)]
+pub(super) struct Written<'a> {
+    pub(super) name: &'a str,
+    /// The nonce in its metadata.
+    pub(super) nonce: Option<&'a str>,
+    pub(super) size: u64,
+    pub(super) crc32c: u32,
+}
+
+impl Written<'_> {
+    /// Returns whether `made` shows that the object exists. If `false`, it omits the name, the size, the CRC32C, the generation or
+    /// the nonce.
+    ///
+    /// # Errors
+    /// What differs.
+    pub(super) fn is_shown_by(&self, made: &Resource) -> Result<bool, String> {
+        let name = Some(made.name.as_str()).filter(|name| !name.is_empty());
+        if let Some(name) = name.filter(|name| *name != self.name) {
+            return Err(format!("the response is for the object {name:?}, not for {:?}", self.name));
+        }
+        if made.nonce().is_some() && made.nonce() != self.nonce {
+            return Err("the object is that of another upload".to_owned());
+        }
+        let crc32c = made.crc32c.as_deref().and_then(decode);
+        if made.size().is_some_and(|size| size != self.size) || crc32c.is_some_and(|crc32c| crc32c != self.crc32c) {
+            return Err(format!(
+                "the store made an object of {} bytes with CRC32C {} from {} bytes with CRC32C {}",
+                made.size().unwrap_or(self.size),
+                crc32c.map_or_else(|| "unknown".to_owned(), encode),
+                self.size,
+                encode(self.crc32c),
+            ));
+        }
+        let is_complete = name.is_some() && made.size().is_some() && crc32c.is_some() && made.version().is_some();
+        Ok(is_complete && made.nonce() == self.nonce)
+    }
+}
+
 /// CRC32C of a payload; `None` if its memory has changed since its CRC-32 was computed.
 pub(super) fn crc32c(payload: &Payload) -> Option<u32> {
     /// The second checksum reads these bytes from the processor's cache.
@@ -147,6 +193,14 @@ pub(super) fn crc32c(payload: &Payload) -> Option<u32> {
 /// CRC32C of two consecutive sequences of bytes; `length` is that of the second one.
 pub(super) fn combine(first: u32, second: u32, length: u64) -> u32 {
     narrow(checksum_combine(CrcAlgorithm::Crc32Iscsi, first.into(), second.into(), length))
+}
+
+/// Size and CRC32C of the object that consists of these parts.
+pub(super) fn totals(receipts: &[PartReceipt]) -> (u64, u32) {
+    let crc_of = |receipt: &PartReceipt| receipt.checksum.and_then(|checksum| u32::try_from(checksum).ok());
+    receipts.iter().fold((0, 0), |(size, crc), receipt| {
+        (size + receipt.size, combine(crc, crc_of(receipt).unwrap_or_default(), receipt.size))
+    })
 }
 
 pub(super) fn narrow(crc: u64) -> u32 {
@@ -187,6 +241,42 @@ mod tests {
         let head = resource.into_head().unwrap();
         assert_eq!((head.size, head.version), (3, Some(Version::new("17"))));
         assert_eq!(head.attributes.metadata, [("a".to_owned(), "b".to_owned())]);
+    }
+
+    #[test]
+    fn an_object_is_shown_by_its_name_size_checksum_generation_and_nonce_only() {
+        let whole = [
+            r#""name":"k""#,
+            r#""size":"9""#,
+            r#""crc32c":"4waSgw==""#,
+            r#""generation":"5""#,
+            r#""metadata":{"torchobj-upload":"n"}"#,
+        ];
+        let written = Written { name: "k", nonce: Some("n"), size: 9, crc32c: 0xe306_9283 };
+        let shown =
+            |fields: &[&str]| written.is_shown_by(&serde_json::from_str(&format!("{{{}}}", fields.join(","))).unwrap());
+        assert_eq!(shown(&whole), Ok(true));
+        for (index, (other, malformed)) in [
+            (r#""name":"l""#, r#""name":"""#),
+            (r#""size":"8""#, r#""size":"nine""#),
+            (r#""crc32c":"AAAAAA==""#, r#""crc32c":"4waS""#),
+            ("", r#""generation":"x""#),
+            (r#""metadata":{"torchobj-upload":"m"}"#, r#""metadata":{}"#),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut without = whole.to_vec();
+            without.remove(index);
+            assert_eq!(shown(&without), Ok(false), "{without:?}");
+            without.push(malformed);
+            assert_eq!(shown(&without), Ok(false), "{without:?}");
+            without.pop();
+            if !other.is_empty() {
+                without.push(other);
+                shown(&without).expect_err(other);
+            }
+        }
     }
 
     #[test]

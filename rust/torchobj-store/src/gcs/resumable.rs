@@ -13,7 +13,7 @@ use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::{Condition, PartReceipt, Payload};
 
 use super::request::{Bucket, BucketDialect};
-use super::resource::{FIELDS, Resource, combine, encode};
+use super::resource::{FIELDS, Resource, Written, encode, totals};
 use crate::http::{Dialect, Request, Response, exchange, redirect};
 
 /// Chunks other than the last are multiples of this size.
@@ -162,10 +162,7 @@ impl Bucket {
             let message = "the condition of a resumable upload must be given when it begins";
             return Err(self.error(ErrorKind::Unsupported, operation, Some(key), message));
         }
-        let crc_of = |receipt: &PartReceipt| receipt.checksum.and_then(|checksum| u32::try_from(checksum).ok());
-        let (size, crc32c) = receipts.iter().fold((0, 0), |(size, crc), receipt| {
-            (size + receipt.size, combine(crc, crc_of(receipt).unwrap_or_default(), receipt.size))
-        });
+        let (size, crc32c) = totals(receipts);
         let mut progress = upload.progress.lock().await;
         let expected = progress.stored + progress.rest.len() as u64;
         let in_order = receipts
@@ -193,8 +190,8 @@ impl Bucket {
         }
         match chunk {
             ChunkResponse::Complete(object) => {
-                self.verify(operation, key, key, &object, upload.nonce.as_deref(), size, crc32c).await?;
-                Ok(*object)
+                let written = Written { name: key, nonce: upload.nonce.as_deref(), size, crc32c };
+                self.verify(operation, key, &written, *object).await
             }
             ChunkResponse::Stored(stored) => {
                 let message = format!("the server has {stored} of {size} bytes");

@@ -119,7 +119,7 @@ impl Bucket {
             None => write,
         };
         match write.with_known_crc32c(crc32c).send_unbuffered().await {
-            Ok(object) => Ok(Resource::written(object.size, object.generation)),
+            Ok(object) => Ok(Resource::of_sdk(object)),
             Err(error) => Err(self.sdk_error(operation, key, error).await),
         }
     }

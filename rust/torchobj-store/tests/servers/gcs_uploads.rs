@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use torchobj_conformance::pattern;
 use torchobj_core::client::Client;
 use torchobj_core::error::{Error, ErrorKind, Result};
+use torchobj_core::files::{Counters, UploadFile};
 use torchobj_core::read::Read;
 use torchobj_core::transfer::Policy;
 use torchobj_core::types::{Condition, PutOptions, Upload, Version};
@@ -177,6 +178,67 @@ async fn an_object_with_another_checksum_is_deleted_and_the_error_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs Python: make rust"]
+async fn what_the_response_to_a_write_omits_is_requested_and_what_it_denies_is_an_error() {
+    let server = Arc::new(Server::start("strict-gcs", &[]));
+    for parallel_upload in [ParallelUpload::On, ParallelUpload::Off] {
+        let config = GcsConfig { parallel_upload, ..server.gcs_config() };
+        let bucket = if parallel_upload == ParallelUpload::On { "parts" } else { "resumable" };
+        let bench = Bench::on(server.clone(), bucket, &json!({}), config, policy(256 * KIB));
+        let old = bench.upload("old", 2, 256 * KIB, PutOptions::default()).await.unwrap();
+        // The parts are multiples of 256 KiB, so the last request of a resumable upload has no bytes.
+        let last = if parallel_upload == ParallelUpload::On { "ComposeObject" } else { "ResumableStatus" };
+        for (operation, parts) in [("InsertObject", 0), (last, 2)] {
+            let write = async |key: &str, body: &str| {
+                let action = json!({"replace_body": body});
+                bench.faults(&json!([{"operation": operation, "key": format!("^{key}$"), "action": action}]));
+                if parts > 0 {
+                    return bench.upload(key, parts, 256 * KIB, PutOptions::default()).await;
+                }
+                bench.client.put(key, pattern(100, 1).into(), &PutOptions::default()).await
+            };
+            // Each omits something of the right response.
+            for (index, body) in ["{}", r#"{"name":"KEY"}"#, r#"{"name":"KEY","size":"SIZE"}"#].into_iter().enumerate()
+            {
+                let (key, size) = (format!("{operation}-{index}"), if parts > 0 { 512 * KIB } else { 100 });
+                let body = body.replace("KEY", &key).replace("SIZE", &size.to_string());
+                let version = write(&key, &body).await.unwrap();
+                assert_eq!(bench.client.head(&key).await.unwrap().version, Some(version), "{operation} {body}");
+            }
+            let bodies = [
+                r#"{"name":"other","size":"100","generation":"1"}"#,
+                r#"{"name":"old","size":"7"}"#,
+                r#"{"name":"old","crc32c":"AAAAAA=="}"#,
+            ];
+            for body in bodies {
+                let error = write("old", body).await.unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Integrity, "{operation} {body}: {error}");
+            }
+            // An old generation. The server makes the object nevertheless, which is found.
+            let body = format!(r#"{{"name":"old","generation":"{}"}}"#, old.as_str());
+            let version = write("old", &body).await.unwrap();
+            assert_eq!(bench.client.head("old").await.unwrap().version, Some(version), "{operation}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
+async fn an_object_that_the_compose_has_not_made_is_an_error_and_the_old_object_remains() {
+    let bench = Bench::new(policy(KIB));
+    let old = bench.upload("k", 2, KIB, PutOptions::default()).await.unwrap();
+    for body in [json!({"name": "k", "generation": old.as_str()}), json!({"generation": old.as_str()}), json!({})] {
+        // The server responds, but does not compose.
+        let action = json!({"status": 200, "body": body.to_string()});
+        bench.faults(&json!([{"operation": "ComposeObject", "action": action}]));
+        let error = bench.upload("k", 3, KIB, PutOptions::default()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Integrity, "{body}: {error}");
+        assert!(bench.get("k").await.unwrap() == pattern(2 * KIB, 2), "{body}");
+        assert_eq!(bench.objects(), 1, "{body}: the parts are deleted");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs Python: make rust"]
 async fn buckets_that_restrict_parts_get_resumable_uploads() {
     let server = Arc::new(Server::start("strict-gcs", &[]));
     let bench_of =
@@ -225,8 +287,11 @@ async fn a_resumable_upload_recovers_from_faults_and_ends_with_a_typed_error_if_
         let key = format!("^{index}-{skip}$");
         json!({"operation": "ResumableChunk", "key": key, "skip": skip, "times": 1, "action": actions[*index]})
     };
-    let gone = json!({"operation": "ResumableChunk", "key": "^gone$", "skip": 2, "action": {"status": 410}});
-    bench.faults(&cases.iter().map(rule).chain([gone]).collect());
+    let gone = |key: &str, skip: u32, times: u32| json!({"operation": "ResumableChunk", "key": key, "skip": skip, "times": times, "action": {"status": 410}});
+    // Each of these is the first fault of one upload; the second upload of a key has none.
+    let lost = [("^memory$", 2), ("^file$", 2), ("^last$", 4)].map(|(key, skip)| gone(key, skip, 1));
+    let twice = gone("^twice$", 0, 2);
+    bench.faults(&cases.iter().map(rule).chain([gone("^gone$", 2, 1), twice]).chain(lost).collect());
     let body = pattern(5 * part, 5);
     run_all(cases.into_iter().map(|(index, skip)| {
         let (bench, body, action) = (bench.clone(), body.clone(), actions[index].clone());
@@ -243,6 +308,20 @@ async fn a_resumable_upload_recovers_from_faults_and_ends_with_a_typed_error_if_
     assert_eq!(error.kind(), ErrorKind::UploadGone, "{error}");
     assert!(!error.to_string().contains("upload_id"), "{error}");
     assert_eq!(bench.client.head("gone").await.unwrap_err().kind(), ErrorKind::NotFound);
+    // An upload from memory or from a file begins again, once.
+    for key in ["memory", "last"] {
+        bench.client.put(key, body.clone().into(), &PutOptions::default()).await.unwrap();
+        assert!(bench.get(key).await.unwrap() == body, "{key}");
+    }
+    let path = std::env::temp_dir().join(format!("torchobj-gone-{}", std::process::id()));
+    std::fs::write(&path, &body).unwrap();
+    let options = PutOptions::default();
+    let file = UploadFile { path: path.clone(), key: "file".into(), options, skip_unchanged: false };
+    bench.client.upload_one(file, &Arc::new(Counters::default())).await.unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(bench.get("file").await.unwrap() == body);
+    let twice = bench.client.put("twice", body.clone().into(), &PutOptions::default()).await.unwrap_err();
+    assert_eq!(twice.kind(), ErrorKind::UploadGone, "{twice}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
