@@ -51,7 +51,7 @@ impl Bucket {
             .retain(|entry| !entry.key.starts_with(parts::PREFIX) && Some(entry.key.as_str()) != listing.start_after);
         let mut prefixes = page.prefixes;
         prefixes.retain(|prefix| !prefix.starts_with(parts::PREFIX));
-        if entries.iter().any(|entry| entry.key.is_empty()) {
+        if entries.iter().map(|entry| &entry.key).chain(&prefixes).any(String::is_empty) {
             let message = "the response has an object without a name";
             return Err(self.error(ErrorKind::Protocol, Operation::List, Some(listing.prefix), message));
         }

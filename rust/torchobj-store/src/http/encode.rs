@@ -36,7 +36,8 @@ pub(crate) fn decode_listed(text: &str) -> Option<String> {
     while at < bytes.len() {
         match bytes[at] {
             b'%' => {
-                let pair = text.get(at + 1..at + 3)?;
+                // `from_str_radix` accepts a sign.
+                let pair = text.get(at + 1..at + 3).filter(|pair| !pair.starts_with('+'))?;
                 out.push(u8::from_str_radix(pair, 16).ok()?);
                 at += 3;
             }
@@ -69,6 +70,7 @@ mod tests {
     fn a_malformed_escape_is_not_decoded() {
         assert_eq!(decode_listed("a%2"), None);
         assert_eq!(decode_listed("a%zz"), None);
+        assert_eq!(decode_listed("a%+5"), None);
         assert_eq!(decode_listed("%FF"), None);
     }
 

@@ -16,7 +16,6 @@ use super::get::{METADATA, NONCE};
 use super::put::condition_header;
 use super::sdk::customer_key;
 use super::xml;
-use crate::http::encode::decode_listed;
 use crate::id::unique_id;
 
 /// Maximum size of the response to a commit, including white space: S3 sends one byte every few seconds.
@@ -156,21 +155,24 @@ impl Bucket {
             let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
             let request = request.set_request_payer(self.request_payer());
             let page = self.sdk_output(operation, Some(prefix), request.send()).await?;
-            let encoded = page.encoding_type.is_some();
-            let decode = |key: String| if encoded { decode_listed(&key).unwrap_or(key) } else { key };
+            let encoded = page.encoding_type == Some(EncodingType::Url);
+            let decode = |key: String| {
+                let decoded = xml::listed_key(&key, encoded).map_err(|problem| wrong(&problem))?;
+                Ok(decoded.unwrap_or(key))
+            };
             let listed = page.uploads.unwrap_or_default();
             empty_pages = if listed.is_empty() { empty_pages + 1 } else { 0 };
             for upload in listed {
                 let (Some(key), Some(id)) = (upload.key, upload.upload_id) else { continue };
                 let begun_ms = upload.initiated.and_then(|time| time.to_millis().ok());
-                let key = decode(key);
+                let key = decode(key)?;
                 // Some stores ignore the prefix.
                 if key.starts_with(prefix) {
                     uploads.push(Upload::of_other_client(key, id, begun_ms));
                 }
             }
             let next = xml::continuation(page.is_truncated == Some(true), page.next_key_marker).map_err(wrong)?;
-            let Some(next) = next.map(decode) else { return Ok(uploads) };
+            let Some(next) = next.map(decode).transpose()? else { return Ok(uploads) };
             let marker = (next, page.next_upload_id_marker);
             if !markers.insert(marker.clone()) {
                 return Err(wrong(&format!("the listing repeats the marker {:?}", marker.0)));

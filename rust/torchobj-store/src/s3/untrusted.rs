@@ -284,3 +284,27 @@ async fn listings_are_ordered_except_those_of_directory_buckets() {
         assert_eq!(client(&fake, bucket, false).store().capabilities().ordered_listing, ordered, "{bucket}");
     }
 }
+
+#[tokio::test]
+async fn a_listing_whose_keys_cannot_be_decoded_is_an_error() {
+    for key in ["caf&eacute;", "a%FFb", "a%2", ""] {
+        let fake = Fake::start(move |head| {
+            let (root, entry) = match head.contains("uploads") {
+                true => ("ListMultipartUploadsResult", "<UploadId>1</UploadId>"),
+                false => ("ListBucketResult", "<Size>1</Size>"),
+            };
+            let section = if head.contains("uploads") { "Upload" } else { "Contents" };
+            let entries = format!("<{section}><Key>{key}</Key>{entry}</{section}>");
+            http_response(200, "", &format!("<{root}><EncodingType>url</EncodingType>{entries}</{root}>"))
+        })
+        .await;
+        for force_sdk in [false, true] {
+            let client = client(&fake, "b", force_sdk);
+            let mut manifest = Manifest::default();
+            let error = client.list_into(&mut manifest, "s3://b", "", &Filter::default()).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{key} {error}");
+            let error = client.uploads("").await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Protocol, "{key} {error}");
+        }
+    }
+}

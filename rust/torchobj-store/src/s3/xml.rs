@@ -74,7 +74,11 @@ fn parse(document: &[u8], mut on_event: impl FnMut(XmlEvent<'_>)) -> Result<(), 
             Event::CData(piece) => text.push_str(&piece),
             Event::GeneralRef(entity) => match entity.resolve_char_ref()? {
                 Some(letter) => text.push(letter),
-                None => text.push_str(quick_xml::escape::resolve_xml_entity(&entity).unwrap_or_default()),
+                // Without a DTD, XML has five.
+                None => match quick_xml::escape::resolve_xml_entity(&entity) {
+                    Some(letter) => text.push_str(letter),
+                    None => return Err(XmlError(format!("unknown entity &{};", &*entity))),
+                },
             },
             Event::End(_) => {
                 on_event(XmlEvent::End(is_leaf.then_some(text.as_str())));
@@ -130,7 +134,7 @@ struct PageBuilder {
     /// The current element of depth 2, and the current element.
     section: Element,
     element: Element,
-    without_key: bool,
+    problem: Option<String>,
     /// The last date and the last storage class; those of the next entry are often the same.
     date: (String, Option<i64>),
     storage_class: Arc<str>,
@@ -165,7 +169,11 @@ impl PageBuilder {
     fn end(&mut self, text: Option<&str>) {
         match (text, self.section, self.element) {
             (Some(text), Element::EncodingType, _) => self.encoded = text == "url",
-            (Some(text), Element::IsTruncated, _) => self.truncated = text == "true",
+            (Some(text), Element::IsTruncated, _) => match text.trim() {
+                "true" | "True" | "TRUE" => self.truncated = true,
+                "false" | "False" | "FALSE" => self.truncated = false,
+                other => self.problem = Some(format!("IsTruncated is {other:?}")),
+            },
             (Some(text), Element::NextContinuationToken, _) => self.next = Some(text.to_owned()),
             (Some(text), Element::CommonPrefixes, Element::Prefix) => self.page.prefixes.push(text.to_owned()),
             (Some(text), Element::Contents, element) => self.field(element, text),
@@ -174,7 +182,7 @@ impl PageBuilder {
         if let (2, Element::Contents) = (self.depth, self.section) {
             match std::mem::take(&mut self.entry).into_list_entry() {
                 Some(entry) => self.page.entries.push(entry),
-                None => self.without_key = true,
+                None => self.problem = Some("an object without a key".to_owned()),
             }
         }
         self.depth -= 1;
@@ -188,7 +196,11 @@ impl PageBuilder {
     fn field(&mut self, element: Element, text: &str) {
         let Self { entry, date, storage_class, .. } = self;
         match element {
-            Element::Key => entry.key = Some(text.to_owned()),
+            Element::Key => {
+                if entry.key.replace(text.to_owned()).is_some() {
+                    self.problem = Some("an object with two keys".to_owned());
+                }
+            }
             Element::Size => entry.size = text.trim().parse().ok().filter(|size| *size <= i64::MAX as u64),
             Element::ETag => entry.version = listed_version(text),
             Element::LastModified => {
@@ -208,28 +220,37 @@ impl PageBuilder {
     }
 
     fn finish(self) -> Result<ListPage, XmlError> {
-        let Self { mut page, is_listing, encoded, truncated, next, without_key, .. } = self;
+        let Self { mut page, is_listing, encoded, truncated, next, problem, .. } = self;
         if !is_listing {
             return Err(XmlError("it is not a listing".to_owned()));
         }
-        if without_key {
-            return Err(XmlError("an object without a key".to_owned()));
+        if let Some(problem) = problem {
+            return Err(XmlError(problem));
         }
-        if encoded {
-            // `EncodingType` may follow the keys, so they are decoded at the end.
-            let decode = |text: &mut String| {
-                if text.contains(['%', '+'])
-                    && let Some(decoded) = decode_listed(text)
-                {
-                    *text = decoded;
-                }
-            };
-            page.entries.iter_mut().for_each(|entry| decode(&mut entry.key));
-            page.prefixes.iter_mut().for_each(decode);
+        // `EncodingType` may follow the keys, so they are decoded at the end.
+        let keys = page.entries.iter_mut().map(|entry| &mut entry.key);
+        for key in keys.chain(&mut page.prefixes) {
+            if let Some(decoded) = listed_key(key, encoded).map_err(XmlError)? {
+                *key = decoded;
+            }
         }
         page.continuation = continuation(truncated, next).map_err(|problem| XmlError(problem.to_owned()))?;
         Ok(page)
     }
+}
+
+/// Decodes a key or a common prefix of a listing; `None` if it is what the response has.
+///
+/// # Errors
+/// It is empty, or its encoding is not valid: the text names another object.
+pub(super) fn listed_key(text: &str, encoded: bool) -> Result<Option<String>, String> {
+    if text.is_empty() {
+        return Err("an object or a common prefix with an empty key".to_owned());
+    }
+    if !encoded || !text.contains(['%', '+']) {
+        return Ok(None);
+    }
+    decode_listed(text).map(Some).ok_or_else(|| format!("the key {text:?} is not valid with encoding-type=url"))
 }
 
 /// The continuation of a listing. A truncated page without one is an error, because it would be mistaken for the last.
@@ -335,10 +356,62 @@ mod tests {
         assert!(list_page(format!("<ListBucketResult>{}</ListBucketResult>", &open[..45]).as_bytes()).is_err());
     }
 
+    /// A page with this text in `Contents`, `CommonPrefixes` and at its end.
+    fn page_of(contents: &str, prefixes: &str, end: &str) -> Result<ListPage, XmlError> {
+        let contents = format!("<Contents>{contents}</Contents><CommonPrefixes>{prefixes}</CommonPrefixes>");
+        list_page(format!("<ListBucketResult>{contents}{end}</ListBucketResult>").as_bytes())
+    }
+
     #[test]
-    fn an_object_without_a_key_is_malformed() {
-        let page = b"<ListBucketResult><Contents><Size>1</Size></Contents></ListBucketResult>";
-        assert!(list_page(page).unwrap_err().to_string().contains("without a key"));
+    fn an_object_without_a_key_or_with_two_is_malformed() {
+        for key in ["<Size>1</Size>", "<Key/>", "<Key></Key>", "<Key>a<b>c</b></Key>", "<Key>a</Key><Key>b</Key>"] {
+            assert!(page_of(key, "", "").unwrap_err().to_string().contains("key"), "{key}");
+        }
+        assert!(page_of("<Key>a</Key>", "<Prefix/>", "").unwrap_err().to_string().contains("empty key"));
+    }
+
+    #[test]
+    fn a_key_that_cannot_be_decoded_is_malformed_and_any_other_is_unchanged() {
+        const URL: &str = "<EncodingType>url</EncodingType>";
+        for key in ["caf&eacute;", "&#0;", "&#xD800;", "&#x110000;", "a&b", "&nbsp;"] {
+            page_of(&format!("<Key>{key}</Key>"), "", "").expect_err(key);
+            page_of("<Key>k</Key>", &format!("<Prefix>{key}</Prefix>"), URL).expect_err(key);
+        }
+        for key in ["a%FFb", "a%", "a%2", "a%zz", "a%+5", "%C3", "%ED%A0%80"] {
+            let contents = format!("<Key>{key}</Key>");
+            assert!(page_of(&contents, "", URL).unwrap_err().to_string().contains(key), "{key}");
+            page_of("<Key>k</Key>", &format!("<Prefix>{key}</Prefix>"), URL).expect_err(key);
+            assert_eq!(page_of(&contents, "", "").unwrap().entries[0].key, key, "without an encoding");
+        }
+        for (listed, key) in [
+            ("caf%C3%A9", "café"),
+            ("café", "café"),
+            ("caf&#233;", "café"),
+            (" a ", " a "),
+            ("%2525", "%25"),
+            ("%00", "\0"),
+        ] {
+            assert_eq!(page_of(&format!("<Key>{listed}</Key>"), "", URL).unwrap().entries[0].key, key, "{listed}");
+        }
+        let amp = page_of("<Key>a&amp;amp;&lt;&#x26;</Key>", "", "").unwrap();
+        assert_eq!(amp.entries[0].key, "a&amp;<&");
+    }
+
+    #[test]
+    fn a_page_that_may_be_truncated_is_not_the_last() {
+        let end =
+            |value: &str| format!("<IsTruncated>{value}</IsTruncated><NextContinuationToken>t</NextContinuationToken>");
+        for value in ["true", " true\n", "True", "TRUE"] {
+            assert_eq!(
+                page_of("<Key>a</Key>", "", &end(value)).unwrap().continuation.as_deref(),
+                Some("t"),
+                "{value:?}"
+            );
+        }
+        for value in ["false", "False"] {
+            assert_eq!(page_of("<Key>a</Key>", "", &end(value)).unwrap().continuation, None);
+        }
+        page_of("<Key>a</Key>", "", &end("maybe")).expect_err("neither");
     }
 
     #[test]

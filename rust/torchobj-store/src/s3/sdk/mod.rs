@@ -10,6 +10,7 @@ use torchobj_core::error::{Error, ErrorKind, Operation, Result};
 use super::bucket::Bucket;
 use super::checksum::Algorithm;
 use super::connector::dial_error;
+use super::error::ErrorDocument;
 use crate::config::Encryption;
 use crate::http::{Chain, ErrorResponse, connect_failure, error_of};
 
@@ -69,6 +70,11 @@ impl Bucket {
         let Some(raw) = error.raw_response() else { return Err(self.sdk_failure(operation, key, error)) };
         let header = |name: &str| raw.headers().get(name).map(str::to_owned);
         let body = raw.body().bytes().unwrap_or_default();
+        if raw.status().is_success() && ErrorDocument::parse(body).code.is_none() {
+            // A response that the SDK cannot parse.
+            let protocol = self.error(ErrorKind::Protocol, operation, key, "the AWS SDK failed");
+            return Err(protocol.with_source(Chain(error)));
+        }
         let response = ErrorResponse { status: raw.status().as_u16(), header: &header, body };
         Err(error_of(&dialect, operation, key, &response).await)
     }

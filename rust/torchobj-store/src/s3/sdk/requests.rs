@@ -22,7 +22,6 @@ use super::super::bucket::Bucket;
 use super::super::checksum::{self, Algorithm};
 use super::super::get::{METADATA, NONCE};
 use super::super::xml;
-use crate::http::encode::decode_listed;
 use crate::http::{BodyHeaders, Chain, HttpGetResult, range};
 
 /// Adds a checksum to a request or a part.
@@ -151,22 +150,29 @@ impl Bucket {
             .set_max_keys(request.max_entries.and_then(|max| i32::try_from(max).ok()))
             .set_request_payer(self.request_payer());
         let output = self.sdk_output(operation, Some(request.prefix), call.send()).await?;
+        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(request.prefix), problem);
         let continuation = xml::continuation(output.is_truncated == Some(true), output.next_continuation_token);
-        let continuation = continuation
-            .map_err(|problem| self.error(ErrorKind::Protocol, operation, Some(request.prefix), problem))?;
-        let encoded = output.encoding_type.is_some();
-        let decode = |key: String| if encoded { decode_listed(&key).unwrap_or(key) } else { key };
-        let entries = output.contents.unwrap_or_default().into_iter().filter_map(|object| {
-            Some(ListEntry {
-                key: decode(object.key?),
+        let continuation = continuation.map_err(wrong)?;
+        let encoded = output.encoding_type == Some(EncodingType::Url);
+        let decode = |key: Option<String>| {
+            let key = key.unwrap_or_default();
+            xml::listed_key(&key, encoded).map(|decoded| decoded.unwrap_or(key)).map_err(|problem| wrong(&problem))
+        };
+        let entries = output.contents.unwrap_or_default().into_iter().map(|object| {
+            Ok(ListEntry {
+                key: decode(object.key)?,
                 size: object.size.and_then(|size| u64::try_from(size).ok()),
                 version: object.e_tag.and_then(|etag| xml::listed_version(&etag)),
                 modified_ms: object.last_modified.and_then(|time| time.to_millis().ok()),
                 storage_class: object.storage_class.map(|class| class.as_str().into()),
             })
         });
-        let prefixes = output.common_prefixes.unwrap_or_default().into_iter().filter_map(|prefix| prefix.prefix);
-        Ok(ListPage { entries: entries.collect(), prefixes: prefixes.map(decode).collect(), continuation })
+        let prefixes = output.common_prefixes.unwrap_or_default().into_iter().map(|prefix| decode(prefix.prefix));
+        Ok(ListPage {
+            entries: entries.collect::<Result<_>>()?,
+            prefixes: prefixes.collect::<Result<_>>()?,
+            continuation,
+        })
     }
 
     /// PutObject.
