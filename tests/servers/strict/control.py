@@ -80,6 +80,8 @@ class BucketFlags(TypedDict, total=False):
     requires_sse_kms: bool
     ignores_conditions: bool
     no_bulk_delete: bool
+    needs_content_md5: bool
+    lists_uploads_of_keys: bool
     elsewhere: BucketLocation | None
     # GCS only.
     versioning: bool

@@ -37,6 +37,8 @@ def _post_buckets(state: State, given: object) -> object:
         requires_sse_kms=(bool,),
         ignores_conditions=(bool,),
         no_bulk_delete=(bool,),
+        needs_content_md5=(bool,),
+        lists_uploads_of_keys=(bool,),
         elsewhere=(dict, type(None)),
     )
     name = flags.pop("name", None)
@@ -63,6 +65,8 @@ def _report_bucket(bucket: Bucket) -> dict[str, object]:
         "requires_sse_kms": bucket.requires_sse_kms,
         "ignores_conditions": bucket.ignores_conditions,
         "no_bulk_delete": bucket.no_bulk_delete,
+        "needs_content_md5": bucket.needs_content_md5,
+        "lists_uploads_of_keys": bucket.lists_uploads_of_keys,
         "elsewhere": {"region": elsewhere.region, "endpoint": elsewhere.endpoint} if elsewhere else None,
         "objects": len(bucket.objects),
         "uploads": len(bucket.uploads),

@@ -107,6 +107,10 @@ class Bucket:
     ignores_conditions: bool = False
     # DeleteObjects is answered with 501.
     no_bulk_delete: bool = False
+    # DeleteObjects needs Content-MD5, and knows no other checksum.
+    needs_content_md5: bool = False
+    # As MinIO: ListMultipartUploads with a prefix lists the uploads of the key that equals it.
+    lists_uploads_of_keys: bool = False
     elsewhere: Elsewhere | None = None
     objects: ObjectTable[StoredObject] = field(default_factory=lambda: ObjectTable[StoredObject]())
     uploads: dict[str, Upload] = field(default_factory=dict)

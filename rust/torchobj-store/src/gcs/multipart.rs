@@ -28,6 +28,9 @@ const WITHOUT_FEE: [&str; 4] = ["STANDARD", "REGIONAL", "MULTI_REGIONAL", "DURAB
 /// connection was closed.
 const LATE_PARTS: [Duration; 3] = [Duration::ZERO, Duration::from_millis(300), Duration::from_millis(700)];
 
+/// Maximum number of consecutive pages of a listing of parts without an object.
+const MAX_EMPTY_PAGES: usize = 100;
+
 /// An upload of this process.
 #[derive(Debug)]
 pub(super) struct State {
@@ -289,18 +292,57 @@ impl Bucket {
 
     /// Lists objects whose names begin with `prefix`. `key` is used in error messages.
     async fn list_objects(&self, operation: Operation, key: &str, prefix: &str) -> Result<Vec<Resource>> {
-        let (mut found, mut token, mut tokens) = (Vec::new(), None::<String>, HashSet::new());
+        let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(key), problem);
+        let (mut found, mut token, mut tokens) = (Vec::<Resource>::new(), None::<String>, HashSet::new());
+        let mut empty_pages = 0;
         loop {
             let fields = "items(name,generation,timeCreated,metadata),nextPageToken";
             let mut query = vec![("prefix", prefix), ("fields", fields)];
             query.extend(token.as_deref().map(|token| ("pageToken", token)));
             let mut page = self.page(operation, key, &query).await?;
-            found.extend(page.items.drain(..).filter(|item| item.name.starts_with(prefix)));
+            empty_pages = if page.items.is_empty() { empty_pages + 1 } else { 0 };
+            for item in page.items.drain(..).filter(|item| item.name.starts_with(prefix)) {
+                if found.last().is_some_and(|last| item.name <= last.name) {
+                    return Err(wrong(&format!("the listing repeats {:?}, or is not in order", item.name)));
+                }
+                found.push(item);
+            }
             let Some(next) = page.continuation() else { return Ok(found) };
             if !tokens.insert(next.clone()) {
-                return Err(self.error(ErrorKind::Protocol, operation, Some(key), "the listing repeats a page"));
+                return Err(wrong("the listing repeats a page"));
+            }
+            if empty_pages >= MAX_EMPTY_PAGES {
+                return Err(wrong(&format!("the listing has {MAX_EMPTY_PAGES} consecutive pages without an object")));
             }
             token = Some(next);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use torchobj_core::error::ErrorKind;
+    use torchobj_core::store::ObjectStore;
+
+    use crate::config::GcsConfig;
+    use crate::fake::{Fake, http_response};
+    use crate::gcs::{Account, GcsStore};
+
+    #[tokio::test]
+    async fn a_listing_of_parts_that_repeats_one_or_has_no_end_is_an_error() {
+        for items in ["[]", r#"[{"name":".torchobj-parts/u-1","generation":"1","metadata":{"torchobj-key":"k"}}]"#] {
+            let mut number = 0;
+            let fake = Fake::start(move |_| {
+                number += 1;
+                http_response(200, "", &format!(r#"{{"items":{items},"nextPageToken":"{number}"}}"#))
+            })
+            .await;
+            let config = GcsConfig { endpoint_url: Some(fake.url.clone()), anonymous: true, ..GcsConfig::default() };
+            let store = GcsStore::new(Arc::new(Account::new(config).unwrap()), "b");
+            assert_eq!(store.uploads("").await.unwrap_err().kind(), ErrorKind::Protocol);
+            assert!(fake.count("GET", "/o?") <= 100);
         }
     }
 }

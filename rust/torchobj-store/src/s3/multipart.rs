@@ -147,11 +147,14 @@ impl Bucket {
     pub(super) async fn uploads(&self, prefix: &str) -> Result<Vec<Upload>> {
         let operation = Operation::ListUploads;
         let wrong = |problem: &str| self.error(ErrorKind::Protocol, operation, Some(prefix), problem);
-        let (mut uploads, mut markers, mut empty_pages) = (Vec::new(), HashSet::new(), 0);
+        // MinIO lists the uploads of the key that equals the prefix only, and all of them without a prefix.
+        let is_aws = self.account.environment().await.endpoint_url.is_none();
+        let requested = if is_aws { prefix } else { "" };
+        let (mut uploads, mut found, mut markers, mut empty_pages) = (Vec::new(), HashSet::new(), HashSet::new(), 0);
         let (mut key_marker, mut id_marker) = (None, None);
         loop {
             let request = self.sdk(operation).await?.list_multipart_uploads();
-            let request = request.bucket(&self.name).prefix(prefix).encoding_type(EncodingType::Url);
+            let request = request.bucket(&self.name).prefix(requested).encoding_type(EncodingType::Url);
             let request = request.set_key_marker(key_marker).set_upload_id_marker(id_marker);
             let request = request.set_request_payer(self.request_payer());
             let page = self.sdk_output(operation, Some(prefix), request.send()).await?;
@@ -166,7 +169,9 @@ impl Bucket {
                 let (Some(key), Some(id)) = (upload.key, upload.upload_id) else { continue };
                 let begun_ms = upload.initiated.and_then(|time| time.to_millis().ok());
                 let key = decode(key)?;
-                // Some stores ignore the prefix.
+                if !found.insert((key.clone(), id.clone())) {
+                    return Err(wrong(&format!("the listing repeats the upload {id} of {key:?}")));
+                }
                 if key.starts_with(prefix) {
                     uploads.push(Upload::of_other_client(key, id, begun_ms));
                 }

@@ -308,3 +308,32 @@ async fn a_listing_whose_keys_cannot_be_decoded_is_an_error() {
         }
     }
 }
+
+#[tokio::test]
+async fn uploads_of_a_custom_endpoint_are_listed_without_a_prefix_and_filtered() {
+    let fake = Fake::start(|head| {
+        assert!(head.contains("uploads") && !head.contains("prefix=a"), "{head}");
+        let upload = |key: &str, id: u32| format!("<Upload><Key>{key}</Key><UploadId>{id}</UploadId></Upload>");
+        let uploads = upload("a/1", 1) + &upload("a/1", 2) + &upload("b/1", 3);
+        http_response(200, "", &format!("<ListMultipartUploadsResult>{uploads}</ListMultipartUploadsResult>"))
+    })
+    .await;
+    let uploads = client(&fake, "b", false).uploads("a/").await.unwrap();
+    let found: Vec<_> = uploads.iter().map(|upload| (upload.key.as_str(), upload.id.as_str())).collect();
+    assert_eq!(found, [("a/1", "1"), ("a/1", "2")]);
+}
+
+#[tokio::test]
+async fn a_listing_of_uploads_that_repeats_one_or_has_no_end_is_an_error() {
+    for upload in ["", "<Upload><Key>k</Key><UploadId>1</UploadId></Upload>"] {
+        let mut number = 0;
+        let fake = Fake::start(move |_| {
+            number += 1;
+            let more = format!("<IsTruncated>true</IsTruncated><NextKeyMarker>{number}</NextKeyMarker>{upload}");
+            http_response(200, "", &format!("<ListMultipartUploadsResult>{more}</ListMultipartUploadsResult>"))
+        })
+        .await;
+        let error = client(&fake, "b", false).uploads("k").await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Protocol, "{error}");
+    }
+}

@@ -38,6 +38,8 @@ def delete_objects(request: Request) -> Response:
     """Deletes up to 1000 keys; the response has status 200 and lists the errors of single keys."""
     if request.bucket.no_bulk_delete:
         raise S3Error("NotImplemented")
+    if request.bucket.needs_content_md5 and request.headers.get("content-md5") is None:
+        raise S3Error("InvalidRequest", "Missing required header for this request: Content-MD5")
     claimed = checksums.check_body(request.headers, request.trailers, request.body)
     if claimed is None and request.headers.get("content-md5") is None:
         raise S3Error("InvalidRequest", "Missing required header for this request: Content-MD5 OR x-amz-checksum-*")

@@ -143,7 +143,7 @@ def list_multipart_uploads(request: Request) -> Response:
     after = [
         upload
         for upload in uploads
-        if upload.key.startswith(prefix)
+        if (upload.key == prefix if prefix and bucket.lists_uploads_of_keys else upload.key.startswith(prefix))
         and (upload.key > key_marker or (bool(id_marker) and (upload.key, upload.upload_id) > (key_marker, id_marker)))
     ]
     page, truncated = after[:max_uploads], len(after) > max_uploads > 0
