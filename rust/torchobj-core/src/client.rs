@@ -2,6 +2,7 @@
 //! reads are in `read`, uploads in `upload`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -43,6 +44,8 @@ pub struct Client {
     metrics: Arc<Metrics>,
     /// Memory of files that are uploaded.
     file_memory: Arc<MemoryLimit>,
+    /// Whether the store was found to ignore `start_after` of listings.
+    ignores_start_after: AtomicBool,
 }
 
 impl Client {
@@ -61,7 +64,8 @@ impl Client {
         let rate_limit = policy.upload_bytes_per_s.map(|rate| Arc::new(RateLimit::new(rate)));
         let file_memory = Arc::new(MemoryLimit::of_files(&policy));
         let (hedge_delay, metrics) = (HedgeDelay::default(), Arc::default());
-        Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory }
+        let ignores_start_after = AtomicBool::new(false);
+        Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory, ignores_start_after }
     }
 
     /// A client of another store that shares the permits, the rate limit and the quota of this one: another bucket of the
@@ -71,7 +75,8 @@ impl Client {
         let (policy, permits, quota) = (self.policy.clone(), self.permits.clone(), self.quota.clone());
         let (rate_limit, file_memory) = (self.rate_limit.clone(), self.file_memory.clone());
         let (hedge_delay, metrics) = (HedgeDelay::default(), Arc::default());
-        Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory }
+        let ignores_start_after = AtomicBool::new(false);
+        Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory, ignores_start_after }
     }
 
     /// The store.
@@ -109,6 +114,19 @@ impl Client {
     /// The hedge delay of reads.
     pub(crate) fn hedge_delay(&self) -> &HedgeDelay {
         &self.hedge_delay
+    }
+
+    /// Whether the store ignores `start_after`, so that listings are serial.
+    pub(crate) fn ignores_start_after(&self) -> bool {
+        self.ignores_start_after.load(Ordering::Relaxed)
+    }
+
+    /// Records that the store ignores `start_after`: found by a listing of `prefix`.
+    pub(crate) fn set_ignores_start_after(&self, prefix: &str) {
+        if !self.ignores_start_after.swap(true, Ordering::Relaxed) {
+            let url = self.store.url(prefix);
+            log::warn!("{url}: the server ignores start-after: its listings are requested page after page");
+        }
     }
 
     /// The metrics of this client.

@@ -1,5 +1,5 @@
 //! Requests and validates the pages of one listing: repeated keys, repeated tokens and endless empty pages are errors.
-//! Stores no entries.
+//! Discards keys before the start of the listing. Stores no entries.
 
 use std::collections::HashSet;
 
@@ -23,6 +23,9 @@ pub struct Pages {
     ended: bool,
     /// The continuation tokens since the last key of an ordered listing, or all of them.
     tokens: HashSet<String>,
+    /// The first keys of the pages of an unordered listing.
+    first_keys: HashSet<String>,
+    ignores_start: bool,
     last_key: Option<String>,
     last_prefix: Option<String>,
     empty_pages: usize,
@@ -40,6 +43,11 @@ impl Pages {
     /// Returns whether the last page was returned.
     pub fn ended(&self) -> bool {
         self.ended
+    }
+
+    /// Returns whether the store has listed keys before `start_after`, which were discarded.
+    pub(super) fn ignores_start(&self) -> bool {
+        self.ignores_start
     }
 
     /// Returns the next page; `None` after the last one.
@@ -71,22 +79,25 @@ impl Pages {
             max_entries: None,
         };
         let mut page = client.list(request).await?;
-        // GCS includes the start key in the listing.
-        page.entries.retain(|entry| self.start_after.as_deref() != Some(&entry.key));
         let ordered = client.store().capabilities().ordered_listing;
         self.check(&page, ordered).map_err(|problem| refused(client, &self.prefix, &problem))?;
+        if let Some(start) = &self.start_after {
+            if ordered {
+                // GCS includes the start key in the listing.
+                self.ignores_start |= page.entries.first().is_some_and(|first| first.key < *start);
+                page.entries.retain(|entry| entry.key > *start);
+                page.prefixes.retain(|prefix| prefix > start || start.starts_with(prefix.as_str()));
+            } else {
+                page.entries.retain(|entry| entry.key != *start);
+            }
+        }
         self.ended = page.continuation.is_none();
         self.continuation.clone_from(&page.continuation);
         Ok(Some(page))
     }
 
     fn check(&mut self, page: &ListPage, ordered: bool) -> Result<(), String> {
-        let Self { prefix, last_key, last_prefix, start_after, .. } = self;
-        if let (Some(start), Some(first)) = (start_after.as_ref().filter(|_| ordered), page.entries.first())
-            && first.key < *start
-        {
-            return Err(format!("the listing of keys after {start:?} has {:?}", first.key));
-        }
+        let Self { prefix, last_key, last_prefix, .. } = self;
         let keys = page.entries.iter().map(|entry| &entry.key);
         check_order(prefix, last_key, keys, ordered)?;
         check_order(prefix, last_prefix, page.prefixes.iter(), ordered)?;
@@ -98,6 +109,11 @@ impl Pages {
         if ordered && !page.entries.is_empty() {
             // Keys ascend, so only pages without keys can be repeated.
             self.tokens.clear();
+        }
+        if let Some(first) = page.entries.first().filter(|_| !ordered)
+            && !self.first_keys.insert(first.key.clone())
+        {
+            return Err(format!("the listing repeats the page that begins with {:?}: it would never end", first.key));
         }
         let Some(token) = &page.continuation else { return Ok(()) };
         if !self.tokens.insert(token.clone()) {
@@ -240,6 +256,19 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn keys_before_the_start_are_dropped() {
+        let client = client(true, |number, _| match number {
+            0 => ListPage { prefixes: vec!["a/".to_owned(), "b/".to_owned()], ..page(&["a", "b/"], Some("t")) },
+            _ => ListPage { prefixes: vec!["c/".to_owned()], ..page(&["b/1", "b/2"], None) },
+        });
+        let mut pages = Pages::new("", Some("/"), Some("b/1"));
+        let first = pages.next(&client).await.unwrap().unwrap();
+        assert_eq!((first.entries.len(), first.prefixes), (0, vec!["b/".to_owned()]));
+        let second = pages.next(&client).await.unwrap().unwrap();
+        assert_eq!((second.entries[0].key.as_str(), second.entries.len()), ("b/2", 1));
+    }
+
+    #[tokio::test]
     async fn a_key_outside_of_the_prefix_is_an_error() {
         let client = client(true, |_, _| page(&["other/a"], None));
         let error = Pages::new("mine/", None, None).next(&client).await.unwrap_err();
@@ -274,6 +303,8 @@ mod tests {
                 ..page(&[], Some(&number.to_string()))
             });
             assert_eq!(pages_until_refused(&folders, Some("/")).await, 1);
+            let pair = client(ordered, |number, _| page(&["a", "b"], Some(&number.to_string())));
+            assert_eq!(pages_until_refused(&pair, None).await, 1);
             let empty = client(ordered, |number, _| page(&[], Some(&number.to_string())));
             assert_eq!(pages_until_refused(&empty, None).await, MAX_EMPTY_PAGES - 1);
         }

@@ -103,6 +103,11 @@ impl Ranges {
         }
     }
 
+    /// The prefix of the listing.
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// Returns whether all pages were returned.
     pub(super) fn ended(&self) -> bool {
         self.ranges.is_empty() && self.ready.is_empty()

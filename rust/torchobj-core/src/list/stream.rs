@@ -1,4 +1,7 @@
 //! Lists a prefix, in parallel where the store allows it. `ranges` decides what to request; `pages` validates the responses.
+//!
+//! A store that ignores `start_after` is listed page after page. The first range of keys is listed from the start of the listing, and
+//! any other is found to be ignored by its first page, so the pages that were returned before are in order.
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,8 +47,8 @@ pub struct ListStream {
 enum Listing {
     /// Page after page.
     Serial(Pages),
-    /// Ranges of keys.
-    Parallel { ranges: Ranges, requests: Option<Batch<RangeRequest>> },
+    /// Ranges of keys. `last`: the last returned key.
+    Parallel { ranges: Ranges, requests: Option<Batch<RangeRequest>>, last: Option<String> },
 }
 
 impl ListStream {
@@ -53,8 +56,10 @@ impl ListStream {
     pub fn new(client: Arc<Client>, prefix: &str, options: ListOptions<'_>) -> Self {
         let ListOptions { delimiter, start_after, filter, ordered } = options;
         let narrowed = filter.as_ref().map_or_else(|| prefix.to_owned(), |filter| filter.narrow(prefix));
-        let listing = if client.store().capabilities().parallel_listing && delimiter.is_none() {
-            Listing::Parallel { ranges: Ranges::new(&narrowed, start_after, ordered), requests: None }
+        let parallel = client.store().capabilities().parallel_listing && !client.ignores_start_after();
+        let listing = if parallel && delimiter.is_none() {
+            let last = start_after.map(str::to_owned);
+            Listing::Parallel { ranges: Ranges::new(&narrowed, start_after, ordered), requests: None, last }
         } else {
             Listing::Serial(Pages::new(&narrowed, delimiter, start_after))
         };
@@ -76,9 +81,22 @@ impl ListStream {
     pub async fn next(&mut self) -> Result<Option<ListPage>> {
         let mut page = match &mut self.listing {
             Listing::Serial(pages) => pages.next(&self.client).await?,
-            Listing::Parallel { ranges, requests } => {
+            Listing::Parallel { ranges, requests, last } => {
                 let new = || Batch::new(permitted([self.client.permits()]), true);
-                next_of(&self.client, ranges, requests.get_or_insert_with(new)).await?
+                match next_of(&self.client, ranges, requests.get_or_insert_with(new)).await? {
+                    Next::Page(page) => {
+                        if let Some(entry) = page.as_ref().and_then(|page| page.entries.last()) {
+                            *last = Some(entry.key.clone());
+                        }
+                        page
+                    }
+                    Next::StartIgnored => {
+                        let mut pages = Pages::new(ranges.prefix(), None, last.as_deref());
+                        let page = pages.next(&self.client).await;
+                        self.listing = Listing::Serial(pages);
+                        page?
+                    }
+                }
             }
         };
         if let (Some(page), Some((filter, prefix))) = (&mut page, &self.filter) {
@@ -88,21 +106,28 @@ impl ListStream {
     }
 }
 
-async fn next_of(
-    client: &Arc<Client>,
-    ranges: &mut Ranges,
-    requests: &Batch<RangeRequest>,
-) -> Result<Option<ListPage>> {
+/// What a parallel listing has next.
+enum Next {
+    Page(Option<ListPage>),
+    /// The store ignores `start_after`.
+    StartIgnored,
+}
+
+async fn next_of(client: &Arc<Client>, ranges: &mut Ranges, requests: &Batch<RangeRequest>) -> Result<Next> {
     loop {
         let limit = requests.limit().min(MAX_REQUESTS);
         while let Some(job) = ranges.next_job(requests.pending(), limit) {
             requests.push(RangeRequest { client: client.clone(), job });
         }
         if let Some(page) = ranges.pop() {
-            return Ok(Some(page));
+            return Ok(Next::Page(Some(page)));
         }
-        let Some((_, response)) = requests.next().await else { return Ok(None) };
+        let Some((_, response)) = requests.next().await else { return Ok(Next::Page(None)) };
         match response? {
+            Response::Page { pages, .. } if pages.ignores_start() => {
+                client.set_ignores_start_after(ranges.prefix());
+                return Ok(Next::StartIgnored);
+            }
             Response::Page { lower, pages, page } => ranges.received(&lower, pages, page),
             Response::Directories(page) => ranges.directories(&page),
         }
@@ -110,7 +135,7 @@ async fn next_of(
         if requests.pending() == 0
             && let Some(page) = ranges.pop()
         {
-            return Ok(Some(page));
+            return Ok(Next::Page(Some(page)));
         }
     }
 }

@@ -176,6 +176,23 @@ async fn the_first_page_sends_one_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_ignores_the_start_is_listed_page_after_page_from_then_on() {
+    for ordered in [true, false] {
+        let keys = (0..4000).map(|index| format!("{:016x}", hash(index)));
+        let bucket = Bucket::with_faults(keys, vec![Fault::IgnoreStart; MAX_REQUESTS]).await;
+        let (first, _) = bucket.list("", None, ordered).await;
+        let (second, _) = bucket.list("", None, ordered).await;
+        assert!(first > 1.0 && first < 3.0, "{first} requests a page");
+        assert!((second - 1.0).abs() < f64::EPSILON, "{second} requests a page");
+        bucket.list("", Some("8"), ordered).await;
+        bucket.list("f", Some("f8"), ordered).await;
+    }
+    let keys = (0..1000).map(|index| format!("{index:04}"));
+    let bucket = Bucket::with_faults(keys, vec![Fault::IgnoreStart; MAX_REQUESTS]).await;
+    bucket.list("", Some("0444"), true).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn pages_of_a_slow_caller_do_not_accumulate() {
     let bucket = Bucket::new((0..40_000).map(|index| format!("{:016x}", hash(index)))).await;
     let mut stream = ListStream::new(bucket.client.clone(), "", ListOptions::default());
@@ -208,10 +225,13 @@ proptest! {
         prefix in prop_oneof![Just(""), Just("a"), Just("long/common/"), Just("b/")],
         start_after in proptest::option::of("[a-l/0-9]{1,3}"),
         ordered in any::<bool>(),
+        ignores_start in any::<bool>(),
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
         runtime.block_on(async {
-            Bucket::new(keys).await.list(prefix, start_after.as_deref(), ordered).await;
+            let fault = if ignores_start { Fault::IgnoreStart } else { Fault::Delay(LATENCY) };
+            let bucket = Bucket::with_faults(keys, vec![fault; MAX_REQUESTS]).await;
+            bucket.list(prefix, start_after.as_deref(), ordered).await;
         });
     }
 }

@@ -39,6 +39,8 @@ pub enum Fault {
     WrongRange,
     /// The response to a HEAD request has this size.
     WrongSize(u64),
+    /// The store ignores the `start_after` of the listing.
+    IgnoreStart,
 }
 
 type Script = Arc<Mutex<Vec<(Operation, VecDeque<Fault>)>>>;
@@ -124,6 +126,7 @@ impl FaultyStore {
             }
             Some(fault @ Fault::CommitWithoutResponse(_)) => panic!("{fault:?} is for commits, not for {operation}"),
             Some(fault @ Fault::WrongSize(_)) => panic!("{fault:?} is for HEAD requests, not for {operation}"),
+            Some(Fault::IgnoreStart) => panic!("it is for listings, not for {operation}"),
         }
     }
 }
@@ -220,7 +223,7 @@ impl ObjectStore for FaultyStore {
             Some(Fault::Fail(kind)) => Err(self.inner.error(kind, Operation::Get, key, "by script")),
             Some(Fault::LoseResponse) => Err(self.inner.error(ErrorKind::Reset, Operation::Get, key, "by script")),
             Some(Fault::Panic) => panic!("read of {key}, by script"),
-            Some(fault @ (Fault::CommitWithoutResponse(_) | Fault::WrongSize(_))) => {
+            Some(fault @ (Fault::CommitWithoutResponse(_) | Fault::WrongSize(_) | Fault::IgnoreStart)) => {
                 panic!("{fault:?} is not for reads")
             }
             Some(Fault::Delay(by)) => {
@@ -243,12 +246,16 @@ impl ObjectStore for FaultyStore {
         self.call_with(fault, Operation::Head, key, self.inner.head_with_checksum(key)).await
     }
 
-    async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
+    async fn list(&self, mut request: ListRequest<'_>) -> Result<ListPage> {
         if let Some(listings) = &mut *self.listings.lock().expect("no holder of this lock panics") {
             listings.requests += 1;
             return Ok((listings.make)(listings.requests - 1, &request));
         }
-        self.call(Operation::List, request.prefix, self.inner.list(request.clone())).await
+        let mut fault = self.next(Operation::List);
+        if fault == Some(Fault::IgnoreStart) {
+            (request.start_after, fault) = (None, None);
+        }
+        self.call_with(fault, Operation::List, request.prefix, self.inner.list(request.clone())).await
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {
