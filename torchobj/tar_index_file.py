@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.manifest_pages import DICTIONARY, WHOLE_TEXTS, largest_column
-from torchobj.urls import CLOUD_SCHEMES, canonical_url, parse_url
+from torchobj.urls import CLOUD_SCHEMES, parse_object_url, parse_url
 
 __all__ = [
     "ADVICE",
@@ -171,7 +171,15 @@ def read(data: Any, name: str) -> IndexTable:
     except TarIndexError:
         raise
     # What pyarrow and json raise for a damaged file, which is of many types.
-    except (arrow.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+    except (
+        arrow.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
         reason = str(error).partition("\n")[0]
         raise TarIndexError(f"{name}: not an index of tar shards, or damaged: {reason}; {ADVICE}") from error
     return IndexTable(shards, members, source)
@@ -266,12 +274,16 @@ def shard_url(name: str, index_url: str) -> str:
         if "/" in name or name in ("", ".", ".."):
             raise TarIndexError(f"{index_url}: names the shard {name!r}, which is not beside it; {ADVICE}")
         return f"{_folder(index_url)}/{name}"
-    if parse_url(name).scheme not in CLOUD_SCHEMES and parse_url(index_url).scheme in CLOUD_SCHEMES:
+    try:
+        shard = parse_object_url(name)
+    except ConfigError as error:
+        raise TarIndexError(f"{index_url}: damaged: it names a shard by {error}; {ADVICE}") from error
+    if shard.scheme not in CLOUD_SCHEMES and parse_url(index_url).scheme in CLOUD_SCHEMES:
         raise TarIndexError(
             f"{index_url}: an index in a bucket must not name shards of this machine, but has {name!r}; if you trust "
             "it, download the file and load it from its local path"
         )
-    return canonical_url(name)
+    return str(shard)
 
 
 def check_same(indexed: TarShard, shard: TarShard, name: str) -> None:

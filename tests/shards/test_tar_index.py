@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 import torchobj
-from torchobj import tar_index_build
+from torchobj import tar_index_build, tar_index_file
 from torchobj.exceptions import AccessDeniedError, ConfigError, TarError, TarIndexError
 from torchobj.shard_urls import shard_manifest
 from torchobj.tar_index import TarIndex, TarMember, TarSample
@@ -142,6 +142,38 @@ def test_a_damaged_index_beside_its_shard_is_built_again(caplog):
     torchobj.Store(BASE).put("damaged/1.tar.index.parquet", b"not an index")
     assert TarIndex.load_or_build(shard_manifest(pattern)).counts() == [2, 2, 2]
     assert "not a Parquet file" in caplog.text
+
+
+@pytest.mark.parametrize("name", [
+    "http://host/a.tar", "s3:///x", "FILE:///x", "://", "s3://bucket", "s3://bucket/", "gs://bucket/folder/",
+    "s3://user:secret@bucket/a.tar", "s3://buc\nket/a.tar", "s3:/bucket/a.tar", "../1.tar", "",
+])  # fmt: skip
+def test_an_index_that_names_a_shard_by_no_url_is_refused_and_built_again(name, caplog):
+    pattern = shards_at("named")
+    TarIndex.build(pattern).save_beside()
+    numbers = {"offset": [512], "size": [0], "begin": [0], "end": [1024]}
+    file = io.BytesIO()
+    write(
+        file, [TarShard(name, 10240, None)], members_table({"shard": [name], "key": ["x"], "field": ["a"], **numbers})
+    )
+    url = f"{BASE}/named/1.tar.index.parquet"
+    torchobj.Store(BASE).put("named/1.tar.index.parquet", file.getvalue())
+    with pytest.raises(TarIndexError, match=rf"^{url}: .*; build the index again") as raised:
+        TarIndex.load(url)
+    assert "secret" not in f"{raised.value}{raised.value.__cause__}"
+    assert TarIndex.load_or_build(shard_manifest(pattern)).counts() == [2, 2, 2]
+    assert f"{url}: " in caplog.text and "its headers are read instead" in caplog.text
+    assert torchobj.TarMapDataset(pattern)[3]["__key__"] == "1b"
+    assert len(list(torchobj.TarIterableDataset(pattern, uneven="drop"))) == 6
+
+
+def test_an_index_whose_metadata_is_nested_too_deeply_is_refused(monkeypatch):
+    monkeypatch.setattr(tar_index_file.json, "dumps", lambda _: "[" * 100_000)
+    file = io.BytesIO()
+    write(file, [TarShard("a.tar", 10240, None)], members_table({name: [] for name in tar_index_file.COLUMNS}))
+    torchobj.Store(BASE).put("nested.parquet", file.getvalue())
+    with pytest.raises(TarIndexError, match=f"^{BASE}/nested.parquet: not an index of tar shards, or damaged: "):
+        TarIndex.load(f"{BASE}/nested.parquet")
 
 
 def test_an_index_whose_sample_has_a_field_twice_is_refused():
