@@ -1446,6 +1446,6 @@ class TarReader:
 
         Raises:
             TarError: The bytes are not a tar, a header or the compressed bytes are damaged, a member is sparse,
-                or a name is longer than 64 KiB. If samples became complete before, these are returned, and the
-                next call raises the error.
+                a name is longer than 64 KiB, or a sample has more than 256 MiB and than 100 times its compressed
+                bytes. If samples became complete before, these are returned, and the next call raises the error.
         """

@@ -302,3 +302,32 @@ def test_a_view_of_a_buffer_shares_its_memory():
 def test_a_view_is_within_its_buffer(start, end):
     with pytest.raises(IndexError, match=f"bytes {start}..{end} of a buffer of 10 bytes"):
         Buffer(b"0123456789").view(start, end)
+
+
+def inflated(kind, sizes, random_bytes=0):
+    """A compressed shard: a small sample, and one with members of these sizes in MiB. Of each MiB some bytes are random."""
+    frame = gzip.compress if kind == "gzip" else zstd
+    part = frame(np.random.default_rng(1).bytes(random_bytes) + bytes((1 << 20) - random_bytes))
+    shard = frame(make([("0.x", REG, b"small")])[:1024])
+    for number, size in enumerate(sizes):
+        info = tarfile.TarInfo(f"1.{number}")
+        info.size = size << 20
+        shard += frame(info.tobuf()) + part * size
+    return shard + frame(bytes(1024))
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+@pytest.mark.parametrize("sizes", [[300], [20] * 15], ids=["one member", "many members"])
+def test_a_sample_of_a_thousand_times_its_compressed_bytes_is_an_error(kind, sizes):
+    found, error = read(inflated(kind, sizes), compression=kind)
+    assert samples(found) == [{"__key__": "0", "__url__": URL, "x": b"small"}]
+    assert isinstance(error, exceptions.TarError) and error.offset == 1024
+    assert 'sample "1" has more than' in str(error) and "in a shard that is not compressed" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "zstd"])
+def test_large_samples_of_usual_ratios_and_small_ones_of_any_are_read(kind):
+    for sizes, random_bytes in (([270], 20_000), ([50], 0)):
+        found, error = read(inflated(kind, sizes, random_bytes), compression=kind)
+        assert (error, [len(sample) for *_, sample in found]) == (None, [3, 3])
+        assert len(found[1][3]["0"]) == sizes[0] << 20

@@ -45,7 +45,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
     contains that of the shuffle buffer; it can be resumed with the same numbers of ranks and workers.
 
     Shards are tar files of any format without sparse members, plain or compressed with gzip or zstd (by their suffixes
-    `.gz`, `.tgz`, `.zst`, `.tzst`).
+    `.gz`, `.tgz`, `.zst`, `.tzst`). A sample of a compressed shard may have 256 MiB, or 100 times its compressed bytes
+    if that is more.
 
     Args:
         urls: One or several of: the URL of a shard; a pattern with braces, such as `s3://b/train-{000..127}.tar`; a
@@ -83,7 +84,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
 
     Raises:
         ConfigError: An argument is invalid; when iteration starts: a pattern matches nothing.
-        TarError: In iteration: a shard is not a tar, is damaged, or has a sparse member.
+        TarError: In iteration: a shard is not a tar, is damaged, or has a sparse member, or a sample that is too large
+            for its compressed bytes.
 
     Example:
         >>> import io, tarfile, torchobj

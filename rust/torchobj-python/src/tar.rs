@@ -128,9 +128,9 @@ impl TarReader {
     ///     twice in a sample, a `TarError` takes the place of the dict.
     ///
     /// Raises:
-    ///     TarError: The bytes are not a tar, a header or the compressed bytes are damaged, a member is sparse, or a name is
-    ///         longer than 64 KiB. If samples became complete before, these are returned, and the next call raises the
-    ///         error.
+    ///     TarError: The bytes are not a tar, a header or the compressed bytes are damaged, a member is sparse, a name is
+    ///         longer than 64 KiB, or a sample has more than 256 MiB and than 100 times its compressed bytes. If samples became
+    ///         complete before, these are returned, and the next call raises the error.
     fn push<'py>(&mut self, py: Python<'py>, data: Data<'py>) -> PyResult<Bound<'py, PyList>> {
         let buffer = data.buffer(py)?;
         let shared = Buffer::shared(&buffer)?;

@@ -42,6 +42,11 @@ impl Decompressor {
         Self { format, read: 0, block: None }
     }
 
+    /// Number of compressed bytes read so far.
+    pub(super) fn read(&self) -> u64 {
+        self.read
+    }
+
     /// Decompresses the start of `input` until a block is full or `input` ends. Returns the number of bytes read, and a
     /// block; `None` if there is no output until more input arrives.
     ///

@@ -137,6 +137,11 @@ impl<B> Group<B> {
         Ok(())
     }
 
+    /// Offset and key of the sample whose members arrive.
+    pub(super) fn current(&self) -> Option<(u64, &[u8])> {
+        self.current.as_ref().map(|sample| (sample.begin, sample.key.as_slice()))
+    }
+
     /// Returns the last sample.
     pub(super) fn finish(&mut self) -> Option<Sample<B>> {
         self.current.take()

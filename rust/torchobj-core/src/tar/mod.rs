@@ -11,7 +11,8 @@
 //!
 //! Shards are not trusted. A size in a header is not allocated before as many bytes have arrived ([`Reader`] starts with at
 //! most 64 MiB and grows); headers of long names are limited to 1 MiB per member, names to 64 KiB, and members to 65 536 per
-//! sample. One `push` decompresses a bounded part.
+//! sample. One `push` decompresses a bounded part, and a sample of more than 256 MiB must not be more than 100 times its
+//! compressed bytes.
 //!
 //! Names are bytes. Bindings decode them as UTF-8 with `surrogateescape`, as Python does: invalid bytes are preserved. An
 //! index holds text, so [`Walk`] refuses them.

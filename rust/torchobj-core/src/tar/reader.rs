@@ -12,8 +12,14 @@ use crate::buffer::{Buffer, Dest, Memory, PendingBuffer, SharedBuffer};
 /// size therefore allocates little.
 const FIRST_BYTES: usize = 64 << 20;
 
-/// Default of [`Reader::limit_output`].
+/// Number of bytes that a `push` decompresses before it returns.
 const OUTPUT_BYTES: usize = 64 << 20;
+
+/// Maximum size of a sample of a compressed shard: this number of bytes, or this multiple of its compressed bytes if that is
+/// more. Texts compress to a tenth or less, and zeros to a thousandth: a small damaged or malicious shard must not fill the
+/// memory.
+const MAX_SAMPLE_BYTES: u64 = 256 << 20;
+const MAX_SAMPLE_RATIO: u64 = 100;
 
 /// Reads a shard.
 #[derive(Debug)]
@@ -22,7 +28,10 @@ pub struct Reader {
     decompressor: Option<Decompressor>,
     /// Compressed bytes that were not decompressed yet.
     compressed: VecDeque<(SharedBuffer, usize)>,
-    output_bytes: usize,
+    /// Number of bytes after decompression so far.
+    output: u64,
+    /// Offset of the sample that is being read, and the number of compressed bytes before the block that it begins in.
+    sample: (u64, u64),
     failed: Option<TarError>,
 }
 
@@ -31,12 +40,7 @@ impl Reader {
     pub fn new(compression: Option<Compression>, position: u64) -> Self {
         let decompressor = compression.map(Decompressor::new);
         let archive = Archive::new(position);
-        Self { archive, decompressor, compressed: VecDeque::new(), output_bytes: OUTPUT_BYTES, failed: None }
-    }
-
-    /// Sets the number of bytes that a `push` decompresses before it returns. The rest follows in the next one.
-    pub fn limit_output(&mut self, bytes: usize) {
-        self.output_bytes = bytes;
+        Self { archive, decompressor, compressed: VecDeque::new(), output: 0, sample: (0, 0), failed: None }
     }
 
     /// Whether another `push`, of no bytes, would return more samples: the rest of what was pushed is still compressed.
@@ -58,7 +62,7 @@ impl Reader {
                 if !bytes.as_slice().is_empty() {
                     self.compressed.push_back((bytes.clone(), 0));
                 }
-                self.decompress(samples, self.output_bytes)
+                self.decompress(samples, OUTPUT_BYTES)
             }
         };
         self.remember(pushed)
@@ -90,19 +94,40 @@ impl Reader {
         result
     }
 
+    /// Checks the size of the sample that is being read, given the compressed bytes read before the last block and after it.
+    fn check_ratio(&mut self, before: u64, after: u64) -> Result<(), TarError> {
+        let Some((begin, key)) = self.archive.group.current() else { return Ok(()) };
+        if self.sample.0 != begin {
+            self.sample = (begin, before);
+        }
+        let (bytes, compressed) = (self.output - begin, after - self.sample.1);
+        if bytes <= compressed.saturating_mul(MAX_SAMPLE_RATIO).max(MAX_SAMPLE_BYTES) {
+            return Ok(());
+        }
+        let reason = format!(
+            "sample {} has more than {bytes} bytes, decompressed from {compressed}; the limit is {MAX_SAMPLE_BYTES}, or \
+             {MAX_SAMPLE_RATIO} times the compressed bytes; store such samples in a shard that is not compressed",
+            shown(key)
+        );
+        Err(TarError::new(begin, reason))
+    }
+
     /// Decompresses up to about `limit` bytes.
     fn decompress(&mut self, samples: &mut Vec<Sample<Buffer>>, limit: usize) -> Result<(), TarError> {
-        let Some(decompressor) = &mut self.decompressor else { return Ok(()) };
         let mut output = 0;
-        while let Some((bytes, done)) = self.compressed.front_mut() {
+        while let (Some(decompressor), Some((bytes, done))) = (&mut self.decompressor, self.compressed.front_mut()) {
             if output >= limit {
                 break;
             }
+            let before = decompressor.read();
             let (read, block) = decompressor.push(&bytes.as_slice()[*done..])?;
             *done += read;
             if let Some(block) = block {
                 output = output.saturating_add(block.len());
+                self.output += block.len() as u64;
                 self.archive.push(&block.into(), samples)?;
+                let after = decompressor.read();
+                self.check_ratio(before, after)?;
             } else if *done == bytes.as_slice().len() {
                 self.compressed.pop_front();
             }
