@@ -68,6 +68,7 @@ LAYERS = [
     ["datasets.mixture"],
     ["datasets.stream"],
     ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing", "datasets.parquet"],
+    ["datasets.labels"],
     ["datasets.groups", "datasets.image_folder", "datasets.table", "datasets.tar_map", "datasets.tar_stream"],
     ["datasets.ordered_samples"],
     ["datasets.member_passes"],

@@ -113,6 +113,177 @@ def test_a_thousand_random_names_come_in_torchvisions_order(tmp_path):
     assert_same(ours, theirs, "memory://image-folder-random/", tmp_path)
 
 
+class Merged:
+    """Two folders as one class, numbers that do not follow the names, and other folders left out."""
+
+    def find_classes(self, directory):
+        assert directory == self.root
+        return ["latin", "other"], {"B": 7, "a": 0, "é": 7, "a/b": 3}
+
+
+class Chosen:
+    def find_classes(self, directory):
+        names, _ = super().find_classes(directory)
+        chosen = [name for name in reversed(names) if name.startswith(("a", "B"))]
+        return chosen, {name: number for number, name in enumerate(chosen)}
+
+
+class Filtered:
+    """Samples of `make_dataset` that are filtered, reordered and repeated, with other targets."""
+
+    def make_dataset(self, directory, class_to_idx, extensions=None, is_valid_file=None, allow_empty=False):
+        ends = (".png",) if extensions else extensions
+        every = torchvision.datasets.folder.make_dataset if isinstance(self, torchvision.datasets.ImageFolder) else (
+            super().make_dataset
+        )  # fmt: skip
+        found = every(directory, class_to_idx, ends, is_valid_file, allow_empty=True)
+        return [(path, target + 0.5) for path, target in found[::-2] + found[:3]]
+
+
+@pytest.mark.parametrize("override", [Merged, Chosen, Filtered])
+@pytest.mark.parametrize("settings", [{}, {"is_valid_file": lambda path: path.endswith("ng")}], ids=["", "is_valid"])
+def test_a_subclass_overrides_classes_and_samples_as_that_of_torchvision(local, url, override, settings):
+    settings = {**settings, "allow_empty": True}
+    theirs = type("Theirs", (override, torchvision.datasets.ImageFolder), {})(str(local), **settings)
+    ours = type("Ours", (override, torchobj.ImageFolder), {})(url, **settings)
+    assert_same(ours, theirs, url, local)
+    assert [target for _, target in ours] == theirs.targets
+    for index in (0, 3, -1):
+        assert (ours[index][0].tobytes(), ours[index][1]) == (theirs[index][0].tobytes(), theirs[index][1])
+    assert ours.find_classes(ours.root) == (ours.classes, ours.class_to_idx)
+    assert ours.make_dataset(url, ours.class_to_idx, extensions=".png", allow_empty=True) == [
+        (path.replace(str(local), url.rstrip("/")), target)
+        for path, target in theirs.make_dataset(local, ours.class_to_idx, ".png", None, allow_empty=True)
+    ]
+
+
+class Elsewhere(torchobj.ImageFolder):
+    @staticmethod
+    def find_classes(directory):
+        return ["x"], {"x": 4}
+
+    @staticmethod
+    def make_dataset(directory, class_to_idx, **settings):
+        assert sorted(settings) == ["allow_empty", "extensions", "is_valid_file"]
+        return [
+            ("memory://image-folder/train/B/1.tiff", class_to_idx["x"]),
+            ("memory://image-folder-other/1.png", None),
+        ]
+
+
+@pytest.mark.parametrize(("method", "workers"), [(None, 0), ("fork", 2), ("forkserver", 1)])
+def test_an_override_may_name_objects_of_other_buckets(url, method, workers):
+    torchobj.Store("memory://image-folder-other").put("1.png", picture(99))
+    dataset = Elsewhere(url, loader=bytes)
+    expected = [(BODIES["B/1.tiff"], 4), (picture(99), None)]
+    loader = torchobj.DataLoader(
+        dataset, batch_size=None, num_workers=workers, multiprocessing_context=method if workers else None
+    )
+    with Taken() as taken:
+        assert list(map(tuple, loader)) == list(dataset) == expected
+    assert taken.announced == 2
+    assert dataset.samples == [("memory://image-folder/train/B/1.tiff", 4), ("memory://image-folder-other/1.png", None)]
+
+
+@pytest.mark.parametrize("classes", [["é", "a"], ("B", "a-b", "a")])
+def test_an_argument_chooses_and_orders_the_classes(local, url, classes):
+    class Theirs(torchvision.datasets.ImageFolder):
+        def find_classes(self, directory):
+            return list(classes), {name: number for number, name in enumerate(classes)}
+
+    ours = torchobj.ImageFolder(url, classes=classes)
+    assert_same(ours, Theirs(local), url, local)
+    assert [target for _, target in ours] == ours.targets
+    with pytest.raises(FileNotFoundError, match="in the classes absent; pass allow_empty=True"):
+        len(torchobj.ImageFolder(url, classes=["a", "absent"]))
+    allowed = torchobj.ImageFolder(url, classes=["absent", "a"], allow_empty=True)
+    assert (allowed.classes, set(allowed.targets)) == (["absent", "a"], {1})
+
+
+def test_attributes_are_those_of_torchvision(local, url):
+    def both(**settings):
+        return torchobj.ImageFolder(url, **settings), torchvision.datasets.ImageFolder(str(local), **settings)
+
+    ours, theirs = both()
+    assert (ours.root, theirs.root) == (url, str(local))
+    assert (ours.extensions, ours.transforms) == (theirs.extensions, theirs.transforms)
+    ours, theirs = both(is_valid_file=lambda path: True, transform=str, target_transform=float)
+    assert ours.extensions is theirs.extensions is None
+    assert (ours.transforms.transform, ours.transforms.target_transform) == (str, float)
+    assert ours.transforms(1, 2) == theirs.transforms(1, 2) == ("1", 2.0)
+    assert torchobj.ImageFolder(url, extensions=".png").extensions == ".png"
+    assert ours.targets + ours.targets == theirs.targets + theirs.targets
+    assert [None, *theirs.targets] == [None] + ours.targets  # noqa: RUF005  the operator is tested
+    assert isinstance(ours.samples + ours.imgs, list) and len(ours.samples + [1]) == len(theirs) + 1  # noqa: RUF005
+    with pytest.raises(TypeError):
+        ours.targets + (1,)  # noqa: RUF005
+
+
+@pytest.mark.parametrize("name", ["samples", "imgs"])
+def test_assigned_samples_replace_those_of_the_dataset(local, url, name):
+    ours, theirs = torchobj.ImageFolder(url), torchvision.datasets.ImageFolder(local)
+    shared, before = copy.copy(ours), list(ours.samples)
+    for dataset in (ours, theirs):
+        setattr(dataset, name if dataset is ours else "samples", [(path, target * 10) for path, target in
+                                                                  dataset.samples[::-3] + dataset.samples[:2]])  # fmt: skip
+    assert names_of(ours, url) == names_of(theirs, local)
+    assert (len(ours), ours.classes) == (len(theirs), theirs.classes)
+    expected = [(image.tobytes(), target) for image, target in theirs]
+    assert [(image.tobytes(), target) for image, target in ours] == expected
+    assert ours.targets == [target for _, target in theirs.samples]
+    copied = pickle.loads(pickle.dumps(ours))
+    assert (copied.samples, copied.imgs, shared.samples) == (ours.samples, ours.samples, before)
+    loader = torchobj.DataLoader(ours, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    with Taken() as taken:
+        assert [(image.tobytes(), target) for image, target in loader] == expected
+    assert (taken.announced, taken.misses) == (len(expected), 0)
+    ours.samples = []
+    assert (len(ours), list(ours.targets), numpy.asarray(ours.targets).dtype) == (0, [], numpy.int64)
+
+
+def test_assigned_targets_are_an_attribute_as_with_torchvision(local, url):
+    ours, theirs = torchobj.ImageFolder(url), torchvision.datasets.ImageFolder(local)
+    for dataset in (ours, theirs):
+        dataset.targets = [5] * len(dataset)
+        dataset.classes, dataset.class_to_idx = ["five"], {"five": 5}
+    assert (ours.targets, ours.classes, ours.class_to_idx) == (theirs.targets, theirs.classes, theirs.class_to_idx)
+    assert (ours[-1][1], ours.samples[-1][1]) == (theirs[-1][1], theirs.samples[-1][1])
+
+
+def test_assigned_samples_have_the_version_of_the_listing():
+    store = torchobj.Store("memory://image-folder-assigned")
+    for name in ("a/1.png", "a/2.png"):
+        store.put(name, picture(1))
+    dataset = torchobj.ImageFolder("memory://image-folder-assigned", loader=bytes)
+    dataset.samples = dataset.samples[1:]
+    store.put("a/2.png", picture(2))
+    with pytest.raises(torchobj.exceptions.ObjectChangedError):
+        dataset[0]
+
+
+@pytest.mark.parametrize(
+    "samples", [["a.png"], [("a.png", 1)], [("s3://bucket/a.png",)], [("s3://bucket/", 1)], [(1, 2)]]
+)
+def test_samples_without_the_url_of_an_object_are_refused(url, samples):
+    dataset = torchobj.ImageFolder(url)
+    with pytest.raises(torchobj.exceptions.ConfigError, match=r"a\.png|bucket|1, 2"):
+        dataset.samples = samples
+    assert len(dataset) == len(torchobj.ImageFolder(url))
+
+
+def test_the_methods_refuse_what_torchvisions_do_and_other_folders(url):
+    dataset = torchobj.ImageFolder(url)
+    assert dataset.find_classes(f"{url}a")[0] == ["b", "b-c"]
+    assert dataset.make_dataset(f"{url}a/", {"b-c": 1}, ".png") == [(f"{url}a/b-c/z.png", 1)]
+    for arguments in (
+        (url, {}, ".png"), (url, {"a": 0}), (url, {"a": 0}, ".png", bool), ("memory://other/", {"a": 0}, ".png")
+    ):  # fmt: skip
+        with pytest.raises(
+            ValueError, match=r"class_to_idx=\{\}|extensions and is_valid_file|directory='memory://other/'"
+        ):
+            dataset.make_dataset(*arguments)
+
+
 def digests(loader):
     return [
         (image.sum().item(), int(target))
@@ -266,6 +437,9 @@ def test_an_image_that_was_replaced_after_the_listing_is_an_error():
 @pytest.mark.parametrize(("settings", "message"), [
     ({"loader": "pil"}, "loader='pil': must be callable"),
     ({"transform": 3}, "transform=3: must be callable, or None"),
+    ({"classes": "a"}, "classes='a': must be a list of different names"),
+    ({"classes": ["a", "a"]}, "must be a list of different names"),
+    ({"classes": []}, "must be a list of different names"),
     ({"extensions": []}, r"extensions=\[\]: must be a string or a list"),
     ({"extensions": ".png", "is_valid_file": bool}, "extensions and is_valid_file: pass only one"),
     ({"on_error": "skip"}, "use 'replace'"),

@@ -13,10 +13,9 @@ import numpy as np
 
 from torchobj._torchobj import ManifestBuilder, NativeManifest, ObjectRef
 from torchobj.config import StoreConfig
-from torchobj.datasets import worker_process
 from torchobj.datasets.listing import Listing
 from torchobj.manifest import Manifest
-from torchobj.urls import parse_url
+from torchobj.urls import parse_object_url, parse_url
 
 #: Number of objects that are converted together.
 _CHUNK = 1 << 16
@@ -49,43 +48,72 @@ class ArrangedListing(Generic[Details]):
     Args:
         url: URL of the folder; a slash at its end may be missing.
         config: The configuration of its store.
-        arrange: Returns the indices of objects, and details, given the URL of the folder, the keys after it, and the
-            manifest.
     """
 
-    def __init__(
-        self,
-        url: str,
-        config: StoreConfig,
-        arrange: Callable[[str, Iterator[str], Manifest], tuple[Sequence[int], Details]],
-    ) -> None:
+    def __init__(self, url: str, config: StoreConfig) -> None:
         parsed = parse_url(url)
         folder = parsed if parsed.key.endswith("/") or not parsed.key else parsed._replace(key=f"{parsed.key}/")
         self.url, self._prefix = str(folder), folder.key
         self._listing = Listing(config, parse_url, url=self.url)
-        self._arrange = arrange
         self._found: Arrangement[Details] | None = None
 
     def __repr__(self) -> str:
         return repr(self._listing)
 
-    def found(self) -> Arrangement[Details]:
+    def found(self, arrange: Callable[[], Arrangement[Details]]) -> Arrangement[Details]:
         """The objects. The first call lists, and every call ensures that the ranks of a job agree on the listing.
+
+        Args:
+            arrange: Called once, when the folder is listed: returns the objects from `of_order` or `of_urls`.
 
         Raises:
             ManifestMismatchError: The ranks of a job listed different objects.
         """
-        listed = self._listing.objects()
+        self._listing.objects()
         if self._found is None:
-            names = (key[len(self._prefix) :] for key in _keys(listed))
-            order, details = self._arrange(self.url, names, listed)
-            self._found = Arrangement(_arranged(listed, order), details, self._prefix)
+            self._found = arrange()
         return self._found
 
-    def __getstate__(self) -> dict[str, Any]:
-        if worker_process.is_pickling_for_spawn():
-            self.found()
-        return self.__dict__
+    def objects(self) -> Manifest:
+        """The objects in the order of the listing."""
+        return self._listing.objects()
+
+    def names(self, folder: str = "") -> Iterator[tuple[int, str]]:
+        """The index in the listing, and the key after the folder, of each object below it.
+
+        Args:
+            folder: A folder below `url`, with a slash at its end; empty: `url`.
+        """
+        start = self._prefix + folder
+        return ((index, key[len(start) :]) for index, key in enumerate(_keys(self.objects())) if key.startswith(start))
+
+    def of_order(self, order: Sequence[int], details: Details) -> Arrangement[Details]:
+        """The objects of these indices in the listing."""
+        return Arrangement(_arranged(self.objects(), order), details, self._prefix)
+
+    def of_urls(self, urls: Sequence[str], details: Details) -> Arrangement[Details]:
+        """The objects of these URLs, with the sizes and versions of the listing if they are in it.
+
+        Raises:
+            ConfigError: One of them is not the URL of an object.
+        """
+        listed, wanted = self.objects(), {*urls}
+        indices = {url: index for index, url in enumerate(map(listed.url, range(len(listed)))) if url in wanted}
+        others = Manifest.from_urls(str(parse_object_url(url)) for url in wanted.difference(indices))
+        if len(others):
+            indices |= {others.url(index): len(listed) + index for index in range(len(others))}
+            listed = _joined(listed, others)
+        order = array("q", [indices[url] for url in urls])
+        return Arrangement(_arranged(listed, order), details, self._prefix)
+
+
+def _joined(*manifests: Manifest) -> Manifest:
+    """The objects of several manifests, one after the other."""
+    builder = ManifestBuilder()
+    for manifest in manifests:
+        for begin in range(0, len(manifest), _CHUNK):
+            builder.add(manifest.bases(), manifest.columns(begin, min(begin + _CHUNK, len(manifest))))
+    return Manifest(builder.finish())
 
 
 def _keys(manifest: NativeManifest) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from typing_extensions import override
@@ -10,12 +10,11 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
-from torchobj.datasets.arranged_listing import ArrangedListing
+from torchobj.datasets.arranged_listing import ArrangedListing, Arrangement
 from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.errors import OnError
 from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.exceptions import ObjectNotFoundError
-from torchobj.manifest import Manifest
 
 __all__ = ["GroupDataset"]
 
@@ -26,25 +25,25 @@ _SHOWN = 3
 
 
 class _Arrange:
-    """Finds the groups, in the order of their stems."""
+    """Finds the groups of a folder, in the order of their stems."""
 
-    def __init__(self, fields: Mapping[str, str], *, is_dropping: bool) -> None:
-        self.fields, self.is_dropping = dict(fields), is_dropping
+    def __init__(self, listing: ArrangedListing[int], fields: Mapping[str, str], *, is_dropping: bool) -> None:
+        self.listing, self.fields, self.is_dropping = listing, dict(fields), is_dropping
 
-    def __call__(self, url: str, names: Iterable[str], _manifest: Manifest) -> tuple["array[int]", int]:
+    def __call__(self) -> Arrangement[int]:
         by_suffix = {suffix: position for position, suffix in enumerate(self.fields.values())}
         lengths = sorted({len(suffix) for suffix in by_suffix}, reverse=True)
         groups: dict[str, list[int]] = {}
-        for index, name in enumerate(names):
+        for index, name in self.listing.names():
             # The longest suffix first.
             for length in lengths:
                 position, stem = by_suffix.get(name[-length:]), name[:-length]
                 if position is not None and stem and not stem.endswith("/"):
                     groups.setdefault(stem, [-1] * len(by_suffix))[position] = index
                     break
-        self._check(url, groups)
+        self._check(self.listing.url, groups)
         stems = sorted(stem for stem, parts in groups.items() if min(parts) >= 0)
-        return array("q", (index for stem in stems for index in groups[stem])), len(stems)
+        return self.listing.of_order(array("q", (index for stem in stems for index in groups[stem])), len(stems))
 
     def _check(self, url: str, groups: Mapping[str, Sequence[int]]) -> None:
         described = ", ".join(self.fields.values())
@@ -131,15 +130,15 @@ class GroupDataset(ObjectDataset[Sample_co]):
         settings = store_config(config, region, endpoint_url, url=url)
         super().__init__(config=settings, on_error=on_error)
         self.fields, self.transform = dict(fields), transform
-        arrange = _Arrange(self.fields, is_dropping=missing == "drop")
-        self._groups: ArrangedListing[int] = ArrangedListing(url, settings, arrange)
+        self._groups: ArrangedListing[int] = ArrangedListing(url, settings)
+        self._arrange = _Arrange(self._groups, self.fields, is_dropping=missing == "drop")
 
     def __repr__(self) -> str:
         described = f"{self._groups!r}, fields: {', '.join(self.fields)}"
         return f"<{type(self).__name__} {described}, on_error={batch_reader_of(self).on_error!r}>"
 
     def __len__(self) -> int:
-        return self._groups.found().details
+        return self._groups.found(self._arrange).details
 
     def key(self, index: int) -> str:
         """The key of a sample, its `__key__`.
@@ -151,15 +150,15 @@ class GroupDataset(ObjectDataset[Sample_co]):
             IndexError: There is no such sample.
         """
         suffix = next(iter(self.fields.values()))
-        return self._groups.found().name(position_of(index, self) * len(self.fields)).removesuffix(suffix)
+        return self._groups.found(self._arrange).name(position_of(index, self) * len(self.fields)).removesuffix(suffix)
 
     @override
     def _torchobj_prepare(self) -> None:
-        self._groups.found()
+        self._groups.found(self._arrange)
 
     @override
     def objects_at(self, index: int) -> Sequence[ObjectRef]:
-        groups, count = self._groups.found(), len(self.fields)
+        groups, count = self._groups.found(self._arrange), len(self.fields)
         return [groups.ref(position) for position in range(index * count, (index + 1) * count)]
 
     @override

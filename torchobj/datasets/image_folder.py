@@ -1,12 +1,12 @@
 """`ImageFolder`: images in folders that are named after their classes, as torchvision's dataset of this name."""
 
 import bisect
-import itertools
+import dataclasses
+import functools
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 from typing_extensions import override
 
 from torchobj import decode
@@ -15,148 +15,29 @@ from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.arranged_listing import ArrangedListing, Arrangement
 from torchobj.datasets.errors import OnError
+from torchobj.datasets.labels import Labels, Samples, Targets
 from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.manifest import Manifest
+from torchobj.urls import canonical_url
 
 __all__ = ["IMG_EXTENSIONS", "ImageFolder"]
 
 #: The extensions of torchvision.
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
-_Item = TypeVar("_Item")
 
+@dataclasses.dataclass
+class _Transforms:
+    """Both transforms as one, as torchvision's `StandardTransform`."""
 
-class _Classes(NamedTuple):
-    """The names of the classes in their order, and the number of samples up to the end of each."""
+    transform: Callable[[Any], Any] | None
+    target_transform: Callable[[Any], Any] | None
 
-    names: list[str]
-    ends: list[int]
-
-    def target(self, index: int) -> int:
-        return bisect.bisect_right(self.ends, index)
-
-    def counts(self) -> list[int]:
-        return [end - begin for begin, end in itertools.pairwise([0, *self.ends])]
-
-    def targets(self) -> Iterator[int]:
-        return itertools.chain.from_iterable(map(itertools.repeat, range(len(self.names)), self.counts()))
-
-
-class _LazyList(Sequence[_Item]):
-    """A sequence like a list, whose items are computed when they are accessed."""
-
-    def __init__(self, arrangement: Arrangement[_Classes]) -> None:
-        self._arrangement = arrangement
-
-    def _item(self, index: int) -> _Item:
-        raise NotImplementedError
-
-    def __len__(self) -> int:
-        return len(self._arrangement.manifest)
-
-    @overload
-    def __getitem__(self, index: int) -> _Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[_Item]: ...
-    def __getitem__(self, index: int | slice) -> _Item | list[_Item]:
-        # The range checks the index, and counts negative ones from the end.
-        chosen = range(len(self))[index]
-        return self._item(chosen) if isinstance(chosen, int) else [self._item(number) for number in chosen]
-
-    def __iter__(self) -> Iterator[_Item]:
-        return map(self._item, range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, _LazyList)):
-            return NotImplemented
-        return len(self) == len(other) and all(mine == its for mine, its in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        shown = [repr(item) for item in self[:3]]
-        return f"[{', '.join([*shown, '...'] if len(self) > 3 else shown)}]"
-
-
-class _Targets(_LazyList[int]):
-    """The class of each sample."""
-
-    @override
-    def _item(self, index: int) -> int:
-        return self._arrangement.details.target(index)
-
-    @override
-    def __iter__(self) -> Iterator[int]:
-        return self._arrangement.details.targets()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:  # noqa: FBT001  numpy's arguments
-        if copy is False:
-            raise ValueError("the targets are computed: an array of them is a copy")
-        classes = self._arrangement.details
-        return np.repeat(np.arange(len(classes.names)), classes.counts()).astype(dtype or np.int64, copy=False)
-
-
-class _Samples(_LazyList[tuple[str, int]]):
-    """URL and class of each sample."""
-
-    @override
-    def _item(self, index: int) -> tuple[str, int]:
-        return self._arrangement.manifest.url(index), self._arrangement.details.target(index)
-
-
-class _Arrange:
-    """Finds the classes and their images, in torchvision's order."""
-
-    def __init__(
-        self, extensions: tuple[str, ...] | None, is_valid_file: Callable[[str], bool] | None, *, allow_empty: bool
-    ) -> None:
-        self.extensions, self.is_valid_file, self.allow_empty = extensions, is_valid_file, allow_empty
-
-    def __call__(self, url: str, names: Iterable[str], manifest: Manifest) -> tuple["array[int]", _Classes]:
-        folders: dict[str, array[int]] = {}
-        for index, name in enumerate(names):
-            folder, slash, file = name.rpartition("/")
-            if not slash:
-                continue  # It is in no folder.
-            images = folders.get(folder)
-            if images is None:
-                images = folders[folder] = array("q")
-            if self._is_image(file, manifest, index):
-                images.append(index)
-        order, classes = array("q"), _Classes([], [])
-        # The order of os.walk, sorted: all files of a folder before those of its subfolders. Files of a folder are in
-        # the order of their names already.
-        for folder in sorted(folders, key=lambda folder: (folder.partition("/")[0], folder)):
-            name = folder.partition("/")[0]
-            if classes.names[-1:] != [name]:
-                classes.names.append(name)
-                classes.ends.append(len(order))
-            order += folders[folder]
-            classes.ends[-1] = len(order)
-        self._check(url, classes)
-        return order, classes
-
-    def _is_image(self, file: str, manifest: Manifest, index: int) -> bool:
-        if self.is_valid_file is not None:
-            return self.is_valid_file(manifest.url(index))
-        return file.lower().endswith(self.extensions or IMG_EXTENSIONS)
-
-    def _check(self, url: str, classes: _Classes) -> None:
-        if not classes.names:
-            raise ObjectNotFoundError(
-                f"{url}: no class folders: images have keys such as {url}class/image.jpg, and no object has "
-                "a key of this form"
-            )
-        empty = [name for name, count in zip(classes.names, classes.counts(), strict=True) if count == 0]
-        if empty and not self.allow_empty:
-            wanted = "that is_valid_file accepts"
-            if self.is_valid_file is None:
-                wanted = f"with one of the extensions {', '.join(self.extensions or IMG_EXTENSIONS)}"
-            raise ObjectNotFoundError(
-                f"{url}: no object {wanted} in the classes {', '.join(empty)}; pass allow_empty=True to keep "
-                "classes without images"
-            )
+    def __call__(self, image: Any, target: Any) -> tuple[Any, Any]:
+        return (
+            image if self.transform is None else self.transform(image),
+            target if self.target_transform is None else self.target_transform(target),
+        )
 
 
 class ImageFolder(ObjectDataset[tuple[Any, Any]]):
@@ -169,6 +50,9 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
     A bucket has no folders, only keys: a class exists if an object is in its folder. Empty objects whose key ends with
     a slash, with which some programs mark folders, do not count.
 
+    A subclass may override `find_classes` and `make_dataset` as with torchvision's, for example to merge classes; both
+    are called at the first use.
+
     Args:
         url: URL of the folder of the class folders, of any scheme.
         transform: Converts an image, such as torchvision's `ToTensor()`. None: no conversion.
@@ -178,16 +62,22 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         extensions: Extensions of images, in any case. None: those of torchvision, `IMG_EXTENSIONS`.
         is_valid_file: Called with the URL of each object instead; returns whether it is an image.
         allow_empty: Whether a class may have no images.
+        classes: Folders of the classes, in the order of their numbers; other folders are left out. None: all folders,
+            sorted. Samples are in the order of the sorted folders in any case.
         region, endpoint_url: Override those of `config`.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read, decoded or transformed: as for `ObjectDataset`.
 
     Attributes:
-        classes: Names of the classes, sorted.
+        root: The URL.
+        classes: Names of the classes.
         class_to_idx: The number of each class by its name.
-        samples, imgs: URL and class number of each sample.
-        targets: Class number of each sample. `samples` and `targets` are sequences whose items are computed when they
-            are accessed, and are equal to lists of these items.
+        samples, imgs: URL and class number of each sample. Samples that are assigned replace those of the dataset.
+        targets: Class number of each sample. Assigned ones are not those of the samples, as with torchvision's: assign
+            `samples` to change these. `samples` and `targets` are sequences whose items are computed when they are
+            accessed, and are equal to lists of these items.
+        extensions: Extensions of images; None with `is_valid_file`.
+        transforms: Both transforms as one callable; None if there are none.
         failed_samples: Number of samples that failed, in this process and its DataLoader workers.
 
     Raises:
@@ -220,6 +110,7 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         is_valid_file: Callable[[str], bool] | None = None,
         allow_empty: bool = False,  # noqa: FBT001, FBT002  torchvision's argument
         *,
+        classes: Sequence[str] | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
@@ -234,56 +125,240 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         check("extensions", extensions, "a string or a list of strings, or None", ok=is_names)
         if chosen is not None and is_valid_file is not None:
             raise ConfigError("extensions and is_valid_file: pass only one of them")
+        is_list = isinstance(classes, Sequence) and not isinstance(classes, str)
+        is_classes = is_list and all(isinstance(name, str) and name for name in classes or ())
+        ok = classes is None or (is_classes and 0 < len(classes) == len({*classes}))
+        check("classes", classes, "a list of different names of folders, or None", ok=ok)
         settings = store_config(config, region, endpoint_url, url=url)
         super().__init__(config=settings, on_error=on_error)
-        self.transform, self.target_transform, self.loader = transform, target_transform, loader
-        lower = None if chosen is None else tuple(name.lower() for name in chosen)
-        arrange = _Arrange(lower, is_valid_file, allow_empty=allow_empty)
-        self._images: ArrangedListing[_Classes] = ArrangedListing(url, settings, arrange)
+        self.root, self.loader = url, loader
+        self.transform, self.target_transform = transform, target_transform
+        has_transform = transform is not None or target_transform is not None
+        self.transforms = _Transforms(transform, target_transform) if has_transform else None
+        self.extensions = IMG_EXTENSIONS if extensions is None and is_valid_file is None else extensions
+        self._is_valid_file, self._allow_empty, self._chosen = is_valid_file, allow_empty, classes
+        self._images: ArrangedListing[Labels] = ArrangedListing(url, settings)
+        #: Samples and targets that were assigned.
+        self._assigned: Arrangement[Labels] | None = None
+        self._assigned_targets: Sequence[Any] | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._images!r}, on_error={batch_reader_of(self).on_error!r}>"
 
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes, sorted."""
-        return list(self._images.found().details.names)
+    def find_classes(self, directory: str) -> tuple[list[str], dict[str, int]]:
+        """The names of the classes, and the number of each. Called at the first use with `root`; can be overridden.
 
-    @property
+        Args:
+            directory: `root`, or the URL of a folder in it.
+
+        Returns:
+            The argument `classes`, otherwise the folders in `directory`, sorted.
+
+        Raises:
+            ObjectNotFoundError: There are no folders.
+            ConfigError: `directory` is not in `root`.
+        """
+        names = self._chosen
+        if names is None:
+            below = self._images.names(self._folder_of(directory))
+            names = sorted(
+                {folder for folder, slash, _ in (name.partition("/") for _, name in below) if folder and slash}
+            )
+        if not names:
+            raise ObjectNotFoundError(
+                f"{self._images.url}: no class folders: images have keys such as {self._images.url}class/image.jpg, "
+                "and no object has a key of this form"
+            )
+        return list(names), {name: number for number, name in enumerate(names)}
+
+    def make_dataset(
+        self,
+        directory: str,
+        class_to_idx: dict[str, int],
+        extensions: str | Sequence[str] | None = None,
+        is_valid_file: Callable[[str], bool] | None = None,
+        allow_empty: bool = False,  # noqa: FBT001, FBT002  torchvision's argument
+    ) -> list[tuple[str, int]]:
+        """URL and target of each sample. Called at the first use with `root`; can be overridden.
+
+        An override may return any URLs and targets. Objects that are not in `root` are read without a check of their
+        version.
+
+        Args:
+            directory: `root`, or the URL of a folder in it.
+            class_to_idx: The number of each class by the name of its folder in `directory`.
+            extensions: Extensions of images, in any case.
+            is_valid_file: Called with the URL of each object instead; returns whether it is an image.
+            allow_empty: Whether a class may have no images.
+
+        Raises:
+            ObjectNotFoundError: A class has no images.
+            ConfigError: `class_to_idx` is empty, not one of `extensions` and `is_valid_file` is given, or `directory`
+                is not in `root`.
+        """
+        order, labels = self._found_in(directory, class_to_idx, extensions, is_valid_file, allow_empty=allow_empty)
+        return list(Samples(self._images.of_order(order, labels)))
+
+    def _folder_of(self, directory: str) -> str:
+        """The part of the URL of a folder after `root`."""
+        url = canonical_url(directory)
+        folder = url if url.endswith("/") else f"{url}/"
+        root = self._images.url
+        check("directory", directory, f"{root} or the URL of a folder in it", ok=folder.startswith(root))
+        return folder[len(root) :]
+
+    def _found_in(
+        self,
+        directory: str,
+        class_to_idx: dict[str, int],
+        extensions: str | Sequence[str] | None,
+        is_valid_file: Callable[[str], bool] | None,
+        *,
+        allow_empty: bool,
+    ) -> tuple["array[int]", Labels]:
+        """The images of classes as indices in the listing, in torchvision's order."""
+        check("class_to_idx", class_to_idx, "the number of one class or more, by its name", ok=bool(class_to_idx))
+        if (extensions is None) == (is_valid_file is None):
+            raise ConfigError("extensions and is_valid_file: pass one of them")
+        ends = tuple(end.lower() for end in ([extensions] if isinstance(extensions, str) else extensions or ()))
+        listed = self._images.objects()
+
+        def is_image(index: int, file: str) -> bool:
+            return file.lower().endswith(ends) if is_valid_file is None else is_valid_file(listed.url(index))
+
+        below = self._images.names(self._folder_of(directory))
+        order, labels, empty = _in_order(_images_by_folder(below, class_to_idx, is_image), class_to_idx)
+        if empty and not allow_empty:
+            wanted = "that is_valid_file accepts" if not ends else f"with one of the extensions {', '.join(ends)}"
+            raise ObjectNotFoundError(
+                f"{self._images.url}: no object {wanted} in the classes {', '.join(empty)}; pass allow_empty=True to "
+                "keep classes without images"
+            )
+        return order, labels
+
+    def _arranged(self) -> Arrangement[Labels]:
+        classes, class_to_idx = self.find_classes(self.root)
+        is_own = getattr(self.make_dataset, "__func__", None) is ImageFolder.make_dataset
+        if not is_own:
+            samples = self.make_dataset(
+                self.root,
+                class_to_idx=class_to_idx,
+                extensions=self.extensions,
+                is_valid_file=self._is_valid_file,
+                allow_empty=self._allow_empty,
+            )
+            return self._arranged_as(samples, Labels(classes, class_to_idx, [], []))
+        order, labels = self._found_in(
+            self.root, class_to_idx, self.extensions, self._is_valid_file, allow_empty=self._allow_empty
+        )
+        return self._images.of_order(order, labels._replace(classes=classes, class_to_idx=class_to_idx))
+
+    def _arranged_as(self, samples: Iterable[Any], labels: Labels) -> Arrangement[Labels]:
+        pairs = list(samples)
+        for pair in pairs:
+            if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[0], str)):
+                check("samples", pair, "pairs of the URL of an object, and a target", ok=False)
+        urls = [canonical_url(url) for url, _ in pairs]
+        return self._images.of_urls(urls, labels.with_targets(target for _, target in pairs))
+
+    def _found(self) -> Arrangement[Labels]:
+        found = self._images.found(self._arranged)
+        return found if self._assigned is None else self._assigned
+
+    @functools.cached_property
+    def classes(self) -> list[str]:
+        """Names of the classes."""
+        return self._found().details.classes
+
+    @functools.cached_property
     def class_to_idx(self) -> dict[str, int]:
         """The number of each class by its name."""
-        return {name: number for number, name in enumerate(self._images.found().details.names)}
+        return self._found().details.class_to_idx
 
     @property
-    def samples(self) -> Sequence[tuple[str, int]]:
+    def samples(self) -> Sequence[tuple[str, Any]]:
         """URL and class number of each sample."""
-        return _Samples(self._images.found())
+        return Samples(self._found())
+
+    @samples.setter
+    def samples(self, samples: Iterable[tuple[str, Any]]) -> None:
+        self._assigned = self._arranged_as(samples, self._found().details)
 
     @property
-    def imgs(self) -> Sequence[tuple[str, int]]:
+    def imgs(self) -> Sequence[tuple[str, Any]]:
         """The same as `samples`."""
         return self.samples
 
+    @imgs.setter
+    def imgs(self, samples: Iterable[tuple[str, Any]]) -> None:
+        self.samples = samples
+
     @property
-    def targets(self) -> Sequence[int]:
+    def targets(self) -> Sequence[Any]:
         """Class number of each sample."""
-        return _Targets(self._images.found())
+        return Targets(self._found()) if self._assigned_targets is None else self._assigned_targets
+
+    @targets.setter
+    def targets(self, targets: Sequence[Any]) -> None:
+        self._assigned_targets = targets
 
     def __len__(self) -> int:
-        return len(self._images.found().manifest)
+        return len(self._found().manifest)
 
     @override
     def _torchobj_prepare(self) -> None:
-        self._images.found()
+        self._found()
 
     @override
     def objects_at(self, index: int) -> Sequence[ObjectRef]:
-        return [self._images.found().ref(index)]
+        return [self._found().ref(index)]
 
     @override
     def build(self, index: int, readers: Sequence[ObjectReader]) -> tuple[Any, Any]:
-        image, target = self.loader(readers[0]), self._images.found().details.target(index)
-        return (
-            image if self.transform is None else self.transform(image),
-            target if self.target_transform is None else self.target_transform(target),
-        )
+        target = self._found().details.target(index)
+        return _Transforms(self.transform, self.target_transform)(self.loader(readers[0]), target)
+
+
+def _images_by_folder(
+    names: Iterable[tuple[int, str]], class_to_idx: Mapping[str, int], is_image: Callable[[int, str], bool]
+) -> dict[str, "array[int]"]:
+    """The images of each folder that is a class, or in one."""
+    folders: dict[str, array[int] | None] = {}
+    for index, name in names:
+        folder, _, file = name.rpartition("/")
+        if folder not in folders:
+            is_in_class = any(each in class_to_idx for each in _with_parents(folder))
+            folders[folder] = array("q") if is_in_class else None
+        images = folders[folder]
+        if images is not None and is_image(index, file):
+            images.append(index)
+    return {folder: images for folder, images in folders.items() if images is not None}
+
+
+def _with_parents(folder: str) -> Iterator[str]:
+    """A folder and those that contain it."""
+    while folder:
+        yield folder
+        folder = folder.rpartition("/")[0]
+
+
+def _in_order(
+    folders: Mapping[str, "array[int]"], class_to_idx: Mapping[str, int]
+) -> tuple["array[int]", Labels, list[str]]:
+    """The images in torchvision's order, with their targets, and the classes without images."""
+    names, order, labels, empty = sorted(folders), array("q"), Labels([], {}, [], []), list[str]()
+    for name in sorted(class_to_idx):
+        begin, below = len(order), f"{name}/"
+        # The order of os.walk, sorted: all files of a folder before those of its subfolders. Files of a folder are in
+        # the order of their names already.
+        order += folders.get(name, array("q"))
+        for number in range(bisect.bisect_left(names, below), len(names)):
+            if not names[number].startswith(below):
+                break
+            order += folders[names[number]]
+        if len(order) == begin:
+            empty.append(name)
+        else:
+            labels.runs.append(class_to_idx[name])
+            labels.ends.append(len(order))
+    return order, labels, empty

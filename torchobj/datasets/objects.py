@@ -116,6 +116,11 @@ class ObjectDataset(torch.utils.data.Dataset[Sample_co]):
     def _torchobj_prepare(self) -> None:
         """Creates what workers inherit, before they are started. For the datasets of torchobj."""
 
+    def __getstate__(self) -> object:
+        if worker_process.is_pickling_for_spawn():
+            self._torchobj_prepare()
+        return super().__getstate__()
+
     def __getitem__(self, index: int) -> Sample_co:
         """Sample `index`. Negative indices count from the end.
 
