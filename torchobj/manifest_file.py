@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from torchobj._torchobj import Buffer, ManifestBuilder, NativeManifest
 from torchobj.exceptions import ConfigError, ManifestError
-from torchobj.manifest_pages import DICTIONARY, WHOLE_TEXTS, largest_column
+from torchobj.manifest_pages import DICTIONARY, WHOLE_TEXTS, largest_column, row_limit
 from torchobj.urls import CLOUD_SCHEMES, parse_url, shown_url
 
 __all__ = ["FORMAT", "check_installed", "read", "write"]
@@ -113,7 +113,7 @@ def read(data: Buffer, name: str) -> NativeManifest:
         file = parquet.ParquetFile(
             arrow.BufferReader(arrow.py_buffer(data)), read_dictionary=["base"], page_checksum_verification=True
         )
-        digest = _checked_digest(file, name)
+        digest = _checked_digest(file, len(data), name)
         _check_pages(data, name)
         manifest = _objects(arrow, file, name)
     except ManifestError:
@@ -140,7 +140,7 @@ def _check_footer_length(data: Buffer, name: str) -> None:
         raise ManifestError(f"{name}: damaged: a footer of {length} bytes in {memoryview(data).nbytes}; {_ADVICE}")
 
 
-def _checked_digest(file: Any, name: str) -> str:
+def _checked_digest(file: Any, size: int, name: str) -> str:
     """Checks the footer. Returns the digest in it."""
     metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
     if _FORMAT_KEY not in metadata:
@@ -164,6 +164,8 @@ def _checked_digest(file: Any, name: str) -> str:
             raise ManifestError(f"{name}: damaged: row group {number} has {group.num_rows} rows; {_ADVICE}")
     if sum(group.num_rows for group in groups) != file.metadata.num_rows:
         raise ManifestError(f"{name}: damaged: its row groups do not have {file.metadata.num_rows} rows; {_ADVICE}")
+    if file.metadata.num_rows > row_limit(size):
+        raise ManifestError(f"{name}: damaged: {file.metadata.num_rows} objects in {size} bytes; {_ADVICE}")
     return str(metadata.get(_DIGEST_KEY))
 
 

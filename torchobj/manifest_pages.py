@@ -18,6 +18,7 @@ __all__ = [
     "largest_column",
     "pages_of",
     "read_footer",
+    "row_limit",
 ]
 
 #: Encodings of pages whose texts are as long as the page, and those of dictionaries and their indices.
@@ -35,6 +36,11 @@ DICTIONARY_PAGE = 2
 
 #: Lists and structs in one another: row groups, columns, metadata and their statistics need 8.
 _MAX_DEPTH = 16
+
+
+def row_limit(size: int) -> int:
+    """The number of rows that a manifest or index of this many bytes may have. Row groups may share their pages."""
+    return max(1 << 20, 64 * size)
 
 
 class Chunk(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchobj.exceptions import ConfigError, TarIndexError
-from torchobj.manifest_pages import DICTIONARY, WHOLE_TEXTS, largest_column
+from torchobj.manifest_pages import DICTIONARY, WHOLE_TEXTS, largest_column, row_limit
 from torchobj.urls import CLOUD_SCHEMES, parse_object_url, parse_url
 
 __all__ = [
@@ -161,7 +161,7 @@ def read(data: Any, name: str) -> IndexTable:
     _check_footer_length(memoryview(data), name)
     try:
         buffer = arrow.py_buffer(data)
-        shards, source = _checked_footer(parquet.ParquetFile(arrow.BufferReader(buffer)), name)
+        shards, source = _checked_footer(parquet.ParquetFile(arrow.BufferReader(buffer)), len(buffer), name)
         _check_pages(memoryview(data), name)
         members = parquet.ParquetFile(
             arrow.BufferReader(buffer), read_dictionary=["shard", "field"], page_checksum_verification=True
@@ -195,7 +195,7 @@ def _check_footer_length(data: memoryview, name: str) -> None:
         raise TarIndexError(f"{name}: damaged: a footer of {length} bytes in {data.nbytes}; {ADVICE}")
 
 
-def _checked_footer(file: Any, name: str) -> tuple[tuple[TarShard, ...], str | None]:
+def _checked_footer(file: Any, size: int, name: str) -> tuple[tuple[TarShard, ...], str | None]:
     """Checks the footer. Returns the shards and the digest in it."""
     metadata = {key.decode(): value.decode() for key, value in (file.metadata.metadata or {}).items()}
     if metadata.get(_FORMAT_KEY) != str(FORMAT):
@@ -209,6 +209,8 @@ def _checked_footer(file: Any, name: str) -> tuple[tuple[TarShard, ...], str | N
     groups = [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
     if not all(0 <= rows <= _GROUP_ROWS for rows in groups) or sum(groups) != file.metadata.num_rows:
         raise TarIndexError(f"{name}: damaged: row groups of other sizes than its metadata has; {ADVICE}")
+    if sum(groups) > row_limit(size):
+        raise TarIndexError(f"{name}: damaged: {sum(groups)} members in {size} bytes; {ADVICE}")
     shards = tuple(TarShard(*shard) for shard in json.loads(metadata[_SHARDS_KEY]))
     for shard in shards:
         is_version = shard.version is None or isinstance(shard.version, str)

@@ -123,3 +123,10 @@ def test_the_longest_keys_and_versions_are_saved_and_loaded(tmp_path):
     manifest = Manifest.from_urls(f"s3://b/{number:01024}" for number in range(ROWS + 1))
     manifest.save(tmp_path / "m")
     assert Manifest.load(tmp_path / "m") == manifest
+
+
+def test_more_objects_than_the_bytes_of_the_file_can_name_are_refused(tmp_path, monkeypatch):
+    Manifest.from_urls(f"s3://b/{number}" for number in range(1000)).save(tmp_path / "m")
+    monkeypatch.setattr("torchobj.manifest_file.row_limit", lambda size: 999)
+    with pytest.raises(exceptions.ManifestError, match=r"damaged: 1000 objects in \d+ bytes"):
+        Manifest.load(tmp_path / "m")
