@@ -338,3 +338,82 @@ def test_a_small_parquet_file_that_decodes_to_more_than_memory_is_an_error(tmp_p
     pa.parquet.write_table(pa.table({"url": texts}), tmp_path / "a.parquet", **options)
     with pytest.raises(ConfigError, match=r"a\.parquet: not a CSV or Parquet file, or damaged: .*more than 2147483648"):
         torchobj.TableDataset(tmp_path / "a.parquet", "url")
+
+
+def csv_file(tmp_path, text, encoding="utf-8"):
+    (tmp_path / "a.csv").write_bytes(text.encode(encoding))
+    return tmp_path / "a.csv"
+
+
+@pytest.mark.parametrize(
+    "encoding", ["latin-1", "cp1252", "utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "shift_jis"]
+)
+def test_a_csv_in_another_encoding_is_named_and_read_on_request(base, tmp_path, encoding):
+    word = "ローマ" if encoding == "shift_jis" else "café"
+    table = csv_file(tmp_path, f"url,{word}\n" + f'{base}a,"{word}"\n' * 3, encoding)
+    if encoding != "utf-8-sig":
+        with pytest.raises(ConfigError, match=r"a\.csv: .*pass encoding="):
+            torchobj.TableDataset(table, "url")
+    chosen = None if encoding == "utf-8-sig" else encoding
+    assert torchobj.TableDataset(table, "url", encoding=chosen).column(word) == [word] * 3
+
+
+def test_a_column_that_is_not_utf_8_is_named_wherever_the_byte_is(base, tmp_path):
+    for count in (0, 300_000):
+        table = csv_file(tmp_path, "url,word\n" + f"{base}a,b\n" * count + f"{base}a,café\n", "latin-1")
+        with pytest.raises(ConfigError, match=r"a\.csv: column 'word': it is not text in UTF-8; pass encoding="):
+            torchobj.TableDataset(table, "url")
+    with pytest.raises(ConfigError, match=r"a\.csv: it is not text in UTF-8"):
+        torchobj.TableDataset(table, "url", column_types={"word": str})
+    with pytest.raises(ConfigError, match=r"a\.csv: it is not text in ascii"):
+        torchobj.TableDataset(table, "url", encoding="ascii")
+
+
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        (b"\x1f\x8b\x08", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"BZh9", "bzip2"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"PK\x03\x04", "zip"),
+    ],
+)
+def test_a_compressed_table_is_named(tmp_path, start, name):
+    (tmp_path / "a.csv").write_bytes(start + b"\x00\x01rest\n")
+    with pytest.raises(ConfigError, match=rf"a\.csv: .*{name}.*: must be a CSV or Parquet file"):
+        torchobj.TableDataset(tmp_path / "a.csv", "url")
+
+
+def test_types_of_columns_are_those_that_were_asked_for(base, tmp_path):
+    table = csv_file(tmp_path, f"url,id,n,day\n{base}a,0001,7,2020-01-02\n{base}b,0002,,2020-01-03\n")
+    assert torchobj.TableDataset(table, "url").column("id") == [1, 2]
+    types = {"id": str, "n": pa.float32(), "day": "string"}
+    dataset = torchobj.TableDataset(table, "url", column_types=types)
+    assert (dataset.column("id"), dataset.column("day")) == (["0001", "0002"], ["2020-01-02", "2020-01-03"])
+    assert dataset.table.schema.field("n").type == pa.float32()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"encoding": "none-such"}, "encoding='none-such': must be the name of an encoding"),
+        ({"encoding": 5}, "encoding=5: must be"),
+        ({"column_types": ["id"]}, "column_types=.*must be types by the names"),
+        ({"column_types": {"id": "none-such"}}, "column_types: 'none-such' is no type"),
+        ({"column_types": {"id": list}}, "column_types: .* is no type"),
+        ({"column_types": {"absent": str}}, r"column_types: .*a\.csv has no column 'absent'; its columns are url, id"),
+        ({"column_types": {"id": int}}, r"a\.csv: .*CSV conversion error to int64: invalid value 'x'"),
+        ({"column_types": {"id": str}, "table": pa.table({"url": [URL]})}, "are for a CSV"),
+    ],
+)
+def test_wrong_encodings_and_types_are_refused(base, tmp_path, settings, message):
+    table = csv_file(tmp_path, f"url,id\n{base}a,x\n")
+    with pytest.raises(ConfigError, match=message):
+        torchobj.TableDataset(**{"table": table, "url_columns": "url", **settings})
+
+
+def test_dates_of_a_csv_are_named_by_the_default_collation(base, tmp_path):
+    table = csv_file(tmp_path, f"url,day\n{base}{NAMES[0]},2020-01-02\n")
+    with pytest.raises(ConfigError, match=r"a\.csv: row 0, column 'day': a value of type date cannot be collated"):
+        next(iter(torchobj.DataLoader(torchobj.TableDataset(table, "url"), batch_size=1)))

@@ -10,24 +10,21 @@ from typing import Any
 
 from typing_extensions import override
 
-from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
+from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnError
 from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.datasets.shared_table import SharedTable, import_arrow
+from torchobj.datasets.table_files import CsvFormat, csv_format, read_table
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
-from torchobj.exceptions import ConfigError, ParquetError
+from torchobj.exceptions import ConfigError
 from torchobj.manifest import url_of_file
-from torchobj.parquet_files import missing_footer_bytes, open_file, read_row_group
 from torchobj.reads import get_many
 from torchobj.urls import ALIASES, CLOUD_SCHEMES, SCHEMES, parse_url, shown_url
 
 __all__ = ["TableDataset"]
-
-#: Start and end of every Parquet file.
-_PARQUET = b"PAR1"
 
 
 class TableDataset(ObjectDataset[Sample_co]):
@@ -40,13 +37,16 @@ class TableDataset(ObjectDataset[Sample_co]):
 
     Args:
         table: The path or URL of a CSV or Parquet file, which is read here; a `pandas.DataFrame`, a `pyarrow.Table` or
-            a `datasets.Dataset`. A CSV has a line of column names and is separated by
-            commas; pyarrow infers the types. The index of pandas, which its Parquet files contain, is no column.
+            a `datasets.Dataset`. A CSV has a line of column names and is separated by commas; pyarrow infers the types,
+            `0001` as a number. The index of pandas, which its Parquet files contain, is no column.
         url_columns: Name of the column of URLs, or names of several.
         base_url: URL of the folder to which URLs without a scheme are relative, such as `s3://bucket/images/`.
         columns: Names of the columns of a sample, in their order; those of URLs are added. None: all
             but those of the index of pandas.
         transform: Converts the dict to a sample. None: the sample is the dict.
+        encoding: Encoding of a CSV, such as `latin-1`. None: UTF-8.
+        column_types: Types of columns of a CSV by their names, such as `{"id": str}`: of Python or pyarrow, or the name
+            of one of pyarrow. Those of other columns are inferred.
         region, endpoint_url: Override those of `config` for the objects of S3, and for a table in S3.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
         on_error: Action for a sample that cannot be read or transformed: as for `ObjectDataset`.
@@ -83,6 +83,8 @@ class TableDataset(ObjectDataset[Sample_co]):
         columns: Sequence[str] | None = None,
         transform: Callable[[dict[str, Any]], Sample_co] | None = None,
         *,
+        encoding: str | None = None,
+        column_types: Mapping[str, Any] | None = None,
         region: str | None = None,
         endpoint_url: str | None = None,
         config: StoreConfig | S3ClientConfig | None = None,
@@ -98,7 +100,7 @@ class TableDataset(ObjectDataset[Sample_co]):
         super().__init__(config=settings, on_error=on_error)
         self.transform = transform
         named = None if columns is None else [*_names("columns", columns), *self.url_columns]
-        found, self._name, self._schemes = _read(table, settings, named)
+        found, self._name, self._schemes = _read(table, settings, named, csv_format(encoding, column_types))
         chosen = _chosen(found, self.url_columns, named, self._name)
         for name in self.url_columns:
             self._check_urls(chosen, name)
@@ -301,9 +303,13 @@ def _of_frame(frame: Any, columns: list[str] | None) -> Any:
     return arrow.table(converted)
 
 
-def _read(table: Any, config: StoreConfig, columns: list[str] | None) -> tuple[Any, str, tuple[str, ...]]:
+def _read(
+    table: Any, config: StoreConfig, columns: list[str] | None, csv: CsvFormat
+) -> tuple[Any, str, tuple[str, ...]]:
     """A table as an Arrow table, its name in messages, and the schemes of its URLs. Others than `columns` may lack."""
     arrow = import_arrow()
+    if not isinstance(table, (str, os.PathLike)) and not csv.is_default:
+        raise ConfigError("encoding and column_types are for a CSV: convert the columns of another table before")
     if isinstance(table, arrow.Table):
         return table, "the table", SCHEMES
     if isinstance(table, (str, os.PathLike)):
@@ -311,7 +317,7 @@ def _read(table: Any, config: StoreConfig, columns: list[str] | None) -> tuple[A
         [data] = get_many([url], config=config)
         # As for manifests: a file in a bucket is not trusted to name files of this machine.
         is_local = parse_url(url).scheme not in CLOUD_SCHEMES
-        return _decoded(data, url), shown_url(url), SCHEMES if is_local else CLOUD_SCHEMES
+        return read_table(data, url, csv), shown_url(url), SCHEMES if is_local else CLOUD_SCHEMES
     # Without importing what the caller has not imported.
     pandas, hugging_face = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(table, pandas.DataFrame):
@@ -324,33 +330,3 @@ def _read(table: Any, config: StoreConfig, columns: list[str] | None) -> tuple[A
         f"table={type(table)}: must be the path or URL of a CSV or Parquet file, a pandas.DataFrame, a pyarrow.Table "
         "or a datasets.Dataset"
     )
-
-
-def _decoded(data: Buffer, url: str) -> Any:
-    """The table in a file."""
-    arrow = import_arrow()
-    source = arrow.BufferReader(arrow.py_buffer(data))
-    is_parquet = bytes(memoryview(data)[:4]) == _PARQUET
-    if not is_parquet and re.search(r"\.(parquet|pq)$", url, re.IGNORECASE):
-        raise ConfigError(f"{shown_url(url)}: not a Parquet file: it does not start with {_PARQUET!r}")
-    try:
-        if is_parquet:
-            return _parquet_table(data, url)
-        csv = import_arrow("pyarrow.csv")
-        return csv.read_csv(source, parse_options=csv.ParseOptions(newlines_in_values=True))
-    except (arrow.ArrowException, OSError, ParquetError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"{shown_url(url)}: not a CSV or Parquet file, or damaged: {reason}") from error
-
-
-def _parquet_table(data: Buffer, url: str) -> Any:
-    """The table in a Parquet file, whose row groups are bounded as those of `ParquetIterableDataset`."""
-    view = memoryview(data)
-    if missing_footer_bytes(view, len(view), shown_url(url)):
-        raise ParquetError("its footer is longer than the file")
-    file = open_file(shown_url(url), view, len(view), None)
-    groups = [
-        read_row_group(file, number, [view[begin:end] for begin, end in group.ranges], len(view))
-        for number, group in enumerate(file.row_groups)
-    ]
-    return import_arrow().concat_tables([file.schema.empty_table(), *groups])
