@@ -9,7 +9,9 @@ import importlib
 import io
 import json as json_module
 import math
+import pickle
 import struct
+import tokenize
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -29,8 +31,9 @@ __all__ = ["image", "json", "npy", "npz", "pil", "pt", "safetensors", "text"]
 #: An object to decode.
 Data = ObjectReader | BufferProtocol
 
-#: Position and content of the first bytes of an image, in the formats that torchvision decodes as Pillow does.
-_JPEG, _PNG, _WEBP = (0, b"\xff\xd8\xff"), (0, b"\x89PNG\r\n\x1a\n"), (8, b"WEBP")
+#: Position and content of the first bytes of an image, in the formats that torchvision decodes as Pillow does. PNG is
+#: not among them: torchvision 0.29 ends the process with a segmentation fault at the first damaged byte.
+_JPEG, _WEBP = (0, b"\xff\xd8\xff"), (8, b"WEBP")
 
 #: The modes of Pillow and their names in torchvision.
 _MODES = {"L": "GRAY", "LA": "GRAY_ALPHA", "RGB": "RGB", "RGBA": "RGB_ALPHA"}
@@ -40,6 +43,9 @@ _NPY_LENGTHS = {1: 10, 2: 12, 3: 12}
 
 #: Maximum length of the header of an npy file: numpy refuses longer ones.
 _MAX_NPY_HEADER_BYTES = 10_000
+
+#: The first bytes of an object of `torch.save`: a zip archive, or a pickle of an older version.
+_PT_STARTS = (b"PK\x03\x04", b"\x80")
 
 #: Maximum size of the arrays of an npz file: this number of bytes, or this multiple of the file if that is more.
 _MAX_NPZ_BYTES, _MAX_NPZ_RATIO = 1 << 30, 10
@@ -70,11 +76,17 @@ def _file(data: Data) -> BinaryIO:
     return io.BytesIO(data)
 
 
-def pil(data: Data) -> "PIL.Image.Image":
+def pil(data: Data, *, exif: bool = False) -> "PIL.Image.Image":
     """Decodes an image as torchvision's `ImageFolder` does.
 
     Values of pictures with 16 bits per channel that Pillow opens as such, as grey PNGs, are limited to 255, as Pillow
     converts them; `image` scales them.
+
+    Args:
+        data: The object.
+        exif: Whether to rotate and flip the picture as its EXIF data says, as `PIL.ImageOps.exif_transpose` does.
+            Cameras and phones store many pictures lying on their side. By default this is not done, as by Pillow and
+            torchvision. Use `functools.partial` to pass it to a dataset.
 
     Returns:
         A loaded Pillow image of mode RGB.
@@ -82,6 +94,8 @@ def pil(data: Data) -> "PIL.Image.Image":
     Raises:
         ConfigError: Pillow is not installed.
         PIL.UnidentifiedImageError: The bytes are not an image.
+        OSError: The image is truncated or damaged. With damaged formats Pillow also raises ValueError, SyntaxError and
+            others.
         PIL.Image.DecompressionBombError: It has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels.
 
     Example:
@@ -93,12 +107,16 @@ def pil(data: Data) -> "PIL.Image.Image":
     """
     images = _imported("PIL.Image", "pillow", "pil")
     with images.open(_file(data)) as picture:
-        converted: PIL.Image.Image = picture.convert("RGB")
+        converted: PIL.Image.Image = _upright(picture, exif=exif).convert("RGB")
     return converted
 
 
-def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None) -> "torch.Tensor":
-    """Decodes an image to a tensor, with torchvision where it is installed and has the format, otherwise with Pillow.
+def _upright(picture: Any, *, exif: bool) -> Any:
+    return importlib.import_module("PIL.ImageOps").exif_transpose(picture) if exif else picture
+
+
+def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, exif: bool = False) -> "torch.Tensor":
+    """Decodes an image to a tensor: JPEG and WebP with torchvision where it is installed, others with Pillow.
 
     Pictures with 16 bits per channel are scaled to 8; `pil` limits the values of grey ones to 255 instead. The number
     of pixels is limited by `PIL.Image.MAX_IMAGE_PIXELS` where Pillow is installed: it reads the header before a
@@ -108,6 +126,7 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None) -> 
         data: The object.
         mode: `RGB`, `RGBA`, `L` (grey) or `LA`. Use `functools.partial` to pass it to a dataset.
         dtype: `torch.uint8`, or a type of floating-point numbers, whose values are from 0 to 1. None: `torch.uint8`.
+        exif: Whether to rotate and flip the picture as its EXIF data says, as for `pil`.
 
     Returns:
         Tensor of shape (channels, height, width), on the CPU, which owns its memory.
@@ -115,6 +134,8 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None) -> 
     Raises:
         ConfigError: An argument is invalid, or neither torchvision nor Pillow is installed.
         PIL.UnidentifiedImageError: The bytes are not an image.
+        OSError: The image is truncated or damaged. With damaged formats Pillow also raises ValueError, SyntaxError and
+            others.
         PIL.Image.DecompressionBombError: It has more than twice `PIL.Image.MAX_IMAGE_PIXELS` pixels. With more than
             this number, Pillow warns.
 
@@ -134,9 +155,9 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None) -> 
     if not isinstance(chosen, torch_module.dtype) or not (chosen == torch_module.uint8 or chosen.is_floating_point):
         raise ConfigError(f"dtype={dtype!r}: must be torch.uint8 or a type of floating-point numbers")
     memory = _memory(data)
-    decoded = _decoded_by_torchvision(torch_module, memory, mode)
+    decoded = _decoded_by_torchvision(torch_module, memory, mode, exif=exif)
     if decoded is None:
-        decoded = _decoded_by_pillow(torch_module, memory, mode)
+        decoded = _decoded_by_pillow(torch_module, memory, mode, exif=exif)
     scaled: torch.Tensor = decoded if chosen == torch_module.uint8 else decoded.to(chosen) / 255
     return scaled
 
@@ -150,10 +171,10 @@ def _torchvision() -> Any:
         return None
 
 
-def _decoded_by_torchvision(torch: Any, memory: memoryview, mode: str) -> Any:
+def _decoded_by_torchvision(torch: Any, memory: memoryview, mode: str, *, exif: bool) -> Any:
     """A tensor of bytes; None if torchvision cannot decode the object."""
-    # torchvision does not convert WebP to grey.
-    formats = (_JPEG, _PNG, _WEBP) if mode.startswith("RGB") else (_JPEG, _PNG)
+    # torchvision does not convert WebP to grey, and ignores its EXIF data.
+    formats = (_JPEG, _WEBP) if mode.startswith("RGB") and not exif else (_JPEG,)
     if not any(memory[at : at + len(start)] == start for at, start in formats):
         return None
     modes = _torchvision()
@@ -164,11 +185,9 @@ def _decoded_by_torchvision(torch: Any, memory: memoryview, mode: str) -> Any:
     encoded = torch.frombuffer(bytearray(memory) if memory.readonly else memory, dtype=torch.uint8)
     try:
         # Not torchvision.io.decode_image, which warns at each call since 0.29 that TorchCodec will replace it.
-        decoded = torch.ops.image.decode_image(encoded, modes[_MODES[mode]].value, False)  # noqa: FBT003
+        return torch.ops.image.decode_image(encoded, modes[_MODES[mode]].value, exif)
     except (RuntimeError, AttributeError):  # It is damaged, or this build of torchvision lacks the decoder.
         return None
-    # A picture with 16 bits per channel. Pillow keeps the upper 8 too.
-    return decoded if decoded.dtype == torch.uint8 else (decoded.to(torch.int32) >> 8).to(torch.uint8)
 
 
 def _check_pixels(memory: memoryview) -> None:
@@ -180,10 +199,10 @@ def _check_pixels(memory: memoryview) -> None:
     images.open(io.BytesIO(memory)).close()
 
 
-def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str) -> Any:
+def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str, *, exif: bool) -> Any:
     images, numpy = _imported("PIL.Image", "pillow", "image"), importlib.import_module("numpy")
     with images.open(io.BytesIO(memory)) as opened:
-        picture = opened
+        picture = _upright(opened, exif=exif)
         if picture.mode.startswith("I;16"):
             # `convert` would replace values above 255 by 255.
             picture = images.fromarray((numpy.asarray(picture) >> 8).astype(numpy.uint8))
@@ -199,7 +218,7 @@ def npy(data: Data) -> "np.ndarray[Any, Any]":
         An array that shares the memory of the object, without a copy; it is writable if the memory is.
 
     Raises:
-        ValueError: It is not an npy file, is truncated, or contains Python objects.
+        ValueError: It is not an npy file, is truncated or damaged, or contains Python objects.
 
     Example:
         >>> import io, numpy, torchobj
@@ -208,9 +227,16 @@ def npy(data: Data) -> "np.ndarray[Any, Any]":
         >>> torchobj.decode.npy(file.getvalue())
         array([0, 1, 2])
     """
+    try:
+        return _array(_memory(data))
+    except (TypeError, SyntaxError, tokenize.TokenError, ArithmeticError, RecursionError, MemoryError) as error:
+        # What numpy raises for a header that is no Python literal, or one of other values.
+        raise ValueError(f"a damaged npy file: {error}") from error
+
+
+def _array(memory: memoryview) -> "np.ndarray[Any, Any]":
     numpy = importlib.import_module("numpy")
     form = importlib.import_module("numpy.lib.format")
-    memory = _memory(data)
     major, _ = version = form.read_magic(io.BytesIO(memory[:8]))
     if major not in _NPY_LENGTHS:
         raise ValueError(f"an npy file of version {version[0]}.{version[1]}: numpy has versions 1 to 3")
@@ -229,7 +255,9 @@ def npy(data: Data) -> "np.ndarray[Any, Any]":
         shape, is_fortran, dtype = form.read_array_header_2_0(file, max_header_size=10 * _MAX_NPY_HEADER_BYTES)
     if dtype.hasobject:
         raise ValueError(f"an npy file of Python objects, {dtype}: these are pickles, which are not loaded")
-    if any(not 0 <= length < 1 << 63 for length in shape):
+    # Elements of no size, such as empty strings, could be of any number.
+    is_endless = dtype.itemsize == 0 and math.prod(shape) > len(memory)
+    if is_endless or any(not 0 <= length < 1 << 63 for length in shape):
         raise ValueError(f"a damaged npy file: an array of shape {shape}")
     size = math.prod(shape) * dtype.itemsize
     if len(memory) - offset < size:
@@ -280,9 +308,15 @@ def json(data: Data) -> Any:
     """Decodes JSON.
 
     Raises:
-        json.JSONDecodeError: It is not JSON.
+        json.JSONDecodeError: It is not JSON, or lists and objects are nested more deeply than Python's parser permits.
+            It is a ValueError, as the others are.
+        UnicodeDecodeError: It is not text in UTF-8, UTF-16 or UTF-32.
+        ValueError: An integer has more digits than `sys.get_int_max_str_digits()`.
     """
-    return json_module.loads(bytes(_memory(data)))
+    try:
+        return json_module.loads(bytes(_memory(data)))
+    except RecursionError:
+        raise json_module.JSONDecodeError("Lists and objects are nested too deeply", "", 0) from None
 
 
 def text(data: Data, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -307,9 +341,31 @@ def pt(data: Data, map_location: Any = "cpu") -> Any:
         map_location: Where tensors are placed, as for `torch.load`.
 
     Raises:
-        pickle.UnpicklingError: It contains other classes, which are not loaded.
+        pickle.UnpicklingError: It contains other classes, which are not loaded, or is damaged.
+        ValueError: It is not an object of `torch.save`, is truncated or damaged, or `map_location` is not available.
     """
-    return importlib.import_module("torch").load(_file(data), map_location=map_location, weights_only=True)
+    file, torch = _file(data), importlib.import_module("torch")
+    start = file.read(4)
+    file.seek(0)
+    if not start.startswith(_PT_STARTS):
+        raise ValueError(f"not an object of torch.save: it begins with {start!r}")
+    try:
+        return torch.load(file, map_location=map_location, weights_only=True)
+    except (pickle.UnpicklingError, torch.OutOfMemoryError):
+        raise
+    # What torch raises for a damaged file, which is of many types.
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        EOFError,
+        AttributeError,
+        LookupError,
+        AssertionError,
+        struct.error,
+    ) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"an object that torch.load cannot load: {type(error).__name__}: {reason}") from error
 
 
 def safetensors(data: Data) -> "dict[str, torch.Tensor]":

@@ -1,5 +1,6 @@
 """`torchobj.decode`: equal to torchvision, Pillow, NumPy and torch, from readers, buffers and bytes."""
 
+import contextlib
 import functools
 import io
 import json
@@ -10,6 +11,7 @@ import types
 
 import numpy
 import PIL.Image
+import PIL.ImageOps
 import pytest
 import torch
 
@@ -147,6 +149,56 @@ def test_bytes_that_are_no_image_are_pillows_error(data):
             function(torchobj.Buffer(data))
 
 
+@pytest.mark.parametrize("cut", [True, False], ids=["truncated", "changed"])
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
+def test_a_damaged_image_does_not_end_the_process(form, cut):
+    data = encoded(noise("RGB", (64, 64)), form)
+    for place in range(60, len(data), len(data) // 20):
+        damaged = data[:place] if cut else data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :]
+        for function in (decode.pil, decode.image):
+            with contextlib.suppress(OSError, ValueError, SyntaxError):
+                function(damaged)
+
+
+def rotated(form, orientation):
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    file = io.BytesIO()
+    settings = {"quality": 95, "subsampling": 0} if form == "JPEG" else {"lossless": True} if form == "WEBP" else {}
+    PIL.Image.fromarray(numpy.arange(24 * 16 * 3, dtype=numpy.uint8).reshape(16, 24, 3)).save(
+        file, form, exif=exif, **settings
+    )
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["torchvision", "Pillow"])
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_images_are_rotated_by_their_exif_data_on_request_only(monkeypatch, form, installed):
+    if not installed:
+        without_torchvision(monkeypatch)
+    for orientation in range(9):
+        data = rotated(form, orientation)
+        as_stored = PIL.Image.open(io.BytesIO(data)).convert("RGB")
+        upright = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))).convert("RGB")
+        for exif, expected in ((False, as_stored), (True, upright)):
+            settings = {"exif": True} if exif else {}
+            assert numpy.array_equal(decode.pil(reader_of(data), **settings), expected)
+            for mode in ("RGB", "L"):
+                found = decode.image(data, mode, **settings).permute(1, 2, 0).numpy().astype(int)
+                pixels = numpy.asarray(expected.convert(mode)).reshape(found.shape)
+                # A JPEG contains its greys, which differ from those of its colours.
+                assert numpy.abs(found - pixels).max() <= (8 if (form, mode) == ("JPEG", "L") else 0)
+
+
+def test_a_dataset_rotates_with_a_partial_function():
+    data = rotated("PNG", 6)
+    torchobj.Store("memory://decode-exif").put("a/1.png", data)
+    for function, shape in ((decode.image, (3, 24, 16)), (functools.partial(decode.pil, exif=True), (16, 24))):
+        loader = functools.partial(function, exif=True)
+        image, _ = torchobj.ImageFolder("memory://decode-exif", loader=loader)[0]
+        assert (image.shape if function is decode.image else image.size) == shape
+
+
 def test_wrong_arguments_of_image_are_refused():
     with pytest.raises(CONFIG_ERROR, match="mode='rgb': must be one of L, LA, RGB, RGBA"):
         decode.image(b"", "rgb")
@@ -222,6 +274,44 @@ def test_shapes_that_the_bytes_do_not_have_are_value_errors(version, shape):
         decode.npy(b"\x93NUMPY" + bytes([version, 0]) + length + text + bytes(64))
 
 
+def npy_of(version, header):
+    length = len(header).to_bytes(2 if version == 1 else 4, "little")
+    return b"\x93NUMPY" + bytes([version, 0]) + length + header.encode() + bytes(64)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("shape", [
+    "3", "None", "('a',)", "(1.5,)", "(True, 99999)", "(0, 9223372036854775807, 9223372036854775807)",
+    f"({'0, ' * 70})", "(9223372036854775808, 0)", "(4611686018427387904, 4)", "(,)", "(1", "[" * 300, "-" * 9000 + "1",
+    "(" * 9000, "'" * 3, "\n  1", "{}", "0x", "1 if 1 else 2",
+])  # fmt: skip
+def test_headers_that_describe_no_array_are_value_errors(version, shape):
+    with pytest.raises(ValueError):
+        decode.npy(npy_of(version, f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n"))
+
+
+@pytest.mark.parametrize("descr", ["|S0", "<U0", "|V0"])
+def test_elements_without_bytes_are_limited_by_the_size_of_the_file(descr):
+    for shape, fits in (("(5, 0)", True), ("(7, 3)", True), ("(4611686018427387904, 4)", False), ("(99999,)", False)):
+        data = npy_of(1, f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n")
+        if fits:
+            assert decode.npy(data).size in (0, 21)
+        else:
+            with pytest.raises(ValueError, match=r"a damaged npy file: an array of shape \("):
+                decode.npy(data)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("descr", [
+    "3", "'|O'", "'x9'", "[('a', '<f8', (-1,))]", "('<f8', (1000000000, 1000000000))", "'|V9223372036854775807'",
+    "[('a', '<f8')] * 2", "'<M8[x]'", "[('a', 'V0'), ('a', 'V0')]", "'<f8,'", "(1, 2, 3)", "{'a': 1}",
+])  # fmt: skip
+def test_types_that_numpy_has_not_are_value_errors(descr):
+    with pytest.raises(ValueError):
+        decode.npy(npy_of(1, f"{{'descr': {descr}, 'fortran_order': False, 'shape': (9,), }}\n"))
+
+
 @pytest.mark.filterwarnings("ignore:Stored array in format")
 def test_fields_with_any_names_share_the_memory_of_the_object():
     array = numpy.array([(1, 2)], dtype=[("値é\\", "i4"), ("y", "i4")])
@@ -284,7 +374,53 @@ def test_pt_loads_no_other_classes(capsys):
     assert "unpickled" not in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "pickle"])
+def test_a_damaged_object_of_torch_save_is_a_value_error_or_refused(is_zip):
+    value = {"a": torch.arange(10.0), "b": [1, "x", {"c": torch.zeros(2, 2)}]}
+    data = saved(lambda file, it: torch.save(it, file, _use_new_zipfile_serialization=is_zip), value)
+    assert decode.pt(data)["b"][2]["c"].tolist() == [[0, 0], [0, 0]]
+    for wrong in (
+        b"",
+        b"no pickle",
+        b"<html>" + bytes(200),
+        b"PK",
+        b"PK\3\4" + bytes(100),
+        b"\x80",
+        data[:3],
+        data[:99],
+    ):
+        with pytest.raises(ValueError, match="not an object of torch.save: it begins with|torch.load cannot load"):
+            decode.pt(torchobj.Buffer(wrong))
+    random = numpy.random.default_rng(5)
+    for _ in range(300):
+        damaged = bytearray(data[: random.integers(4, len(data))] if random.random() < 0.3 else data)
+        for place in random.integers(0, len(damaged), 3):
+            damaged[place] = random.choice([0, 255, random.integers(256)])
+        with contextlib.suppress(ValueError, pickle.UnpicklingError):
+            decode.pt(bytes(damaged))
+
+
+def test_a_device_that_is_not_there_is_named_by_pt():
+    data = saved(lambda file, it: torch.save(it, file), torch.ones(2))
+    assert decode.pt(data, map_location="meta").device.type == "meta"
+    with pytest.raises(ValueError, match="torch.load cannot load: .*nowhere"):
+        decode.pt(data, map_location="nowhere")
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"[" * 100_000 + b"]" * 100_000])
+def test_json_that_is_nested_too_deeply_is_an_error_of_json(data):
+    with pytest.raises(json.JSONDecodeError, match="nested too deeply") as raised:
+        decode.json(data)
+    assert isinstance(pickle.loads(pickle.dumps(raised.value)), json.JSONDecodeError)
+    assert decode.json(b"[" * 500 + b"]" * 500)
+
+
 def test_text_and_json_raise_what_python_does():
+    with pytest.raises(ValueError, match="4300 digits"):
+        decode.json(b"1" * 5000)
+    with pytest.raises(UnicodeDecodeError):
+        decode.json(b'"\xff"')
     with pytest.raises(json.JSONDecodeError):
         decode.json(b"{")
     with pytest.raises(UnicodeDecodeError):
