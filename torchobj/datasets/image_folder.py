@@ -276,7 +276,7 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         return self._found().details.class_to_idx
 
     @property
-    def samples(self) -> Sequence[tuple[str, Any]]:
+    def samples(self) -> Sequence[tuple[str, int]]:
         """URL and class number of each sample."""
         return Samples(self._found())
 
@@ -285,7 +285,7 @@ class ImageFolder(ObjectDataset[tuple[Any, Any]]):
         self._assigned = self._arranged_as(samples, self._found().details)
 
     @property
-    def imgs(self) -> Sequence[tuple[str, Any]]:
+    def imgs(self) -> Sequence[tuple[str, int]]:
         """The same as `samples`."""
         return self.samples
 

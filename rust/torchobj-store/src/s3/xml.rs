@@ -197,7 +197,8 @@ impl PageBuilder {
         let Self { entry, date, storage_class, .. } = self;
         match element {
             Element::Key => {
-                if entry.key.replace(text.to_owned()).is_some() {
+                let earlier = entry.key.replace(text.to_owned());
+                if earlier.is_some() {
                     self.problem = Some("an object with two keys".to_owned());
                 }
             }
