@@ -71,6 +71,8 @@ async fn versitygw_passes_the_suite() {
 #[ignore = "needs Python and moto: make rust"]
 async fn moto_passes_the_suite() {
     let server = Server::start("moto", &[]);
-    // moto 5.2 responds to a part of an aborted upload with a traceback, and closes the connection.
-    run(&server, &server.config(), "moto", &["an_aborted_upload_accepts_no_parts"]).await;
+    // moto 5.2 responds to a part of an aborted upload with a traceback, and closes the connection. It holds no lock from the
+    // check of a condition to the write.
+    let except = ["an_aborted_upload_accepts_no_parts", "one_of_two_conditional_writers_succeeds"];
+    run(&server, &server.config(), "moto", &except).await;
 }
