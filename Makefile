@@ -151,8 +151,8 @@ unit-py: venv
 strict: build servers ## The tests of the strict servers themselves, with their long tables
 	$(PYTEST) tests/strict_server
 
-matrix: build servers ## The long tables
-	$(PYTEST) -m matrix --timeout 3600 --durations 0 --durations-min 1
+matrix: build servers ## The long tables, and the properties with new examples
+	$(PYTEST) -m 'matrix or hypothesis' --hypothesis-profile random --timeout 3600 --durations 0 --durations-min 1
 
 bench: build venv ## The benchmarks, with their tables
 	$(take)

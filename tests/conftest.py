@@ -29,8 +29,10 @@ _numbers = itertools.count(1)
 # A shell that starts the tests with `&` makes their processes ignore Ctrl-C, and `nohup` a closed terminal; some tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-# On a busy machine an example may take any time.
-hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# On a busy machine an example may take any time. `make test` has the same examples in each run, `make matrix` new ones.
+_profile = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("random", _profile)
+hypothesis.settings.register_profile("tests", _profile, derandomize=True)
 hypothesis.settings.load_profile("tests")
 
 OLD_TORCH = "torch==2.6.0"
