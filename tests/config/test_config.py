@@ -243,6 +243,27 @@ def test_an_unknown_field_is_refused_with_its_name(kind):
         kind().max_attemps  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "similar"),
+    [
+        (torchobj.StoreConfig, "max_attemps", "max_attempts"),
+        (torchobj.StoreConfig, "endpoint", "endpoint_url"),
+        (torchobj.S3Options, "endpoint", "endpoint_url"),
+        (torchobj.S3Options, "region_name", "region"),
+        (torchobj.S3Options, "aws_access_key_id", "access_key_id"),
+        (torchobj.S3Options, "aws_secret_access_key", "secret_access_key"),
+        (torchobj.S3Options, "aws_session_token", "session_token"),
+        (torchobj.GCSOptions, "project", "user_project"),
+        (torchobj.FileOptions, "synch", "sync"),
+    ],
+)
+def test_an_unknown_field_suggests_the_most_similar_one(kind, name, similar):
+    with pytest.raises(TypeError, match=rf"'{name}'; did you mean {similar}\?$"):
+        kind(**{name: "canary"})
+    with pytest.raises(TypeError, match="'xyz': its fields are .*sync"):
+        torchobj.FileOptions(xyz=1)
+
+
 def test_the_signature_shows_the_fields():
     names = list(inspect.signature(torchobj.StoreConfig).parameters)
     assert names == [field.name for field in dataclasses.fields(torchobj.StoreConfig)]

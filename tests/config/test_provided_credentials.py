@@ -1,5 +1,6 @@
 """Requests with the keys of a credential provider: in every process, renewed, and with an error if there are none."""
 
+import copy
 import multiprocessing
 import os
 import pickle
@@ -17,7 +18,7 @@ import torchobj
 from tests.support.credential_providers import CANARY, Asynchronous, Scripted
 from tests.support.prefetching import eventually
 from torchobj import S3Options, Store, StoreConfig
-from torchobj.exceptions import AccessDeniedError, CredentialsError
+from torchobj.exceptions import AccessDeniedError, ConfigError, CredentialsError
 
 
 @pytest.fixture
@@ -204,3 +205,117 @@ def test_a_process_can_exit_while_its_provider_is_called(fails):
     for _ in range(3):
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("returned", "names"),
+    [
+        (
+            {"AccessKeyId": "a", "SecretAccessKey": "b", "SessionToken": "c", "Expiration": "d"},
+            ("AccessKeyId", "SecretAccessKey", "SessionToken", "Expiration"),
+        ),
+        (
+            {"access_key": "a", "secret_key": "b", "token": "c", "expiry_time": "d"},
+            ("access_key", "secret_key", None, "expiry_time"),
+        ),
+        (boto3.Session("a", "b", "c").get_credentials(), ("access_key", "secret_key", None, None)),
+    ],
+)
+def test_names_of_botocore_are_mapped_to_ours_in_the_error(returned, names):
+    config = StoreConfig(s3=S3Options(endpoint_url="http://127.0.0.1:9", credential_provider=lambda: returned))
+    with pytest.raises(CredentialsError) as raised:
+        Store("s3://b", config=config).get("k")
+    ours = ("access_key_id", "secret_access_key", "token", "expires_at")
+    for name, other in zip(ours, names, strict=True):
+        if other is not None:
+            assert f"'{name}' for {other}" in str(raised.value)
+
+
+def keys_of(bucket, **options):
+    server = bucket.server
+    keys = {"access_key_id": server.access_key, "secret_access_key": server.secret_key, **options}
+    s3 = S3Options(endpoint_url=bucket.config.s3.endpoint_url, **keys)
+    return StoreConfig(s3=s3, max_attempts=2)
+
+
+@pytest.mark.parametrize("force_sdk", [False, True])
+def test_keys_in_the_options_sign_requests(bucket, monkeypatch, force_sdk):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAOTHER")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other")
+    store = Store(bucket.url, config=keys_of(bucket, force_sdk=force_sdk))
+    store.put("k", b"x")
+    assert store.get("k") == b"x"
+    with pytest.raises(CredentialsError):
+        Store(bucket.url, config=keys_of(bucket, secret_access_key=CANARY)).get("k")
+
+
+def test_temporary_keys_in_the_options_have_their_token(bucket, control):
+    control.account("AKIATEMPORARY", "temporary-secret", token="temporary-token")
+    keys = {"access_key_id": "AKIATEMPORARY", "secret_access_key": "temporary-secret"}
+    store = Store(bucket.url, config=keys_of(bucket, **keys, session_token="temporary-token"))
+    store.put("k", b"x")
+    with pytest.raises((CredentialsError, AccessDeniedError)):
+        Store(bucket.url, config=keys_of(bucket, **keys)).get("k")
+
+
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+def test_a_worker_receives_the_keys_in_the_options(bucket, method):
+    bucket.write("train/0", b"\x07")
+    dataset = torchobj.ObjectMapDataset(f"{bucket.url}/train/", config=keys_of(bucket), transform=first_byte)
+    loader = torchobj.DataLoader(dataset, num_workers=1, multiprocessing_context=method)
+    assert [batch.tolist() for batch in loader] == [[7]]
+
+
+def test_keys_in_the_options_are_not_shown_and_are_not_pickled_for_others(bucket, tmp_path):
+    options = S3Options(access_key_id="AKIA" + CANARY, secret_access_key=CANARY, session_token=CANARY)
+    config = StoreConfig(s3=options)
+    store, dataset = Store(bucket.url, config=config), torchobj.ObjectMapDataset(f"{bucket.url}/", config=config)
+    for thing in (options, config, store, dataset):
+        assert CANARY not in repr(thing) + str(thing)
+        with pytest.raises(ConfigError, match=r"secret_access_key: .*credential_provider") as raised:
+            pickle.dumps(thing)
+        assert CANARY not in str(raised.value)
+        with pytest.raises(ConfigError):
+            torch.save(thing, tmp_path / "file")
+    assert (
+        copy.deepcopy(config).s3
+        == options
+        == S3Options(access_key_id="AKIA" + CANARY, secret_access_key=CANARY, session_token=CANARY)
+    )
+    assert options != S3Options(access_key_id="AKIA" + CANARY, secret_access_key="other", session_token=CANARY)
+    assert hash(options) == hash(copy.copy(options))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"access_key_id": CANARY}, "access_key_id and secret_access_key"),
+        ({"secret_access_key": CANARY}, "access_key_id and secret_access_key"),
+        ({"session_token": CANARY}, "session_token"),
+        ({"access_key_id": CANARY + "\n", "secret_access_key": "x"}, "access_key_id: .*newline"),
+        ({"access_key_id": "x", "secret_access_key": CANARY + " "}, "secret_access_key: "),
+        ({"access_key_id": "x", "secret_access_key": ""}, "secret_access_key: "),
+        ({"access_key_id": "x", "secret_access_key": CANARY.encode()}, "secret_access_key="),
+        ({"access_key_id": "x", "secret_access_key": CANARY, "session_token": "\x00"}, "session_token: "),
+        ({"access_key_id": "x", "secret_access_key": CANARY, "profile": "p"}, "access_key_id: .* profile"),
+        ({"access_key_id": "x", "secret_access_key": CANARY, "anonymous": True}, "access_key_id: .* anonymous"),
+        (
+            {"access_key_id": "x", "secret_access_key": CANARY, "credential_provider": dict},
+            "access_key_id: .* credential_provider",
+        ),
+    ],
+)
+def test_incomplete_or_contradicting_keys_are_refused_without_their_values(fields, named):
+    with pytest.raises(ConfigError, match=named) as raised:
+        S3Options(**fields)
+    assert CANARY not in str(raised.value)
+
+
+def test_a_configuration_file_cannot_contain_keys(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHOBJ_CONFIG", "")
+    file = tmp_path / "torchobj.toml"
+    for name in ("access_key_id", "secret_access_key", "session_token"):
+        file.write_text(f'["s3://b".s3]\n{name} = "{CANARY}"\n')
+        with pytest.raises(ConfigError, match=f"{name}: a configuration file must not contain") as raised:
+            torchobj.load_config(file)
+        assert CANARY not in str(raised.value)

@@ -4,8 +4,8 @@
 (`options`), and `GCSOptions` (`gcs_options`). `S3ClientConfig` (`s3_client`) is s3torchconnector's class. `load_config`
 reads a file (`config_file`), and `resolved` merges the arguments of a call with it (`resolve`); every store is created
 from a resolved configuration.
-A configuration contains no credentials: they are found as by the SDKs of AWS and Google, or returned by a callable
-(`credentials`) when a request needs them.
+Credentials are found as by the SDKs of AWS and Google, or returned by a callable (`credentials`) when a request needs
+them. Keys that are passed to `S3Options` are in no repr, log or file.
 """
 
 from torchobj.config.config_file import Prefix, load_config

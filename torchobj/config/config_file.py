@@ -1,13 +1,12 @@
 """Reads the configuration file, which contains settings of stores by URL prefix in TOML, without secrets."""
 
-import dataclasses
 import os
 import re
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from torchobj.config.explicit_fields import ExplicitFields
+from torchobj.config.explicit_fields import ExplicitFields, field_names, nearest
 from torchobj.config.gcs_options import GCSOptions
 from torchobj.config.options import FileOptions, S3Options
 from torchobj.config.store import StoreConfig
@@ -184,7 +183,8 @@ def _build(kind: type[_Options], where: str, fields: dict[str, Any]) -> _Options
         _refuse_secret(where, name)
         if name not in known:
             tables = [table for table, options in _KINDS.items() if kind is StoreConfig and name in _names(options)]
-            problem = f"it is in the table {' or '.join(tables)}" if tables else f"{kind.__name__} has no such field"
+            unknown = f"{kind.__name__} has no such field{nearest(name, known)}"
+            problem = f"it is in the table {' or '.join(tables)}" if tables else unknown
             raise ConfigError(f"{where}: {name}: {problem}")
     try:
         return kind(**fields)
@@ -194,7 +194,7 @@ def _build(kind: type[_Options], where: str, fields: dict[str, Any]) -> _Options
 
 def _names(kind: type[ExplicitFields]) -> set[str]:
     """The fields of a configuration that a file may contain."""
-    return {field.name for field in dataclasses.fields(kind)} - {"credential_provider"}  # type: ignore[arg-type]  # always a dataclass
+    return {name for name in field_names(kind) if not _SECRET.search(name)}
 
 
 def _refuse_secret(where: str, name: str) -> None:

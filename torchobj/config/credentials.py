@@ -4,6 +4,7 @@ Each call runs on a daemon thread of its own, so that a provider that blocks del
 of the process. The returned credentials are passed to Rust, and are not stored, logged or shown here.
 """
 
+import dataclasses
 import inspect
 import itertools
 import logging
@@ -11,7 +12,7 @@ import os
 import pickle
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -100,6 +101,19 @@ def close() -> None:
         _call_guard.is_closed = True
 
 
+@dataclasses.dataclass(frozen=True, repr=False)
+class StaticCredentials:
+    """A provider that returns the same keys of S3, which do not expire. Its repr omits them."""
+
+    access_key_id: str
+    secret_access_key: str
+    token: str | None
+
+    def __call__(self) -> S3Credentials:
+        """Returns the keys."""
+        return {**dataclasses.asdict(self), "expires_at": None}  # type: ignore[typeddict-item]  # its fields
+
+
 class CredentialSource:
     """A provider, as passed to Rust; `number` identifies it in this process."""
 
@@ -166,7 +180,9 @@ async def _result_of(awaitable: Awaitable[Any]) -> Any:
 def _checked(returned: Any) -> tuple[str | None, str | None, str | None, float | None]:
     """The fields of the return value of a provider. Messages contain no values."""
     if not isinstance(returned, Mapping):
-        raise _InvalidCredentialsError(f"returned {type(returned)}: must be a dict")
+        raise _InvalidCredentialsError(f"returned {type(returned)}: must be a dict{_names_of_others(dir(returned))}")
+    if "access_key_id" not in returned and (others := _names_of_others(returned)):
+        raise _InvalidCredentialsError(f"returned other names{others}")
     for name in _NAMES:
         if not isinstance(returned.get(name), str | None):
             raise _InvalidCredentialsError(f"returned {name!r} as {type(returned[name])}: must be a str")
@@ -183,6 +199,24 @@ def _checked(returned: Any) -> tuple[str | None, str | None, str | None, float |
         )
     access_key_id, secret_access_key, token = (returned.get(name) for name in _NAMES)
     return access_key_id, secret_access_key, token, None if expires is None else expires.timestamp()
+
+
+#: Names of botocore, boto3 and STS, by ours.
+_OTHER_NAMES = {
+    "access_key_id": ("access_key", "aws_access_key_id", "AccessKeyId", "key"),
+    "secret_access_key": ("secret_key", "aws_secret_access_key", "SecretAccessKey", "secret"),
+    "token": ("session_token", "aws_session_token", "SessionToken"),
+    "expires_at": ("expiry_time", "Expiration", "expiration"),
+}
+
+
+def _names_of_others(names: Iterable[str]) -> str:
+    """The end of a message that maps names of botocore to those of a provider; empty if there are none."""
+    found = {name: other for name, others in _OTHER_NAMES.items() for other in others if other in names}
+    if "access_key_id" not in found:
+        return ""
+    found = {"expires_at": "the time of expiry or None", **found}
+    return f": {', '.join(f'{name!r} for {found[name]}' for name in _OTHER_NAMES if name in found)}"
 
 
 def _shown(error: BaseException) -> str:

@@ -1,22 +1,47 @@
 """Records which fields were passed to the constructor of a configuration: they override the configuration file."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+import difflib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 
 class ExplicitFields:
-    """Base class of a dataclass that records the names of the fields that are passed to its constructor."""
+    """Base class of a dataclass that records the names of the fields that are passed to its constructor.
+
+    An unknown name is a `TypeError` that suggests a similar one.
+    """
 
     _explicit: frozenset[str]
+
+    @classmethod
+    def _refuse(cls, names: list[str]) -> NoReturn:
+        """Raises the error of names that are not fields."""
+        raise TypeError(f"{cls.__name__} has no field {names[0]!r}{nearest(names[0], field_names(cls))}")
 
     # Hidden from type checkers and editors, which otherwise ignore the signature of the dataclass.
     if not TYPE_CHECKING:
 
         def __new__(cls, *_: Any, **fields: Any) -> Self:
             """Records the names of fields."""
+            known = field_names(cls)
+            if unknown := [name for name in fields if name not in known]:
+                cls._refuse(unknown)
             self = super().__new__(cls)
             object.__setattr__(self, "_explicit", frozenset(fields))
             return self
+
+
+def field_names(kind: type[ExplicitFields]) -> set[str]:
+    """The names of the fields of a configuration."""
+    return {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # always a dataclass
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that is most similar, or all of them."""
+    names = sorted(known)
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {similar[0]}?" if similar else f": its fields are {', '.join(names)}"
 
 
 _Config = TypeVar("_Config", bound=ExplicitFields)

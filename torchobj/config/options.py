@@ -3,12 +3,13 @@
 import dataclasses
 import os
 import re
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
 from types import NoneType
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torchobj.config.checks import check, check_auto_or_bool, check_choices, check_kinds
-from torchobj.config.credentials import S3CredentialProvider
+from torchobj.config.credentials import CredentialSource, S3CredentialProvider, StaticCredentials, source_of
 from torchobj.config.explicit_fields import ExplicitFields
 from torchobj.config.provider_options import ProviderOptions
 from torchobj.exceptions import ConfigError
@@ -17,6 +18,9 @@ AddressingStyle = Literal["auto", "path", "virtual"]
 ChecksumAlgorithm = Literal["auto", "crc64nvme", "crc32c", "none"]
 Encryption = Literal["AES256", "aws:kms", "aws:kms:dsse"]
 KeyRules = Literal["any", "path"]
+
+#: Fields that hold credentials.
+_KEYS = ("access_key_id", "secret_access_key", "session_token")
 
 #: 32 bytes in Base64 or in hexadecimal.
 _KEY = re.compile(r"\s*([A-Za-z0-9+/_-]{43}=|[0-9A-Fa-f]{64})\s*")
@@ -46,6 +50,12 @@ class S3Options(ProviderOptions):
             message of the exception, and the next request calls it again. Its return value does not appear in pickles,
             logs, messages or reprs. For DataLoader workers that are started with spawn, the callable itself is pickled.
             Equal callables share credentials and connections; an unhashable callable equals only itself.
+        access_key_id: Access key, in place of the environment and the profile. Prefer a profile, or a
+            `credential_provider` for keys that expire. The keys are not part of the repr, and a configuration file
+            cannot contain them. A pickle contains them only while multiprocessing starts a process, such as a worker of
+            a DataLoader; any other pickle raises a `ConfigError`.
+        secret_access_key: The secret of `access_key_id`.
+        session_token: Token of temporary keys. They are not renewed.
         anonymous: Whether requests are sent without a signature, for public buckets.
         addressing_style: Position of the bucket: in the `path`, or in the host name (`virtual`). `auto`: in the host
             name on AWS, in the path for a custom endpoint.
@@ -71,6 +81,9 @@ class S3Options(ProviderOptions):
     Example:
         >>> S3Options(endpoint_url="http://localhost:9000").addressing_style
         'auto'
+        >>> S3Options(endpoint="http://localhost:9000")
+        Traceback (most recent call last):
+        TypeError: S3Options has no field 'endpoint'; did you mean endpoint_url?
         >>> S3Options(checksum="md5")
         Traceback (most recent call last):
         torchobj.exceptions.ConfigError: checksum='md5': must be auto, crc64nvme, crc32c or none
@@ -80,6 +93,9 @@ class S3Options(ProviderOptions):
     endpoint_url: str | None = None
     profile: str | None = None
     credential_provider: S3CredentialProvider | None = dataclasses.field(default=None, repr=False, hash=False)
+    access_key_id: str | None = dataclasses.field(default=None, repr=False, hash=False)
+    secret_access_key: str | None = dataclasses.field(default=None, repr=False, hash=False)
+    session_token: str | None = dataclasses.field(default=None, repr=False, hash=False)
     anonymous: bool = False
     addressing_style: AddressingStyle = "auto"
     requester_pays: bool = False
@@ -106,6 +122,7 @@ class S3Options(ProviderOptions):
         check("customer_key_file", type(self.customer_key_file), "a path, or None", ok=is_path)
         if self.customer_key_file is not None and _KEY.fullmatch(os.fspath(self.customer_key_file)):
             raise ConfigError("customer_key_file: must be the path of a file that contains the key, not the key itself")
+        self._check_keys()
         self._check_credential_provider()
         check_choices(self, "auto, path or virtual", ("auto", "path", "virtual"), "addressing_style")
         checksums = ("auto", "crc64nvme", "crc32c", "none")
@@ -128,6 +145,35 @@ class S3Options(ProviderOptions):
             "False if anonymous is True, because an anonymous request cannot be billed",
             ok=not (self.requester_pays and self.anonymous),
         )
+
+    def _check_keys(self) -> None:
+        # Only the types are shown.
+        for name in _KEYS:
+            value = getattr(self, name)
+            check(name, type(value), "a string, or None", ok=isinstance(value, (str, NoneType)))
+            if value is not None and not (value.isascii() and value.isprintable() and value and " " not in value):
+                raise ConfigError(f"{name}: must be printable ASCII without spaces; is a newline at its end?")
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ConfigError("access_key_id and secret_access_key: must be given together")
+        if self.session_token is not None and self.access_key_id is None:
+            raise ConfigError("session_token: must be None unless access_key_id and secret_access_key are set")
+        for name in ("profile", "anonymous", "credential_provider") if self.access_key_id is not None else ():
+            if getattr(self, name):
+                raise ConfigError(f"access_key_id: must be None if {name} is set")
+
+    @property
+    def _credential_source(self) -> CredentialSource | None:
+        if self.access_key_id is None or self.secret_access_key is None:
+            return super()._credential_source
+        return source_of(StaticCredentials(self.access_key_id, self.secret_access_key, self.session_token))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.secret_access_key is not None and get_spawning_popen() is None:
+            raise ConfigError(
+                "secret_access_key: keys are pickled only while multiprocessing starts a process; pass a "
+                "credential_provider, which each process calls, or a profile"
+            )
+        return super().__getstate__()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

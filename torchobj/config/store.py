@@ -1,19 +1,16 @@
 """`StoreConfig`: the settings that all providers share, and the options of each."""
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from torchobj.config.checks import GIB, KIB, MIB, check, check_kinds, check_number
-from torchobj.config.explicit_fields import ExplicitFields
+from torchobj.config.explicit_fields import ExplicitFields, field_names, nearest
 from torchobj.config.gcs_options import GCSOptions
 from torchobj.config.options import FileOptions, S3Options
 from torchobj.exceptions import ConfigError
-
-_Config = TypeVar("_Config")
 
 #: Names of options that are not fields of `StoreConfig`, by the field that holds them; names of both by that of S3.
 _OPTIONS: dict[str, tuple[str, type]] = {
@@ -41,21 +38,6 @@ def _moved(names: list[str]) -> str:
     return f"{', '.join(same)}: {verb} in {kind.__name__}: StoreConfig({name}={kind.__name__}({options}))"
 
 
-def _refuses_options(cls: type[_Config]) -> type[_Config]:
-    """Makes the constructor raise a `ConfigError` for fields of a provider's options, which names their location."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def checked(self: _Config, *args: Any, **fields: Any) -> None:
-        if misplaced := [name for name in fields if name in _OPTIONS]:
-            raise ConfigError(_moved(misplaced))
-        init(self, *args, **fields)
-
-    cls.__init__ = checked  # type: ignore[assignment]
-    return cls
-
-
-@_refuses_options
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreConfig(ExplicitFields):
     """Configures access to stores: parts, concurrency, retries, timeouts, TLS, and the options of each provider.
@@ -140,6 +122,13 @@ class StoreConfig(ExplicitFields):
     min_bytes_per_s: int = 16 * KIB
     keep_alive_s: float = 8.0
 
+    @classmethod
+    def _refuse(cls, names: list[str]) -> NoReturn:
+        if misplaced := [name for name in names if name in _OPTIONS]:
+            raise ConfigError(_moved(misplaced))
+        known = field_names(cls) | _OPTIONS.keys()
+        raise TypeError(f"StoreConfig has no field {names[0]!r}{nearest(names[0], known)}")
+
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.
         check("s3", type(self.s3), "an S3Options", ok=isinstance(self.s3, S3Options))
@@ -181,8 +170,8 @@ class StoreConfig(ExplicitFields):
     def __setstate__(self, state: dict[str, Any]) -> None:
         hidden = {name: value for name, value in state.items() if name in ("_explicit", "_is_complete")}
         # A pickle of another version is checked like the arguments of a call.
-        self.__init__(**{name: value for name, value in state.items() if name not in hidden})  # type: ignore[misc]
-        self.__dict__.update(hidden)
+        config = type(self)(**{name: value for name, value in state.items() if name not in hidden})
+        self.__dict__.update(vars(config) | hidden)
 
     if not TYPE_CHECKING:
 
