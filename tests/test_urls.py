@@ -70,3 +70,24 @@ def test_a_store_can_put_a_key_that_ends_with_a_slash():
     store.put("folder/", b"")
     assert [info.key for info in store.list()] == ["folder/"]
     assert torchobj.open("memory://markers/folder/").read() == b""
+
+
+POINT = "arn:aws:s3:eu-west-1:123456789012:accesspoint"
+OUTPOST = "arn:aws:s3-outposts:us-west-2:123456789012:outpost"
+
+
+@pytest.mark.parametrize(
+    ("rest", "bucket", "key"),
+    [
+        (f"{POINT}/mine/a/b:c", f"{POINT}:mine", "a/b:c"),
+        (f"{POINT}:mine/a/b:c", f"{POINT}:mine", "a/b:c"),
+        (f"{POINT}/mine", f"{POINT}:mine", ""),
+        ("arn:aws:s3::123456789012:accesspoint/m.mrap/k", "arn:aws:s3::123456789012:accesspoint:m.mrap", "k"),
+        (f"{OUTPOST}/op-1/accesspoint/p/k/l", f"{OUTPOST}:op-1:accesspoint:p", "k/l"),
+        (f"{OUTPOST}:op-1:accesspoint:p/k", f"{OUTPOST}:op-1:accesspoint:p", "k"),
+        ("bucket/accesspoint/name", "bucket", "accesspoint/name"),
+    ],
+)
+def test_the_arn_of_an_access_point_may_have_slashes(rest, bucket, key):
+    assert parse_url(f"s3://{rest}") == ("s3", bucket, key)
+    assert torchobj.Store(f"s3://{rest}").url.startswith(f"s3://{bucket}/{key}".rstrip("/"))

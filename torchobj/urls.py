@@ -14,6 +14,12 @@ ALIASES = {"gcs": "gs"}
 #: Schemes of stores whose buckets are created elsewhere: a missing bucket is an error, and not an empty folder.
 CLOUD_SCHEMES = ("s3", "gs")
 
+#: ARNs of access points, also multi-region, and of object lambdas and outposts: slashes may separate their parts.
+_ARN = re.compile(
+    r"s3://(?P<start>arn:[^:/]*:s3[^:/]*:[^:/]*:[^:/]*:)"
+    r"(?P<resource>(outpost[:/][^:/]+[:/])?accesspoint[:/][^:/]+)(?=/|\Z)"
+)
+
 #: Control characters of ASCII and Latin-1.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -43,12 +49,16 @@ class Url(NamedTuple):
 
 
 def canonical_url(url: str) -> str:
-    """A URL with the name of its scheme in `SCHEMES`; any other value as it is.
+    """A URL with its scheme in `SCHEMES`, and without slashes in the ARN of a bucket; any other value as it is.
 
     Example:
         >>> canonical_url("gcs://bucket/key")
         'gs://bucket/key'
+        >>> canonical_url("s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/name/key")
+        's3://arn:aws:s3:eu-west-1:123456789012:accesspoint:name/key'
     """
+    if isinstance(url, str) and (arn := _ARN.match(url)):
+        return f"s3://{arn['start']}{arn['resource'].replace('/', ':')}{url[arn.end() :]}"
     for alias, scheme in ALIASES.items():
         if isinstance(url, str) and url.startswith(f"{alias}://"):
             return scheme + url.removeprefix(alias)

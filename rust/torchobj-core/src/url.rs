@@ -20,12 +20,37 @@ pub struct ObjectUrl {
 /// An alias of a scheme, and the scheme.
 const ALIAS: (&str, &str) = ("gcs", "gs");
 
-/// Replaces an alias at the start of a URL by its scheme.
+/// Replaces an alias at the start of a URL by its scheme, and the slashes in the ARN of a bucket.
 pub(crate) fn canonical(url: String) -> String {
+    if let Some(rest) = url.strip_prefix("s3://").and_then(with_colons) {
+        return ["s3://", &rest].concat();
+    }
     match url.strip_prefix(ALIAS.0) {
         Some(rest) if rest.starts_with("://") => [ALIAS.1, rest].concat(),
         _ => url,
     }
+}
+
+/// Replaces the slashes in the ARN of an access point, with which `rest` begins, by colons, which mean the same.
+fn with_colons(rest: &str) -> Option<String> {
+    let mut fields = rest.splitn(6, ':');
+    let (arn, _partition, service, _region, _account, resource) =
+        (fields.next()?, fields.next()?, fields.next()?, fields.next()?, fields.next()?, fields.next()?);
+    if arn != "arn" || !service.starts_with("s3") || rest[..rest.len() - resource.len()].contains('/') {
+        return None;
+    }
+    let mut parts = resource.split([':', '/']);
+    let first = parts.next()?;
+    let mut length = first.len() + 1 + parts.next()?.len();
+    if first == "outpost" {
+        length += 1 + parts.next().filter(|kind| *kind == "accesspoint")?.len() + 1 + parts.next()?.len();
+    } else if first != "accesspoint" {
+        return None;
+    }
+    let (name, key) = resource.split_at(length);
+    let start = &rest[..rest.len() - resource.len()];
+    (name.contains('/') && (key.is_empty() || key.starts_with('/')))
+        .then(|| [start, &name.replace('/', ":"), key].concat())
 }
 
 impl ObjectUrl {
@@ -38,6 +63,8 @@ impl ObjectUrl {
         let (scheme, rest) = url
             .split_once("://")
             .ok_or_else(|| refuse("not a URL: expected scheme://bucket/key, such as s3://bucket/prefix/"))?;
+        let arn = if scheme == "s3" { with_colons(rest) } else { None };
+        let rest = arn.as_deref().unwrap_or(rest);
         let (bucket, key) = rest.split_once('/').unwrap_or((rest, ""));
         match (scheme, bucket) {
             ("file", "") => {}
@@ -88,6 +115,29 @@ mod tests {
         let error = ObjectUrl::parse("s3://user:secret@bucket/key").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config);
         assert!(!error.to_string().contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn slashes_in_the_arn_of_a_bucket_are_colons() {
+        let point = "arn:aws:s3:eu-west-1:123456789012:accesspoint";
+        let region = "arn:aws:s3::123456789012:accesspoint";
+        let outpost = "arn:aws:s3-outposts:us-west-2:123456789012:outpost";
+        for (url, bucket, key) in [
+            (format!("{point}/mine/a/b:c"), format!("{point}:mine"), "a/b:c"),
+            (format!("{point}:mine/a/b:c"), format!("{point}:mine"), "a/b:c"),
+            (format!("{point}/mine"), format!("{point}:mine"), ""),
+            (format!("{region}/mfzwi23gnjvgw.mrap/k"), format!("{region}:mfzwi23gnjvgw.mrap"), "k"),
+            (format!("{outpost}/op-1/accesspoint/p/k/l"), format!("{outpost}:op-1:accesspoint:p"), "k/l"),
+            (format!("{outpost}:op-1:accesspoint:p/k"), format!("{outpost}:op-1:accesspoint:p"), "k"),
+            ("bucket/accesspoint/name".to_owned(), "bucket".to_owned(), "accesspoint/name"),
+        ] {
+            let parsed = ObjectUrl::parse(&format!("s3://{url}")).unwrap();
+            assert_eq!((parsed.bucket.as_str(), parsed.key.as_str()), (bucket.as_str(), key), "{url}");
+            assert_eq!(
+                canonical(format!("s3://{url}")).trim_end_matches('/'),
+                parsed.to_string().trim_end_matches('/')
+            );
+        }
     }
 
     #[test]
