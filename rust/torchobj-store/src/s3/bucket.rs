@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, RwLock};
 
 use tokio::sync::Mutex;
@@ -26,6 +27,8 @@ pub(super) struct Bucket {
     /// Held while the address is resolved, so that this is done once.
     resolving: Mutex<()>,
     by_sdk: OnceLock<bool>,
+    /// Whether the server has refused DeleteObjects.
+    pub(super) no_bulk_delete: AtomicBool,
 }
 
 /// Cached state of a bucket. `Debug` omits the SDK's client, whose own `Debug` shows sources of credentials.
@@ -48,7 +51,7 @@ impl fmt::Debug for Cache {
 impl Bucket {
     pub(super) fn new(account: Arc<Account>, name: &str) -> Self {
         let (cache, resolving, by_sdk) = (RwLock::default(), Mutex::default(), OnceLock::new());
-        Self { account, name: name.to_owned(), cache, resolving, by_sdk }
+        Self { account, name: name.to_owned(), cache, resolving, by_sdk, no_bulk_delete: AtomicBool::new(false) }
     }
 
     /// Returns whether this is a directory bucket (S3 Express) or an access point of one. Their listings are not ordered (user

@@ -72,6 +72,8 @@ pub(super) struct Environment {
     pub(super) endpoint_url: Option<String>,
     /// `None`: detected.
     pub(super) region: Option<String>,
+    /// Whether `AWS_REQUEST_CHECKSUM_CALCULATION` or a profile restricts checksums to requests that require one.
+    pub(super) checksums_when_required: bool,
 }
 
 impl fmt::Debug for Environment {
@@ -139,6 +141,7 @@ impl Account {
             credentials: Some(Arc::new(Credentials::new(Box::new(SdkChain::new(provider, Box::new(source)))))),
             endpoint_url: config.endpoint_url.clone(),
             region: Some(DEFAULT_REGION.to_owned()),
+            checksums_when_required: false,
         };
         let dialer = Arc::new(Dialer::new(&config.http).expect("the environment of a test has no invalid proxy"));
         let account = Self::with_dialer(dialer, config, customer_key);
@@ -179,7 +182,9 @@ impl Account {
         }
         let region = sdk.region().map(ToString::to_string);
         let region = region.or_else(|| endpoint_url.as_ref().map(|_| DEFAULT_REGION.to_owned()));
-        Environment { sdk, credentials, endpoint_url, region }
+        let checksums_when_required =
+            sdk.request_checksum_calculation() == Some(RequestChecksumCalculation::WhenRequired);
+        Environment { sdk, credentials, endpoint_url, region, checksums_when_required }
     }
 
     /// The name of the selected profile, if the shared configuration files do not contain it.

@@ -1,36 +1,78 @@
-//! Deletes objects, through the SDK.
+//! Deletes objects: several with one DeleteObjects request, or one by one through the SDK.
+
+use std::borrow::Cow;
+use std::sync::atomic::Ordering;
 
 use aws_sdk_s3::types::{Delete, ObjectIdentifier};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use quick_xml::escape::escape;
 use torchobj_core::error::{Error, ErrorKind, Operation, Result};
-use torchobj_core::types::Version;
+use torchobj_core::types::{Payload, Version};
 
 use super::bucket::Bucket;
+use super::checksum::md5;
 use super::error::kind_of;
+use super::xml;
+use crate::config::Checksum;
+
+/// Number of concurrent deletes of one call, which holds one permit.
+const CONCURRENT: usize = 16;
+
+/// Maximum size of the response to DeleteObjects: an error for each of 1000 keys of 1024 bytes, each of which may be escaped.
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
+
+/// An error in the response to DeleteObjects.
+#[derive(Default)]
+struct Failed {
+    key: String,
+    code: String,
+    message: String,
+}
+
+impl Failed {
+    fn field(&mut self, element: &str) -> Option<&mut String> {
+        match element {
+            "Key" => Some(&mut self.key),
+            "Code" => Some(&mut self.code),
+            "Message" => Some(&mut self.message),
+            _ => None,
+        }
+    }
+}
 
 impl Bucket {
-    /// DeleteObject, or DeleteObjects for several.
+    /// Deletes objects: one with DeleteObject, several with DeleteObjects, if the server supports it.
     pub(super) async fn delete(&self, keys: &[String]) -> Result<Vec<(String, Error)>> {
         // XML 1.0 does not allow these characters, so DeleteObjects cannot contain such keys.
         let is_forbidden = |character: char| character.is_control() || matches!(character, '\u{fffe}' | '\u{ffff}');
-        let (single, several): (Vec<_>, Vec<_>) = keys.iter().partition(|key| key.chars().any(is_forbidden));
+        let (mut single, several): (Vec<_>, Vec<_>) = keys.iter().partition(|key| key.chars().any(is_forbidden));
         let mut failed = Vec::new();
-        match several.as_slice() {
-            [] => {}
-            [key] => failed.extend(self.delete_one(key, None).await.err().map(|error| ((*key).clone(), error))),
-            several => match self.delete_several(several).await {
+        if several.len() <= 1 || self.no_bulk_delete.load(Ordering::Relaxed) {
+            single.extend(several);
+        } else {
+            let by_sdk = self.by_sdk().await?;
+            let deleted =
+                if by_sdk { self.sdk_delete_several(&several).await } else { self.delete_several(&several).await };
+            match deleted {
                 Ok(errors) => failed.extend(errors),
-                // The XML API of Google Cloud Storage does not support DeleteObjects.
-                Err(error) if error.kind() == ErrorKind::Unsupported => {
-                    for key in several {
-                        failed.extend(self.delete_one(key, None).await.err().map(|error| ((*key).clone(), error)));
-                    }
+                Err(error) if is_unsupported(&error) => {
+                    self.no_bulk_delete.store(true, Ordering::Relaxed);
+                    log::debug!("objects are deleted one by one, because {error}");
+                    single.extend(several);
                 }
                 Err(error) => return Err(error),
-            },
+            }
         }
-        for key in single {
-            failed.extend(self.delete_one(key, None).await.err().map(|error| (key.clone(), error)));
-        }
+        let delete = |key: &String| {
+            let key = key.clone();
+            async move { self.delete_one(&key, None).await.err().map(|error| (key, error)) }
+        };
+        let deletes: Vec<_> = single.into_iter().map(delete).collect();
+        let singles = stream::iter(deletes).buffer_unordered(CONCURRENT).filter_map(std::future::ready);
+        failed.extend(singles.collect::<Vec<_>>().await);
         Ok(failed)
     }
 
@@ -46,26 +88,117 @@ impl Bucket {
         }
     }
 
+    /// DeleteObjects. The API requires a checksum of the body: custom endpoints may know only Content-MD5.
     async fn delete_several(&self, keys: &[&String]) -> Result<Vec<(String, Error)>> {
+        let operation = Operation::Delete;
+        let mut document = String::from("<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">");
+        for key in keys {
+            document.extend(["<Object><Key>", &escape(key.as_str()), "</Key></Object>"]);
+        }
+        document.push_str("<Quiet>true</Quiet></Delete>");
+        let payload = Payload::from(Bytes::from(document));
+        let body = payload.pieces().concat();
+        let mut headers = vec![("content-type", Cow::Borrowed("application/xml"))];
+        let endpoint = self.account.environment().await.endpoint_url.is_some();
+        let is_explicit = matches!(self.account.config.checksum, Checksum::Crc32C | Checksum::Crc64Nvme);
+        let algorithm = self.algorithm(None).await.filter(|_| is_explicit || !endpoint);
+        if algorithm.is_none() || endpoint {
+            headers.push(("content-md5", Cow::Owned(BASE64_STANDARD.encode(md5(&body)))));
+        }
+        if let Some(algorithm) = algorithm {
+            headers.push((algorithm.header(), Cow::Owned(algorithm.encode(algorithm.of(&payload)))));
+        }
+        let request = self.request(operation, "POST", None, &[("delete", "")], headers, &payload);
+        let dialect = self.dialect(operation).await?;
+        let mut response = dialect.send(&request).await?;
+        let text = response.read_text(MAX_RESPONSE_BYTES).await;
+        let text = text.map_err(|failure| self.failure(operation, None, failure))?;
+        let failed = failed_in(&text).map_err(|problem| {
+            let protocol = || self.error(ErrorKind::Protocol, operation, None, &problem);
+            response.error_in(&text, operation, None, &dialect).unwrap_or_else(protocol)
+        })?;
+        self.failed_deletes(keys, failed)
+    }
+
+    /// DeleteObjects through the SDK, for requests that only it can sign.
+    async fn sdk_delete_several(&self, keys: &[&String]) -> Result<Vec<(String, Error)>> {
         let operation = Operation::Delete;
         let identifiers = keys.iter().map(|key| ObjectIdentifier::builder().key(*key).build().expect("it has a key"));
         let delete = Delete::builder().set_objects(Some(identifiers.collect())).quiet(true).build();
         let request = self.sdk(operation).await?.delete_objects().bucket(&self.name);
         let request = request.delete(delete.expect("it has objects")).set_request_payer(self.request_payer());
         let output = self.sdk_output(operation, None, request.send()).await?;
-        let errors = output.errors.unwrap_or_default();
+        let failed = output.errors.unwrap_or_default().into_iter().map(|failed| Failed {
+            key: failed.key.unwrap_or_default(),
+            code: failed.code.unwrap_or_default(),
+            message: failed.message.unwrap_or_default(),
+        });
+        self.failed_deletes(keys, failed.collect())
+    }
+
+    /// The errors in the response to DeleteObjects.
+    fn failed_deletes(&self, keys: &[&String], failed: Vec<Failed>) -> Result<Vec<(String, Error)>> {
+        let operation = Operation::Delete;
         // A retry must not delete another key.
-        if let Some(other) = errors.iter().filter_map(|failed| failed.key.as_ref()).find(|key| !keys.contains(key)) {
+        if let Some(other) = failed.iter().map(|failed| &failed.key).find(|key| !keys.contains(key)) {
             let message = "the response names a key that was not requested";
             return Err(self.error(ErrorKind::Protocol, operation, Some(other), message));
         }
-        let failed = errors.into_iter().filter_map(|failed| {
-            let key = failed.key?;
-            let kind = kind_of(operation, 200, failed.code.as_deref());
-            let kind = if failed.code.as_deref() == Some("AccessDenied") { ErrorKind::AccessDenied } else { kind };
-            let error = self.error(kind, operation, Some(&key), failed.message.as_deref().unwrap_or_default());
-            (kind != ErrorKind::NotFound).then(|| (key, error.with_status(200, failed.code)))
+        let failed = failed.into_iter().filter_map(|Failed { key, code, message }| {
+            let kind = kind_of(operation, 200, Some(&code));
+            let kind = if code == "AccessDenied" { ErrorKind::AccessDenied } else { kind };
+            let error = self.error(kind, operation, Some(&key), &message);
+            (kind != ErrorKind::NotFound).then(|| (key, error.with_status(200, Some(code))))
         });
         Ok(failed.collect())
+    }
+}
+
+/// Returns whether the server may delete the objects one by one although it refused DeleteObjects.
+fn is_unsupported(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidRequest | ErrorKind::Integrity)
+        && matches!(error.status(), Some(400 | 405 | 501))
+}
+
+/// Parses the errors in `<DeleteResult>`.
+fn failed_in(document: &[u8]) -> std::result::Result<Vec<Failed>, String> {
+    let (mut failed, mut is_result) = (Vec::<Failed>::new(), false);
+    let parsed = xml::for_each_leaf(document, |path, text| {
+        is_result |= path.first().is_some_and(|root| root == "DeleteResult");
+        let [_, section, name] = path else { return };
+        if section != "Error" {
+            return;
+        }
+        // A field that the last error has already is one of the next error.
+        if failed.last_mut().is_none_or(|last| last.field(name).is_some_and(|known| !known.is_empty())) {
+            failed.push(Failed::default());
+        }
+        if let Some(field) = failed.last_mut().and_then(|last| last.field(name)) {
+            *field = text;
+        }
+    });
+    parsed.map_err(|problem| problem.to_string())?;
+    if is_result { Ok(failed) } else { Err("it is not the result of DeleteObjects".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_errors_of_single_keys_are_parsed_and_another_document_is_malformed() {
+        let error =
+            "<Error><Key>a&amp;b</Key><VersionId>v</VersionId><Code>AccessDenied</Code><Message>no</Message></Error>";
+        let other = "<Error><Code>InternalError</Code><Key>c</Key></Error>";
+        let text = format!("<DeleteResult><Deleted><Key>x</Key></Deleted>{error}{other}</DeleteResult>");
+        let failed: Vec<_> = failed_in(text.as_bytes()).unwrap();
+        let fields: Vec<_> = failed.iter().map(|failed| (failed.key.as_str(), failed.code.as_str())).collect();
+        assert_eq!(fields, [("a&b", "AccessDenied"), ("c", "InternalError")]);
+        for empty in ["<DeleteResult/>", "<DeleteResult></DeleteResult>", "<DeleteResult>\n</DeleteResult>"] {
+            assert!(failed_in(empty.as_bytes()).unwrap().is_empty());
+        }
+        for wrong in ["", "<html></html>", "<Error><Code>SlowDown</Code></Error>", "<DeleteResult>"] {
+            assert!(failed_in(wrong.as_bytes()).is_err(), "{wrong}");
+        }
     }
 }

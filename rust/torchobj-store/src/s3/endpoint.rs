@@ -112,6 +112,7 @@ mod tests {
             credentials: None,
             endpoint_url: config.endpoint_url.clone(),
             region: None,
+            checksums_when_required: false,
         };
         Account::new(config).unwrap().resolve(&environment, bucket, region).await
     }

@@ -18,6 +18,7 @@ impl Bucket {
             Checksum::Off => None,
             Checksum::Crc32C => Some(Algorithm::Crc32C),
             Checksum::Crc64Nvme => Some(Algorithm::Crc64Nvme),
+            Checksum::Auto if self.account.environment().await.checksums_when_required => None,
             Checksum::Auto if known == Some(ChecksumAlgorithm::Crc32) => Some(Algorithm::Crc32),
             Checksum::Auto => Some(match self.account.environment().await.endpoint_url {
                 None => Algorithm::Crc64Nvme,
