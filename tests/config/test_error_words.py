@@ -1,6 +1,8 @@
 """How errors and warnings about a store's settings begin, and what they suggest."""
 
 import datetime
+import http.server
+import json
 import logging
 import socket
 import ssl
@@ -128,3 +130,160 @@ def test_a_commit_without_a_response_times_out_with_its_setting_and_a_log(contro
     with pytest.raises(exceptions.StoreTimeoutError, match="commit_timeout_s=3"):
         store.put("k", bytes(6 << 20))
     assert f"commit {bucket.url}/k: the store sent nothing for 1 s" in caplog.text
+
+
+class Console(http.server.BaseHTTPRequestHandler):
+    """Responds as the console of MinIO: a page to any GET, an error to any other method."""
+
+    server_version, sys_version = "MinIO Console", ""
+
+    def do_GET(self):
+        """Sends the page."""
+        body = b"<!doctype html><html></html>"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", '"0123"')
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET  # noqa: N815  name of the base class
+
+    def do_PUT(self):
+        """Refuses."""
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(403)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def version_string(self):
+        """The value of `Server`."""
+        return self.server_version
+
+    def log_message(self, *_):
+        """Logs nothing."""
+
+
+def test_the_console_of_minio_is_recognized():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Console) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        store = torchobj.Store("s3://b", config=s3_config(endpoint_url=endpoint, anonymous=True, max_attempts=2))
+        for call in (
+            lambda: store.get("k"),
+            lambda: store.head("k"),
+            lambda: list(store.list()),
+            lambda: store.put("k", b"x"),
+        ):
+            with pytest.raises(exceptions.TorchobjError, match="console of MinIO.*9000"):
+                call()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("force_sdk", [False, True])
+def test_an_unsupported_condition_is_named(bucket, control, force_sdk):
+    store = torchobj.Store(bucket.url, config=config(bucket.server, force_sdk=force_sdk))
+    control.faults({"operation": "PutObject", "action": {"status": 501, "code": "NotImplemented"}})
+    with pytest.raises(exceptions.StoreError, match=r"\(If-None-Match\).*conditional_writes=False") as raised:
+        store.put("k", b"x", overwrite=False)
+    assert "checksum" not in str(raised.value)
+    with pytest.raises(exceptions.StoreError, match=r"\(If-Match\).*conditional_writes=False"):
+        store.put("k", b"x", if_version='"0"')
+    with pytest.raises(exceptions.StoreError, match="checksum"):
+        store.put("k", b"x")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE\n"),
+        ("AWS_SECRET_ACCESS_KEY", "canary\n"),
+        ("AWS_SESSION_TOKEN", "can ary"),
+        ("AWS_ACCESS_KEY_ID", "AKIA EXAMPLE"),
+    ],
+)
+def test_a_variable_that_no_request_can_contain_is_named(strict_server, monkeypatch, variable, value):
+    for name, usual in (("AWS_ACCESS_KEY_ID", "AKIA"), ("AWS_SECRET_ACCESS_KEY", "secret"), (variable, value)):
+        monkeypatch.setenv(name, usual)
+    settings = s3_config(endpoint_url=strict_server.endpoint)
+    with pytest.raises(exceptions.CredentialsError, match=f"{variable} must be printable ASCII") as raised:
+        torchobj.Store("s3://any", config=settings).get("k")
+    assert value.strip() not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file"),
+        ("{", "damaged"),
+        ("[1]", "damaged"),
+        ('{"type": "authorized_user"}', "authorized_user"),
+        (
+            json.dumps(
+                {
+                    "type": "external_account",
+                    "audience": "//iam.googleapis.com/projects/1/locations/global/workloadIdentityPools/p/providers/q",
+                    "subject_token_type": "urn:ietf:params:oauth:token-type:jwt",
+                    "token_url": "http://127.0.0.1:9/token",
+                    "credential_source": {"file": "/no/such/token"},
+                }
+            ),
+            "/no/such/token",
+        ),
+    ],
+)
+def test_a_file_of_google_credentials_that_cannot_be_used_is_named(tmp_path, monkeypatch, content, words):
+    file = tmp_path / "adc.json"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    settings = torchobj.StoreConfig(gcs=torchobj.GCSOptions(endpoint_url="http://127.0.0.1:9"), max_attempts=1)
+    with pytest.raises(exceptions.CredentialsError, match=f"GOOGLE_APPLICATION_CREDENTIALS={file}") as raised:
+        torchobj.Store("gs://b", config=settings).get("k")
+    assert words in str(raised.value)
+
+
+def test_a_missing_token_file_of_aws_is_named(strict_server, monkeypatch):
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", "/no/such/token")
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/r")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    settings = s3_config(endpoint_url=strict_server.endpoint)
+    with pytest.raises(exceptions.CredentialsError, match="/no/such/token"):
+        torchobj.Store("s3://any", config=settings).get("k")
+
+
+def test_a_role_of_a_profile_is_assumed_in_the_region_of_the_environment(strict_server, tmp_path, monkeypatch):
+    regions = []
+
+    class Sts(Console):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            regions.append(self.headers["Authorization"].split("/")[2])
+            keys = f"<AccessKeyId>{strict_server.access_key}</AccessKeyId>"
+            keys += f"<SecretAccessKey>{strict_server.secret_key}</SecretAccessKey><SessionToken>t</SessionToken>"
+            keys = f"<Credentials>{keys}<Expiration>2099-01-01T00:00:00Z</Expiration></Credentials>"
+            body = f"<AssumeRoleResponse><AssumeRoleResult>{keys}</AssumeRoleResult></AssumeRoleResponse>".encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    file = tmp_path / "config"
+    file.write_text(
+        "[profile role]\nrole_arn = arn:aws:iam::123456789012:role/r\nsource_profile = keys\n"
+        "[profile keys]\naws_access_key_id = AKIA\naws_secret_access_key = secret\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+    monkeypatch.setenv("AWS_REGION", "eu-west-3")
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{server.server_port}")
+        settings = s3_config(endpoint_url=strict_server.endpoint, profile="role", max_attempts=1)
+        # The server does not know the token; the keys were requested nevertheless.
+        with pytest.raises(exceptions.StoreError):
+            torchobj.Store("s3://any", config=settings).get("k")
+        server.shutdown()
+    assert set(regions) == {"eu-west-3"}

@@ -350,3 +350,17 @@ def test_equal_providers_share_credentials(gcs_bucket, strict_gcs_server):
         bucket.write("k", bucket.name.encode())
     urls = [f"{other.url}/k", f"{gcs_bucket.url}/k"]
     assert torchobj.get_many(urls, config=other.config) == [other.name.encode(), gcs_bucket.name.encode()]
+
+
+def test_a_refused_operation_names_the_permission(gcs_bucket, gcs_control, store):
+    store.put("k", b"x")
+    for name, call in (
+        ("delete", lambda: store.delete("k")),
+        ("create", lambda: store.put("new", b"x")),
+        ("list", lambda: list(store.list())),
+    ):
+        permission = f"storage.objects.{name}"
+        gcs_control.bucket(gcs_bucket.name, {"denied": [permission]})
+        with pytest.raises(exceptions.AccessDeniedError, match=rf"needs the permission {permission}"):
+            call()
+    gcs_control.bucket(gcs_bucket.name, {"denied": []})

@@ -268,9 +268,8 @@ def _delete_old(commits: Commits, rules: Retention, beginning: Beginning) -> Non
     except TorchobjError as error:
         logger.warning("%s: step %d is saved, but old steps were not deleted: %s", commits.url, saved, error)
         if isinstance(error, AccessDeniedError) and error.operation == "delete":
-            commits.warn_once(
-                f"{commits.url}: to delete old steps, grant s3:DeleteObject; keep_last=None keeps all steps"
-            )
+            permission = "storage.objects.delete" if commits.url.startswith("gs://") else "s3:DeleteObject"
+            commits.warn_once(f"{commits.url}: to delete old steps, grant {permission}; keep_last=None keeps all steps")
 
 
 def _delete(commits: Commits, commit: Commit) -> None:

@@ -1,5 +1,7 @@
 //! Loads access tokens: Application Default Credentials by google-cloud-auth, or a credential provider of the user.
 
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -9,10 +11,12 @@ use google_cloud_auth::credentials::{
 };
 use google_cloud_auth::errors::CredentialsError;
 use http::{Extensions, HeaderMap, HeaderValue};
+use serde::Deserialize;
 use tokio::sync::Mutex;
 use torchobj_core::transfer::within;
 
 use crate::credentials::{CALL_TIMEOUT, CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
+use crate::env;
 use crate::http::sanitize;
 
 /// OAuth 2.0 scope for reading and writing objects ("Cloud Storage authentication", "Scopes").
@@ -50,8 +54,50 @@ impl Adc {
         if let Some(domain) = &self.universe_domain {
             builder = builder.with_universe_domain(domain);
         }
-        builder.build().map_err(|error| failed(&root_cause(&error)))
+        builder.build().map_err(|error| failed(&described(&root_cause(&error))))
     }
+}
+
+/// The message of a failure of Application Default Credentials, with the file that contains them. Omits its contents.
+fn described(cause: &str) -> String {
+    const FILE: &str = "GOOGLE_APPLICATION_CREDENTIALS";
+    let (path, named) = match env::first_of(&[FILE, "HOME"]) {
+        Some((FILE, path)) => (PathBuf::from(&path), format!("{FILE}={path}")),
+        Some((_, home)) => {
+            let path = PathBuf::from(home).join(".config/gcloud/application_default_credentials.json");
+            (path.clone(), path.display().to_string())
+        }
+        None => return cause.to_owned(),
+    };
+    let named = sanitize(&named, 300);
+    let text = match std::fs::read(&path) {
+        Ok(text) => text,
+        // Without a file the service account of the machine is used.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !named.starts_with(FILE) => return cause.to_owned(),
+        Err(error) => return format!("{named}: {error}"),
+    };
+    let Ok(file) = serde_json::from_slice::<CredentialsFile>(&text) else {
+        return format!("{named}: not a credentials file: it is damaged, or not JSON");
+    };
+    let source = file.credential_source.and_then(|source| source.file);
+    match source.map(|source| (std::fs::metadata(&source), source)) {
+        Some((Err(error), source)) => format!("{named}: credential_source.file={source}: {error}"),
+        _ => format!("{named} ({}): {cause}", file.kind.as_deref().unwrap_or("without a type")),
+    }
+}
+
+/// The fields of a credentials file that error messages name.
+#[derive(Deserialize)]
+struct CredentialsFile {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    /// Of an `external_account`.
+    credential_source: Option<SubjectToken>,
+}
+
+#[derive(Deserialize)]
+struct SubjectToken {
+    file: Option<String>,
 }
 
 #[async_trait]
@@ -70,7 +116,7 @@ impl Loader<Token> for Adc {
         let headers = match within(CALL_TIMEOUT, credentials.headers(Extensions::new())).await {
             Some(Ok(CacheableResource::New { data, .. })) => data,
             Some(Ok(CacheableResource::NotModified)) => return Err(failed("google-cloud-auth returned no token")),
-            Some(Err(error)) => return Err(failed(&root_cause(&error))),
+            Some(Err(error)) => return Err(failed(&described(&root_cause(&error)))),
             None => return Err(failed(&format!("no token within {} s", CALL_TIMEOUT.as_secs()))),
         };
         *source = Some(credentials);

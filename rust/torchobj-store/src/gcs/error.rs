@@ -45,7 +45,17 @@ pub(super) fn hint(operation: Operation, kind: ErrorKind) -> Option<&'static str
         ErrorKind::AccessDenied if matches!(operation, Operation::Get | Operation::Head) => Some(
             "without the permission storage.objects.list, Cloud Storage also returns this if the object does not exist",
         ),
-        ErrorKind::AccessDenied => Some("the credentials do not have permission for this operation"),
+        ErrorKind::AccessDenied => Some(match operation {
+            Operation::Delete | Operation::Abort => "this needs the permission storage.objects.delete",
+            Operation::List | Operation::ListUploads => "this needs the permission storage.objects.list",
+            Operation::Put | Operation::PutPart | Operation::BeginUpload => {
+                "this needs the permission storage.objects.create, and storage.objects.delete if the object exists"
+            }
+            _ => {
+                "this needs the permissions storage.objects.get and storage.objects.create, and storage.objects.delete if \
+                 the object exists"
+            }
+        }),
         ErrorKind::NoBucket => Some("check the bucket's name and the endpoint"),
         ErrorKind::Changed => Some(CHANGED),
         _ => None,

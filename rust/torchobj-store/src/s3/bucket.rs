@@ -187,6 +187,8 @@ impl Bucket {
                     (None, Some(profile)) => format!("the profile {profile:?} has no credentials"),
                     (None, None) => "no credentials".to_owned(),
                 };
+                let token_file = self.account.unreadable_token_file().await;
+                let message = token_file.map_or(message.clone(), |problem| format!("{message}: {problem}"));
                 let error = self.error(ErrorKind::Credentials, operation, None, &message).with_source(Chain(error));
                 return Err(error.with_hint(hint));
             }

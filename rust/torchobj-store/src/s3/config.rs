@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_config::environment::EnvironmentVariableRegionProvider;
-use aws_config::meta::region::{ProvideRegion, RegionProviderChain};
-use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
+use aws_config::meta::region::RegionProviderChain;
+use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider, ProfileSet};
 use aws_config::provider_config::ProviderConfig;
 use aws_config::{BehaviorVersion, ConfigLoader, SdkConfig};
 use aws_sdk_s3::config::retry::RetryConfig;
@@ -187,14 +187,33 @@ impl Account {
         Environment { sdk, credentials, endpoint_url, region, checksums_when_required }
     }
 
-    /// The name of the selected profile, if the shared configuration files do not contain it.
-    pub(super) async fn missing_profile(&self) -> Option<String> {
+    /// The shared configuration files, with the selected profile.
+    async fn profiles(&self) -> Option<ProfileSet> {
         let selected = self.config.profile.clone().map(Into::into);
         #[expect(deprecated, reason = "its new path is in an internal crate of the SDK")]
         let files = aws_config::profile::profile_file::ProfileFiles::default();
-        let profiles = aws_config::profile::load(&Fs::real(), &Env::real(), &files, selected).await.ok()?;
+        aws_config::profile::load(&Fs::real(), &Env::real(), &files, selected).await.ok()
+    }
+
+    /// The name of the selected profile, if the shared configuration files do not contain it.
+    pub(super) async fn missing_profile(&self) -> Option<String> {
+        let profiles = self.profiles().await?;
         let name = profiles.selected_profile();
         (name != "default" && profiles.get_profile(name).is_none()).then(|| name.to_owned())
+    }
+
+    /// The setting of a token file that cannot be read, and why.
+    pub(super) async fn unreadable_token_file(&self) -> Option<String> {
+        const VARIABLES: [&str; 2] = ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
+        let profiles = self.profiles().await;
+        let of_profile = profiles.as_ref().and_then(|profiles| profiles.get("web_identity_token_file"));
+        let of_profile = of_profile.map(|path| ("web_identity_token_file", path.to_owned()));
+        let variables = VARIABLES.into_iter().filter(|_| self.config.profile.is_none());
+        let mut settings = variables.filter_map(|name| env::first_of(&[name])).chain(of_profile);
+        settings.find_map(|(name, path)| {
+            let error = std::fs::File::open(&path).err()?;
+            Some(format!("{name}={}: {error}", sanitize(&path, 300)))
+        })
     }
 
     /// An SDK client for `region`.
@@ -321,10 +340,10 @@ async fn profile_credentials(
     config: &S3Config,
     connector: &Connector,
 ) -> ProfileFileCredentialsProvider {
-    let region = match &config.region {
-        Some(region) => Some(Region::new(region.clone())),
-        None => ProvideRegion::region(&profile_region(config)).await,
-    };
+    let configured = config.region.clone().map(Region::new);
+    let chain = RegionProviderChain::first_try(configured).or_else(EnvironmentVariableRegionProvider::new());
+    // A role of the profile is assumed in this region.
+    let region = chain.or_else(profile_region(config)).or_else(Region::from_static(DEFAULT_REGION)).region().await;
     let settings = ProviderConfig::without_region().with_http_client(connector.clone()).with_region(region);
     ProfileFileCredentialsProvider::builder().configure(&settings).profile_name(profile).build()
 }

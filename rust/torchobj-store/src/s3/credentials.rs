@@ -11,6 +11,7 @@ use aws_credential_types::provider::{ProvideCredentials, SharedCredentialsProvid
 
 use super::sign::Identity;
 use crate::credentials::{CredentialProvider, Credentials, Fresh, LoadError, Loader, failed, required};
+use crate::env;
 
 /// Makes a new provider of the SDK. A provider reads the shared configuration files only once.
 pub(super) type ProviderFactory =
@@ -41,8 +42,30 @@ impl Loader<Identity> for SdkChain {
             secret_key: found.secret_access_key().to_owned(),
             session_token: found.session_token().map(str::to_owned),
         };
+        check_text(&identity).map_err(|message| failed(&message))?;
         Ok(Fresh { identity, expires: found.expiry() })
     }
+}
+
+/// Checks that a request can contain the credentials. The message omits them, and names the variable that contains one.
+fn check_text(identity: &Identity) -> Result<(), String> {
+    let Identity { access_key, secret_key, session_token } = identity;
+    let token = session_token.as_deref().unwrap_or("-");
+    for (what, variable, value) in [
+        ("access key id", "AWS_ACCESS_KEY_ID", access_key.as_str()),
+        ("secret access key", "AWS_SECRET_ACCESS_KEY", secret_key),
+        ("session token", "AWS_SESSION_TOKEN", token),
+    ] {
+        if value.bytes().all(|byte| byte.is_ascii_graphic()) {
+            continue;
+        }
+        let is_variable = env::first_of(&[variable]).is_some_and(|(_, set)| set.trim() == value.trim());
+        let source =
+            if is_variable { variable.to_owned() } else { format!("the {what} of the profile or the provider") };
+        let end = if value.ends_with(['\n', '\r']) { ": it has a newline at its end" } else { "" };
+        return Err(format!("{source} must be printable ASCII without spaces{end}"));
+    }
+    Ok(())
 }
 
 #[async_trait]

@@ -68,6 +68,21 @@ impl S3Store {
     }
 }
 
+/// Adds the condition to the error of a request that the server does not implement.
+fn about_condition(error: Error, condition: &Condition) -> Error {
+    let header = match condition {
+        Condition::Absent => "If-None-Match",
+        Condition::Matches(_) => "If-Match",
+        Condition::Always => return error,
+    };
+    if error.status() != Some(501) {
+        return error;
+    }
+    error.with_hint(format!(
+        "the server does not implement the condition ({header}): S3Options(conditional_writes=False) declares that"
+    ))
+}
+
 #[async_trait]
 impl ObjectStore for S3Store {
     fn url(&self, key: &str) -> String {
@@ -118,11 +133,12 @@ impl ObjectStore for S3Store {
         if options.condition != Condition::Always {
             self.check_conditional(Operation::Put, key).await?;
         }
-        if self.0.by_sdk().await? {
+        let written = if self.0.by_sdk().await? {
             self.0.sdk_put(key, payload, options).await
         } else {
             self.0.put(key, payload, options).await
-        }
+        };
+        written.map_err(|error| about_condition(error, &options.condition))
     }
 
     async fn begin_upload(&self, key: &str, options: &PutOptions) -> Result<Upload> {
@@ -141,7 +157,7 @@ impl ObjectStore for S3Store {
         if *condition != Condition::Always {
             self.check_conditional(Operation::Commit, &upload.key).await?;
         }
-        self.0.commit(upload, parts, condition).await
+        self.0.commit(upload, parts, condition).await.map_err(|error| about_condition(error, condition))
     }
 
     async fn committed(&self, upload: &Upload, _parts: &[PartReceipt]) -> Result<Option<Version>> {
@@ -166,6 +182,7 @@ impl ObjectStore for S3Store {
 
     async fn delete_if(&self, key: &str, version: &Version) -> Result<()> {
         self.check_conditional(Operation::Delete, key).await?;
-        self.0.delete_one(key, Some(version)).await
+        let deleted = self.0.delete_one(key, Some(version)).await;
+        deleted.map_err(|error| about_condition(error, &Condition::Matches(version.clone())))
     }
 }

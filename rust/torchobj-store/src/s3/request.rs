@@ -24,6 +24,14 @@ impl Bucket {
     }
 }
 
+const CONSOLE: &str =
+    "the endpoint is the console of MinIO: endpoint_url must have the port of its S3 API, by default 9000";
+
+/// Returns whether the `Server` of a response is the web console of MinIO.
+fn is_console(server: &str) -> bool {
+    server.eq_ignore_ascii_case("MinIO Console")
+}
+
 /// Signs requests (AWS General Reference, "Create a signed AWS API request").
 struct SigV4<'a> {
     signer: &'a Signer,
@@ -65,10 +73,16 @@ impl BucketDialect<'_> {
     /// Sends a request, signed if there are credentials.
     pub(super) async fn send(&self, request: &Request<'_>) -> Result<Response> {
         let origin = &self.address.origin;
-        match &self.signing {
-            Some((signer, _)) => http::send(request, origin, &SigV4 { signer, bucket: self.bucket }, self).await,
-            None => http::send(request, origin, &Anonymous, self).await,
+        let response = match &self.signing {
+            Some((signer, _)) => http::send(request, origin, &SigV4 { signer, bucket: self.bucket }, self).await?,
+            None => http::send(request, origin, &Anonymous, self).await?,
+        };
+        // It responds with its own page to any GET and HEAD.
+        if response.header("server").is_some_and(is_console) {
+            let error = self.bucket.error(ErrorKind::Config, request.operation, request.key, CONSOLE);
+            return Err(error.with_status(response.status, None));
         }
+        Ok(response)
     }
 }
 
@@ -79,7 +93,11 @@ impl Dialect for BucketDialect<'_> {
     }
 
     fn refusal(&self, operation: Operation, response: &ErrorResponse<'_>) -> Refusal {
-        refusal(operation, response)
+        let mut refusal = refusal(operation, response);
+        if (response.header)("server").as_deref().is_some_and(is_console) {
+            (refusal.kind, refusal.message) = (ErrorKind::Config, Some(CONSOLE.to_owned()));
+        }
+        refusal
     }
 
     fn redirected(&self, target: &Target) -> Option<Origin> {
