@@ -1,20 +1,47 @@
-"""Ranks find each other's listings by a number that each process group counts on its own."""
+"""Ranks find each other's listings by a nonce of the process group and a number that each name is counted by."""
 
+import datetime
+
+import pytest
 import torch.distributed
 
-from torchobj.datasets.manifest_broadcast import _Group, _key
+from torchobj.datasets import manifest_broadcast
+from torchobj.exceptions import TorchobjError
 
 
-def number(store, name="s3://bucket/prefix"):
-    return int(_key(_Group(0, store), name).rsplit("/", 1)[1])
+def uses(job, *names):
+    return [int(job.use(name).rsplit("/", 1)[1]) for name in names]
 
 
-def test_the_datasets_of_a_group_are_counted_by_name():
+def test_the_uses_of_a_name_are_counted_for_each_process_group():
     store = torch.distributed.HashStore()
-    assert [number(store), number(store), number(store, "another"), number(store)] == [1, 2, 1, 3]
+    first, second = (manifest_broadcast._Job(0, store, "a") for _ in range(2))
+    assert uses(first, "a", "a", "b", "a") == [1, 2, 1, 3]
+    assert uses(second, "a") == [1]
+    assert first.nonce != second.nonce
+    assert first.use("c") != second.use("c")
 
 
-def test_a_new_group_starts_counting_again_even_if_its_store_has_the_address_of_an_earlier_one():
-    for _ in range(50):
-        # Freed at once: the next group is likely to get its address.
-        assert number(torch.distributed.HashStore()) == 1
+def test_a_rank_does_not_take_the_nonce_of_an_earlier_process_group(monkeypatch):
+    store = torch.distributed.HashStore()
+    old = manifest_broadcast._Job(0, store, "a").nonce
+    monkeypatch.setattr(manifest_broadcast, "_TIMEOUT", datetime.timedelta(seconds=0.1))
+    with pytest.raises(TorchobjError, match="rank 0 to list s3://b/a"):
+        manifest_broadcast._Job(1, store, "s3://b/a")
+    monkeypatch.setattr(manifest_broadcast, "_nonces", {old})
+    new = manifest_broadcast._Job(0, store, "a").nonce
+    monkeypatch.setattr(manifest_broadcast, "_nonces", {old})
+    assert manifest_broadcast._Job(1, store, "s3://b/a").nonce == new
+
+
+def test_the_address_of_rank_0_distinguishes_process_groups_for_a_process_that_has_not_seen_the_earlier_one(
+    monkeypatch,
+):
+    store = torch.distributed.HashStore()
+    store.set("cpu//0/0", "first")
+    manifest_broadcast._Job(0, store, "a")
+    store.set("cpu//0/0", "second")
+    monkeypatch.setattr(manifest_broadcast, "_nonces", set())
+    monkeypatch.setattr(manifest_broadcast, "_TIMEOUT", datetime.timedelta(seconds=0.1))
+    with pytest.raises(TorchobjError, match="rank 0 to list s3://b/a"):
+        manifest_broadcast._Job(1, store, "s3://b/a")

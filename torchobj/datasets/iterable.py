@@ -10,6 +10,7 @@ from typing_extensions import override
 from torchobj._torchobj import ObjectReader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check_kinds
+from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.base import ListingDataset, Sample_co, Transform, UrlByIndex
 from torchobj.datasets.errors import OnIterableError, log_failed_sample
 from torchobj.datasets.listing import Listing, OnChange
@@ -244,6 +245,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
             progress = self._start_progress(self._shape(shard, None), epoch)
             return _SampleIterator(self, pages, read_while_listing(self._listing, pages, kind, progress.done), progress)
         manifest = self._listing.manifest()
+        manifest_broadcast.confirm()
         progress = self._start_progress(self._shape(shard, len(manifest)), epoch)
         order = shuffled(len(manifest), self.seed, epoch) if self.shuffle else in_order(len(manifest))
         readers = read_ahead(self._listing, shard.select(order, self.uneven)[progress.done :], kind)

@@ -172,7 +172,7 @@ class Listing:
                 if self._url is None:
                     self._configs = _configs_of(found, self.config, self._parse)
                 self._manifest, self._agreement = found, agreement
-            elif self._agreement is None:
+            elif self._agreement is None or not self._agreement.is_current():
                 self._agreement = manifest_broadcast.compare(name, self._manifest, is_given=self.is_of_manifest)
             return self._manifest
 

@@ -2,14 +2,21 @@
 
 Uses the store of the default process group and no collective: a rank that needs the listing alone, as in `if rank == 0:
 print(len(dataset))`, does not block, and the others wait for rank 0 only, with a time limit. Lists nothing itself.
+
+The n-th use of a name on one rank is the n-th of all ranks. The store may outlive the process group, and the job's
+attempt: all keys contain a nonce of rank 0, one for each process group. A rank that used a name more often than others
+may have another listing, so the ranks compare what they use when a pass begins.
 """
 
 import collections
 import datetime
 import hashlib
+import logging
+import secrets
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sized
+from contextlib import contextmanager
 from typing import Any, NamedTuple, SupportsBytes, TypeVar
 
 import torch.distributed
@@ -18,10 +25,18 @@ from torchobj.datasets import worker_process
 from torchobj.exceptions import ManifestMismatchError, TorchobjError
 from torchobj.manifest import Manifest
 
+logger = logging.getLogger("torchobj")
+
 _Value = TypeVar("_Value", bound=SupportsBytes)
 
 #: Maximum time that a rank waits for the listing of rank 0.
 _TIMEOUT = datetime.timedelta(hours=1)
+
+#: Time after which a rank that waits for a listing checks whether rank 0 lists something else.
+_OTHER_NAMES_S = 30.0
+
+#: Maximum time that a rank waits at the beginning of a pass for rank 0 to begin its pass.
+_PASS_S = 20.0
 
 #: Maximum interval between two checks; Ctrl-C interrupts it.
 _MAX_PAUSE_S = 0.5
@@ -29,40 +44,112 @@ _MAX_PAUSE_S = 0.5
 #: A manifest is sent in chunks of this size, because a TCPStore transfers each value in one message.
 _CHUNK_BYTES = 16 << 20
 
-#: Number of datasets of each name that this process has listed, by the store of the process group: the n-th dataset of
-#: one rank is the n-th of all ranks. A new process group starts again at zero.
-_counts: weakref.WeakKeyDictionary[Any, collections.Counter[str]] = weakref.WeakKeyDictionary()
+#: Keys where gloo stores the address of rank 0, which each process group replaces; they depend on the version of torch.
+_ADDRESSES = ("cpu//0/0", "0//cpu//0/0")
 
 
 class Agreement(NamedTuple):
-    """Confirms that the ranks have the same listing."""
+    """Confirms that the ranks of a process group have the same listing."""
 
-    digest: str
+    nonce: str
+
+    def is_current(self) -> bool:
+        """Whether the process group still exists. True outside of a job, and in workers."""
+        job = _job()
+        return job is None or job.nonce == self.nonce
 
 
-class _Group(NamedTuple):
-    rank: int
-    store: Any
+class _Job:
+    """What this rank has done with one process group."""
+
+    def __init__(self, rank: int, store: Any, what: str) -> None:
+        self.rank, self.store = rank, store
+        self.nonce = _nonce(rank, store, what)
+        #: Number of uses of each name.
+        self.uses: collections.Counter[str] = collections.Counter()
+        #: The keys of all uses.
+        self.keys: set[str] = set()
+        #: The latest use of each name since a pass began.
+        self.unconfirmed: dict[str, str] = {}
+        #: Number of passes that confirmed each name.
+        self.passes: collections.Counter[str] = collections.Counter()
+
+    def key_of(self, name: str, kind: str, number: int) -> str:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+        return f"torchobj/{self.nonce}/{kind}/{digest}/{number}"
+
+    def use(self, name: str) -> str:
+        """Returns the key of the next use of a name. Rank 0 announces it."""
+        self.uses[name] += 1
+        key = self.key_of(name, "use", self.uses[name])
+        self.keys.add(key)
+        if self.rank == 0:
+            self.store.set(f"torchobj/{self.nonce}/name/{len(self.keys)}", f"{key} {name}")
+            self.store.set(f"torchobj/{self.nonce}/names", str(len(self.keys)))
+        return key
+
+    def used(self, name: str, summary: str) -> Agreement:
+        """Records what this rank uses for a name."""
+        self.unconfirmed[name] = summary
+        return Agreement(self.nonce)
+
+    def check_names(self, key: str, name: str) -> None:
+        """Checks, while this rank waits for a use of rank 0, that rank 0 has not used another name instead.
+
+        Raises:
+            ManifestMismatchError: It has.
+        """
+        count = f"torchobj/{self.nonce}/names"
+        number = int(self.store.get(count)) if self.store.check([count]) else 0
+        lines = [self.store.get(f"torchobj/{self.nonce}/name/{at}").decode() for at in range(1, number + 1)]
+        begun = dict(line.split(" ", 1) for line in lines)
+        others = [of_first for other, of_first in begun.items() if other not in self.keys]
+        if key not in begun and others:
+            raise ManifestMismatchError(
+                f"rank {self.rank} waits for rank 0 to list {name}, and rank 0 lists {others[-1]}, which rank "
+                f"{self.rank} does not; create the same datasets on all ranks"
+            )
 
 
-def _group() -> _Group | None:
-    """The process group, if this process is a rank of a job and not a DataLoader worker."""
+#: By the store of a process group; a new process group has a new one.
+_jobs: weakref.WeakKeyDictionary[Any, _Job] = weakref.WeakKeyDictionary()
+#: Nonces of the process groups that this process was in.
+_nonces: set[str] = set()
+
+
+def _nonce(rank: int, store: Any, what: str) -> str:
+    """Returns the nonce of a process group: rank 0 creates it at its first use of a dataset."""
+    with _store_errors(f"rank 0 to list {what}"):
+        address = next((store.get(key) for key in _ADDRESSES if store.check([key])), b"")
+    key = f"torchobj/nonce/{hashlib.sha256(address).hexdigest()[:16]}"
+    if rank == 0:
+        nonce = secrets.token_hex(8)
+        store.set(key, nonce)
+    else:
+        nonce = _wait_for(store, key, f"rank 0 to list {what}", other_than=_nonces).decode()
+    _nonces.add(nonce)
+    return nonce
+
+
+def _rank() -> int | None:
+    """The rank of this process if there are several, and it is not a DataLoader worker."""
     number, world_size = worker_process.rank(None)
-    if world_size == 1 or worker_process.in_worker():
+    return None if world_size == 1 or worker_process.in_worker() else number
+
+
+def _job(what: str = "a dataset") -> _Job | None:
+    rank = _rank()
+    if rank is None:
         return None
-    return _Group(number, torch.distributed.distributed_c10d._get_default_store())
+    store = torch.distributed.distributed_c10d._get_default_store()
+    if store not in _jobs:
+        _jobs[store] = _Job(rank, store, what)
+    return _jobs[store]
 
 
 def in_job() -> bool:
     """Whether this is one of several ranks."""
-    return _group() is not None
-
-
-def _key(group: _Group, name: str) -> str:
-    counts = _counts.setdefault(group.store, collections.Counter())
-    counts[name] += 1
-    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
-    return f"torchobj/manifest/{digest}/{counts[name]}"
+    return _rank() is not None
 
 
 def broadcast(name: str, list_objects: Callable[[], Manifest]) -> tuple[Manifest, Agreement | None]:
@@ -70,9 +157,11 @@ def broadcast(name: str, list_objects: Callable[[], Manifest]) -> tuple[Manifest
 
     Raises:
         TorchobjError: Rank 0 failed to list, with its message; or did not finish within an hour.
+        ManifestMismatchError: Rank 0 lists something else.
     """
     manifest = broadcast_value(name, list_objects, Manifest)
-    return manifest, Agreement(manifest.digest()) if in_job() else None
+    job = _job()
+    return manifest, None if job is None else Agreement(job.nonce)
 
 
 def broadcast_value(name: str, read: Callable[[], _Value], from_bytes: Callable[[bytes], _Value]) -> _Value:
@@ -85,76 +174,164 @@ def broadcast_value(name: str, read: Callable[[], _Value], from_bytes: Callable[
 
     Raises:
         TorchobjError: `read` failed on rank 0, with its message; or did not finish within an hour.
+        ManifestMismatchError: Rank 0 reads something else.
     """
-    group = _group()
-    if group is None:
+    job = _job(name)
+    if job is None:
         return read()
-    key = _key(group, name)
-    if group.rank != 0:
-        return from_bytes(_receive(group.store, key, name))
+    key = job.use(name)
+    if job.rank != 0:
+        value = from_bytes(_receive(job, key, name))
+        job.used(name, _summary(value))
+        return value
     try:
         value = read()
     except BaseException as error:
-        group.store.set(f"{key}/chunks", f"!{type(error).__name__}: {error}")
+        job.store.set(f"{key}/chunks", f"!{type(error).__name__}: {error}")
+        job.store.set(f"{key}/summary", f"!{type(error).__name__}: {error}")
         raise
-    _send(group.store, key, bytes(value))
+    _send(job, key, value)
+    job.used(name, _summary(value))
     return value
 
 
-def _send(store: Any, key: str, data: bytes) -> None:
+def _summary(value: SupportsBytes) -> str:
+    """Returns a digest of a value and the number of its objects."""
+    digest = value.digest() if isinstance(value, Manifest) else hashlib.sha256(bytes(value)).hexdigest()
+    return f"{digest} {len(value) if isinstance(value, Sized) else 1}"
+
+
+def _send(job: _Job, key: str, value: SupportsBytes) -> None:
+    data = bytes(value)
     starts = range(0, len(data), _CHUNK_BYTES)
     for number, start in enumerate(starts):
-        store.set(f"{key}/{number}", data[start : start + _CHUNK_BYTES])
-    store.set(f"{key}/chunks", str(len(starts)))
+        job.store.set(f"{key}/{number}", data[start : start + _CHUNK_BYTES])
+    job.store.set(f"{key}/chunks", str(len(starts)))
+    job.store.set(f"{key}/summary", _summary(value))
 
 
-def _receive(store: Any, key: str, name: str) -> bytes:
-    chunks = _wait_for(store, f"{key}/chunks", f"rank 0 to list {name}").decode()
-    if chunks.startswith("!"):
-        raise TorchobjError(f"{name}: rank 0 failed to list it: {chunks[1:]}")
-    return b"".join(store.get(f"{key}/{number}") for number in range(int(chunks)))
+def _receive(job: _Job, key: str, name: str) -> bytes:
+    chunks = _of_first(job, key, "chunks", name)
+    return b"".join(job.store.get(f"{key}/{number}") for number in range(int(chunks)))
 
 
-def _wait_for(store: Any, key: str, what: str) -> bytes:
+def _of_first(job: _Job, key: str, part: str, name: str) -> str:
+    def check() -> None:
+        job.check_names(key, name)
+
+    found = _wait_for(job.store, f"{key}/{part}", f"rank 0 to list {name}", check=check).decode()
+    if found.startswith("!"):
+        raise TorchobjError(f"{name}: rank 0 failed to list it: {found[1:]}")
+    return found
+
+
+def _wait_for(
+    store: Any, key: str, what: str, *, other_than: Collection[str] = (), check: Callable[[], None] | None = None
+) -> bytes:
+    """Returns the value of a key when it exists, and is not one of `other_than`.
+
+    Args:
+        store: The store.
+        key: The key.
+        what: Describes the wait in errors.
+        other_than: Values of earlier process groups.
+        check: Called at times after the first 30 seconds.
+    """
     # Polling: `store.wait` blocks Ctrl-C, and logs two lines per call if called with short timeouts.
-    deadline, pause_s = time.monotonic() + _TIMEOUT.total_seconds(), 0.01
+    begun, pause_s = time.monotonic(), 0.01
+    next_check = begun + _OTHER_NAMES_S
+    while True:
+        with _store_errors(what):
+            found: bytes = store.get(key) if store.check([key]) else b""
+        if found and found.decode(errors="replace") not in other_than:
+            return found
+        now = time.monotonic()
+        if now > begun + _TIMEOUT.total_seconds():
+            raise TorchobjError(
+                f"waited {_TIMEOUT} for {what}; check that every rank creates the same datasets in the same order"
+            )
+        if check is not None and now > next_check:
+            check()
+            next_check = now + _OTHER_NAMES_S / 4
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+
+@contextmanager
+def _store_errors(what: str) -> Iterator[None]:
     try:
-        while not store.check([key]):
-            if time.monotonic() > deadline:
-                raise TorchobjError(
-                    f"waited {_TIMEOUT} for {what}; check that every rank creates the same datasets in the same order"
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-        value: bytes = store.get(key)
+        yield
     except RuntimeError as error:
         # The first line only; the rest is torch's own stack.
         reason = str(error).partition("\n")[0]
         raise TorchobjError(f"waited for {what}: the store of the process group failed: {reason}") from error
-    return value
 
 
 def compare(name: str, manifest: Manifest, *, is_given: bool) -> Agreement | None:
-    """Compares a manifest from before torch.distributed was initialised, or one that was given, with that of rank 0.
+    """Compares a manifest from before this process group was initialised, or one that was given, with that of rank 0.
 
     Raises:
-        ManifestMismatchError: They differ; the message contains both counts.
+        ManifestMismatchError: They differ; the message contains both counts. Or rank 0 uses something else.
     """
-    group = _group()
-    if group is None:
+    job = _job(name)
+    if job is None:
         return None
-    key = _key(group, name)
-    mine = f"{manifest.digest()} {len(manifest)}"
-    if group.rank == 0:
-        group.store.set(f"{key}/digest", mine)
-        return Agreement(manifest.digest())
-    theirs = _wait_for(group.store, f"{key}/digest", f"rank 0 to send the digest of {name}").decode()
+    key, mine = job.use(name), _summary(manifest)
+    if job.rank == 0:
+        if is_given:
+            job.store.set(f"{key}/summary", mine)
+        else:
+            # Another rank may not have listed before.
+            _send(job, key, manifest)
+        return job.used(name, mine)
+    theirs = _of_first(job, key, "summary", name)
     if theirs != mine:
         verb, advice = "listed", "create the dataset after torch.distributed is initialised, so that rank 0 lists"
         if is_given:
             verb, advice = "was given", "pass the URL of one manifest file, which rank 0 loads"
-        raise ManifestMismatchError(
-            f"{name}: rank {group.rank} {verb} {len(manifest)} objects, rank 0 {verb} {theirs.split()[1]}, and they "
-            f"differ; {advice} for all ranks"
-        )
-    return Agreement(manifest.digest())
+        raise _mismatch(name, verb, (job.rank, mine), theirs, f"{advice} for all ranks")
+    return job.used(name, mine)
+
+
+def _mismatch(name: str, verb: str, of_rank: tuple[int, str], of_first: str, advice: str) -> ManifestMismatchError:
+    rank, mine = of_rank
+    own, first = (summary.split()[1] for summary in (mine, of_first))
+    return ManifestMismatchError(
+        f"{name}: rank {rank} {verb} {own} objects, rank 0 {verb} {first}, and they differ; {advice}"
+    )
+
+
+def confirm() -> None:
+    """Compares what this rank uses with what rank 0 uses, when a pass begins: each use once. Nothing outside of a job.
+
+    Rank 0 does not wait, so that it can begin a pass alone. The others wait for it, up to 20 seconds.
+
+    Raises:
+        ManifestMismatchError: A rank uses another listing than rank 0, which is raised on the later one of both.
+    """
+    job = _job() if _jobs else None
+    if job is None:
+        return
+    while job.unconfirmed:
+        name, mine = job.unconfirmed.popitem()
+        job.passes[name] += 1
+        key = job.key_of(name, "pass", job.passes[name])
+        advice = "use each dataset equally often on all ranks, or give them one manifest"
+        if job.rank == 0:
+            job.store.set(key, mine)
+            if job.store.check([f"{key}/unconfirmed"]):
+                rank, theirs = job.store.get(f"{key}/unconfirmed").decode().split(" ", 1)
+                if theirs != mine:
+                    raise _mismatch(name, "uses", (int(rank), theirs), mine, advice)
+            continue
+        deadline = time.monotonic() + _PASS_S
+        while not job.store.check([key]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if not job.store.check([key]):
+            job.store.set(f"{key}/unconfirmed", f"{job.rank} {mine}")
+            if not job.store.check([key]):
+                logger.info("%s: rank 0 has not begun a pass within %s s", name, _PASS_S)
+                continue
+        theirs = job.store.get(key).decode()
+        if theirs != mine:
+            raise _mismatch(name, "uses", (job.rank, mine), theirs, advice)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from torchobj.config import S3ClientConfig, StoreConfig, store_config_of_all
 from torchobj.config.checks import check
-from torchobj.datasets import ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
+from torchobj.datasets import manifest_broadcast, ragged, reductions  # noqa: F401  register buffers with multiprocessing and readers with default_collate
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnIterableError, add_sample_note, log_failed_sample
 from torchobj.datasets.listing import Listing
@@ -264,6 +264,7 @@ class StreamDataset(PassDataset[Sample_co]):
         self._warn_of_repeated_samples(self._listing.name)
         shard, epoch = self._shard(), self._epoch.get()
         segments = self._segments(shard, epoch)
+        manifest_broadcast.confirm()
         progress = self._start_progress(self._shape(shard), epoch)
         start, ids, draws = self._checked_position(progress, segments)
         if not self._shuffle_buffer:

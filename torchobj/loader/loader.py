@@ -11,7 +11,7 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import default_collate
 
-from torchobj.datasets import prefetch_source
+from torchobj.datasets import manifest_broadcast, prefetch_source
 from torchobj.datasets.base import ListingDataset
 from torchobj.datasets.batch_memory import BatchMemory
 from torchobj.exceptions import ConfigError
@@ -172,6 +172,7 @@ class DataLoader(LookaheadMixin[Batch_co]):
         return super()._find_objects(sampler)
 
     def __iter__(self) -> LoaderIterator:  # type: ignore[override]  # torch's iterator, within
+        manifest_broadcast.confirm()
         loaded = self._pending()
         within = loaded is not None and loaded["within_epoch"]
         sampler = self._index_sampler

@@ -12,6 +12,7 @@ import torch.utils.data
 from torch.distributed.device_mesh import DeviceMesh
 
 from torchobj.config.checks import check
+from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.sample_ranks import detected_rank, given_rank
 from torchobj.exceptions import ConfigError
 from torchobj.loader.permutation import Permutation
@@ -230,8 +231,13 @@ class ElasticDistributedSampler(torch.utils.data.DistributedSampler[int]):
         return Plan(self.seed, self.epoch, start, length, num_replicas, rank, self.shuffle, self.drop_last)
 
     def begin(self, indices: IndexIterator) -> Plan:
-        """Called when a pass starts; the pass after it starts at the beginning of its epoch."""
+        """Called when a pass starts; the pass after it starts at the beginning of its epoch.
+
+        Raises:
+            ManifestMismatchError: Another rank has another listing of a dataset.
+        """
         plan = self.plan()
+        manifest_broadcast.confirm()
         self._start, self._latest = 0, indices
         return plan
 
