@@ -11,7 +11,10 @@ from torchobj.checkpoint.commits import Commits
 from torchobj.checkpoint.server import time_of_store
 from torchobj.store import UnfinishedUpload
 
-__all__ = ["Leftover", "leftovers", "sweep", "under_way"]
+__all__ = ["Leftover", "leftovers", "sweep", "sweep_expired", "under_way"]
+
+#: Age at which a save deletes what a killed save left, as for the files of `StorageWriter`.
+_EXPIRED_AFTER = datetime.timedelta(days=1)
 
 
 class Leftover(NamedTuple):
@@ -114,6 +117,36 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
             # `find` deletes the empty commit object of a step.
             commits.find(item.step)
     commits.delete_objects(item.key for item in old if item.upload is None)
+    return old
+
+
+def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
+    """Deletes the leftovers of attempts whose newest object is a day older than that of `attempt`, which was committed.
+
+    Both times are those of the store's listing. Attempts with an unfinished upload are kept: the times of its parts are
+    not known, and it may be of a slow save.
+
+    Returns:
+        The deleted leftovers.
+
+    Raises:
+        StoreError: The store cannot be listed, or an object cannot be deleted.
+    """
+    newest: dict[Attempt | None, datetime.datetime] = {}
+    for info in commits.objects("steps/"):
+        if info.last_modified is not None:
+            owner = Attempt.of_key(info.key)
+            newest[owner] = max(info.last_modified, newest.get(owner, info.last_modified))
+    if attempt not in newest:
+        return []
+    limit = newest[attempt] - _EXPIRED_AFTER
+    expired = {owner for owner, time in newest.items() if owner not in (None, attempt) and time <= limit}
+    if not expired:
+        return []
+    left = [item for item in leftovers(commits) if Attempt.of_key(item.key) in expired]
+    kept = {_owner(item) for item in left if item.upload or item.modified is None or item.modified > limit}
+    old = [item for item in left if _owner(item) not in kept]
+    commits.delete_objects(item.key for item in old)
     return old
 
 

@@ -172,6 +172,7 @@ def run(
             _commit(commits, beginning, kind, write, metrics)
             is_committed = True
             _delete_old(commits, rules, beginning)
+            _sweep(commits, beginning.attempt)
         elif kind == "dcp":
             write()
     except BaseException as caught:  # noqa: BLE001  all ranks raise it
@@ -270,6 +271,15 @@ def _delete_old(commits: Commits, rules: Retention, beginning: Beginning) -> Non
         if isinstance(error, AccessDeniedError) and error.operation == "delete":
             permission = "storage.objects.delete" if commits.url.startswith("gs://") else "s3:DeleteObject"
             commits.warn_once(f"{commits.url}: to delete old steps, grant {permission}; keep_last=None keeps all steps")
+
+
+def _sweep(commits: Commits, attempt: Attempt) -> None:
+    """Deletes what killed saves left. Failures are only logged: the step is saved."""
+    try:
+        for item in leftovers.sweep_expired(commits, attempt):
+            logger.info("%s: deleted %s, which a save of step %d left", commits.url, item.key, item.step)
+    except TorchobjError as error:
+        commits.warn_once(f"{commits.url}: what killed saves left was not deleted: {error}")
 
 
 def _delete(commits: Commits, commit: Commit) -> None:

@@ -1,0 +1,131 @@
+"""A save deletes what killed saves left a day ago, and nothing else."""
+
+import os
+
+import pytest
+import torch
+
+from torchobj import exceptions
+from torchobj.checkpoint import CheckpointManager, leftovers
+from torchobj.checkpoint.commit_format import Attempt
+from torchobj.checkpoint.commits import Commits
+
+DAY_S = 86_400
+
+
+@pytest.fixture
+def url(tmp_path):
+    return f"file://{tmp_path}/run"
+
+
+@pytest.fixture
+def left(tmp_path):
+    """Writes an object of an attempt that was never committed, some time ago."""
+
+    def write(attempt, name, age_s):
+        path = tmp_path / "run" / attempt.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"left")
+        aged(path, age_s)
+        return path
+
+    return write
+
+
+def aged(path, age_s):
+    time_s = path.stat().st_mtime - age_s
+    os.utime(path, (time_s, time_s))
+
+
+def state():
+    return {"x": torch.ones(4)}
+
+
+def test_a_save_deletes_what_killed_saves_left_a_day_ago(url, left):
+    old, young, mixed = Attempt.new(7), Attempt.new(7), Attempt.new(8)
+    expired = left(old, "state.pt", DAY_S + 5)
+    others = [
+        left(young, "state.pt", DAY_S - 60),
+        left(mixed, "__0_0.distcp", 3 * DAY_S),
+        left(mixed, "__1_0.distcp", 60),
+    ]
+    with CheckpointManager(url) as manager:
+        manager.save(1, state())
+        assert not expired.exists()
+        assert all(path.exists() for path in others)
+        assert {item.key.split("/")[1] for item in manager.leftovers()} == {
+            young.folder.split("/")[1],
+            mixed.folder.split("/")[1],
+        }
+
+
+def test_opening_and_restoring_delete_nothing(url, left):
+    with CheckpointManager(url) as manager:
+        manager.save(1, state())
+    expired = left(Attempt.new(7), "state.pt", 2 * DAY_S)
+    with CheckpointManager(url) as manager:
+        manager.restore()
+        manager.steps()
+        manager.leftovers()
+    assert expired.exists()
+
+
+def test_the_data_of_committed_steps_and_of_other_programs_stay(url, left, tmp_path):
+    with CheckpointManager(url, keep_last=None) as manager:
+        manager.save(1, state())
+        manager.save(2, state())
+        for path in (tmp_path / "run").rglob("*"):
+            if path.is_file():
+                aged(path, 3 * DAY_S)
+        (tmp_path / "run/commits/000000000002.json").write_text("damaged")
+        others = [tmp_path / "run/steps/notes.txt", tmp_path / "run/steps/000000000003-short/x"]
+        for other in others:
+            other.parent.mkdir(exist_ok=True)
+            other.write_text("mine")
+            aged(other, 3 * DAY_S)
+        manager.save(4, state())
+        assert manager.steps() == [1, 2, 4]
+        assert manager.restore(1)["x"].tolist() == [1.0] * 4
+        assert all(other.exists() for other in others)
+        assert len(list((tmp_path / "run/steps").glob("000000000002-*/state.pt"))) == 1
+
+
+def test_a_slow_save_with_an_upload_keeps_everything(bucket, config, monkeypatch):
+    # What is as old as the save that was committed is expired.
+    monkeypatch.setattr(leftovers, "_EXPIRED_AFTER", leftovers._EXPIRED_AFTER * 0)
+    slow, killed = Attempt.new(7), Attempt.new(8)
+    bucket.write(f"run/{slow.folder}__0_0.distcp", b"data")
+    bucket.write(f"run/{killed.folder}__0_0.distcp", b"data")
+    key = f"run/{slow.folder}__1_0.distcp"
+    bucket.boto.create_multipart_upload(Bucket=bucket.name, Key=key)
+    with CheckpointManager(f"{bucket.url}/run", config=config) as manager:
+        manager.save(1, state())
+        assert {item.key.split("/")[1] for item in manager.leftovers()} == {slow.folder.split("/")[1]}
+    assert len(bucket.uploads()) == 1
+
+
+def test_a_failed_sweep_does_not_fail_the_save(url, left, monkeypatch, caplog):
+    expired = left(Attempt.new(7), "state.pt", 2 * DAY_S)
+    delete = Commits.delete_objects
+
+    def refuse(self, keys):
+        names = list(keys)
+        if any("000000000007-" in name for name in names):
+            raise exceptions.AccessDeniedError("delete x: refused")
+        delete(self, names)
+
+    monkeypatch.setattr(Commits, "delete_objects", refuse)
+    with CheckpointManager(url) as manager:
+        manager.save(1, state())
+        manager.save(2, state())
+        assert manager.steps() == [1, 2]
+    assert expired.exists()
+    assert caplog.text.count("what killed saves left was not deleted: delete x: refused") == 1
+
+
+def test_a_running_save_of_this_process_is_kept(url, left):
+    attempt = Attempt.new(7)
+    running = left(attempt, "state.pt", 2 * DAY_S)
+    with CheckpointManager(url) as manager, leftovers.under_way(attempt):
+        manager.save(1, state())
+    assert running.exists()
