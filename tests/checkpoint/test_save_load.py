@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import torchobj
 from tests.support.managers import GCS_IN_MATRIX
 from tests.support.saved_objects import MIB, QUIET, all_ways, load, planning, random_tensor, same, save
+from torchobj import exceptions
 
 pytestmark = [QUIET, pytest.mark.usefixtures("planned"), pytest.mark.providers("s3", GCS_IN_MATRIX)]
 
@@ -185,3 +186,10 @@ def test_a_small_checkpoint_takes_two_requests_and_a_large_one_few_more(bucket, 
         requests = control.requests()
         assert {request.operation for request in requests} == {"GetObject"}
         assert len(requests) <= most
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.SafeTensors"])
+def test_a_file_of_torch_is_not_written_under_the_name_of_another_format(bucket, name):
+    with pytest.raises(exceptions.ConfigError, match=r"safetensors.torch.save\(tensors\) with torchobj.open"):
+        torchobj.save({"x": torch.ones(2)}, f"{bucket.url}/{name}", config=bucket.config)
+    assert bucket.keys() == []

@@ -13,6 +13,7 @@ from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
 from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
+from torchobj.exceptions import ConfigError
 
 __all__ = ["SavedObject", "save"]
 
@@ -66,7 +67,9 @@ def save(
         URL, size in bytes and version of the object.
 
     Raises:
-        ConfigError: The URL does not name an object, or conditions exclude each other.
+        ConfigError: The URL does not name an object, or an object that is named as a file of safetensors; or conditions
+            exclude each other.
+        CheckpointError: The memory of a tensor was freed.
         PreconditionFailedError: The condition does not hold. This is also a `FileExistsError`.
         StoreError: The store refused a request, or failed after all retries.
         Exception: Pickling failed; nothing was sent.
@@ -79,6 +82,11 @@ def save(
     settings = store_config(config, region, endpoint_url, url=url)
     conditions = condition(overwrite, if_version, if_none_match=if_none_match)
     parsed, store = store_of(url, settings, is_written=True)
+    if parsed.key.lower().endswith(".safetensors"):
+        raise ConfigError(
+            f"{parsed}: this would be a file of torch.save, which readers of safetensors refuse; write "
+            "safetensors.torch.save(tensors) with torchobj.open, or choose another name, such as .pt"
+        )
     # torch computes the checksums of the storages that it copies, unless its settings disable them.
     may_copy = checksum and torch.serialization.get_crc32_options()
     try:
