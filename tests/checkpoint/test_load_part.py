@@ -196,3 +196,23 @@ def test_a_tensor_that_was_saved_on_meta_cannot_fill_another():
     with pytest.raises(exceptions.ConfigError, match="b: was saved on the meta device, without values"):
         torchobj.load("memory://load-part/meta.pt", into=into)
     assert torch.equal(into["a"], torch.zeros(2))
+
+
+def test_names_of_wrapped_modules_are_explained(bucket):
+    model = torch.nn.Linear(2, 2)
+    compiled = {f"_orig_mod.{name}": value for name, value in model.state_dict().items()}
+    wrapped = {f"module.{name}": value for name, value in model.state_dict().items()}
+    cases = [
+        (compiled, model.state_dict(), "'_orig_mod.' in the names there .* torch.compile .* save ._orig_mod"),
+        (model.state_dict(), compiled, "'_orig_mod.' in the names here .* torch.compile .* fill its ._orig_mod"),
+        (wrapped, model.state_dict(), "'module.' in the names there .* DistributedDataParallel .* save .module"),
+        (compiled, wrapped, "'module.' in the names here .*'_orig_mod.' in the names there "),
+    ]
+    for saved, into, text in cases:
+        save(bucket, saved)
+        with pytest.raises(exceptions.ConfigError, match=text):
+            load(bucket, into=into)
+    save(bucket, {"other": torch.ones(2)})
+    with pytest.raises(exceptions.ConfigError) as caught:
+        load(bucket, into=model.state_dict())
+    assert "wraps" not in str(caught.value)

@@ -280,3 +280,20 @@ def test_ranks_restore_an_optimizer_without_a_state(bucket):
     for equal, count, failed in run_ranks(saved_and_restored, f"{bucket.url}/run", bucket.config):
         assert (equal, count) == (True, 2)
         assert failed[0] == "ConfigError"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_names_of_wrapped_modules_are_explained(open_manager, sharded):
+    manager, model = open_manager(sharded=sharded), torch.nn.Linear(2, 2)
+    for step, saved in enumerate((model, model.state_dict())):
+        given = torch.compile(model) if step == 0 else {f"module.{name}": value for name, value in saved.items()}
+        manager.save(step, {"model": given})
+        text = ("'_orig_mod.' in the names there .* save ._orig_mod", "'module.' in the names there .* save .module")[
+            step
+        ]
+        with pytest.raises(exceptions.CheckpointError, match=text):
+            manager.restore(step, into={"model": saved})
+    manager.save(2, {"model": model})
+    with pytest.raises(exceptions.CheckpointError, match="'_orig_mod.' in the names here .* fill its ._orig_mod"):
+        manager.restore(into={"model": torch.compile(model)})

@@ -23,6 +23,7 @@ __all__ = [
     "select",
     "selected",
     "value_at",
+    "wrapper_remedy",
 ]
 
 #: The keys that lead from an object to one of its entries.
@@ -34,6 +35,9 @@ _CONTAINERS = (Mapping, list, tuple)
 #: Returned by torch for a tensor with several elements at the same address.
 _OVERLAPS = 1
 
+#: Parts of the names of a wrapped module, and what wraps it.
+_WRAPPERS = {"module": "DistributedDataParallel", "_orig_mod": "torch.compile"}
+
 #: Maximum number of differences in an error.
 _LISTED = 5
 
@@ -41,6 +45,39 @@ _LISTED = 5
 def name_of(path: Path) -> str:
     """Returns the name of an entry."""
     return ".".join(map(str, path))
+
+
+def wrapper_remedy(here: Iterable[str], there: Iterable[str]) -> str:
+    """Returns what to do if names differ because one of two modules is wrapped; empty if they differ otherwise.
+
+    Args:
+        here: Names that only the object to fill has.
+        there: Names that only the file has.
+
+    Example:
+        >>> wrapper_remedy(["module.weight"], ["weight"])
+        "; 'module.' in the names here is of a module that DistributedDataParallel wraps: fill its .module"
+        >>> wrapper_remedy(["net.weight"], ["head.weight"])
+        ''
+    """
+    here, there = (set(map(str, names)) for names in (here, there))
+    if not {_unwrapped(name) for name in here} & {_unwrapped(name) for name in there}:
+        return ""
+    remedies = ""
+    for part, wrapper in _WRAPPERS.items():
+        in_here, in_there = (any(part in name.split(".") for name in names) for names in (here, there))
+        if in_here and not in_there:
+            remedies += f"; {part + '.'!r} in the names here is of a module that {wrapper} wraps: fill its .{part}"
+        elif in_there and not in_here:
+            remedies += (
+                f"; {part + '.'!r} in the names there is of a module that {wrapper} wraps: fill the wrapped module, or "
+                f"save .{part}"
+            )
+    return remedies
+
+
+def _unwrapped(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def listed(differences: Sequence[str]) -> str:
@@ -138,7 +175,7 @@ def pairs_of(into: Any, loaded: Any, url: str) -> list[Pair]:
     matching.match(into, loaded, ())
     if matching.differences:
         is_part = isinstance(into, Mapping) and isinstance(loaded, Mapping) and into.keys() < loaded.keys()
-        remedy = f"; keys={list(into)!r} loads a part" if is_part else ""
+        remedy = f"; keys={list(into)!r} loads a part" if is_part else wrapper_remedy(matching.here, matching.there)
         raise ConfigError(f"{url}: into does not match: {listed(matching.differences)}{remedy}")
     return matching.pairs
 
@@ -147,6 +184,9 @@ class _Matching:
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
         self.differences: list[str] = []
+        #: Names that only the object to fill has, and those that only the file has.
+        self.here: list[str] = []
+        self.there: list[str] = []
         self._visited: dict[tuple[int, int], tuple[Any, Any]] = {}
 
     def match(self, here: Any, there: Any, path: Path) -> None:
@@ -164,8 +204,12 @@ class _Matching:
 
     def _match_containers(self, here: Any, there: Any, path: Path) -> None:
         if isinstance(here, Mapping) and isinstance(there, Mapping):
-            self.differences += [f"{name_of((*path, key))}: not in the file" for key in here if key not in there]
-            self.differences += [f"{name_of((*path, key))}: only in the file" for key in there if key not in here]
+            only_here = [name_of((*path, key)) for key in here if key not in there]
+            only_there = [name_of((*path, key)) for key in there if key not in here]
+            self.differences += [f"{name}: not in the file" for name in only_here]
+            self.differences += [f"{name}: only in the file" for name in only_there]
+            self.here += only_here
+            self.there += only_there
             for key in (key for key in there if key in here):
                 self.match(here[key], there[key], (*path, key))
         elif isinstance(here, list | tuple) and isinstance(there, list | tuple) and len(here) == len(there):

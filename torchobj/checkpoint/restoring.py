@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchobj.checkpoint.entries import Path, name_of
+from torchobj.checkpoint.entries import Path, name_of, wrapper_remedy
 from torchobj.checkpoint.load import load
 from torchobj.checkpoint.ranks import Ranks
 from torchobj.checkpoint.state import own_state, take_state
@@ -120,7 +120,8 @@ def _planned(into: Any, loaded: Any, path: Path, source: str, names: Collection[
             continue
         name = name_of((*path, key))
         if key not in loaded:
-            raise CheckpointError(f"{source}: has no {name}; it has {', '.join(map(str, loaded)) or 'nothing'}")
+            remedy = wrapper_remedy(into.keys() - loaded.keys(), loaded.keys() - into.keys())
+            raise CheckpointError(f"{source}: has no {name}; it has {', '.join(map(str, loaded)) or 'nothing'}{remedy}")
         there = loaded[key]
         if isinstance(value, torch.Tensor):
             _check_tensor(value, there, name, source)
@@ -168,7 +169,8 @@ def _check_module(module: torch.nn.Module, there: Any, name: str, source: str) -
         raise _difference(source, name, there, "module")
     missing, unknown = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
     if missing or unknown:
-        raise CheckpointError(f"{source}: {name} is of another module: missing {missing}, unknown {unknown}")
+        remedy = wrapper_remedy(missing, unknown)
+        raise CheckpointError(f"{source}: {name} is of another module: missing {missing}, unknown {unknown}{remedy}")
     for key, tensor in here.items():
         # A module casts other dtypes, but accepts no other shape.
         if isinstance(tensor, torch.Tensor) and getattr(there[key], "shape", None) != tensor.shape:

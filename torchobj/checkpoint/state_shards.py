@@ -24,7 +24,7 @@ from torchobj.checkpoint.dcp.checkpoint_dir import MANIFEST, METADATA, Checkpoin
 from torchobj.checkpoint.dcp.manifest import Manifest
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
-from torchobj.checkpoint.entries import listed
+from torchobj.checkpoint.entries import listed, wrapper_remedy
 from torchobj.checkpoint.ranks import Ranks, rank_gone
 from torchobj.checkpoint.restoring import planned
 from torchobj.checkpoint.staging import with_containers
@@ -217,16 +217,14 @@ def _match(into: Mapping[str, Any], tree: dict[str, Any], metadata: Metadata, so
             raise CheckpointError(f"{source}: has no {name}; it has {', '.join(sorted(map(str, tops)))}")
     given = set(map(str, tree))
     direct = {id(tensor) for tensor in _direct_tensors(into)}
-    differences = [f"{name} is not in the checkpoint" for name in sorted(here.keys() - described.keys())]
-    differences += [
-        f"{name} is only in the checkpoint"
-        for name, path in there.paths.items()
-        if path[0] in given and name not in here
-    ]
+    missing = sorted(here.keys() - described.keys())
+    unknown = [name for name, path in there.paths.items() if path[0] in given and name not in here]
+    differences = [f"{name} is not in the checkpoint" for name in missing]
+    differences += [f"{name} is only in the checkpoint" for name in unknown]
     compared = (_difference(name, value, described[name], direct) for name, value in here.items() if name in described)
     differences += [difference for difference in compared if difference is not None]
     if differences:
-        raise CheckpointError(f"{source}: does not match: {listed(differences)}")
+        raise CheckpointError(f"{source}: does not match: {listed(differences)}{wrapper_remedy(missing, unknown)}")
 
 
 def _difference(name: str, value: Any, described: Any, direct: set[int]) -> str | None:
