@@ -198,6 +198,20 @@ def test_a_tensor_that_was_saved_on_meta_cannot_fill_another():
     assert torch.equal(into["a"], torch.zeros(2))
 
 
+def test_selected_entries_keep_the_versions_of_a_modules_state_dict(bucket):
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
+    save(bucket, {"model": model.state_dict(), "plain": model.state_dict()["1.weight"]})
+    assert load(bucket, keys=["model"])["model"]._metadata == model.state_dict()._metadata
+    part = load(bucket, keys=["model.0"])["model"]
+    assert list(part) == [name for name in model.state_dict() if name.startswith("0.")]
+    assert part._metadata == model.state_dict()._metadata
+    # Without the version of BatchNorm, its counter would be expected to be missing.
+    fresh = torch.nn.Sequential(torch.nn.BatchNorm1d(3))
+    fresh.load_state_dict(part)
+    save(bucket, model.state_dict())
+    assert load(bucket, keys=["1"])._metadata == model.state_dict()._metadata
+
+
 def test_names_of_wrapped_modules_are_explained(bucket):
     model = torch.nn.Linear(2, 2)
     compiled = {f"_orig_mod.{name}": value for name, value in model.state_dict().items()}

@@ -297,3 +297,15 @@ def test_names_of_wrapped_modules_are_explained(open_manager, sharded):
     manager.save(2, {"model": model})
     with pytest.raises(exceptions.CheckpointError, match="'_orig_mod.' in the names here .* fill its ._orig_mod"):
         manager.restore(into={"model": torch.compile(model)})
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_tensor_without_memory_is_refused_by_name_when_it_is_saved(open_manager, sharded):
+    manager, model = open_manager(sharded=sharded), torch.nn.Linear(20, 20)
+    model.weight.data.untyped_storage().resize_(0)
+    for save in (manager.save, lambda step, state: manager.save_async(step, state).result()):
+        with pytest.raises(exceptions.CheckpointError, match=r"model.weight of 1600 bytes has no memory.* freed"):
+            save(1, {"model": model})
+    assert manager.steps() == []
+    assert manager.leftovers() == []

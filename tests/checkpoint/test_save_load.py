@@ -188,6 +188,39 @@ def test_a_small_checkpoint_takes_two_requests_and_a_large_one_few_more(bucket, 
         assert len(requests) <= most
 
 
+def freed(nbytes=0, dtype=torch.float32, size=300_000):
+    tensor = torch.ones(size, dtype=dtype)
+    tensor.untyped_storage().resize_(nbytes)
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        freed(),
+        {"small": freed(size=4), "large": torch.ones(300_000)},
+        [torch.nn.Parameter(freed())],
+        freed(nbytes=100),
+        freed(dtype=torch.bool),
+        torch.nn.ParameterList([torch.nn.Parameter(freed(size=3))]),
+    ],
+    ids=["alone", "small", "parameter", "partly", "bool", "module"],
+)
+def test_a_tensor_whose_memory_was_freed_is_refused(bucket, value):
+    with pytest.raises(exceptions.CheckpointError, match="has no memory: its storage has"):
+        save(bucket, value)
+    assert bucket.keys() == []
+
+
+def test_tensors_that_need_no_memory_are_saved(bucket):
+    empty = torch.ones(3, 0)
+    empty.untyped_storage().resize_(0)
+    value = {"empty": empty, "expanded": torch.ones(1).expand(1000), "meta": torch.empty(5, device="meta")}
+    save(bucket, {name: value[name] for name in ("empty", "expanded")})
+    assert same(load(bucket)["expanded"], value["expanded"])
+    save(bucket, value["meta"])
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "model.SafeTensors"])
 def test_a_file_of_torch_is_not_written_under_the_name_of_another_format(bucket, name):
     with pytest.raises(exceptions.ConfigError, match=r"safetensors.torch.save\(tensors\) with torchobj.open"):

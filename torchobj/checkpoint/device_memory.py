@@ -9,8 +9,19 @@ from zlib import crc32
 import torch
 
 from torchobj.checkpoint.memory import memory_of
+from torchobj.exceptions import CheckpointError
 
-__all__ = ["BLOCKS_BYTES", "BLOCK_BYTES", "blocks_of", "bytes_of", "fill", "is_reachable", "new_block", "storage_of"]
+__all__ = [
+    "BLOCKS_BYTES",
+    "BLOCK_BYTES",
+    "blocks_of",
+    "bytes_of",
+    "check_memory",
+    "fill",
+    "is_reachable",
+    "new_block",
+    "storage_of",
+]
 
 BLOCK_BYTES = 8 << 20
 #: Maximum size of all blocks in use.
@@ -35,6 +46,26 @@ def storage_of(nbytes: int, device: torch.device | str = "cpu") -> torch.Untyped
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """Returns the bytes of a storage: uint8 tensor of shape (nbytes,) on its device, which shares its memory."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def check_memory(tensor: torch.Tensor, name: str = "a tensor") -> None:
+    """Checks that the elements of a tensor are within its storage, which may have been resized to free its memory.
+
+    Raises:
+        CheckpointError: They are not; a file with them could not be loaded.
+    """
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return
+    if not tensor.numel() or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
+        return
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    needed, held = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
+    if needed > held:
+        raise CheckpointError(
+            f"{name} of {tensor.nbytes} bytes has no memory: its storage has {held} of {needed} bytes; "
+            "it was freed by resizing the storage, as FSDP does with gathered parameters"
+        )
 
 
 def blocks_of(storage: torch.UntypedStorage) -> Iterator[Any]:

@@ -142,6 +142,9 @@ def _paths(tree: dict[Any, Any], path: Path, outer: tuple[Any, ...]) -> Iterator
 def selected(value: Any, paths: Sequence[Path]) -> Any:
     """Returns the mappings of `value` with the entries at these paths only."""
     result = type(value)() if type(value) in (dict, OrderedDict) else {}
+    if isinstance(result, OrderedDict):
+        # The state dict of a module has the versions of its parts in an attribute.
+        vars(result).update(vars(value))
     inner: dict[Any, list[Path]] = {}
     for first, *rest in paths:
         inner.setdefault(first, []).append(tuple(rest))

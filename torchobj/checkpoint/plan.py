@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchobj.checkpoint import archive
+from torchobj.checkpoint.device_memory import check_memory
 from torchobj.exceptions import CheckpointError
 
 __all__ = ["Field", "Hole", "Plan", "PlanError", "TensorArchive", "is_memory", "plan_of", "tensor_archive"]
@@ -128,6 +129,8 @@ class _Pickling:
                 inner = cls.persistent_id
 
                 def persistent_id(pickler: Any, value: Any) -> Any:
+                    if isinstance(value, torch.Tensor):
+                        check_memory(value)
                     identity = inner(pickler, value)
                     if identity is not None:
                         untyped = value if isinstance(value, torch.UntypedStorage) else value._untyped_storage
@@ -157,6 +160,7 @@ def plan_of(value: Any, copied_bytes: int = 0, *, checksum: bool = True) -> Plan
 
     Raises:
         PlanError: The layout of this torch's file, or of this value, is unknown.
+        CheckpointError: The memory of a tensor was freed.
         Exception: Pickling failed.
     """
     recorder = _Recorder()

@@ -106,7 +106,7 @@ def file_writer(
             which the caller does not change.
     """
     taken.check_unsharded()
-    taken.warn_of_refused()
+    taken.check_values()
     if stage is not False:
         tree = stager.stage(taken.tree) if stage else taken.tree
         return lambda: save(tree, url, config=config)
@@ -134,7 +134,7 @@ def shard_writer(
     """
     if stage is False:
         raise ConfigError("stage=False: a sharded state is always copied first")
-    taken.warn_of_refused()
+    taken.check_values()
     tree = stager.stage_shard(taken.tree) if stage else taken.tree
     group = ranks.group
     return lambda: save_shards(tree, folder, config, group)

@@ -20,6 +20,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from torchobj.checkpoint import device_memory
+from torchobj.checkpoint.device_memory import check_memory
 from torchobj.exceptions import CheckpointError, ConfigError
 
 __all__ = ["Stager", "Watch", "with_containers"]
@@ -55,6 +56,7 @@ class _Pickler(pickle.Pickler):
     def persistent_id(self, obj: Any) -> Any:
         """Returns the id of a tensor or storage in the pickle; None if the object itself is pickled."""
         if isinstance(obj, torch.Tensor):
+            check_memory(obj)
             self.tensors.append(obj)
             return self._plain_number(obj) if _is_plain(obj) else None
         if isinstance(obj, torch.storage.TypedStorage):
@@ -267,8 +269,7 @@ def _local(value: Any) -> torch.Tensor | None:
         return None
     is_odd = local.is_quantized or local.is_nested or local.layout is not torch.strided
     is_memory = not is_odd and local.device.type in ("cpu", "cuda")
-    if is_memory and local.nbytes and not local.data_ptr():
-        raise CheckpointError(f"a tensor of {local.nbytes} bytes has no memory")
+    check_memory(local)
     return local.detach() if is_memory else None
 
 

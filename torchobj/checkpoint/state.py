@@ -25,6 +25,7 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from torchobj.checkpoint.device_memory import check_memory
 from torchobj.checkpoint.digest import digest_of
 from torchobj.checkpoint.entries import Path, name_of
 from torchobj.checkpoint.pickling import refused_global
@@ -79,8 +80,14 @@ class State(NamedTuple):
             if shards > 1:
                 raise ConfigError(f"{name} is sharded over {shards} ranks; use CheckpointManager(..., sharded=True)")
 
-    def warn_of_refused(self) -> None:
-        """Warns of values that a restore with `weights_only=True` will refuse; once for each entry."""
+    def check_values(self) -> None:
+        """Warns of values that a restore with `weights_only=True` will refuse; once for each entry.
+
+        Raises:
+            CheckpointError: The memory of a tensor was freed; the message names it.
+        """
+        for name, tensor in self.tensors:
+            check_memory(tensor, name)
         for name, value in self.odd:
             if _is_refused(value):
                 _warn(name, f"{type(value).__module__}.{type(value).__qualname__}")

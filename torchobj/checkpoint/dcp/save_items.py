@@ -17,6 +17,7 @@ from torchobj.checkpoint.dcp.attempt import Record, discard, running
 from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.item_file import JOINED_BYTES, ItemFile, close_files
 from torchobj.checkpoint.dcp.manifest import WrittenFile
+from torchobj.checkpoint.device_memory import check_memory
 from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
@@ -151,6 +152,7 @@ class _Bin:
         if item.type is WriteItemType.BYTE_IO:
             return self._add_bytes(data.getbuffer())
         tensor = data.detach()
+        check_memory(tensor, item.index.fqn)
         frame = tensor_archive(tensor.dtype, tensor.shape) if is_memory(tensor) else None
         if frame is None:
             return self._add_other(tensor)
