@@ -1,5 +1,6 @@
 """The fsspec file system: fsspec's own conformance suite, and cases that the suite does not cover."""
 
+import concurrent.futures
 import gc
 import gzip
 import io
@@ -607,3 +608,17 @@ def test_a_registered_scheme_uses_the_given_configuration(fsspec_registry, monke
     assert pickle.loads(travelling)._config.s3.region == "eu-west-1"
     # s3fs receives all of fsspec's configuration for s3.
     assert conf["s3"] == {}
+
+
+def test_threads_create_list_and_remove_folders(files, monkeypatch):
+    monkeypatch.setattr(file_system, "_MAX_REMEMBERED", 50)
+
+    def use(number):
+        for name in range(100):
+            files.makedirs(f"files/{number}-{name}", exist_ok=True)
+            files.find("files", withdirs=True)
+            files.ls("files")
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
+    assert len(files._created_folders) <= 50 + 8

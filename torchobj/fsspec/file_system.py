@@ -173,8 +173,9 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
             self._created_folders.pop(path, None)
             self._created_folders[path] = None
             path = self._parent(path)
-        while len(self._created_folders) > _MAX_REMEMBERED:
-            del self._created_folders[next(iter(self._created_folders))]
+        if len(self._created_folders) > _MAX_REMEMBERED:
+            for oldest in list(self._created_folders)[:-_MAX_REMEMBERED]:
+                self._created_folders.pop(oldest, None)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:  # noqa: ARG002, FBT001, FBT002  fsspec's
         """As `makedirs`."""
@@ -219,8 +220,8 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         for bucket, paths in itertools.groupby(expanded, key=lambda each: each.partition("/")[0]):
             self._locate(bucket)[0].delete(list(dict.fromkeys(key for each in paths for key in keys[each])))
         for each in expanded:
-            for made in [made for made in self._created_folders if f"{made}/".startswith(f"{each}/")]:
-                del self._created_folders[made]
+            for made in [made for made in list(self._created_folders) if f"{made}/".startswith(f"{each}/")]:
+                self._created_folders.pop(made, None)
 
     def _keys_below(self, path: str) -> list[str]:
         """The key of a path and all keys below, also those that no path names; none if nothing exists there."""

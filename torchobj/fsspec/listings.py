@@ -50,7 +50,7 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
         if not is_folder:
             return None
         names = {entry["name"] for entry in found}
-        found += [folder_entry(made) for made in self._created_folders.keys() - names if self._parent(made) == path]
+        found += [folder_entry(made) for made in set(self._created_folders) - names if self._parent(made) == path]
         return sorted(found, key=lambda entry: str(entry["name"]))
 
     def find(
@@ -92,7 +92,7 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
         """The objects at all depths, and their folders."""
         store, key = self._locate(path)
         base, below = path.partition("/")[0], f"{key}/" if key else ""
-        files, folders = {}, {made for made in self._created_folders if made.startswith(f"{path}/")}
+        files, folders = {}, {made for made in list(self._created_folders) if made.startswith(f"{path}/")}
         folder = ""
         for info in store.list(below + prefix):
             *parents, name = info.key.removeprefix(below).split("/")
