@@ -40,7 +40,8 @@ class ObjectInfo:
     content_disposition: str | None = None
     content_language: str | None = None
     cache_control: str | None = None
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # A mapping has no hash; equal objects have equal hashes without it.
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     """User-defined metadata: names in lower case, and values."""
 
     if not TYPE_CHECKING:
