@@ -10,6 +10,7 @@ import pytest
 import torch.utils.data
 
 import torchobj
+from tests.support import warm_python
 
 DATASETS = (torchobj.ObjectMapDataset, torchobj.ObjectIterableDataset)
 
@@ -165,3 +166,40 @@ def test_a_dataset_of_one_scheme_explains_the_arguments_of_its_parent(kind, any_
     for section in ("Args:", "Attributes:", "Raises:"):
         assert section in doc
     assert doc.endswith(parent[parent.index("Args:") : parent.index("\nExample:")].rstrip())
+
+
+def test_modules_are_attributes_and_are_imported_at_their_first_use():
+    names = ["collate", "datasets", "dcp", "fsspec", "lightning", "loader", "wds"]
+    code = (
+        "import sys, torchobj\n"
+        "assert not {'torch', 'fsspec', 'webdataset'} & sys.modules.keys()\n"
+        f"for name in {names}:\n"
+        "    assert f'torchobj.{name}' not in sys.modules or name in ('datasets', 'fsspec', 'loader'), name\n"
+        "    assert getattr(torchobj, name) is sys.modules[f'torchobj.{name}']\n"
+        "assert torchobj.checkpoint is sys.modules['torchobj.checkpoint']\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_callback_without_its_library_names_the_extra():
+    code = (
+        "import sys\n"
+        "sys.modules['transformers'] = None\n"
+        "import torchobj\n"
+        "try:\n"
+        "    torchobj.LookaheadCallback\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = warm_python.run(["-c", code], check=True)
+    assert "torchobj.LookaheadCallback needs transformers" in done.stdout
+    assert "pip install 'torchobj[transformers]'" in done.stdout
+
+
+def test_metadata_of_objects_is_hashable():
+    store = torchobj.Store("memory://hashable")
+    store.put("k", b"1", metadata={"label": "cat"})
+    listed, head = next(iter(store.list())), store.head("k")
+    assert {head: 1}[store.head("k")] == 1
+    assert {listed, *store.list()} == {listed}
+    assert hash(dataclasses.replace(head)) == hash(head)

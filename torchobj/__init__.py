@@ -26,7 +26,7 @@ from torchobj.tar_writer import TarWriter
 from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
-    from torchobj import collate
+    from torchobj import checkpoint, collate, datasets, dcp, fsspec, lightning, loader, wds  # noqa: F401  lazy modules
     from torchobj.checkpoint.load import load
     from torchobj.checkpoint.save import save
     from torchobj.datasets.groups import GroupDataset
@@ -64,7 +64,7 @@ _LAZY = {
     "ImageFolder": "torchobj.datasets.image_folder",
     "InterleaveDataset": "torchobj.datasets.interleave",
     "LookaheadBatchSampler": "torchobj.loader",
-    # Also needs transformers, and is therefore not in __all__.
+    # Needs transformers, and is therefore not in __all__.
     "LookaheadCallback": "torchobj.loader.transformers_callback",
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
@@ -78,13 +78,12 @@ _LAZY = {
     "TarIterableDataset": "torchobj.datasets.tar_stream",
     "TarMapDataset": "torchobj.datasets.tar_map",
     "attach": "torchobj.loader",
-    "collate": "torchobj.collate",
     "load": "torchobj.checkpoint.load",
     "save": "torchobj.checkpoint.save",
 }
 
-#: Those that are modules themselves.
-_LAZY_MODULES = {"collate"}
+#: Modules of integrations, and those that need torch.
+_LAZY_MODULES = {"checkpoint", "collate", "datasets", "dcp", "fsspec", "lightning", "loader", "wds"}
 
 __all__ = [
     "Buffer",
@@ -147,14 +146,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"torchobj.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'torchobj' has no attribute {name!r}")
-    module = importlib.import_module(_LAZY[name])
-    value = module if name in _LAZY_MODULES else getattr(module, name)
+    value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    # Without LookaheadCallback: inspect.getmembers would import transformers, which may not be installed.
+    # Without what inspect.getmembers would import and may not be installed.
     return sorted([*__all__, "checkpoint", "exceptions"])

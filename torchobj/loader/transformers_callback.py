@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
-from transformers import TrainerCallback
 
 from torchobj.datasets import lookahead_warning
 from torchobj.exceptions import ConfigError
@@ -14,6 +13,13 @@ from torchobj.loader import unwrap
 from torchobj.loader._attach import attach, torch_loader_of
 from torchobj.loader.lookahead import Lookahead, LookaheadIterator
 from torchobj.loader.sample_objects import object_finder
+
+try:
+    from transformers import TrainerCallback
+except ImportError as error:
+    raise ImportError(
+        f"torchobj.LookaheadCallback needs transformers ({error}): pip install 'torchobj[transformers]'"
+    ) from error
 
 __all__ = ["LookaheadCallback"]
 
@@ -80,7 +86,7 @@ def _rest_of(loader: Any) -> Iterator[Any]:
         return iter(())
     # The batch that was returned, the one that Accelerate holds back, and those that workers have.
     begun = 2 + loader.num_workers * (loader.prefetch_factor or 0)
-    return LookaheadIterator(Lookahead(_Later(batches, begun), find_objects))
+    return LookaheadIterator(Lookahead(_Later(batches, begun), find_objects, loader=loader._meter.loader))
 
 
 class _Later:
