@@ -120,7 +120,7 @@ def _load_with_torch(url: str, settings: StoreConfig, map_location: MapLocation,
             raise
         except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
             # Raised by torch for a file that is damaged, or that it refuses.
-            raise CheckpointError(f"{url}: {error}") from error
+            raise CheckpointError(f"{url}: {pickling.message_of(error)}") from error
 
 
 #: Storages on meta, by address: the key of each, and the storage, which keeps its address in use.
@@ -145,11 +145,7 @@ class _Plan:
         self._outline: Outline = outline_of(self._data)
         refused = pickling.refused_global(self._outline.globals) if weights_only else None
         if refused is not None:
-            raise CheckpointError(
-                f"it contains {refused}, which weights_only=True refuses: allow it with "
-                "torch.serialization.safe_globals, or load with weights_only=False, which runs code that the file "
-                "names: use it for trusted files only"
-            )
+            raise CheckpointError(pickling.refusal(refused))
         for key, storage in self._outline.storages.items():
             record = records.by_name.get(f"data/{key}")
             if record is None:

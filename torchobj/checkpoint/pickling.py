@@ -8,6 +8,7 @@ import collections
 import inspect
 import io
 import pickle
+import re
 import reprlib
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterator
@@ -266,6 +267,28 @@ def restored_by(map_location: MapLocation) -> Restore:
     """Returns torch's function for a `map_location`."""
     restore: Restore = _torch._get_restore_location(map_location)
     return restore
+
+
+#: Escape sequences that set the colour of a terminal.
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")
+_REFUSED = re.compile(r"Unsupported global: GLOBAL (\S+) was not an allowed global")
+
+
+def refusal(name: str) -> str:
+    """The message for a global that `weights_only=True` refuses."""
+    return (
+        f"it contains {name}, which weights_only=True refuses: allow it with torch.serialization.safe_globals, or load "
+        "with weights_only=False, which runs code that the file names: use it for trusted files only"
+    )
+
+
+def message_of(error: Exception) -> str:
+    """The message of an error of `torch.load`, without the coloured paragraph about its argument `weights_only`."""
+    text = _COLOURS.sub("", str(error))
+    if (refused := _REFUSED.search(text)) is not None:
+        return refusal(refused[1])
+    _, _, found = text.partition("WeightsUnpickler error: ")
+    return found.partition("\n")[0] or text
 
 
 def refused_global(names: list[str]) -> str | None:

@@ -45,4 +45,6 @@ def unpacked(state: Any, name: str) -> Any:
     try:
         return torch.load(io.BytesIO(state), weights_only=True)
     except Exception as error:
-        raise ConfigError(f"{name}: {len(state)} bytes of the state cannot be read: {error}") from error
+        # The message of torch is a paragraph with colours about its arguments, which the caller does not have.
+        reason = type(error).__name__
+        raise ConfigError(f"{name}: {len(state)} bytes of the state cannot be read: {reason}") from error

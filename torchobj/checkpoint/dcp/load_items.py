@@ -23,6 +23,7 @@ from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.checkpoint.dcp.limits import check_apart, checked_info, unpacked_limit
 from torchobj.checkpoint.memory import memory_of
+from torchobj.checkpoint.pickling import message_of
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
 
@@ -292,7 +293,7 @@ class _Load:
         except TorchobjError:
             raise
         except _DAMAGED as error:
-            message = f"{self._name(info, name)} cannot be loaded: {type(error).__name__}: {error}"
+            message = f"{self._name(info, name)} cannot be loaded: {type(error).__name__}: {message_of(error)}"
             raise CheckpointError(message) from error
 
     def _load_tensor(self, item: _TensorItem, content: bytes) -> None:
@@ -304,7 +305,9 @@ class _Load:
             with torch.no_grad():
                 item.target.copy_(_narrowed(tensor, request.storage_offsets, request.lengths))
         except Exception as error:
-            raise CheckpointError(f"{self._name(item.info, item.name)} cannot be loaded: {error}") from error
+            raise CheckpointError(
+                f"{self._name(item.info, item.name)} cannot be loaded: {message_of(error)}"
+            ) from error
         self._loaded.append(item)
 
 
