@@ -1,5 +1,6 @@
 """Finds the shards of a dataset by braces, globs, prefixes and names. Lists; reads no shard. Does not import torch."""
 
+import contextlib
 import logging
 import re
 from array import array
@@ -10,7 +11,7 @@ from typing import NamedTuple
 from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolved, store_config
 from torchobj.config.checks import check
-from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError
 from torchobj.manifest import KeyFilter, Manifest, key_filter
 from torchobj.urls import parse_url
 
@@ -54,6 +55,9 @@ _SNAPSHOTS = {
     "Delta Lake": "deltalake.DeltaTable(url).file_uris()",
     "Iceberg": "[task.file.file_path for task in table.scan().plan_files()] of pyiceberg",
 }
+
+#: Maximum number of objects that are counted below a name that is not an object: one page of a listing.
+_MAX_COUNTED = 1000
 
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
 
@@ -275,6 +279,7 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
             heads = _torchobj.heads(store, [parse_url(url).key for url in members])
         except ObjectNotFoundError as error:
             error.add_note("each name of a pattern with braces must exist; a prefix of shards ends with a slash")
+            _note_prefix(error, store, members[0] if len(members) == 1 else error.url)
             raise
         for url, head in zip(members, heads, strict=True):
             if isinstance(head, Exception):
@@ -282,6 +287,22 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
             found[url] = head[1:3]
     parsed_urls = [parse_url(url) for url in urls]
     return _manifest([(parsed.base, parsed.key, *found[url]) for parsed, url in zip(parsed_urls, urls, strict=True)])
+
+
+def _note_prefix(error: ObjectNotFoundError, store: "_torchobj.NativeStore", url: str | None) -> None:
+    """Adds a note to the error of a missing object that is a prefix without its slash."""
+    if url is None:
+        return
+    parsed = parse_url(f"{url}/")
+    # The first error is the one to report.
+    with contextlib.suppress(StoreError):
+        below = _torchobj.NativeManifest.from_listing(
+            store, parsed.base, parsed.key, *key_filter(None, None, _MAX_COUNTED)
+        )
+        if count := len(below):
+            more = " or more" if count == _MAX_COUNTED else ""
+            objects = "1 object" if count == 1 else f"{count}{more} objects"
+            error.add_note(f"{url}/ has {objects}: end the prefix with a slash")
 
 
 def _manifest(objects: list[tuple[str, str, int, str | None]]) -> "_torchobj.NativeManifest":

@@ -140,3 +140,18 @@ def test_a_prefix_whose_names_are_all_skipped_is_an_error_that_counts_them():
     torchobj.Store(f"{BASE}-hidden").put("x/_temporary/a.tar", b"")
     with pytest.raises(ConfigError, match=r"ends with \.tar, .*, other than 1 whose names begin with '_' or '\.'"):
         find_shards(f"{BASE}-hidden/x/")
+
+
+@pytest.mark.parametrize(("count", "told"), [(0, None), (1, "1 object"), (2, "2 objects")])
+@pytest.mark.parametrize("others", [[], ["{base}/named.tar"]])
+def test_a_prefix_without_its_slash_is_named_with_its_objects(count, told, others):
+    base = f"memory://shard-urls-slash-{count}"
+    store = torchobj.Store(base)
+    store.put("named.tar", b"")
+    for number in range(count):
+        store.put(f"train/{number}.tar", b"")
+    urls = [*(each.format(base=base) for each in others), f"{base}/train"]
+    with pytest.raises(ObjectNotFoundError) as raised:
+        shard_manifest(urls)
+    notes = [note for note in raised.value.__notes__ if "end the prefix" in note]
+    assert notes == ([] if told is None else [f"{base}/train/ has {told}: end the prefix with a slash"])
