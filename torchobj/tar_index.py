@@ -263,31 +263,30 @@ class TarIndex:
     def _found_beside(cls, shards: list[TarShard], config: StoreConfig) -> dict[str, list[Any]]:
         """The members of the shards that have a current index beside them, by the URL of the shard."""
         found: dict[str, list[Any]] = {}
+        unusable: list[TarIndexError] = []
         wanted = {shard.name: shard for shard in shards}
         names = list(wanted)
         for start in range(0, len(names), _CONCURRENT_FILES):
             some = names[start : start + _CONCURRENT_FILES]
             files = get_many([f"{name}{SUFFIX}" for name in some], config=config, return_errors=True)
             for name, data in zip(some, files, strict=True):
-                if (members := cls._fresh(wanted[name], data)) is not None:
-                    found[name] = members
+                # Without the permission to list, a store refuses access to an object that does not exist.
+                if isinstance(data, ObjectNotFoundError | AccessDeniedError):
+                    continue
+                if isinstance(data, Exception):
+                    raise data
+                try:
+                    index = cls._of_file(data, f"{name}{SUFFIX}")
+                    found[name] = [index._selected([wanted[name]], f"{name}{SUFFIX}")._expanded("")[0]]
+                except TarIndexError as error:
+                    unusable.append(error)
+        if unusable:
+            logger.warning(
+                "%s; %s are read instead; `torchobj index` writes new indexes",
+                unusable[0],
+                "its headers" if len(unusable) == 1 else f"the headers of {len(unusable)} such shards",
+            )
         return found
-
-    @classmethod
-    def _fresh(cls, shard: TarShard, data: Any) -> list[Any] | None:
-        """The members of a shard in the bytes of the file beside it; None if it is absent, damaged or stale."""
-        # Without the permission to list, a store refuses access to an object that does not exist.
-        if isinstance(data, ObjectNotFoundError | AccessDeniedError):
-            return None
-        if isinstance(data, Exception):
-            raise data
-        try:
-            index = cls._of_file(data, f"{shard.name}{SUFFIX}")
-            selected = index._selected([shard], f"{shard.name}{SUFFIX}")
-        except TarIndexError as error:
-            logger.warning("%s; its headers are read instead", error)
-            return None
-        return [selected._expanded("")[0]]
 
     @classmethod
     def _of_file(cls, data: Any, url: str) -> Self:

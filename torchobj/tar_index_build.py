@@ -12,7 +12,7 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError
-from torchobj.files.results import Progress, ProgressCallback
+from torchobj.files.results import Progress, ProgressCallback, callback_of
 from torchobj.reads import get_many
 from torchobj.shard_urls import compression
 from torchobj.tar_index_file import TarShard, members_table
@@ -95,6 +95,7 @@ def members_of(
     """
     for shard in shards:
         check_plain(shard.name)
+    report = None if progress is None else callback_of(progress)
     found: list[list[Any]] = [[] for _ in shards]
     waiting, opened = deque(enumerate(shards)), list[_OpenShard]()
     total, done, done_bytes = sum(shard.size for shard in shards), 0, 0
@@ -113,7 +114,7 @@ def members_of(
             found[each.number] = each.tables()
             done, done_bytes = done + 1, done_bytes + each.shard.size
         opened = remaining
-        if progress is not None:
+        if report is not None:
             reached = sum(each.range[0] if each.range else each.shard.size for each in opened)
-            progress(Progress(done, len(shards), done_bytes + reached, total, 0))
+            report(Progress(done, len(shards), done_bytes + reached, total, 0))
     return found

@@ -1,6 +1,7 @@
 """One file and one object: the same bytes, attributes and times on both sides, and nothing half-written in between."""
 
 import dataclasses
+import io
 import os
 import stat
 import threading
@@ -221,3 +222,35 @@ def test_a_new_file_has_the_mode_of_the_umask_and_replaces_a_link_and_not_its_ta
     os.umask(umask)
     assert stat.S_ISREG(found.st_mode)
     assert stat.S_IMODE(found.st_mode) == 0o666 & ~umask
+
+
+class Bar:
+    """The parts of a bar of tqdm that are used."""
+
+    def __init__(self, total=None):
+        self.n, self.total = 0, total
+
+    def update(self, n=1):
+        self.n += n
+
+
+def test_progress_may_be_the_update_method_of_a_bar(bucket, file, tmp_path):
+    write(file, size := 100_000)
+    store = torchobj.Store(bucket.url, config=bucket.config)
+    bar = Bar()
+    store.upload_file("k", file, progress=bar.update)
+    assert (bar.n, bar.total) == (size, size)
+    store.download_file("k", tmp_path / "k", progress=bar.update)
+    assert bar.n == 2 * size
+    known = Bar(total=7)
+    with file.open("rb") as stream:
+        torchobj.files.upload_stream(stream, f"{bucket.url}/k", config=bucket.config, progress=known.update)
+    assert (known.n, known.total) == (size, 7)
+
+
+def test_tqdm_counts_bytes(bucket, file):
+    tqdm = pytest.importorskip("tqdm")
+    write(file, 100_000)
+    with tqdm.tqdm(file=io.StringIO()) as bar:
+        torchobj.Store(bucket.url, config=bucket.config).upload_file("k", file, progress=bar.update)
+        assert bar.n == file.stat().st_size

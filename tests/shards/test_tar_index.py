@@ -260,3 +260,15 @@ def test_progress_ends_with_all_shards_and_bytes():
     TarIndex.build(shards_at("progress"), progress=states.append)
     assert (states[-1].files_done, states[-1].files_total) == (3, 3)
     assert states[-1].bytes_done == states[-1].bytes_total == 3 * 10240
+
+
+def test_many_stale_indexes_are_one_warning(caplog):
+    pattern = shards_at("many-stale")
+    manifest = torchobj.TarIndex.build(pattern)
+    manifest.save_beside()
+    for number in range(2):
+        torchobj.Store(BASE).put(f"many-stale/{number}.tar", tar_of([("new.txt", b"%d" % number)]))
+    TarIndex.load_or_build(shard_manifest(pattern))
+    found = [record.getMessage() for record in caplog.records if "read instead" in record.getMessage()]
+    assert len(found) == 1
+    assert "the headers of 2 such shards are read instead; `torchobj index` writes new indexes" in found[0]

@@ -54,7 +54,7 @@ class TreeTransfer:
     """Number of bytes that were transferred."""
 
 
-#: Receives the state of a transfer.
+#: Receives the state of a transfer. The method `update` of a bar of tqdm receives bytes.
 ProgressCallback: TypeAlias = Callable[[Progress], object]
 
 
@@ -65,7 +65,27 @@ def counters_to(progress: ProgressCallback | None) -> Callable[..., None] | None
     if not callable(progress):
         raise ConfigError(f"progress={progress!r}: must be a callable that receives a Progress, or None")
 
+    callback = callback_of(progress)
+
     def report(*counters: Any) -> None:
-        progress(Progress(*counters))
+        callback(Progress(*counters))
 
     return report
+
+
+def callback_of(progress: ProgressCallback) -> Callable[[Progress], object]:
+    """Converts the method `update` of a bar of tqdm, which takes an increment; returns any other callable itself."""
+    bar: Any = getattr(progress, "__self__", None)
+    if getattr(progress, "__name__", "") != "update" or not (hasattr(bar, "n") and hasattr(bar, "total")):
+        return progress
+    update: Any = progress
+    before = 0
+
+    def advance(state: Progress) -> None:
+        nonlocal before
+        if bar.total is None and state.bytes_total is not None:
+            bar.total = bar.n - before + state.bytes_total
+        update(state.bytes_done - before)
+        before = state.bytes_done
+
+    return advance
