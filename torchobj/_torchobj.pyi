@@ -37,6 +37,7 @@ __all__ = [
     "default_config",
     "download_file",
     "download_tree",
+    "enter_loader",
     "finish",
     "get_many",
     "heads",
@@ -45,10 +46,12 @@ __all__ = [
     "prefetch_stats",
     "read_refs",
     "release_free_memory",
+    "remove_loader",
     "scatter",
     "start_prefetcher",
     "upload_file",
     "upload_tree",
+    "work_for_loader",
 ]
 
 __version__: str
@@ -1121,11 +1124,14 @@ class Announcer:
     """Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it
     cancels its announcements.
 
+    Args:
+        loader: Number of the loader, which this process assigned; 0 for none.
+
     Raises:
         RuntimeError: This process has no prefetcher.
     """
 
-    def __new__(cls) -> Self: ...
+    def __new__(cls, loader: int = 0) -> Self: ...
     def announce(self, objects: Sequence[tuple[int, int]]) -> None:
         """Announces objects in the order in which they will be read. Does nothing in a forked child.
 
@@ -1136,6 +1142,8 @@ class Announcer:
         """Returns the bytes of announced objects that were not read yet, and the memory budget. The first is 0 in
         a forked child.
         """
+    def requested(self) -> int:
+        """Returns the number of announced objects that were requested. 0 in a forked child."""
     def cancel(self) -> None:
         """Cancels the announcements of objects that were not read yet."""
 
@@ -1215,8 +1223,37 @@ def start_prefetcher(budget: int) -> None:
         StoreError: The runtime could not be started.
     """
 
-def prefetch_stats() -> dict[str, Any]:
-    """Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none."""
+def prefetch_stats(loader: int | None = None) -> dict[str, Any]:
+    """Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none.
+
+    Args:
+        loader: Number of a loader, which this process assigned: the counters are its own. None: they are those of the
+            process.
+    """
+
+def enter_loader(loader: int) -> int:
+    """Counts the reads of this thread, in the process of a loader, as those of this loader.
+
+    Args:
+        loader: Number that this process assigned; 0 for none.
+
+    Returns:
+        The previous number.
+    """
+
+def work_for_loader(loader: int) -> None:
+    """Counts the reads of this process, a worker, as those of a loader.
+
+    Args:
+        loader: Number that the process of the loader assigned.
+    """
+
+def remove_loader(loader: int) -> None:
+    """Deletes the counters of a loader.
+
+    Args:
+        loader: Number that this process assigned.
+    """
 
 def release_free_memory() -> None:
     """Releases the memory of the prefetcher of this process that is not in use."""

@@ -1,11 +1,13 @@
 """Warnings and errors of datasets about arguments that do not have the intended effect."""
 
 import logging
+import mmap
 
 import pytest
 import torch.utils.data
 
 import torchobj
+from torchobj.datasets import worker_process
 from torchobj.exceptions import ConfigError
 
 COUNT = 6
@@ -120,3 +122,34 @@ def test_set_epoch_applies_to_the_dataset_and_its_workers(folder):
     assert data.state_dict()["epoch"] == 3
     workers = run_of(data, 2, 1)[0]
     assert workers[0:2] == list(data)[0:2]
+
+
+class Within(torch.utils.data.Dataset):
+    """A user's dataset that has one of torchobj in a list."""
+
+    def __init__(self, inner):
+        self.parts = [inner]
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, index):
+        return self.parts[0][index]
+
+
+def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, monkeypatch):
+    monkeypatch.setattr(worker_process, "_repeated", mmap.mmap(-1, 1))
+    data = Within(torchobj.ObjectMapDataset(folder, transform=number_of))
+    for _ in range(3):
+        loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context="fork")
+        assert sorted(map(int, loader)) == list(range(COUNT))
+    assert log_file.read_text().count("each DataLoader worker lists the prefix itself") == 1
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_loader_lists_a_dataset_within_another_for_its_workers(folder, log_file, context):
+    data = Within(torchobj.ObjectMapDataset(folder, transform=number_of))
+    loader = torchobj.DataLoader(data, num_workers=2, multiprocessing_context=context, lookahead=0)
+    assert sorted(map(int, loader)) == list(range(COUNT))
+    assert f"{COUNT} objects" in repr(data.parts[0])
+    assert "each DataLoader worker" not in log_file.read_text()

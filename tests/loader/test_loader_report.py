@@ -11,10 +11,16 @@ import torch
 import torchobj
 from torchobj.datasets.iterable import ObjectIterableDataset
 from torchobj.datasets.map import ObjectMapDataset
+from torchobj.loader import report
 from torchobj.loader.iterator import samples_in
 from torchobj.loader.sample_objects import max_in_flight_of
 
 COUNT, SIZE = 96, 20_000
+
+
+@pytest.fixture(autouse=True)
+def judged_soon(monkeypatch):
+    monkeypatch.setattr(report, "_MIN_MEASURED_S", 0.0)
 
 
 @pytest.fixture
@@ -178,14 +184,38 @@ class Wrapping(torch.utils.data.IterableDataset):
         return iter(self.inner)
 
 
-def test_reading_inside_workers_is_not_reported_as_decoding(folder):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reads_of_a_dataset_within_another_are_counted(folder, workers, caplog):
     data = Wrapping(ObjectIterableDataset(f"file://{folder}/", transform=slow, enable_sharding=True))
-    loader = torchobj.DataLoader(data, batch_size=8, num_workers=2, persistent_workers=True)
-    for _ in range(3):
+    loader = torchobj.DataLoader(data, batch_size=8, num_workers=workers)
+    for _ in range(2):
         assert len(list(loader)) == COUNT // 8
+    assert loader.stats().bytes_per_s * loader.stats().elapsed_s == pytest.approx(2 * COUNT * SIZE)
+    assert "Decoding is the limit" in loader.report()
+    assert "each DataLoader worker lists" not in caplog.text
+
+
+class ReadingAlone(torch.utils.data.IterableDataset):
+    """A dataset that reads nothing by torchobj, as `wds.WebDataset`."""
+
+    def __iter__(self):
+        yield from map(slow_number, range(COUNT))
+
+
+def slow_number(number):
+    threading.Event().wait(0.001)
+    return number
+
+
+def test_reading_inside_workers_is_not_reported_as_decoding(folder):
+    loader = torchobj.DataLoader(ReadingAlone(), batch_size=8, num_workers=2, persistent_workers=True)
+    for _ in range(3):
+        assert len(list(loader)) == 2 * COUNT // 8
     said = loader.report()
     assert "MB/s" not in said
     assert "Decoding" not in said
+    assert "manifest" not in said
+    assert "persistent_workers=True" not in said
     assert "cannot measure whether reading or decoding is the limit" in said
 
 
@@ -195,3 +225,55 @@ def test_a_higher_max_in_flight_is_suggested_only_if_it_was_set(folder, most):
     inner = ObjectMapDataset(f"file://{folder}/", config=config)
     for data in (inner, torch.utils.data.Subset(inner, range(4)), torch.utils.data.ConcatDataset([inner, [1, 2]])):
         assert max_in_flight_of(data) == (None if most == "auto" else 8)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("attached", [False, True])
+def test_counters_belong_to_their_loader(folder, workers, attached):
+    def loader_of(data, **settings):
+        if attached:
+            return torchobj.attach(torch.utils.data.DataLoader(data, num_workers=workers, **settings))
+        return torchobj.DataLoader(data, num_workers=workers, **settings)
+
+    data = ObjectMapDataset(f"file://{folder}/", transform=key_of)
+    training = loader_of(data, batch_size=8, shuffle=True)
+    # Of another dataset: an object of the same one is read once for both if they need it at the same time.
+    others = ObjectMapDataset(f"file://{folder}/", transform=key_of)
+    validation = loader_of(torch.utils.data.Subset(others, range(24)), batch_size=8)
+    fresh = loader_of(data, batch_size=8)
+    batches = iter(training)
+    for number, _ in enumerate(batches):
+        if number == 3:
+            assert len(list(validation)) == 3
+    counted = [
+        (
+            stats.samples,
+            stats.hits + stats.late + stats.queued + stats.misses,
+            round(stats.bytes_per_s * stats.elapsed_s),
+        )
+        for stats in (training.stats(), validation.stats(), fresh.stats())
+    ]
+    assert counted == [(COUNT, COUNT, COUNT * SIZE), (24, 24, 24 * SIZE), (0, 0, 0)]
+    assert (validation.stats().first_byte_p50_s is None, fresh.stats().first_byte_p50_s) == (False, None)
+    assert validation.report().startswith("24 samples in ")
+    assert fresh.report() == "No batch was returned yet."
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_failed_samples_belong_to_the_loader_that_read_them(folder, workers):
+    data = ObjectMapDataset(f"file://{folder}/", transform=fails, on_error=lambda *_: 0)
+    loaders = [torchobj.DataLoader(data, batch_size=8, num_workers=workers) for _ in range(2)]
+    for loader, passes in zip(loaders, (1, 2), strict=True):
+        for _ in range(passes):
+            list(loader)
+    assert [loader.stats().failed_samples for loader in loaders] == [COUNT, 2 * COUNT]
+    assert data.failed_samples == 3 * COUNT
+
+
+def test_an_iterable_loader_without_workers_has_its_own_counters(folder):
+    data = ObjectIterableDataset(f"file://{folder}/", transform=key_of)
+    len(data.manifest)
+    first, second = (torchobj.DataLoader(data, batch_size=8) for _ in range(2))
+    assert [len(list(first)), len(list(second)), len(list(second))] == [COUNT // 8] * 3
+    read = [loader.stats().bytes_per_s * loader.stats().elapsed_s for loader in (first, second)]
+    assert read == [pytest.approx(COUNT * SIZE), pytest.approx(2 * COUNT * SIZE)]

@@ -71,7 +71,7 @@ CASES = {
     "workers that start slowly and decode slowly": (
         dataclasses.replace(STARTS, waited_s=8.0, waited_share=0.2),
         {},
-        ["took 29.6 s of that", "Decoding is the limit", "2 workers do not decode fast enough"],
+        ["took 29.6 s of that", "Decoding is the limit", "2 workers cannot decode fast enough"],
         ["not the bottleneck"],
     ),
     "decoding in workers": (WAITS, {}, ["Decoding is the limit", "use more workers"], ["process of the loop"]),
@@ -79,13 +79,13 @@ CASES = {
         dataclasses.replace(WAITS, workers=0),
         {},
         ["the transform runs in the process of the loop: set num_workers"],
-        ["workers do not decode"],
+        ["workers cannot decode"],
     ),
     "workers that read for themselves": (
         UNSEEN,
         {},
-        ["cannot measure whether reading or decoding is the limit", "dataset.manifest"],
-        ["MB/s", "Decoding is"],
+        ["cannot measure whether reading or decoding is the limit", "has one as an attribute"],
+        ["MB/s", "Decoding is", "dataset.manifest"],
     ),
     "nothing read ahead": (
         dataclasses.replace(UNSEEN, workers=0),
@@ -106,6 +106,31 @@ CASES = {
         ["same region"],
     ),
     "a store that throttles": (dataclasses.replace(READS, throttled=40), {}, ["The store is the limit"], ["Decoding"]),
+    "persistent workers that start slowly by fork": (
+        STARTS,
+        {"start_method": "fork", "persistent_workers": True},
+        ["Starting and stopping workers took 29.6 s of that, once for all epochs."],
+        ["persistent_workers=True", "'spawn'"],
+    ),
+    "workers that start slowly by spawn": (
+        STARTS,
+        {"start_method": "spawn"},
+        ["persistent_workers=True", "'forkserver' starts faster than 'spawn'"],
+        [],
+    ),
+    "workers that start slowly by fork": (STARTS, {"start_method": "fork"}, ["persistent_workers=True"], ["'spawn'"]),
+    "a short pass": (
+        dataclasses.replace(WAITS, elapsed_s=3.0, startup_s=1.5),
+        {},
+        ["1.5 s are too short to tell what limits the loader: read for 2 s."],
+        ["Decoding", "network", "bottleneck"],
+    ),
+    "a short pass without look-ahead": (
+        dataclasses.replace(UNSEEN, elapsed_s=0.5),
+        {"unread": UNREAD},
+        [f"Nothing was read ahead, because {UNREAD}."],
+        ["too short"],
+    ),
     "a small budget": (
         dataclasses.replace(READS, memory_limited_share=0.8),
         {},
@@ -127,7 +152,7 @@ def test_only_the_limiting_stage_is_named(case):
     ("stats", "blamed", "advice"),
     [
         (CALM, "The training step is the bottleneck", "nothing needs to change"),
-        (WAITS, "2 workers do not decode fast enough", "use more workers"),
+        (WAITS, "2 workers cannot decode fast enough", "use more workers"),
         (dataclasses.replace(WAITS, workers=0), "the process of the loop", "set num_workers"),
         (dataclasses.replace(READS, throttled=40), "The store is the limit: it throttled 40 requests", "fewer ranks"),
         (
@@ -179,7 +204,17 @@ def test_failures_are_listed():
     assert "exceeded 3 times" in said
     assert "4 requests failed and were retried" in said
     assert "7 connections failed" in said
-    assert "1 hedged requests were answered before" in said
+    assert "1 hedged request was answered before" in said
+
+
+def test_a_single_failure_is_in_the_singular():
+    names = ("samples", "failed_samples", "failed", "over_budget", "blocks_refused", "retries", "connect_failures")
+    said = report(dataclasses.replace(WAITS, workers=1, **dict.fromkeys(names, 1)))
+    for words in (
+        "1 sample in", "1 worker cannot", "1 sample failed, and was", "1 read failed", "exceeded 1 time for",
+        "1 batch exceeded", "1 request failed and was retried", "1 connection failed",
+    ):  # fmt: skip
+        assert words in said
 
 
 def test_an_unused_loader_has_no_figures():

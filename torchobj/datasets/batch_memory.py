@@ -45,7 +45,7 @@ class BatchMemory:
     def __init__(self, native: "_torchobj.NativeBlocks") -> None:
         self._native: _torchobj.NativeBlocks | None = native
         self._descriptors: Descriptors | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._reset()
         self._previous_bytes = 0
 
@@ -129,7 +129,7 @@ class BatchMemory:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._native, self._owner, self._descriptors = None, state["owner"], state["descriptors"]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._previous_bytes = 0
         self._reset()
 

@@ -1,5 +1,6 @@
 """The objects of a dataset: a prefix that is listed once, when first needed, a manifest, or named objects."""
 
+import contextlib
 import copy
 import logging
 import os
@@ -103,7 +104,8 @@ class Listing:
         self._stores: list[_torchobj.NativeStore] | None = None
         self._source: prefetch_source.Source[_torchobj.NativeSource] = prefetch_source.Source()
         # By process, because a lock may be held by another thread at the time of a fork.
-        self._locks: dict[int, threading.Lock] = {}
+        # Reentrant, because a signal handler that runs during the listing may read the dataset.
+        self._locks: dict[int, contextlib.AbstractContextManager[Any]] = {}
 
     @property
     def configs(self) -> list[StoreConfig]:
@@ -159,14 +161,14 @@ class Listing:
         return ", ".join(filter(None, (self.name, found, self._skipped)))
 
     def _listed(self) -> Manifest:
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
+        with self._locks.setdefault(os.getpid(), threading.RLock()):
             if self._url is None and not self.is_of_manifest and not self._shards[0]:
                 if self._manifest is None:
                     self._manifest = Manifest.from_urls(self._objects or [])
                 return self._manifest
             name = self.name
             if self._manifest is None:
-                if worker_process.in_worker():
+                if worker_process.is_first_to_repeat():
                     logger.warning(_BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
                 found, agreement = manifest_broadcast.broadcast(name, self._load)
                 if self._url is None:
@@ -205,7 +207,7 @@ class Listing:
 
     def keep(self, pages: "_torchobj.ManifestPages") -> None:
         """Keeps the listing that `pages` produced, so that it is not repeated."""
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
+        with self._locks.setdefault(os.getpid(), threading.RLock()):
             if self._manifest is None:
                 self._manifest = self._checked(Manifest(pages.whole()), self.name)
 

@@ -11,6 +11,7 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.map import ObjectMapDataset
 from torchobj.datasets.mixture import Numbers
 from torchobj.datasets.objects import ObjectDataset, announced_samples, objects_to_announce
+from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.read_ahead import IndexedReader, read_ahead, sharing
 
 __all__ = ["CompositeDataset", "ordered_samples", "prepare_workers", "samples_of"]
@@ -38,16 +39,36 @@ class CompositeDataset(torch.utils.data.Dataset[Sample_co]):
 
 
 def prepare_workers(dataset: Any) -> None:
-    """Does what DataLoader workers inherit, before they are started: lists, and starts the prefetcher."""
+    """Does what DataLoader workers inherit, before they are started: lists, and starts the prefetcher.
+
+    A dataset of another library, or of the user, may have datasets of torchobj as attributes.
+    """
+    _prepare(dataset, set())
+
+
+def _prepare(dataset: Any, seen: set[int]) -> None:
+    if id(dataset) in seen:
+        return
+    seen.add(id(dataset))
     inner = _within(dataset, np.array([], dtype=np.int64))
     if inner is not None or isinstance(dataset, CompositeDataset):
         for part in dataset.datasets if inner is None else inner[0]:
-            prepare_workers(part)
+            _prepare(part, seen)
     elif isinstance(dataset, ObjectMapDataset):
         len(dataset)
         dataset.announced([])
     elif isinstance(dataset, ObjectDataset):
         objects_to_announce(dataset, [])
+    elif isinstance(dataset, PassDataset):
+        dataset.prepare()
+    else:
+        for value in list(getattr(dataset, "__dict__", {}).values()):
+            values = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+            )
+            for each in values:
+                if isinstance(each, torch.utils.data.Dataset):
+                    _prepare(each, seen)
 
 
 def ordered_samples(dataset: Any, order: Numbers) -> Iterator[Any]:

@@ -1,15 +1,22 @@
-"""Integers in shared memory: the epoch and the counters that a dataset shares with its DataLoader workers."""
+"""The epoch and the counters that a dataset shares with its DataLoader workers."""
 
+import contextlib
+import fcntl
 import os
-from typing import Any
+import tempfile
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any, Literal
 
 import torch
 import torch.utils.data
 
 from torchobj.datasets import worker_process
+from torchobj.datasets.descriptors import Descriptors
 
-#: Number of integers of a counter: one for the process of the dataset, the others by worker number.
-_COUNTERS = 256
+#: What is warned of once; each has a flag of its own.
+Warned = Literal["division", "uneven", "repeated", "no samples"]
+_WARNED: tuple[Warned, ...] = ("division", "uneven", "repeated", "no samples")
 
 
 class _SharedValues:
@@ -40,10 +47,10 @@ class _SharedValues:
 
 
 class SharedEpoch(_SharedValues):
-    """The epoch, set by one process and read by its workers; and whether one of them has logged a warning."""
+    """The epoch, set by one process and read by its workers; and which warnings one of them has logged."""
 
     def __init__(self) -> None:
-        super().__init__([0, 0])
+        super().__init__([0] * (1 + len(_WARNED)))
 
     def get(self) -> int:
         """The current epoch."""
@@ -53,28 +60,99 @@ class SharedEpoch(_SharedValues):
         """Sets the epoch for this process and its workers."""
         self._values()[0] = number
 
-    def is_first_warning(self) -> bool:
-        """True for the first call in all these processes, in any epoch."""
-        numbers = self._values()
-        is_first = not numbers[1]
-        numbers[1] = 1
+    def is_first_warning(self, of: Warned) -> bool:
+        """True for the first call with this argument in all these processes, in any epoch."""
+        numbers, flag = self._values(), 1 + _WARNED.index(of)
+        is_first = not numbers[flag]
+        numbers[flag] = 1
         return bool(is_first)
 
 
-class SharedCounter(_SharedValues):
-    """A counter of a process and its workers. Each process writes an integer of its own, without a lock."""
+class SharedCounter:
+    """A counter of a process and its workers: the length of a file without a name, to which each appends a byte.
 
-    def __init__(self) -> None:
-        super().__init__([0] * _COUNTERS)
+    The system appends one byte after the other, in any number of processes and threads, and without a lock that a
+    killed worker would leave locked. Any other process that receives a copy gets a counter of its own.
+    """
+
+    def __init__(self, count: int = 0) -> None:
+        self._process, self._file = os.getpid(), _File.of_length(count)
 
     def add(self) -> None:
-        """Adds one."""
-        info = torch.utils.data.get_worker_info()
-        self._values()[0 if info is None else 1 + info.id % (_COUNTERS - 1)] += 1
+        """Adds one, also to the counter of the loader that reads."""
+        of_loader = _of_reading_loader.get() or _of_loader.get(os.getpid())
+        for counter in (self, of_loader):
+            if counter is not None:
+                os.write(counter._own().descriptor, b"\0")
 
     def total(self) -> int:
         """The sum over all processes."""
-        return int(self._values().sum())
+        return self._own().length()
+
+    def _own(self) -> "_File":
+        if self._process != os.getpid() and not worker_process.in_worker():
+            self._file, self._process = _File.of_length(self._file.length()), os.getpid()
+        return self._file
+
+    def __getstate__(self) -> dict[str, Any]:
+        if worker_process.is_pickling_for_spawn():
+            return {"descriptors": Descriptors.to_new_process(self._own().descriptor)}
+        return {"count": self.total()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._process = os.getpid()
+        sent = state.get("descriptors")
+        self._file = _File.of_length(state["count"]) if sent is None else _File(*sent.copies())
+
+
+#: The counter of the loader for which this thread reads.
+_of_reading_loader: ContextVar[SharedCounter | None] = ContextVar("torchobj_failures_of_loader", default=None)
+
+#: That of the loader of this worker, by process, because a fork copies it.
+_of_loader: dict[int, SharedCounter] = {}
+
+
+@contextlib.contextmanager
+def also_counting(counter: SharedCounter) -> Iterator[None]:
+    """Within the block, what this thread adds to any counter is also added to that of a loader."""
+    token = _of_reading_loader.set(counter)
+    try:
+        yield
+    finally:
+        _of_reading_loader.reset(token)
+
+
+def count_also(counter: SharedCounter) -> None:
+    """In a worker: what is added to any counter is also added to that of its loader."""
+    _of_reading_loader.set(None)
+    _of_loader.clear()
+    _of_loader[os.getpid()] = counter
+
+
+class _File:
+    """A file without a name, opened to append. Closed when it is deleted."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @classmethod
+    def of_length(cls, length: int) -> "_File":
+        if hasattr(os, "memfd_create"):
+            file = cls(os.memfd_create("torchobj-counter"))
+        else:
+            with tempfile.TemporaryFile() as unnamed:
+                file = cls(os.dup(unnamed.fileno()))
+        os.ftruncate(file.descriptor, length)
+        flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(file.descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
+        return file
+
+    def length(self) -> int:
+        return os.fstat(self.descriptor).st_size
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # Bound, because modules are cleared before the last objects at the end of the interpreter.
+        close(self.descriptor)
 
 
 def _in_shared_memory(numbers: list[int]) -> torch.Tensor:

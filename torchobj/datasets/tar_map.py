@@ -1,5 +1,6 @@
 """`TarMapDataset`: random access to the samples of tar shards."""
 
+import contextlib
 import logging
 import os
 import threading
@@ -101,7 +102,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         #: Describes the names below prefixes that are not data, in the process that listed.
         self._skipped = ""
         # By process, because a lock may be held by another thread at the time of a fork.
-        self._locks: dict[int, threading.Lock] = {}
+        self._locks: dict[int, contextlib.AbstractContextManager[Any]] = {}
 
     @property
     def name(self) -> str:
@@ -126,7 +127,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         index = self._index
         # The tables change their memory when they are first sent to a spawned worker.
         if index is None or self._tables is None or index.samples is not self._tables[1].table:
-            with self._locks.setdefault(os.getpid(), threading.Lock()):
+            with self._locks.setdefault(os.getpid(), threading.RLock()):
                 if self._tables is None:
                     found = self._found()
                     self._tables = found.shards, SharedTable(found.samples), SharedTable(found.members)
@@ -136,7 +137,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         return index
 
     def _found(self) -> TarIndex:
-        if worker_process.in_worker():
+        if worker_process.is_first_to_repeat():
             logger.warning(
                 "%s: each DataLoader worker reads the index itself, and again in each epoch without "
                 "persistent_workers; call len(dataset) before the loop to do so once for all workers",

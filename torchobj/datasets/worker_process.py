@@ -3,6 +3,7 @@ that the worker belongs to, and its exit when the trainer dies. The datasets dec
 """
 
 import functools
+import mmap
 import multiprocessing
 import multiprocessing.context
 import os
@@ -23,6 +24,22 @@ class Rank(NamedTuple):
 def in_worker() -> bool:
     """Whether this process is a DataLoader worker."""
     return torch.utils.data.get_worker_info() is not None
+
+
+#: Whether a worker was the first to repeat what its parent should have done; shared with forked workers, of which there
+#: are new ones each epoch.
+_repeated = mmap.mmap(-1, 1)
+
+
+def is_first_to_repeat() -> bool:
+    """Whether this is the first worker of a loader, and that of no other loader has called this before. To be called
+    where each worker repeats what its parent should have done for all of them.
+    """
+    info = torch.utils.data.get_worker_info()
+    if info is None or info.id or _repeated[0]:
+        return False
+    _repeated[0] = 1
+    return True
 
 
 def is_pickling_for_spawn() -> bool:

@@ -1,11 +1,14 @@
 """Look-ahead for DataLoaders that other libraries build."""
 
 import functools
+import time
 from typing import Any, TypeVar
 
 import torch.utils.data
+from torch.utils.data import default_collate
 
 from torchobj.exceptions import ConfigError
+from torchobj.loader.iterator import MeteredIterator, samples_in
 from torchobj.loader.lookahead import check_lookahead
 from torchobj.loader.lookahead_mixin import LookaheadMixin
 from torchobj.loader.sample_objects import object_finder
@@ -21,7 +24,8 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
     For loaders that are not a `torchobj.DataLoader`: torch's, torchdata's `StatefulDataLoader`, and the loader that
     Accelerate's `prepare` returns, whose ranks announce only their own batches. Samples, their order and the loader's
     state do not change. It applies to passes that start after the call; a `StatefulDataLoader` starts its first pass
-    when its state is requested, which Accelerate's `prepare` does. Attaching again has no effect.
+    when its state is requested, which Accelerate's `prepare` does. Attaching again has no effect. The loader then has
+    `stats()` and `report()` of a `torchobj.DataLoader`.
 
     Args:
         loader: Modified in place: its class is replaced by a subclass.
@@ -77,12 +81,26 @@ def torch_loader_of(loader: Any) -> Any:
     return found
 
 
+class _AttachedMixin(LookaheadMixin[Any]):
+    """Counts the batches of a loader that another library built."""
+
+    def __iter__(self) -> Any:
+        # Persistent workers of the previous pass are running already.
+        started = time.perf_counter() if self.num_workers and self._iterator is None else None
+        count = functools.partial(
+            samples_in, batch_size=self.batch_size, collated_by_default=self.collate_fn is default_collate
+        )
+        # Before torch's iterator, which may be of a copy of the loader.
+        meter = self._meter
+        return MeteredIterator(super().__iter__(), meter, samples_in=count, started=started)
+
+
 @functools.cache
 def _attached(kind: Any) -> type:
     def reduce(self: LookaheadMixin) -> tuple[Any, ...]:
         return _restored, (kind,), self.__getstate__()
 
-    return type(kind.__name__, (LookaheadMixin, kind), {"__reduce__": reduce, "__module__": kind.__module__})
+    return type(kind.__name__, (_AttachedMixin, kind), {"__reduce__": reduce, "__module__": kind.__module__})
 
 
 def _restored(kind: Any) -> Any:

@@ -2,8 +2,7 @@
 
 import logging
 from collections import deque
-
-from torchobj import _torchobj
+from collections.abc import Callable
 
 logger = logging.getLogger("torchobj")
 
@@ -17,21 +16,20 @@ _MIN_SHARE = 0.9
 
 
 class AnnouncementCheck:
-    """Counts what one iterator announced, and what this process and its workers requested since."""
+    """Counts what one iterator announced."""
 
     def __init__(self) -> None:
         self._drawn: deque[int] = deque()
         self._taken = self._due = 0
-        self._requested_before = _requested()
 
     def draw(self, objects: int) -> None:
         """Records that an item was drawn and `objects` were announced for it."""
         if self._taken < _CHECKED_ITEMS:
             self._drawn.append(objects)
 
-    def take(self) -> bool:
+    def take(self, count_requested: Callable[[], int]) -> bool:
         """Records that the next item goes to the loader. Returns True once, if too few of the announced objects were
-        requested.
+        requested. `count_requested` returns their number.
         """
         self._taken += 1
         if self._taken > _CHECKED_ITEMS:
@@ -42,7 +40,7 @@ class AnnouncementCheck:
         if self._taken < _CHECKED_ITEMS:
             return False
         self._drawn.clear()
-        requested = _requested() - self._requested_before
+        requested = count_requested()
         if requested >= self._due * _MIN_SHARE:
             return False
         logger.warning(
@@ -53,8 +51,3 @@ class AnnouncementCheck:
             self._due,
         )
         return True
-
-
-def _requested() -> int:
-    stats = _torchobj.prefetch_stats()
-    return sum(stats.get(name, 0) for name in ("hits", "late", "queued", "misses"))

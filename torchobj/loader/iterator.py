@@ -1,5 +1,5 @@
-"""The iterator that a loader returns: torch's iterator, with the position of the last batch that it returned. torch
-decides which batches there are.
+"""The iterators that loaders return: torch's iterator, with statistics and the position of the last batch that it
+returned. torch decides which batches there are.
 """
 
 import time
@@ -13,7 +13,7 @@ from torchobj.loader.sampler_state import Position
 from torchobj.loader.stats import Meter
 from torchobj.loader.tracked_dataset import BatchWithState
 
-__all__ = ["LoaderIterator", "Progress", "samples_in"]
+__all__ = ["LoaderIterator", "MeteredIterator", "Progress", "samples_in"]
 
 
 def samples_in(batch: Any, batch_size: int | None, *, collated_by_default: bool) -> int:
@@ -72,8 +72,61 @@ class Progress:
         return samples
 
 
-class LoaderIterator(Iterator[Any]):
-    """The batches of one pass. Other attributes are those of torch's iterator.
+class MeteredIterator(Iterator[Any]):
+    """The batches of one pass, counted. Other attributes are those of torch's iterator.
+
+    Args:
+        inner: torch's iterator.
+        meter: Counts the batches.
+        samples_in: Returns the number of samples of a batch.
+        started: Time at which workers began to be started for this pass; None if none were started.
+    """
+
+    def __init__(
+        self, inner: Any, meter: Meter, *, samples_in: Callable[[Any], int], started: float | None = None
+    ) -> None:
+        self._inner, self._meter, self._samples_in, self._started = inner, meter, samples_in, started
+        self._reads_here = not getattr(inner, "_num_workers", 0)
+        self._ends_workers = started is not None and not getattr(inner, "_persistent_workers", False)
+        self._returned_at: float | None = None
+
+    def __next__(self) -> Any:
+        requested_at = time.perf_counter()
+        try:
+            batch = self._next()
+        except StopIteration:
+            if self._ends_workers and self._started is None:
+                self._started = requested_at
+            self._record(requested_at, 0)
+            raise
+        self._record(requested_at, self._count(batch))
+        return batch
+
+    def _next(self) -> Any:
+        if self._reads_here:
+            with self._meter.reading():
+                return next(self._inner)
+        return next(self._inner)
+
+    def _count(self, batch: Any) -> int:
+        """The number of samples of the batch that is returned."""
+        return self._samples_in(batch)
+
+    def _record(self, requested_at: float, samples: int) -> None:
+        started, self._started = self._started, None
+        self._returned_at = self._meter.record(requested_at, self._returned_at, samples, started=started)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+class LoaderIterator(MeteredIterator):
+    """The batches of one pass, with the position of the last one.
 
     Args:
         inner: torch's iterator.
@@ -96,38 +149,29 @@ class LoaderIterator(Iterator[Any]):
         iterable: IterablePass | None = None,
         batches_to_replay: int = 0,
     ) -> None:
-        self._inner, self._progress, self._iterable = inner, progress, iterable
+        super().__init__(inner, meter, samples_in=samples_in, started=started)
+        self._progress, self._iterable = progress, iterable
         self._replayed, self._left = batches_to_replay, batches_to_replay
-        self._meter, self._samples_in, self._started = meter, samples_in, started
-        self._ends_workers = started is not None and not getattr(inner, "_persistent_workers", False)
-        self._returned_at: float | None = None
 
     def __next__(self) -> Any:
         progress = self._progress
         progress.requested += 1
-        requested, requested_at = progress.requested, time.perf_counter()
+        requested = progress.requested
         try:
-            self._replay()
-            batch = self._next()
+            return super().__next__()
         except StopIteration:
             progress.ended = True
-            if self._ends_workers and self._started is None:
-                self._started = requested_at
-            self._returned_at = self._record(requested_at, 0)
             raise
         except BaseException:
             # torch requests another batch only when one has arrived: this one counts as returned.
             if progress.requested != requested:
                 progress.advance()
             raise
-        samples = progress.advance()
-        self._returned_at = self._record(requested_at, self._samples_in(batch) if samples is None else samples)
-        return batch
 
     def _replay(self) -> None:
         while self._left:
             try:
-                self._next()
+                self._next_tracked()
             except StopIteration:
                 raise ConfigError(
                     f"batches={self._replayed}: in the state; the iterable dataset now ends after "
@@ -137,20 +181,16 @@ class LoaderIterator(Iterator[Any]):
             self._left -= 1
 
     def _next(self) -> Any:
-        while isinstance(batch := next(self._inner), BatchWithState):
+        self._replay()
+        return self._next_tracked()
+
+    def _next_tracked(self) -> Any:
+        while isinstance(batch := super()._next(), BatchWithState):
             if batch.state is not None and self._iterable is not None:
                 self._iterable.record(batch)
                 return batch.batch
         return batch
 
-    def _record(self, requested_at: float, samples: int) -> float:
-        started, self._started = self._started, None
-        return self._meter.record(requested_at, self._returned_at, samples, started=started)
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":
-            raise AttributeError(name)
-        return getattr(self._inner, name)
+    def _count(self, batch: Any) -> int:
+        samples = self._progress.advance()
+        return self._samples_in(batch) if samples is None else samples

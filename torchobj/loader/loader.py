@@ -11,7 +11,7 @@ from typing import Any
 import torch.utils.data
 from torch.utils.data import default_collate
 
-from torchobj.datasets import manifest_broadcast, prefetch_source
+from torchobj.datasets import manifest_broadcast
 from torchobj.datasets.base import ListingDataset
 from torchobj.datasets.batch_memory import BatchMemory
 from torchobj.exceptions import ConfigError
@@ -20,14 +20,7 @@ from torchobj.loader.iterator import LoaderIterator, Progress, samples_in
 from torchobj.loader.lookahead import Lookahead, check_lookahead
 from torchobj.loader.lookahead_mixin import Batch_co, LookaheadMixin
 from torchobj.loader.packed_batch import packing_loader
-from torchobj.loader.report import report
-from torchobj.loader.sample_objects import (
-    ObjectFinder,
-    failed_samples,
-    manifest_digest,
-    max_in_flight_of,
-    object_finder,
-)
+from torchobj.loader.sample_objects import ObjectFinder, manifest_digest
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import (
     check,
@@ -37,7 +30,7 @@ from torchobj.loader.sampler_state import (
     state_of,
     upgraded_state,
 )
-from torchobj.loader.stats import LoaderStats, Meter
+from torchobj.loader.stats import Meter
 from torchobj.loader.unwrap import in_batches
 
 __all__ = ["DataLoader"]
@@ -183,7 +176,6 @@ class DataLoader(LookaheadMixin[Batch_co]):
             sampler.progress = progress
         else:
             self._begin_iterable(loaded)
-        self._meter.begin()
         # Persistent workers of the previous pass are running already.
         started = time.perf_counter() if self.num_workers and self._iterator is None else None
         # torch draws a number when it creates an iterator. For this pass it did so before the state was saved.
@@ -228,28 +220,6 @@ class DataLoader(LookaheadMixin[Batch_co]):
             weakref.finalize(iterator, memory.reclaim, iterator._workers).atexit = False
         return iterator
 
-    def stats(self) -> LoaderStats:
-        """Statistics since the first batch: rates, waiting times, latencies and failures of requests."""
-        return self._meter.stats(self.num_workers, failed_samples(self.dataset))
-
-    def report(self) -> str:
-        """One paragraph: what was done, what limits the loader, and what to change."""
-        sampler = self._index_sampler
-        unread = None
-        if prefetch_source.is_refused():
-            unread = "the system refused the shared memory for it (see the log)"
-        elif isinstance(sampler, Lookahead) and sampler.find_objects is None:
-            unread = self._reason_unread(sampler.sampler)
-        return report(self.stats(), unread, max_in_flight_of(self.dataset))
-
-    def _reason_unread(self, sampler: Any) -> str:
-        """The reason why the samples of `sampler` are not read ahead."""
-        if self.lookahead == 0:
-            return "lookahead=0 is set"
-        if object_finder(self.dataset) is None:
-            return f"torchobj does not know which objects the samples of {type(self.dataset).__name__} consist of"
-        return f"{type(sampler).__name__} may not allow its indices to be drawn ahead"
-
     def state_dict(self) -> dict[str, Any]:
         """The position of the loop: after the last batch that was returned, regardless of what was read ahead.
 
@@ -267,7 +237,7 @@ class DataLoader(LookaheadMixin[Batch_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has returned no batch; a loaded state still applies.
-        return super().__getstate__() | {"_progress": None, "_iterable": None, "_meter": Meter()}
+        return super().__getstate__() | {"_progress": None, "_iterable": None}
 
     def _pending(self) -> dict[str, Any] | None:
         """The loaded state until a pass has started with it: some loops create an iterator that they never use."""

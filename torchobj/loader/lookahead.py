@@ -48,10 +48,13 @@ class Lookahead:
         sampler: The sampler to draw from.
         find_objects: Maps indices to objects. Without it nothing is announced or drawn ahead.
         max_items: Maximum number of items drawn ahead; None for as many as fit the memory budget.
+        loader: Number of the loader whose counters the reads belong to; 0 for none.
     """
 
-    def __init__(self, sampler: Any, find_objects: ObjectFinder | None, max_items: int | None = None) -> None:
-        self.sampler, self.find_objects, self.max_items = sampler, find_objects, max_items
+    def __init__(
+        self, sampler: Any, find_objects: ObjectFinder | None, max_items: int | None = None, loader: int = 0
+    ) -> None:
+        self.sampler, self.find_objects, self.max_items, self.loader = sampler, find_objects, max_items, loader
         #: Updated by the next iterator, if set.
         self.progress: Progress | None = None
         #: The pass after the one that was drawn to its end. Released with the loader.
@@ -106,7 +109,7 @@ class Lookahead:
                 batches = copy.copy(self.sampler)
                 batches.sampler = sampler
                 sampler = batches
-            self._following = DrawnItems(sampler, self.find_objects)
+            self._following = DrawnItems(sampler, self.find_objects, self.loader)
         return self._following
 
 
@@ -130,8 +133,8 @@ def indices_of(item: Any) -> list[Any]:
 class DrawnItems:
     """The items of one pass that were drawn and not used yet. Its announcements are cancelled with it."""
 
-    def __init__(self, sampler: Any, find_objects: ObjectFinder | None) -> None:
-        self._find_objects = find_objects
+    def __init__(self, sampler: Any, find_objects: ObjectFinder | None, loader: int) -> None:
+        self._find_objects, self._loader = find_objects, loader
         self._announcer: _torchobj.Announcer | None = None
         self._check = AnnouncementCheck()
         self.order = Order(sampler)
@@ -160,11 +163,14 @@ class DrawnItems:
 
     def take(self) -> tuple[Any, int, Position]:
         """The next item, its number of samples, and the position after it."""
-        if self._check.take():
+        if self._check.take(self._count_requested):
             self._stop_announcing()
         item, samples, mark = self.pending.popleft()
         self.samples -= samples
         return item, samples, mark
+
+    def _count_requested(self) -> int:
+        return 0 if self._announcer is None else self._announcer.requested()
 
     def _announce(self, indices: list[Any]) -> int:
         if self._find_objects is None:
@@ -176,7 +182,7 @@ class DrawnItems:
             return 0
         if objects:
             if self._announcer is None:
-                self._announcer = _torchobj.Announcer()
+                self._announcer = _torchobj.Announcer(self._loader)
             self._announcer.announce(objects)
         return len(objects)
 
@@ -205,7 +211,7 @@ class LookaheadIterator(Iterator[Any]):
         if lookahead.find_objects is not None:
             # Lists datasets that are not listed yet, before workers are started: they inherit the listing.
             lookahead.find_objects([])
-        self._drawn = DrawnItems(lookahead.sampler, lookahead.find_objects)
+        self._drawn = DrawnItems(lookahead.sampler, lookahead.find_objects, lookahead.loader)
         # The time of the first request, and the time spent since on drawing further ahead.
         self._started_at: float | None = None
         self._drawing_s = 0.0

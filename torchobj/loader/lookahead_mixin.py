@@ -2,16 +2,19 @@
 
 import functools
 import logging
+import multiprocessing
 from typing import Any
 
 import torch.utils.data
 from typing_extensions import TypeVar
 
-from torchobj.datasets import lookahead_warning
-from torchobj.datasets.passes import PassDataset
+from torchobj.datasets import lookahead_warning, prefetch_source
+from torchobj.datasets.ordered_samples import prepare_workers
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.lookahead import Lookahead
-from torchobj.loader.sample_objects import ObjectFinder, object_finder
+from torchobj.loader.report import report
+from torchobj.loader.sample_objects import ObjectFinder, max_in_flight_of, object_finder
+from torchobj.loader.stats import LoaderStats, Meter
 
 __all__ = ["Batch_co", "LookaheadMixin"]
 
@@ -31,15 +34,18 @@ class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
     lookahead: int | None = None
     _ahead: Lookahead | None = None
 
+    @functools.cached_property
+    def _meter(self) -> Meter:
+        # Created here for a loader that another library rebuilds from its arguments.
+        return Meter()
+
     @property
     def _index_sampler(self) -> Any:
         sampler = super()._index_sampler
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
-            if isinstance(self.dataset, PassDataset) and self.num_workers:
-                self.dataset.prepare()
             return sampler
         if self._ahead is None or self._ahead.sampler is not sampler:
-            self._ahead = Lookahead(sampler, self._find_objects(sampler), self.lookahead)
+            self._ahead = Lookahead(sampler, self._find_objects(sampler), self.lookahead, self._meter.loader)
         return self._ahead
 
     def _find_objects(self, sampler: Any) -> ObjectFinder | None:
@@ -58,7 +64,46 @@ class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
     def _get_iterator(self) -> Any:
         # Workers that are started here do not warn about `attach`.
         with lookahead_warning.disabled_in_workers(self.num_workers):
-            return super()._get_iterator()
+            if not self.num_workers:
+                with self._meter.reading():
+                    return super()._get_iterator()
+            prepare_workers(self.dataset)
+            init_fn = self.worker_init_fn
+            self.worker_init_fn = self._meter.counted_in_worker(init_fn)
+            try:
+                return super()._get_iterator()
+            finally:
+                self.worker_init_fn = init_fn
+
+    def stats(self) -> LoaderStats:
+        """Statistics since the first batch: rates, waiting times, latencies and failures of requests."""
+        return self._meter.stats(self.num_workers)
+
+    def report(self) -> str:
+        """One paragraph: what was done, what limits the loader, and what to change."""
+        sampler = self._index_sampler
+        unread = None
+        if prefetch_source.is_refused():
+            unread = "the system refused the shared memory for it (see the log)"
+        elif isinstance(sampler, Lookahead) and sampler.find_objects is None:
+            unread = self._reason_unread(sampler.sampler)
+        return report(
+            self.stats(),
+            unread,
+            max_in_flight_of(self.dataset),
+            start_method=multiprocessing.get_start_method()
+            if self.multiprocessing_context is None
+            else self.multiprocessing_context.get_start_method(),
+            persistent_workers=self.persistent_workers,
+        )
+
+    def _reason_unread(self, sampler: Any) -> str:
+        """The reason why the samples of `sampler` are not read ahead."""
+        if self.lookahead == 0:
+            return "lookahead=0 is set"
+        if object_finder(self.dataset) is None:
+            return f"torchobj does not know which objects the samples of {type(self.dataset).__name__} consist of"
+        return f"{type(sampler).__name__} may not allow its indices to be drawn ahead"
 
     def __getstate__(self) -> dict[str, Any]:
         # Created again on demand; `find_objects` may not be picklable.

@@ -4,6 +4,9 @@ from torchobj.loader.stats import LoaderStats
 
 __all__ = ["report"]
 
+#: Time from which on it is said what limits the loader, without the start of workers: a short pass has few batches, and
+#: begins with nothing read ahead.
+_MIN_MEASURED_S = 2.0
 #: Below this share of waiting the input pipeline is not the bottleneck.
 _NOT_LIMITING = 0.1
 #: From this share of the time on, the report mentions the start of workers.
@@ -14,36 +17,53 @@ _THROTTLED = 0.02
 _BY_READING = 0.5
 
 
-def report(stats: LoaderStats, unread: str | None = None, max_in_flight: int | None = None) -> str:
+def report(
+    stats: LoaderStats,
+    unread: str | None = None,
+    max_in_flight: int | None = None,
+    *,
+    start_method: str = "fork",
+    persistent_workers: bool = False,
+) -> str:
     """Returns one paragraph: what was done, what limits the loader, and what to change.
 
     Args:
         stats: The statistics of the loader.
         unread: The reason why nothing is read ahead; None if objects are read ahead.
         max_in_flight: `StoreConfig.max_in_flight`; None for "auto".
+        start_method: How workers are started.
+        persistent_workers: Whether they are kept between epochs.
     """
     if not stats.batches:
         return "No batch was returned yet."
-    return " ".join([_done(stats), *_startup(stats), _limit(stats, unread, max_in_flight), *_failures(stats)])
+    startup = _startup(stats, start_method, persistent_workers=persistent_workers)
+    measured_s = stats.elapsed_s - stats.startup_s
+    if unread is None and measured_s < _MIN_MEASURED_S:
+        limit = f"{measured_s:.1f} s are too short to tell what limits the loader: read for {_MIN_MEASURED_S:.0f} s."
+    else:
+        limit = _limit(stats, unread, max_in_flight)
+    return " ".join([_done(stats), *startup, limit, *_failures(stats)])
 
 
 def _done(stats: LoaderStats) -> str:
     # Reads of workers that do not use the prefetcher are not counted here.
     read = f", {stats.bytes_per_s / 1e6:.1f} MB/s from the store" if stats.bytes_per_s else ""
     return (
-        f"{stats.samples} samples in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} per second{read}; the loop "
-        f"waited {stats.waited_share:.0%} of the time."
+        f"{_count(stats.samples, 'sample')} in {stats.elapsed_s:.1f} s: {stats.samples_per_s:.0f} per second{read}; "
+        f"the loop waited {stats.waited_share:.0%} of the time."
     )
 
 
-def _startup(stats: LoaderStats) -> list[str]:
+def _startup(stats: LoaderStats, start_method: str, *, persistent_workers: bool) -> list[str]:
     if not _startup_is_long(stats):
         return []
-    text = (
-        f"Starting and stopping workers took {stats.startup_s:.1f} s of that: persistent_workers=True starts them once "
-        "for all epochs, and multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'."
-    )
-    return [text]
+    advice = []
+    if not persistent_workers:
+        advice.append("persistent_workers=True starts them once for all epochs")
+    if start_method == "spawn":
+        advice.append("multiprocessing_context='fork' or 'forkserver' starts faster than 'spawn'")
+    took = f"Starting and stopping workers took {stats.startup_s:.1f} s of that"
+    return [f"{took}: {', and '.join(advice)}." if advice else f"{took}, once for all epochs."]
 
 
 def _startup_is_long(stats: LoaderStats) -> bool:
@@ -60,14 +80,13 @@ def _limit(stats: LoaderStats, unread: str | None, max_in_flight: int | None) ->
     if not stats.bytes_per_s:
         return (
             "The workers read their own objects, so this process cannot measure whether reading or decoding is the "
-            "limit. Access dataset.manifest of the torchobj dataset before the loop, also if another dataset wraps it; "
-            "then this process reads for all workers."
+            "limit. It reads for them if the dataset is one of torchobj, or has one as an attribute."
             if stats.workers
             else "Nothing was read ahead, so it cannot be measured whether reading or decoding is the limit."
         )
     if stats.reading_share < _BY_READING * stats.waited_share:
         where = (
-            f"{stats.workers} workers do not decode fast enough: use more workers or a cheaper transform"
+            f"{_count(stats.workers, 'worker')} cannot decode fast enough: use more workers or a cheaper transform"
             if stats.workers
             else "the transform runs in the process of the loop: set num_workers"
         )
@@ -80,13 +99,13 @@ def _by_reading(stats: LoaderStats, max_in_flight: int | None) -> str:
     taken = stats.hits + stats.late + stats.queued + stats.misses
     if stats.throttled > _THROTTLED * (taken + stats.retries):
         return (
-            f"The store is the limit: it throttled {stats.throttled} requests. Spread the keys over more prefixes, or "
-            "read from fewer ranks at once; max_in_flight in StoreConfig limits the requests of each."
+            f"The store is the limit: it throttled {_count(stats.throttled, 'request')}. Spread the keys over more "
+            "prefixes, or read from fewer ranks at once; max_in_flight in StoreConfig limits the requests of each."
         )
     if stats.misses > taken / 2:
         return (
-            f"{stats.misses} of {taken} objects were not announced and were read on demand: the loop requests other "
-            "samples than its sampler yields."
+            f"{stats.misses} of {_count(taken, 'object')} were not announced and were read on demand: the loop "
+            "requests other samples than its sampler yields."
         )
     return (
         _budget(stats)
@@ -127,24 +146,36 @@ def _network(stats: LoaderStats, max_in_flight: int | None) -> str:
 def _failures(stats: LoaderStats) -> list[str]:
     parts = []
     if stats.failed_samples:
-        parts.append(f"{stats.failed_samples} samples failed, and were replaced or skipped.")
+        parts.append(
+            f"{_count(stats.failed_samples, 'sample')} failed, and {_was(stats.failed_samples)} replaced or skipped."
+        )
     if stats.failed:
-        parts.append(f"{stats.failed} reads failed after all retries.")
+        parts.append(f"{_count(stats.failed, 'read')} failed after all retries.")
     if stats.over_budget:
-        parts.append(f"The budget was exceeded {stats.over_budget} times for a batch that the loop waited for.")
+        times = _count(stats.over_budget, "time")
+        parts.append(f"The budget was exceeded {times} for a batch that the loop waited for.")
     if stats.blocks_refused:
         parts.append(
-            f"{stats.blocks_refused} batches exceeded the limit on the memory of batches, "
-            f"{_size(stats.budget_bytes)} or 256 blocks, and were sent in new shared memory: keep fewer batches, or "
-            "call torchobj.set_memory_budget(budget_bytes) at the start of the program."
+            f"{_count(stats.blocks_refused, 'batch', 'batches')} exceeded the limit on the memory of batches, "
+            f"{_size(stats.budget_bytes)} or 256 blocks, and {_was(stats.blocks_refused)} sent in new shared memory: "
+            "keep fewer batches, or call torchobj.set_memory_budget(budget_bytes) at the start of the program."
         )
     if stats.retries:
-        parts.append(f"{stats.retries} requests failed and were retried.")
+        parts.append(f"{_count(stats.retries, 'request')} failed and {_was(stats.retries)} retried.")
     if stats.connect_failures:
-        parts.append(f"{stats.connect_failures} connections failed.")
+        parts.append(f"{_count(stats.connect_failures, 'connection')} failed.")
     if stats.hedges_won:
-        parts.append(f"{stats.hedges_won} hedged requests were answered before the original request.")
+        hedged = _count(stats.hedges_won, "hedged request")
+        parts.append(f"{hedged} {_was(stats.hedges_won)} answered before the original request.")
     return parts
+
+
+def _count(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
+def _was(number: int) -> str:
+    return "was" if number == 1 else "were"
 
 
 def _size(size: int) -> str:

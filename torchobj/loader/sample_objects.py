@@ -1,4 +1,4 @@
-"""Finds the objects of a sample, the number of failed samples and the manifest through mixtures and torch's wrappers.
+"""Finds the objects of a sample and the manifest through mixtures and torch's wrappers.
 
 Does no I/O.
 """
@@ -42,11 +42,6 @@ def _wrapped(dataset: Any) -> ObjectFinder | None:
     if isinstance(dataset, torch.utils.data.StackDataset):
         return _stacked(dataset)
     return None
-
-
-def failed_samples(dataset: Any) -> int:
-    """Number of failed samples of a dataset, or of all datasets within it."""
-    return sum(int(getattr(inner, "failed_samples", 0)) for inner in _innermost(dataset))
 
 
 def manifest_digest(dataset: Any) -> str | None:

@@ -1,10 +1,16 @@
-"""Statistics of a loader and of the prefetcher of its process. Does not interpret them."""
+"""Statistics of a loader. Does not interpret them."""
 
+import contextlib
+import functools
+import itertools
+import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torchobj import _torchobj
+from torchobj.datasets import shared_values
 
 __all__ = ["LoaderStats", "Meter"]
 
@@ -13,8 +19,9 @@ __all__ = ["LoaderStats", "Meter"]
 class LoaderStats:
     """Statistics of a loader since its first batch was requested, without the pauses between epochs.
 
-    The figures of objects and requests cover everything that this process read ahead in that time: all its loaders
-    share one prefetcher. Times are in seconds, shares from 0 to 1. A time that was never measured is None.
+    The figures of objects and requests are those that were read for this loader. The loaders of a process share one
+    prefetcher: the memory and `in_flight` are of all of them. Times are in seconds, shares from 0 to 1. A time that was
+    never measured is None.
 
     Attributes:
         batches: Number of batches returned to the loop.
@@ -23,11 +30,11 @@ class LoaderStats:
         startup_s: Part of `elapsed_s` spent starting workers, from `iter` to the first batch, and stopping them.
         waited_s: Part of the remaining time in which the loop waited for its next batch.
         samples_per_s: Samples per second of `elapsed_s`.
-        bytes_per_s: Bytes read from the store, per second of `elapsed_s`.
+        bytes_per_s: Bytes read from the store for this loader, per second of `elapsed_s`; 0 before the first batch.
         waited_share: `waited_s` as a share of `elapsed_s`.
         workers: Number of worker processes of the loader.
         reading_share: Share of the time in which a worker, or without workers the loop, waited for objects.
-        failed_samples: Samples of the dataset that failed, and were replaced or skipped.
+        failed_samples: Samples of this loader that failed, and were replaced or skipped.
         hits: Objects that were in memory when they were requested.
         late: Objects that were being read when they were requested.
         queued: Objects that were announced, and whose read had not started.
@@ -97,31 +104,64 @@ class LoaderStats:
     request_limited_share: float
 
 
-#: Counters, reported as the difference since the loader's first batch.
+#: Counters of the loader.
 _COUNTERS = (
     "hits", "late", "queued", "misses", "failed", "evicted", "retries", "throttled", "hedges", "hedges_won",
     "connect_failures", "over_budget", "blocks_refused",
 )  # fmt: skip
 
-#: Current values.
+#: Times of the loader's requests, and current values of the prefetcher.
 _GAUGES = (
     "first_byte_p50_s", "first_byte_p99_s", "body_p50_s", "body_p99_s", "in_flight", "in_flight_limit", "budget_bytes",
     "used_bytes", "granted_bytes", "ahead_bytes", "block_bytes",
 )  # fmt: skip
 
+#: The prefetcher, which counts for each loader.
+_COUNTED = sys.platform == "linux"
+
+_numbers = itertools.count(1)
+
 
 class Meter:
-    """Counts the batches of a loader, and measures how long its loop waits."""
+    """Counts the batches of a loader, and measures how long its loop waits. A copy, or a pickle, starts at zero.
+
+    Attributes:
+        loader: The number under which the prefetcher counts for this loader.
+    """
 
     def __init__(self) -> None:
+        self.loader = next(_numbers)
         self._batches = self._samples = 0
         self._elapsed_s = self._startup_s = self._waited_s = 0.0
-        self._before: dict[str, Any] | None = None
+        self._failed: shared_values.SharedCounter | None = None
 
-    def begin(self) -> None:
-        """Records the start of an epoch. Counters from before the first epoch are not attributed to the loader."""
-        if self._before is None:
-            self._before = _torchobj.prefetch_stats()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Meter, ()
+
+    def __del__(self, remove: Callable[[int], None] | None = _torchobj.remove_loader if _COUNTED else None) -> None:
+        # Bound, because modules are cleared before the last objects at the end of the interpreter.
+        if remove is not None:
+            remove(self.loader)
+
+    def _failures(self) -> shared_values.SharedCounter:
+        if self._failed is None:
+            self._failed = shared_values.SharedCounter()
+        return self._failed
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Within the block, what this thread reads is counted as this loader's."""
+        with shared_values.also_counting(self._failures()):
+            before = _torchobj.enter_loader(self.loader) if _COUNTED else 0
+            try:
+                yield
+            finally:
+                if _COUNTED:
+                    _torchobj.enter_loader(before)
+
+    def counted_in_worker(self, worker_init_fn: Callable[[int], Any] | None) -> Callable[[int], None]:
+        """The first call in a worker: what it reads is counted as this loader's. Then `worker_init_fn`."""
+        return functools.partial(_start_worker, self.loader, self._failures(), worker_init_fn)
 
     def record(
         self, requested_at: float, returned_at: float | None, samples: int, *, started: float | None = None
@@ -149,31 +189,42 @@ class Meter:
         self._samples += samples
         return now
 
-    def stats(self, workers: int, failed_samples: int) -> LoaderStats:
+    def stats(self, workers: int) -> LoaderStats:
         """The statistics so far."""
-        now = _torchobj.prefetch_stats()
-        before = {} if self._before is None else self._before
-        counts = {name: now.get(name, 0) - before.get(name, 0) for name in _COUNTERS}
-        ends = {
-            name: now.get(name, 0) - before.get(name, 0)
-            for name in ("objects", "memory_limited", "request_limited", "waited_s")
-        }
-        states: dict[str, Any] = {name: now.get(name, None if name.endswith("_s") else 0) for name in _GAUGES}
-        elapsed_s, objects = max(self._elapsed_s, 1e-9), max(ends["objects"], 1)
+        found = _torchobj.prefetch_stats(self.loader) if _COUNTED else {}
+        states: dict[str, Any] = {name: found.get(name, None if name.endswith("_s") else 0) for name in _GAUGES}
+        elapsed_s, objects = self._elapsed_s, max(found.get("objects", 0), 1)
+
+        def per_s(count: float) -> float:
+            return count / elapsed_s if elapsed_s else 0.0
+
         return LoaderStats(
             batches=self._batches,
             samples=self._samples,
-            elapsed_s=self._elapsed_s,
+            elapsed_s=elapsed_s,
             startup_s=self._startup_s,
             waited_s=self._waited_s,
-            samples_per_s=self._samples / elapsed_s,
-            bytes_per_s=(now.get("bytes", 0) - before.get("bytes", 0)) / elapsed_s,
-            waited_share=self._waited_s / elapsed_s,
+            samples_per_s=per_s(self._samples),
+            bytes_per_s=per_s(found.get("bytes", 0)),
+            waited_share=per_s(self._waited_s),
             workers=workers,
-            reading_share=min(1.0, ends["waited_s"] / elapsed_s / max(workers, 1)),
-            failed_samples=failed_samples,
-            **counts,
+            reading_share=min(1.0, per_s(found.get("waited_s", 0)) / max(workers, 1)),
+            failed_samples=0 if self._failed is None else self._failed.total(),
+            **{name: found.get(name, 0) for name in _COUNTERS},
             **states,
-            memory_limited_share=min(1.0, ends["memory_limited"] / objects),
-            request_limited_share=min(1.0, ends["request_limited"] / objects),
+            memory_limited_share=min(1.0, found.get("memory_limited", 0) / objects),
+            request_limited_share=min(1.0, found.get("request_limited", 0) / objects),
         )
+
+
+def _start_worker(
+    loader: int,
+    failed: shared_values.SharedCounter,
+    worker_init_fn: Callable[[int], Any] | None,
+    worker: int,
+) -> None:
+    shared_values.count_also(failed)
+    if _COUNTED:
+        _torchobj.work_for_loader(loader)
+    if worker_init_fn is not None:
+        worker_init_fn(worker)

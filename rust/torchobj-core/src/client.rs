@@ -25,27 +25,26 @@ const TIMEOUT_PER_KEY: Duration = Duration::from_millis(500);
 /// Timeout of a server-side copy. The response is sent when the copy is done: several GiB take minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Maximum number of connections of a client: a quarter of the limit on open files. The rest is for other clients and for the
-/// files and pipes of the program.
+/// Maximum number of connections of a client: a quarter of the limit on open files, of which others need the rest.
 pub fn max_connections() -> usize {
     let limit = getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok());
     limit.map_or(usize::MAX, |limit| (limit / 4).max(1))
 }
 
 /// A store with its policies. Shared by concurrent tasks in an `Arc`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Client {
     store: Arc<dyn ObjectStore>,
     policy: Policy,
     permits: Arc<ConcurrencyLimit>,
     quota: Arc<Quota>,
     rate_limit: Option<Arc<RateLimit>>,
-    hedge_delay: HedgeDelay,
+    hedge_delay: Arc<HedgeDelay>,
     metrics: Arc<Metrics>,
     /// Memory of files that are uploaded.
     file_memory: Arc<MemoryLimit>,
     /// Whether the store was found to ignore `start_after` of listings.
-    ignores_start_after: AtomicBool,
+    ignores_start_after: Arc<AtomicBool>,
 }
 
 impl Client {
@@ -62,21 +61,21 @@ impl Client {
         let permits = ConcurrencyLimit::new(policy.max_in_flight.min(max), cap);
         let quota = Arc::new(Quota::new(permits.max()));
         let rate_limit = policy.upload_bytes_per_s.map(|rate| Arc::new(RateLimit::new(rate)));
-        let file_memory = Arc::new(MemoryLimit::of_files(&policy));
-        let (hedge_delay, metrics) = (HedgeDelay::default(), Arc::default());
-        let ignores_start_after = AtomicBool::new(false);
+        let (file_memory, hedge_delay) = (Arc::new(MemoryLimit::of_files(&policy)), Arc::default());
+        let (metrics, ignores_start_after) = (Arc::default(), Arc::default());
         Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory, ignores_start_after }
     }
 
-    /// A client of another store that shares the permits, the rate limit and the quota of this one: another bucket of the
-    /// same account. Its hedge delay and metrics are its own.
+    /// A client of another bucket of the account, with the same permits, rate limit and quota; the rest is its own.
     #[must_use]
     pub fn sharing(&self, store: Arc<dyn ObjectStore>) -> Self {
-        let (policy, permits, quota) = (self.policy.clone(), self.permits.clone(), self.quota.clone());
-        let (rate_limit, file_memory) = (self.rate_limit.clone(), self.file_memory.clone());
-        let (hedge_delay, metrics) = (HedgeDelay::default(), Arc::default());
-        let ignores_start_after = AtomicBool::new(false);
-        Self { store, policy, permits, quota, rate_limit, hedge_delay, metrics, file_memory, ignores_start_after }
+        Self { store, hedge_delay: Arc::default(), metrics: Arc::default(), ..self.clone() }
+    }
+
+    /// The same client, with metrics of its own, which are also added to those of this one.
+    #[must_use]
+    pub fn measured(&self) -> Self {
+        Self { metrics: Metrics::part_of(&self.metrics), ..self.clone() }
     }
 
     /// The store.

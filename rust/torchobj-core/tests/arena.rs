@@ -101,7 +101,7 @@ fn announce(prefetcher: &Arc<Prefetcher>, source: u64, adopted: &Receiver<()>) -
     let mut random = fastrand::Rng::with_seed(WORKERS);
     let mut offered = 0;
     loop {
-        let iterator = prefetcher.new_iterator();
+        let iterator = prefetcher.new_iterator(0);
         for _ in 0..random.u8(1..20) {
             let order = (0..20).map(|_| Object { source, index: random.u64(0..OBJECTS.into()) });
             prefetcher.announce(iterator, &order.collect::<Vec<_>>());

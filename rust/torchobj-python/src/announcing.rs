@@ -8,6 +8,7 @@ use torchobj_core::arena::Worker;
 use torchobj_core::fork;
 use torchobj_core::prefetch::Prefetcher;
 
+use crate::loader;
 use crate::prefetcher::PrefetcherHandle;
 
 /// The number of an iterator, and the side that has assigned it. Dropping it cancels its announcements.
@@ -35,7 +36,8 @@ impl AnnouncingIterator {
     /// Starts an iterator over objects that process `owner` reads.
     pub(crate) fn new(handle: &PrefetcherHandle, owner: u32) -> PyResult<Self> {
         let assigned = if let Some(prefetcher) = handle.prefetcher(owner) {
-            Assigned::Owner(ManuallyDrop::new(prefetcher.clone()), prefetcher.new_iterator())
+            let iterator = prefetcher.new_iterator(loader::of_thread());
+            Assigned::Owner(ManuallyDrop::new(prefetcher.clone()), iterator)
         } else {
             let worker = handle.worker(owner)?;
             let iterator = worker.new_iterator();

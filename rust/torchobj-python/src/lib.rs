@@ -20,6 +20,8 @@ mod credentials;
 mod error;
 mod files;
 mod gather;
+#[cfg(target_os = "linux")]
+mod loader;
 mod log;
 mod manifest;
 mod object_ref;
@@ -60,6 +62,9 @@ mod native {
     use crate::files::{download_file, download_tree, upload_file, upload_tree};
     #[pymodule_export]
     use crate::gather::{NativeGather, close_gathers};
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use crate::loader::{enter_loader, remove_loader, work_for_loader};
     #[pymodule_export]
     use crate::manifest::{ManifestBuilder, NativeManifest};
     #[pymodule_export]

@@ -15,6 +15,7 @@ use torchobj_core::runtime::start;
 
 use crate::buffer::Buffer;
 use crate::error::OrRaise;
+use crate::loader;
 
 /// The prefetcher of this process.
 static OWN: Mutex<Option<Local<Arc<Prefetcher>>>> = Mutex::new(None);
@@ -52,8 +53,16 @@ fn attached(owner: u32, attach: impl FnOnce() -> std::io::Result<Worker>) -> PyR
         return Ok(worker.clone());
     }
     let worker = Arc::new(attach()?);
+    worker.set_loader(loader::of_worker());
     workers.insert(owner, worker.clone());
     Ok(worker)
+}
+
+/// Counts the requests of this process, a worker, as those of a loader.
+pub(crate) fn set_loader_of_workers(loader: u64) {
+    let _inside = fork::enter();
+    let mut attached = ATTACHED.lock().expect("no holder of this lock panics");
+    Local::in_slot(&mut attached, Workers::new).values().for_each(|worker| worker.set_loader(loader));
 }
 
 /// The prefetcher of a source.

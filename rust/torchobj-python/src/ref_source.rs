@@ -12,6 +12,7 @@ use torchobj_core::prefetch::Prefetcher;
 use crate::announcing::{AnnouncingIterator, Side};
 use crate::buffer::Buffer;
 use crate::config::StoreConfig;
+use crate::loader;
 use crate::object_ref::{ObjectRef, clients, readers};
 use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, own, unanswered};
 use crate::wait::wait;
@@ -106,7 +107,8 @@ impl RefSource {
         names: &[Arc<Named>],
     ) -> PyResult<Bound<'py, PyList>> {
         let (prefetcher, source, requested) = (prefetcher.clone(), self.number, names.to_vec());
-        let fetched = wait(py, async move { prefetcher.take_by_name(source, &requested).await })?;
+        let loader = loader::of_thread();
+        let fetched = wait(py, async move { prefetcher.take_by_name(loader, source, &requested).await })?;
         readers(py, names, fetched.into_iter().map(|fetched| Ok(Buffer::from(fetched?.buffer))))
     }
 

@@ -16,6 +16,7 @@ use torchobj_core::prefetch::{Object, Prefetcher, Source, charge};
 use crate::announcing::{AnnouncingIterator, Side};
 use crate::buffer::{Buffer, ObjectReader};
 use crate::error::exception;
+use crate::loader;
 use crate::manifest::NativeManifest;
 use crate::prefetcher::{PrefetcherHandle, buffers, check_signals, existing, own, unanswered};
 use crate::store::NativeStore;
@@ -164,8 +165,8 @@ fn take(
     indices: &[u64],
 ) -> PyResult<Vec<Result<Buffer, Error>>> {
     let objects: Vec<Object> = indices.iter().map(|index| Object { source, index: *index }).collect();
-    let prefetcher = Arc::clone(prefetcher);
-    let fetched = wait(py, async move { prefetcher.take(&objects).await })?;
+    let (prefetcher, loader) = (Arc::clone(prefetcher), loader::of_thread());
+    let fetched = wait(py, async move { prefetcher.take(loader, &objects).await })?;
     Ok(fetched.into_iter().map(|fetched| fetched.map(|fetched| Buffer::from(fetched.buffer))).collect())
 }
 
@@ -241,6 +242,9 @@ impl NativeIteration {
 /// Announces objects that an iterator of a loader will read, to the prefetcher of this process. Dropping it cancels its
 /// announcements.
 ///
+/// Args:
+///     loader: Number of the loader, which this process assigned; 0 for none.
+///
 /// Raises:
 ///     RuntimeError: This process has no prefetcher.
 #[pyclass(module = "torchobj._torchobj", frozen)]
@@ -253,9 +257,10 @@ pub(crate) struct Announcer {
 #[pymethods]
 impl Announcer {
     #[new]
-    fn new() -> PyResult<Self> {
+    #[pyo3(signature = (loader=0))]
+    fn new(loader: u64) -> PyResult<Self> {
         let prefetcher = existing().ok_or_else(|| PyRuntimeError::new_err("this process has no prefetcher"))?;
-        let number = prefetcher.new_iterator();
+        let number = prefetcher.new_iterator(loader);
         Ok(Self { owner: fork::generation(), number, prefetcher: ManuallyDrop::new(prefetcher) })
     }
 
@@ -278,6 +283,12 @@ impl Announcer {
         let ours = self.owner == fork::generation();
         let pending = || if ours { self.prefetcher.pending(self.number) } else { 0 };
         py.detach(|| (pending(), self.prefetcher.arena().budget()))
+    }
+
+    /// Returns the number of announced objects that were requested. 0 in a forked child.
+    fn requested(&self, py: Python<'_>) -> u64 {
+        let ours = self.owner == fork::generation();
+        py.detach(|| if ours { self.prefetcher.taken(self.number) } else { 0 })
     }
 
     /// Cancels the announcements of objects that were not read yet.

@@ -15,11 +15,15 @@ pub(crate) fn release_free_memory(py: Python<'_>) {
 }
 
 /// Returns the counters and the memory of the prefetcher of this process; an empty dict if it has none.
+///
+/// Args:
+///     loader: Number of a loader, which this process assigned: the counters are its own. None: they are those of the process.
 #[pyfunction]
-pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+#[pyo3(signature = (loader=None))]
+pub(crate) fn prefetch_stats(py: Python<'_>, loader: Option<u64>) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
     let Some(prefetcher) = existing() else { return Ok(dict) };
-    let stats = py.detach(|| prefetcher.stats());
+    let stats = py.detach(|| prefetcher.stats_of(loader));
     dict.set_item("hits", stats.hits)?;
     dict.set_item("late", stats.late)?;
     dict.set_item("queued", stats.queued)?;
@@ -38,11 +42,11 @@ pub(crate) fn prefetch_stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     dict.set_item("used_bytes", stats.memory.used)?;
     dict.set_item("granted_bytes", stats.memory.granted)?;
     dict.set_item("ahead_bytes", stats.ahead)?;
-    dict.set_item("over_budget", stats.memory.over_budget)?;
+    dict.set_item("over_budget", stats.over_budget)?;
     dict.set_item("transferred", stats.memory.transferred)?;
     dict.set_item("copied", stats.memory.copied)?;
     dict.set_item("block_bytes", stats.memory.blocks)?;
-    dict.set_item("blocks_refused", stats.memory.refused_blocks)?;
+    dict.set_item("blocks_refused", stats.blocks_refused)?;
     let quantile = |counts: &Counts, share| counts.quantile(share).map(|took| took.as_secs_f64());
     let requests = &stats.requests;
     dict.set_item("first_byte_p50_s", quantile(&requests.first_byte, 0.5))?;

@@ -26,7 +26,6 @@ pub(super) struct Blocks {
     /// Bytes of all blocks except discarded ones.
     bytes: u64,
     granted: u64,
-    refused: u64,
 }
 
 impl Blocks {
@@ -34,16 +33,7 @@ impl Blocks {
     pub(super) fn new(limit: u64) -> Self {
         let max_blocks =
             getrlimit(Resource::Nofile).current.map_or(MAX_BLOCKS, |limit| MAX_BLOCKS.min(limit / DESCRIPTOR_SHARE));
-        Self {
-            limit,
-            max_blocks,
-            unused: Vec::new(),
-            used: Vec::new(),
-            next_number: 0,
-            bytes: 0,
-            granted: 0,
-            refused: 0,
-        }
+        Self { limit, max_blocks, unused: Vec::new(), used: Vec::new(), next_number: 0, bytes: 0, granted: 0 }
     }
 
     /// Bytes of all blocks except discarded ones, whose pages are freed when the last process that views them exits.
@@ -56,18 +46,12 @@ impl Blocks {
         self.granted
     }
 
-    /// Number of requests that the limits did not allow.
-    pub(super) fn refused(&self) -> u64 {
-        self.refused
-    }
-
     /// Returns a block for the worker of `slot`, of the first of these lengths that the limits and the system allow, and the
     /// position of this length.
     pub(super) fn take_first(&mut self, slot: u32, lengths: &[u64]) -> Option<(usize, Arc<Block>)> {
         let taken =
             lengths.iter().enumerate().find_map(|(position, len)| self.take(slot, *len).map(|block| (position, block)));
-        let count = if taken.is_some() { &mut self.granted } else { &mut self.refused };
-        *count += 1;
+        self.granted += u64::from(taken.is_some());
         taken
     }
 
@@ -171,7 +155,7 @@ mod tests {
         let (position, small) = blocks.take_first(0, &[3 * MIB, MIB]).unwrap();
         assert_eq!((position, small.number), (1, number), "a request that cannot fit frees no unused block");
         assert!(blocks.take_first(0, &[3 * MIB, MIB]).is_none());
-        assert_eq!((blocks.granted(), blocks.refused()), (3, 1));
+        assert_eq!(blocks.granted(), 3);
     }
 
     #[test]

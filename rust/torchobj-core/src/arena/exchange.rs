@@ -92,7 +92,7 @@ impl Arena {
 
     fn adopted(self: &Arc<Self>, memory: Granted, len: u64) -> Buffer {
         match memory {
-            Granted::Extent(extent) => Segment::new(self.clone(), extent, len).buffer(),
+            Granted::Extent(extent) => Segment::new(self.clone(), extent, len, false).buffer(),
             Granted::Block(block) => block::adopted(self, block, len),
         }
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use super::map::Map;
 
 /// First bytes of the file; the last byte is the version of this layout.
-pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x01");
+pub(super) const MAGIC: u64 = u64::from_be_bytes(*b"torchob\x02");
 
 /// Maximum number of segments that are granted to workers or on their way to the trainer.
 pub(super) const SEGMENTS: u32 = 1 << 20;
@@ -61,6 +61,14 @@ impl<'a> Header<'a> {
     /// Nonzero once the owner answers no further requests, though its process may live.
     pub(super) fn closed(self) -> &'a AtomicU32 {
         self.0.word(20)
+    }
+    /// Nonzero after a worker has found all slots in use: the owner looks for workers that have exited.
+    pub(super) fn slot_needed(self) -> &'a AtomicU32 {
+        self.0.word(32)
+    }
+    /// Counts the slots that were freed. A worker that needs one waits on it as a futex.
+    pub(super) fn vacated(self) -> &'a AtomicU32 {
+        self.0.word(36)
     }
     /// Limit of the bytes of all segments.
     pub(super) fn budget(self) -> &'a AtomicU64 {
@@ -117,6 +125,10 @@ impl<'a> WorkerSlot<'a> {
     /// Iterator of the worker that ended; 0 for none.
     pub(super) fn ended(self) -> &'a AtomicU32 {
         self.map.word(self.base + 32)
+    }
+    /// The loader that the worker belongs to.
+    pub(super) fn loader(self) -> &'a AtomicU64 {
+        self.map.long(self.base + 40)
     }
     /// Length of the names, which replace numbers; 0 for numbers.
     pub(super) fn name_bytes(self) -> &'a AtomicU32 {

@@ -19,7 +19,7 @@
 //! * **When memory is freed.** A segment of the owner: when its last view is dropped. A claimed segment: when the
 //!   worker drops it or exits. A transferred segment: when the trainer drops it, or, after the worker has exited, when
 //!   the trainer has not adopted it within a timeout.
-//! * **Requests.** A worker has a `WorkerSlot` in the file. It writes a request there, notifies the owner's eventfd,
+//! * **Requests.** A worker has a `WorkerSlot` in the file for each of its concurrent requests. It writes a request there, notifies the owner's eventfd,
 //!   and waits on a futex for the answers. Requests and answers are published by a release-store of a sequence number,
 //!   so a worker that is killed mid-write exposes nothing. A loader sends one message per batch, which also announces
 //!   the objects of later batches. The owner keeps all state and makes all decisions; no lock is shared between
@@ -45,6 +45,7 @@ mod request;
 mod segment;
 mod serve;
 mod size;
+mod slots;
 mod space;
 mod sync;
 mod worker;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -34,7 +34,6 @@ pub(super) struct State {
     pub(super) space: Space,
     pub(super) grants: Grants,
     pub(super) blocks: Blocks,
-    over_budget: u64,
 }
 
 /// Memory use of an arena, in bytes.
@@ -46,8 +45,6 @@ pub struct Usage {
     pub used: u64,
     /// Bytes of segments that were granted to workers and not returned; those on their way to the trainer included.
     pub granted: u64,
-    /// Number of segments that were allocated beyond the budget.
-    pub over_budget: u64,
     /// Number of segments that the trainer adopted without a copy.
     pub transferred: u64,
     /// Number of segments that the trainer copied, because their worker still mapped them.
@@ -57,8 +54,6 @@ pub struct Usage {
     pub blocks: u64,
     /// Number of blocks that were granted.
     pub granted_blocks: u64,
-    /// Number of blocks that their limits did not allow: `budget`, and a maximum number.
-    pub refused_blocks: u64,
 }
 
 impl Arena {
@@ -95,12 +90,7 @@ impl Arena {
         header.owner().store(std::process::id(), Relaxed);
         header.budget().store(budget, Relaxed);
         header.magic().store(layout::MAGIC, Release);
-        let state = State {
-            space: Space::new(space, budget),
-            grants: Grants::default(),
-            blocks: Blocks::new(budget),
-            over_budget: 0,
-        };
+        let state = State { space: Space::new(space, budget), grants: Grants::default(), blocks: Blocks::new(budget) };
         Ok(Arc::new(Self { map: Arc::new(map), eventfd, owner: std::process::id(), budget, state: Mutex::new(state) }))
     }
 
@@ -138,17 +128,15 @@ impl Arena {
     pub fn usage(&self) -> Usage {
         let _inside = fork::enter();
         let state = self.state();
-        let State { space, grants, blocks, over_budget } = &*state;
+        let State { space, grants, blocks } = &*state;
         Usage {
             budget: space.budget(),
             used: space.used(),
             granted: grants.capacity(),
-            over_budget: *over_budget,
             transferred: grants.transferred,
             copied: grants.copied,
             blocks: blocks.bytes(),
             granted_blocks: blocks.granted(),
-            refused_blocks: blocks.refused(),
         }
     }
 
@@ -180,11 +168,9 @@ impl Arena {
             Some(extent) => extent,
             None => self.allocate_merged(&mut state, len)?,
         };
-        if state.space.used() > state.space.budget() {
-            state.over_budget += 1;
-        }
+        let exceeds_budget = state.space.used() > state.space.budget();
         self.release_pages(&mut state);
-        Ok(Segment::new(self.clone(), extent, len))
+        Ok(Segment::new(self.clone(), extent, len, exceeds_budget))
     }
 
     /// Merges free extents of all size classes and allocates an extent from the result.
@@ -249,6 +235,11 @@ impl Arena {
         Header(&self.map).closed().store(1, Release);
     }
 
+    /// Returns whether a worker has found all slots in use since the last call.
+    pub(super) fn take_slot_needed(&self) -> bool {
+        Header(&self.map).slot_needed().swap(0, AcqRel) != 0
+    }
+
     /// Returns whether the owner waits for free memory.
     pub(super) fn is_memory_needed(&self) -> bool {
         Header(&self.map).memory_needed().load(Relaxed) != 0
@@ -283,7 +274,8 @@ impl Arena {
         };
         let (source, iterator) = (shared.source().load(Relaxed), shared.iterator().load(Relaxed));
         let ended = Some(shared.ended().load(Relaxed)).filter(|ended| *ended != 0);
-        Some(Request { slot, number, source, objects, announced, iterator, ended })
+        let (worker, loader) = (shared.worker().load(Relaxed), shared.loader().load(Relaxed));
+        Some(Request { slot, worker, loader, number, source, objects, announced, iterator, ended })
     }
 
     pub(super) fn write_answer(&self, slot: u32, position: usize, answer: Answer) {
@@ -298,12 +290,17 @@ impl Arena {
         let _ = futex::wake(answered, futex::Flags::empty(), i32::MAX as u32);
     }
 
-    /// Frees a slot. The worker has exited and its segments were freed.
+    /// Frees a slot, and wakes the workers that wait for one. Its worker has exited and its segments were freed.
     pub(super) fn vacate(&self, slot: u32) {
-        let slot = Header(&self.map).slot(slot);
+        let header = Header(&self.map);
+        let slot = header.slot(slot);
         slot.requested().store(0, Relaxed);
         slot.answered().store(0, Relaxed);
         slot.worker().store(0, Release);
+        let vacated = header.vacated();
+        sync::publish(vacated, sync::published(vacated).wrapping_add(1));
+        // An error means that no worker waits.
+        let _ = futex::wake(vacated, futex::Flags::empty(), i32::MAX as u32);
     }
 }
 

@@ -8,6 +8,10 @@ use super::layout::{MAX_NAME_BYTES, MAX_OBJECTS};
 pub struct Request {
     /// Index of the worker's slot.
     pub slot: u32,
+    /// Process id of the worker.
+    pub worker: u32,
+    /// The loader that the worker belongs to.
+    pub loader: u64,
     pub(super) number: u32,
     /// Number of the source that the objects belong to.
     pub source: u64,

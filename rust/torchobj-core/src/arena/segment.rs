@@ -26,13 +26,19 @@ pub struct Segment {
     /// `None` after it was granted to a worker.
     pub(super) extent: Option<Extent>,
     pub(super) len: u64,
+    exceeds_budget: bool,
     /// Whether `memory` was called.
     taken: AtomicBool,
 }
 
 impl Segment {
-    pub(super) fn new(allocator: Arc<dyn Allocator>, extent: Extent, len: u64) -> Arc<Self> {
-        Arc::new(Self { allocator, extent: Some(extent), len, taken: AtomicBool::new(false) })
+    pub(super) fn new(allocator: Arc<dyn Allocator>, extent: Extent, len: u64, exceeds_budget: bool) -> Arc<Self> {
+        Arc::new(Self { allocator, extent: Some(extent), len, exceeds_budget, taken: AtomicBool::new(false) })
+    }
+
+    /// Returns whether the budget was exceeded when it was allocated.
+    pub fn exceeds_budget(&self) -> bool {
+        self.exceeds_budget
     }
 
     /// Length in bytes.

@@ -28,8 +28,12 @@ pub trait Handler: Send + Sync + 'static {
     /// answer are refused when the last copy of `answers` is dropped.
     fn on_request(&self, request: Request, answers: Arc<Answers>);
 
-    /// The worker of a slot has exited: its announced objects are not needed any more.
-    fn on_worker_exit(&self, slot: u32);
+    /// The limits allowed none of the blocks that a worker of a loader requested.
+    fn on_block_refused(&self, loader: u64);
+
+    /// A worker, given by its process id, has exited: its announced objects are not needed any more. Called for each of its
+    /// slots.
+    fn on_worker_exit(&self, worker: u32);
 
     /// Memory may have been freed.
     fn on_memory_freed(&self);
@@ -70,11 +74,13 @@ impl Answers {
         self.answer(position, segment, true);
     }
 
-    /// Answers a request for a block of one of these lengths.
-    fn grant_block(&self, lengths: &[u64]) {
-        if let Some((position, answer)) = self.arena.grant_block(self.slot, lengths) {
+    /// Answers a request for a block of one of these lengths. Returns whether one was granted.
+    fn grant_block(&self, lengths: &[u64]) -> bool {
+        let granted = self.arena.grant_block(self.slot, lengths);
+        if let Some((position, answer)) = granted {
             self.arena.write_answer(self.slot, position, answer);
         }
+        granted.is_some()
     }
 
     fn answer(&self, position: usize, segment: Segment, failed: bool) {
@@ -188,17 +194,23 @@ async fn listen(arena: &Arc<Arena>, eventfd: &AsyncFd<OwnedFd>, handler: &impl H
                 worker_watch.cancelled = Arc::default();
                 let answers = Answers::new(arena, &request, &worker_watch.cancelled);
                 match (&request.objects, request.source) {
-                    (RequestedObjects::Numbers(lengths), BLOCKS) => answers.grant_block(lengths),
+                    (RequestedObjects::Numbers(lengths), BLOCKS) => {
+                        if !answers.grant_block(lengths) {
+                            handler.on_block_refused(request.loader);
+                        }
+                    }
                     _ => handler.on_request(request, answers),
                 }
             }
         }
-        if ticked {
-            let exited =
-                slots.iter().filter(|(slot, worker_watch)| !exiting.contains(slot) && worker_watch.has_exited());
-            let exited: Vec<u32> = exited.map(|(slot, _)| *slot).collect();
-            exited.iter().for_each(|slot| handler.on_worker_exit(*slot));
-            exiting.extend(exited);
+        // Slots are needed before the next tick where many workers start for each of many short epochs.
+        if arena.take_slot_needed() || ticked {
+            for (slot, worker_watch) in &slots {
+                if !exiting.contains(slot) && worker_watch.has_exited() {
+                    handler.on_worker_exit(worker_watch.worker);
+                    exiting.push(*slot);
+                }
+            }
         }
         if arena.reclaim(&exiting) > 0 || ticked || arena.is_memory_needed() {
             handler.on_memory_freed();

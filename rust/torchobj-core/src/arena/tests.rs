@@ -22,7 +22,9 @@ impl Handler for Scripted {
         }
     }
 
-    fn on_worker_exit(&self, _slot: u32) {}
+    fn on_block_refused(&self, _loader: u64) {}
+
+    fn on_worker_exit(&self, _worker: u32) {}
 
     fn on_memory_freed(&self) {}
 }
@@ -74,6 +76,65 @@ fn an_interrupted_announcement_is_not_overwritten_before_the_owner_reads_it() {
 }
 
 #[test]
+fn a_request_during_the_check_of_another_is_answered() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    let mut nested = None;
+    // Not served yet, so that the first check comes before the answer.
+    let outer = worker.request(1, &[1], Announcement::default(), || {
+        if nested.is_none() {
+            served(&arena, true);
+            nested = Some(worker.request(1, &[2, 3], Announcement::default(), no_check));
+        }
+        no_check()
+    });
+    assert!(matches!(outer.as_deref(), Ok([Reply::Claimed(_)])));
+    assert!(matches!(nested.unwrap().as_deref(), Ok([Reply::Claimed(_), Reply::Claimed(_)])));
+    assert_eq!(arena.slots().count(), 2);
+    drop(worker.request(1, &[4], Announcement::default(), no_check));
+    assert_eq!(arena.slots().count(), 2, "both are used again");
+}
+
+#[test]
+fn a_panic_of_a_check_leaves_the_worker_usable() {
+    let arena = Arena::create(MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    let request = || worker.request(1, &[1], Announcement::default(), || -> Result<(), ()> { panic!("by the test") });
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(request)).is_err());
+    served(&arena, true);
+    assert!(matches!(worker.request(1, &[1], Announcement::default(), no_check).as_deref(), Ok([Reply::Claimed(_)])));
+}
+
+#[test]
+fn threads_of_a_worker_share_its_slot() {
+    let arena = Arena::create(8 * MIB).unwrap();
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    served(&arena, true);
+    std::thread::scope(|scope| {
+        for _ in 0..16 {
+            let worker = &worker;
+            scope.spawn(move || drop(worker.request(1, &[1], Announcement::default(), no_check).unwrap()));
+        }
+    });
+    assert!(arena.slots().count() <= 4, "{}", arena.slots().count());
+}
+
+#[test]
+fn a_worker_waits_for_the_slots_of_workers_that_have_exited() {
+    let arena = Arena::create(MIB).unwrap();
+    served(&arena, true);
+    let header = super::layout::Header(arena.map());
+    // Process ids above the maximum of Linux: such processes do not exist.
+    for index in 0..super::layout::SLOTS {
+        header.slot(index).worker().store((1 << 23) + index, std::sync::atomic::Ordering::Release);
+    }
+    header.slots().store(super::layout::SLOTS, std::sync::atomic::Ordering::Release);
+    let worker = Arc::new(Worker::inherit(&arena).unwrap());
+    let replies = worker.request(1, &[1], Announcement::default(), no_check);
+    assert!(matches!(replies.as_deref(), Ok([Reply::Claimed(_)])));
+}
+
+#[test]
 fn an_object_without_an_answer_is_refused_without_a_wait() {
     let arena = Arena::create(MIB).unwrap();
     let worker = Arc::new(Worker::inherit(&arena).unwrap());
@@ -93,7 +154,9 @@ impl Handler for Broken {
         panic!("by the test");
     }
 
-    fn on_worker_exit(&self, _slot: u32) {}
+    fn on_block_refused(&self, _loader: u64) {}
+
+    fn on_worker_exit(&self, _worker: u32) {}
 
     fn on_memory_freed(&self) {}
 }

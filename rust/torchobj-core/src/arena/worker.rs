@@ -1,13 +1,17 @@
 //! A worker's side of an arena: requests objects; `claim` holds the segments that it was granted. Allocates and frees
 //! nothing, and takes no lock that another thread could have held at a fork.
+//!
+//! A wait calls a check of the caller, which runs signal handlers of Python, and these may request objects too. Therefore no
+//! lock is held during a wait: each request has a slot of its own.
 #![expect(unsafe_code, reason = "takes ownership of descriptors; the use states its invariant")]
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
 
 use rustix::event::Timespec;
 use rustix::process::Pid;
@@ -15,16 +19,18 @@ use rustix::thread::futex;
 
 use super::block::Block;
 use super::claim::Claim;
-use super::layout::{self, Answer, BLOCKS, Header, MAX_OBJECTS, REFUSED, SLOTS, WorkerSlot};
+use super::layout::{self, Answer, BLOCKS, Header, MAX_OBJECTS, REFUSED, WorkerSlot};
 use super::map::Map;
 use super::owner::{Arena, notify};
 use super::request;
 use super::serve::{has_exited, open_pidfd};
+use super::slots::{OwnSlots, TakenSlot};
 use super::sync;
 use crate::error::{Error, ErrorKind, Operation};
 
 /// Interval at which a waiting worker checks that the owner lives.
-const OWNER_CHECK_INTERVAL: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+pub(super) const OWNER_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const OWNER_CHECK_TIMESPEC: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// An arena, in a process that does not own it.
 pub struct Worker {
@@ -33,9 +39,10 @@ pub struct Worker {
     owner: Pid,
     /// pidfd of the owner; `None` if the system provides none.
     pidfd: Option<OwnedFd>,
-    process: u32,
-    /// The slot of this process. It sends one request at a time.
-    slot: Mutex<Option<TakenSlot>>,
+    pub(super) process: u32,
+    /// The loader that this process works for.
+    loader: AtomicU64,
+    pub(super) slots: OwnSlots,
     /// Next iterator number; 0 means no iterator.
     iterators: AtomicU32,
     /// Iterators that ended and were not reported to the owner yet. Locked only briefly: a signal handler may end an
@@ -43,16 +50,6 @@ pub struct Worker {
     ended_iterators: Mutex<Vec<u32>>,
     /// Blocks that this process has mapped.
     blocks: Mutex<Vec<Arc<Block>>>,
-}
-
-/// The slot of this process, and its last request.
-#[derive(Clone, Copy)]
-struct TakenSlot {
-    index: u32,
-    number: u32,
-    /// Number of answers to the last request (0 if it only announced) that were not read, because the caller was
-    /// interrupted.
-    unread: Option<usize>,
 }
 
 /// Objects that a worker will demand later, for one of its iterators.
@@ -136,10 +133,23 @@ impl Worker {
         if has_exited(owner, pidfd.as_ref()) {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the process that owns the arena has exited"));
         }
-        let (slot, ended_iterators, blocks) = (Mutex::new(None), Mutex::default(), Mutex::default());
-        let process = std::process::id();
-        let iterators = AtomicU32::new(1);
-        Ok(Self { map, eventfd, owner, pidfd, process, slot, iterators, ended_iterators, blocks })
+        Ok(Self {
+            map,
+            eventfd,
+            owner,
+            pidfd,
+            process: std::process::id(),
+            loader: AtomicU64::new(0),
+            slots: OwnSlots::default(),
+            iterators: AtomicU32::new(1),
+            ended_iterators: Mutex::default(),
+            blocks: Mutex::default(),
+        })
+    }
+
+    /// Counts the requests that follow as those of a loader.
+    pub fn set_loader(&self, loader: u64) {
+        self.loader.store(loader, Relaxed);
     }
 
     /// Returns whether the current process attached this worker; false in a forked child.
@@ -189,7 +199,7 @@ impl Worker {
         mut announced: Announcement<'_>,
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let mut slot = self.slot.lock().expect("no holder of this lock panics");
+        let mut slot = self.slot(&mut check)?;
         let mut replies = Vec::with_capacity(objects.len());
         while !(objects.is_empty() && announced.objects.is_empty()) {
             let (demanded, objects_left) = objects.split_at(objects.len().min(MAX_OBJECTS));
@@ -203,7 +213,7 @@ impl Worker {
                 shared.announced().store(u32::try_from(later.len()).expect("at most MAX_OBJECTS"), Relaxed);
                 shared.iterator().store(announced.iterator, Relaxed);
             };
-            let answers = self.send(&mut slot, source, demanded.len(), write, &mut check)?;
+            let answers = self.send(&mut slot.slot, source, demanded.len(), write, &mut check)?;
             replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
         }
         Ok(replies)
@@ -219,11 +229,11 @@ impl Worker {
         lengths: &[u64],
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Option<Arc<Claim>>, Unanswered<E>> {
-        let mut slot = self.slot.lock().expect("no holder of this lock panics");
+        let mut slot = self.slot(&mut check)?;
         let write = |shared: WorkerSlot<'_>| {
             lengths.iter().enumerate().for_each(|(position, len)| shared.object(position).store(*len, Relaxed));
         };
-        let answers = self.send(&mut slot, BLOCKS, lengths.len(), write, &mut check)?;
+        let answers = self.send(&mut slot.slot, BLOCKS, lengths.len(), write, &mut check)?;
         Ok(answers.into_iter().find(|answer| *answer != REFUSED).and_then(|answer| self.granted_block(answer)))
     }
 
@@ -272,7 +282,7 @@ impl Worker {
         announced: Announcement<'_, Vec<u8>>,
         mut check: impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Reply>, Unanswered<E>> {
-        let mut slot = self.slot.lock().expect("no holder of this lock panics");
+        let mut slot = self.slot(&mut check)?;
         let mut replies = Vec::with_capacity(names.len());
         let all: Vec<&[u8]> = names.iter().chain(announced.objects).map(Vec::as_slice).collect();
         let (mut left, mut demanded) = (all.as_slice(), names.len());
@@ -285,7 +295,7 @@ impl Worker {
                 shared.announced().store(u32::try_from(written - count).expect("at most MAX_OBJECTS"), Relaxed);
                 shared.iterator().store(announced.iterator, Relaxed);
             };
-            let answers = self.send(&mut slot, source, count, write, &mut check)?;
+            let answers = self.send(&mut slot.slot, source, count, write, &mut check)?;
             replies.extend(answers.into_iter().map(|answer| self.reply(answer)));
             (left, demanded) = (&left[written..], demanded - count);
         }
@@ -295,26 +305,22 @@ impl Worker {
     /// Sends one request with `count` demanded objects, which `write` writes to the slot, and waits for the answers.
     fn send<E>(
         self: &Arc<Self>,
-        slot: &mut Option<TakenSlot>,
+        slot: &mut TakenSlot,
         source: u64,
         count: usize,
         write: impl FnOnce(WorkerSlot<'_>),
         check: &mut impl FnMut() -> Result<(), E>,
     ) -> Result<Vec<Answer>, Unanswered<E>> {
-        let taken = match *slot {
-            Some(taken) => taken,
-            None => TakenSlot { index: self.take_slot().ok_or(Unanswered::NoFreeSlot)?, number: 0, unread: None },
-        };
-        let index = taken.index;
-        if let Some(unread) = taken.unread {
+        let index = slot.index;
+        if let Some(unread) = slot.unread {
             // The owner may read the slot until it has answered the interrupted request.
-            self.wait(index, taken.number, check)?;
+            self.wait(index, slot.number, check)?;
             // Dropped claims return their segments and blocks.
             let unread = self.answers(index, unread).filter(|answer| *answer != REFUSED);
             unread.for_each(|answer| drop(Claim::new(self.clone(), answer)));
+            slot.unread = None;
         }
-        let number = taken.number.wrapping_add(1);
-        *slot = Some(TakenSlot { index, number, unread: Some(count) });
+        let number = slot.number.wrapping_add(1);
         let shared = Header(&self.map).slot(index);
         // Clears what the previous request may have set.
         for word in [shared.name_bytes(), shared.announced(), shared.iterator()] {
@@ -325,10 +331,12 @@ impl Worker {
         shared.count().store(u32::try_from(count).expect("at most MAX_OBJECTS"), Relaxed);
         let ended = self.ended_iterators.lock().expect("no holder of this lock panics").pop();
         shared.ended().store(ended.unwrap_or(0), Relaxed);
+        shared.loader().store(self.loader.load(Relaxed), Relaxed);
+        *slot = TakenSlot { index, number, unread: Some(count) };
         sync::publish(shared.requested(), number);
         notify(&self.eventfd);
         self.wait(index, number, check)?;
-        *slot = Some(TakenSlot { index, number, unread: None });
+        slot.unread = None;
         Ok(self.answers(index, count).collect())
     }
 
@@ -337,12 +345,14 @@ impl Worker {
         (0..count).map(move |position| shared.read_answer(position))
     }
 
-    fn take_slot(&self) -> Option<u32> {
-        let header = Header(&self.map);
-        let taken = (0..SLOTS)
-            .find(|index| header.slot(*index).worker().compare_exchange(0, self.process, AcqRel, Relaxed).is_ok())?;
-        header.slots().fetch_max(taken + 1, AcqRel);
-        Some(taken)
+    /// Runs the check of the caller, and checks that the owner answers requests.
+    pub(super) fn check<E>(&self, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
+        check().map_err(Unanswered::Interrupted)?;
+        // A closed arena gives no answers, though its process may live.
+        if self.owner_exited() || Header(&self.map).closed().load(Acquire) != 0 {
+            return Err(Unanswered::OwnerGone);
+        }
+        Ok(())
     }
 
     fn wait<E>(&self, slot: u32, number: u32, check: &mut impl FnMut() -> Result<(), E>) -> Result<(), Unanswered<E>> {
@@ -353,13 +363,9 @@ impl Worker {
                 return Ok(());
             }
             // Woken, interrupted, timed out, or changed before the wait: all require another check.
-            let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&OWNER_CHECK_INTERVAL));
+            let woken = futex::wait(answered, futex::Flags::empty(), seen, Some(&OWNER_CHECK_TIMESPEC));
             if woken.is_err() && sync::published(answered) != number {
-                check().map_err(Unanswered::Interrupted)?;
-                // A closed arena gives no answers, though its process may live.
-                if self.owner_exited() || Header(&self.map).closed().load(Acquire) != 0 {
-                    return Err(Unanswered::OwnerGone);
-                }
+                self.check(check)?;
             }
         }
     }

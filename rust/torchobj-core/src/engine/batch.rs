@@ -80,6 +80,7 @@ impl<R: Request> Shared<R> {
 
 impl<R: Request> Source for Shared<R> {
     type Item = (usize, R);
+    type Done = ();
 
     fn tasks(&self) -> &Tasks {
         &self.tasks
@@ -99,7 +100,7 @@ impl<R: Request> Source for Shared<R> {
         Ok((state.started - 1, request))
     }
 
-    async fn run(self: &Arc<Self>, (number, request): Self::Item) -> bool {
+    async fn run(self: &Arc<Self>, (number, request): Self::Item) -> Option<()> {
         let result = AssertUnwindSafe(request.run()).catch_unwind().await;
         let succeeded = matches!(result, Ok(Ok(_)));
         let announced = {
@@ -111,7 +112,7 @@ impl<R: Request> Source for Shared<R> {
         if announced {
             self.completed.notify_one();
         }
-        succeeded
+        succeeded.then_some(())
     }
 }
 

@@ -36,6 +36,9 @@ pub(crate) trait Source: Send + Sync + Sized + 'static {
     /// One request.
     type Item: Send + 'static;
 
+    /// What [`halted`](Self::halted) learns about a request that succeeded.
+    type Done: Send;
+
     /// The tasks that run its requests.
     fn tasks(&self) -> &Tasks;
 
@@ -56,11 +59,11 @@ pub(crate) trait Source: Send + Sync + Sized + 'static {
         Err(Halt::Limited)
     }
 
-    /// Runs a request. Returns whether it succeeded. Must not panic.
-    fn run(self: &Arc<Self>, item: Self::Item) -> impl Future<Output = bool> + Send;
+    /// Runs a request. `None` if it failed. Must not panic.
+    fn run(self: &Arc<Self>, item: Self::Item) -> impl Future<Output = Option<Self::Done>> + Send;
 
     /// Records, after a request that succeeded, why the next one was not started.
-    fn halted(&self, _halt: Halt) {}
+    fn halted(&self, _done: Self::Done, _halt: Halt) {}
 }
 
 /// Starts tasks until the limit is reached or no request is waiting. Returns the reason why no further task started.
@@ -119,13 +122,13 @@ async fn run<S: Source>(source: Arc<S>, mut item: S::Item) {
     let running = Running(source);
     let source = &running.0;
     loop {
-        let succeeded = source.run(item).await;
+        let done = source.run(item).await;
         // Another task may be started now, concurrently with the next request of this one.
         let halt = pump(source);
         let over = source.tasks().running() > source.limit();
         let next = if over { Err(halt) } else { source.next() };
-        if succeeded {
-            source.halted(next.as_ref().err().copied().unwrap_or(halt));
+        if let Some(done) = done {
+            source.halted(done, next.as_ref().err().copied().unwrap_or(halt));
         }
         match next {
             Ok(next) => item = next,

@@ -5,7 +5,6 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::job::{Job, Reading};
-use super::source::SegmentAllocator;
 use super::{Body, KnownSource, Object, Prefetcher, unknown_object};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork;
@@ -79,18 +78,19 @@ impl Prefetcher {
     }
 
     async fn try_read_together(self: &Arc<Self>, readings: Vec<Reading>) -> Result<Vec<Body>> {
-        let first = readings.first().expect("a read has an entry").object;
-        let (client, read, more) = self.request(first)?;
+        let first = readings.first().expect("a read has an entry");
+        let (first, loader) = (first.object, first.loader);
+        let (client, read, more) = self.request(first, loader)?;
         if more {
             self.pump();
         }
         let ranges = {
             let _inside = fork::enter();
             let sources = self.sources();
-            let range = |Reading { object, reservation, .. }: Reading| {
-                let Some(KnownSource::Named(names)) = sources.get(&object.source) else { return None };
-                let range = range_of(&names.get(object.index)?)?;
-                Some((range, SegmentAllocator { arena: self.arena.clone(), reservation }))
+            let range = |reading: Reading| {
+                let Some(KnownSource::Named(names)) = sources.get(&reading.object.source) else { return None };
+                let range = range_of(&names.get(reading.object.index)?)?;
+                Some((range, self.allocator(reading)))
             };
             readings.into_iter().map(range).collect::<Option<Vec<_>>>()
         };

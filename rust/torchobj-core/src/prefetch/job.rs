@@ -76,6 +76,8 @@ impl Needed {
 pub(crate) struct Reading {
     pub(super) number: u64,
     pub(super) object: Object,
+    /// The loader that the object is read for.
+    pub(super) loader: u64,
     pub(super) reservation: Reservation,
 }
 
@@ -95,8 +97,8 @@ pub(crate) struct Job {
 pub(super) enum Next<B> {
     /// Run this read.
     Start(Job),
-    /// Drop this result, then call again.
-    Evict(B),
+    /// Drop this result, which was read for a loader, then call again.
+    Evict(B, u64),
     /// No object is queued.
     Idle,
     /// An object is queued, but there is no memory for it.

@@ -8,7 +8,8 @@
 //! * **Modules.** `window` keeps the announced order and decides which object is read or evicted next; it does no I/O.
 //!   `source` implements the engine's `Source`: it runs the reads that `window` selects; `coalesce` reads neighbouring
 //!   ranges of one object with one request. `serve` answers the requests
-//!   of workers. `limits` adds up the permits of all clients. `shortage` writes the warnings about memory.
+//!   of workers. `demand` takes objects
+//!   for callers and workers. `limits` adds up the permits of all clients. `shortage` writes the warnings about memory.
 //! * **Memory.** A read allocates its segment when the response's length is known, and a reservation counts against the
 //!   budget until then. Announced reads stay within the budget; demanded reads start although they exceed it. A segment
 //!   is freed when its caller or worker drops it; the prefetcher continues then.
@@ -16,6 +17,7 @@
 //! An announcement is a hint: `take` returns every object, announced or not, and an announced one earlier.
 
 mod coalesce;
+mod demand;
 mod job;
 mod limits;
 mod names;
@@ -33,6 +35,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
+use self::demand::Demand;
 pub use self::job::Object;
 use self::job::TakeOutcome;
 pub use self::names::CreateClient;
@@ -104,6 +107,7 @@ pub struct Prefetcher {
     arena: Arc<Arena>,
     window: Mutex<Window<Body, Waiter>>,
     sources: Mutex<HashMap<u64, KnownSource>>,
+    /// Iterators of workers, by the process id of the worker and its number of the iterator.
     worker_iterators: Mutex<HashMap<(u32, u32), u64>>,
     next: AtomicU64,
     /// Running reads.
@@ -114,7 +118,7 @@ pub struct Prefetcher {
     metrics: Mutex<Vec<Arc<Metrics>>>,
     /// Moving average of the sizes that were unknown before the read.
     mean_bytes: AtomicU64,
-    stats: stats::Counters,
+    stats: Arc<stats::AllCounters>,
     shortage: Mutex<shortage::Shortage>,
     /// When the release of memory was decided last, and the number of objects and blocks that were requested by then.
     release_checked: Mutex<Option<(Instant, u64)>>,
@@ -152,7 +156,7 @@ impl Prefetcher {
             limits: Mutex::default(),
             metrics: Mutex::default(),
             mean_bytes: AtomicU64::new(UNKNOWN_BYTES),
-            stats: stats::Counters::default(),
+            stats: Arc::default(),
             shortage: Mutex::default(),
             release_checked: Mutex::default(),
         }))
@@ -223,9 +227,12 @@ impl Prefetcher {
         self.update_limits(&sources);
     }
 
-    /// Starts an iterator. All objects that are announced for it can be cancelled together.
-    pub fn new_iterator(&self) -> u64 {
-        self.next_number()
+    /// Starts an iterator of a loader. All objects that are announced for it can be cancelled together.
+    pub fn new_iterator(&self, loader: u64) -> u64 {
+        let _inside = fork::enter();
+        let number = self.next_number();
+        self.window().begin(number, loader);
+        number
     }
 
     /// Announces that these objects will be taken, in this order, after the objects announced for the iterator before.
@@ -245,6 +252,12 @@ impl Prefetcher {
     pub fn pending(&self, iterator: u64) -> u64 {
         let _inside = fork::enter();
         self.window().announced_bytes(iterator)
+    }
+
+    /// Number of objects that were announced for an iterator and taken.
+    pub fn taken(&self, iterator: u64) -> u64 {
+        let _inside = fork::enter();
+        self.window().taken(iterator)
     }
 
     /// Drops the objects that are announced for an iterator and not taken.
@@ -270,69 +283,41 @@ impl Prefetcher {
         }
     }
 
-    /// Takes objects, concurrently. The results have the order of `objects`. Dropping the future discards the results.
-    pub async fn take(self: &Arc<Self>, objects: &[Object]) -> Vec<Result<ReadResult>> {
-        self.take_each(objects.iter().copied().map(Demand::Number)).await
-    }
-
-    /// Takes objects of `source` by name; otherwise like [`take`](Self::take).
-    pub async fn take_by_name(self: &Arc<Self>, source: u64, names: &[Arc<ObjectRef>]) -> Vec<Result<ReadResult>> {
-        self.sweep(source);
-        self.take_each(names.iter().map(|name| Demand::Name { source, record: name.to_bytes() })).await
-    }
-
-    async fn take_each(self: &Arc<Self>, demands: impl ExactSizeIterator<Item = Demand>) -> Vec<Result<ReadResult>> {
-        let _timer = self.stats.wait_timer();
-        let (senders, receivers): (Vec<_>, Vec<_>) = (0..demands.len()).map(|_| oneshot::channel()).unzip();
-        self.demand(demands.zip(senders.into_iter().map(Waiter::Local)));
-        let mut taken = Vec::with_capacity(receivers.len());
-        for receiver in receivers {
-            taken.push(receiver.await.unwrap_or_else(|_| Err(lost_read())));
-        }
-        taken
-    }
-
-    /// Takes each object for its waiter.
-    fn demand(self: &Arc<Self>, waiters: impl Iterator<Item = (Demand, Waiter)>) {
-        let mut deliveries = Vec::new();
-        {
-            let _inside = fork::enter();
-            for (demand, waiter) in waiters {
-                // Locked until the number is in use, so that a concurrent sweep cannot remove it.
-                let mut sources = self.sources();
-                let object = demand.object(&mut sources);
-                let charge = self.charge(&sources, object);
-                let (found, delivery) = self.window().take(object, charge, waiter);
-                self.stats.found(found);
-                deliveries.extend(delivery);
-            }
-        }
-        deliveries.into_iter().for_each(|delivery| self.deliver(delivery));
-        self.pump();
-    }
-
     /// Returns whether any object is announced or demanded, and not taken.
     pub fn has_announced(&self) -> bool {
         let _inside = fork::enter();
         self.window().len() > 0
     }
 
+    /// Forgets the counters of a loader that no longer exists.
+    pub fn remove_loader(&self, loader: u64) {
+        self.stats.remove(loader);
+    }
+
     /// Current counters.
     pub fn stats(&self) -> Stats {
+        self.stats_of(None)
+    }
+
+    /// Current counters of a loader, or of all; and the state of the prefetcher.
+    pub fn stats_of(&self, loader: Option<u64>) -> Stats {
         let _inside = fork::enter();
         let (announced, ahead) = {
             let window = self.window();
             (window.len(), window.ahead())
         };
-        self.stats.report(Stats {
-            announced,
-            ahead,
-            in_flight: self.tasks.running(),
-            limit: self.limit(),
-            memory: self.arena.usage(),
-            requests: self.measured(),
-            ..Stats::default()
-        })
+        self.stats.report(
+            loader,
+            Stats {
+                announced,
+                ahead,
+                in_flight: self.tasks.running(),
+                limit: self.limit(),
+                memory: self.arena.usage(),
+                requests: self.measured(),
+                ..Stats::default()
+            },
+        )
     }
 }
 
@@ -340,37 +325,6 @@ impl Prefetcher {
 pub fn charge(manifest: &Manifest, index: u64, mean: Option<u64>) -> u64 {
     let size = usize::try_from(index).ok().and_then(|index| manifest.size(index));
     Arena::charge(size.or(mean).unwrap_or(UNKNOWN_BYTES))
-}
-
-/// An object that a caller demands.
-#[derive(Debug)]
-enum Demand {
-    Number(Object),
-    /// Serialized by [`ObjectRef::to_bytes`], of a source of names.
-    Name {
-        source: u64,
-        record: Vec<u8>,
-    },
-}
-
-impl Demand {
-    fn object(self, sources: &mut HashMap<u64, KnownSource>) -> Object {
-        match self {
-            Self::Number(object) => object,
-            Self::Name { source, record } => {
-                let index = match sources.get_mut(&source) {
-                    Some(KnownSource::Named(names)) => names.number(&record),
-                    // An unknown source: reading this number returns the error.
-                    _ => u64::MAX,
-                };
-                Object { source, index }
-            }
-        }
-    }
-}
-
-fn lost_read() -> Error {
-    Error::new(ErrorKind::Cancelled, Operation::Get, "", "the read ended without a result: a bug")
 }
 
 fn panicked(object: Object) -> Error {

@@ -13,14 +13,15 @@ use crate::object_ref::ObjectRef;
 
 impl Handler for Arc<Prefetcher> {
     fn on_request(&self, request: Request, answers: Arc<Answers>) {
-        let Request { slot, source, objects, announced, iterator, ended, .. } = request;
-        if let Some(iterator) = ended.and_then(|ended| self.worker_iterators().remove(&(slot, ended))) {
+        let Request { worker, loader, source, objects, announced, iterator, ended, .. } = request;
+        if let Some(iterator) = ended.and_then(|ended| self.worker_iterators().remove(&(worker, ended))) {
             self.cancel(iterator);
         }
         // `answers` is kept until the announcement below is done, because dropping it publishes the answers.
-        self.answer(source, objects, &answers);
+        self.answer(loader, source, objects, &answers);
         if !announced.is_empty() {
-            let iterator = *self.worker_iterators().entry((slot, iterator)).or_insert_with(|| self.new_iterator());
+            let new_iterator = || self.new_iterator(loader);
+            let iterator = *self.worker_iterators().entry((worker, iterator)).or_insert_with(new_iterator);
             let announced: Vec<Object> = match announced {
                 RequestedObjects::Numbers(numbers) => {
                     numbers.into_iter().map(|index| Object { source, index }).collect()
@@ -36,9 +37,13 @@ impl Handler for Arc<Prefetcher> {
         drop(answers);
     }
 
-    fn on_worker_exit(&self, slot: u32) {
+    fn on_block_refused(&self, loader: u64) {
+        self.stats.block_refused(loader);
+    }
+
+    fn on_worker_exit(&self, worker: u32) {
         let ended: Vec<u64> =
-            self.worker_iterators().extract_if(|(of, _), _| *of == slot).map(|(_, ended)| ended).collect();
+            self.worker_iterators().extract_if(|(of, _), _| *of == worker).map(|(_, ended)| ended).collect();
         ended.into_iter().for_each(|iterator| self.cancel(iterator));
     }
 
@@ -84,23 +89,23 @@ impl Prefetcher {
         }
     }
 
-    /// Iterators of workers, by slot and the worker's number of the iterator. Only the service task locks it.
+    /// Only the service task locks it.
     fn worker_iterators(&self) -> MutexGuard<'_, HashMap<(u32, u32), u64>> {
         self.worker_iterators.lock().expect("no holder of this lock panics")
     }
 
-    /// Takes the demanded objects of a request.
-    fn answer(self: &Arc<Self>, source: u64, objects: RequestedObjects, answers: &Arc<Answers>) {
+    /// Takes the demanded objects of a request of a worker of `loader`.
+    fn answer(self: &Arc<Self>, loader: u64, source: u64, objects: RequestedObjects, answers: &Arc<Answers>) {
         // A request that only announces has no answers.
         if objects.is_empty() {
             return;
         }
-        let timer = Arc::new(self.stats.wait_timer());
+        let timer = Arc::new(self.stats.wait_timer(loader));
         let waiter = |position| Waiter::Answer { answers: answers.clone(), position, timer: timer.clone() };
         match objects {
             RequestedObjects::Numbers(numbers) => {
                 let demands = numbers.into_iter().map(|index| Demand::Number(Object { source, index }));
-                self.demand(demands.enumerate().map(|(position, demand)| (demand, waiter(position))));
+                self.demand(loader, demands.enumerate().map(|(position, demand)| (demand, waiter(position))));
             }
             RequestedObjects::Names(names) => {
                 self.sweep(source);
@@ -111,7 +116,7 @@ impl Prefetcher {
                         None => self.deliver((waiter(position), Err(invalid_name()))),
                     }
                 }
-                self.demand(demands.into_iter());
+                self.demand(loader, demands.into_iter());
             }
         }
     }

@@ -48,7 +48,7 @@ impl Shortage {
                 self.started_at.get_or_insert(now);
                 return None;
             }
-            Next::Evict(_) | Next::Idle => return None,
+            Next::Evict(..) | Next::Idle => return None,
         };
         let started_at = *self.started_at.get_or_insert(now);
         let holders = holders();
@@ -93,7 +93,7 @@ mod tests {
 
     fn start(charge: u64, exceeds_budget: bool) -> Next<()> {
         let reservation = Reservation::new(&Arc::default(), charge);
-        let first = Reading { number: 1, object: Object { source: 1, index: 1 }, reservation };
+        let first = Reading { number: 1, object: Object { source: 1, index: 1 }, loader: 0, reservation };
         Next::Start(Job { first, neighbours: Vec::new(), exceeds_budget, needed: Needed::new() })
     }
 

@@ -10,9 +10,11 @@ use futures_util::FutureExt;
 
 use super::job::{Job, Next, Reading, Reservation};
 use super::shortage::Holders;
+use super::stats::AllCounters;
 use super::{Body, KnownSource, Object, Prefetcher, Waiter, panicked, unknown_object};
 use crate::arena::{Arena, Segment, Usage};
 use crate::buffer::{Memory, PendingBuffer};
+use crate::client::Client;
 use crate::engine::{Allocate, Halt, Source, Tasks, pump};
 use crate::error::Result;
 use crate::fork;
@@ -21,6 +23,8 @@ use crate::types::ByteRange;
 
 impl Source for Prefetcher {
     type Item = Job;
+    /// The loader that the object was read for.
+    type Done = u64;
 
     fn tasks(&self) -> &Tasks {
         &self.tasks
@@ -38,12 +42,12 @@ impl Source for Prefetcher {
         self.next_demanded()
     }
 
-    fn run(self: &Arc<Self>, job: Job) -> impl Future<Output = bool> + Send {
+    fn run(self: &Arc<Self>, job: Job) -> impl Future<Output = Option<u64>> + Send {
         self.run_job(job)
     }
 
-    fn halted(&self, halt: Halt) {
-        self.stats.halted(halt);
+    fn halted(&self, loader: u64, halt: Halt) {
+        self.stats.halted(loader, halt);
     }
 }
 
@@ -51,6 +55,8 @@ impl Source for Prefetcher {
 pub(super) struct SegmentAllocator {
     pub(super) arena: Arc<Arena>,
     pub(super) reservation: Reservation,
+    pub(super) stats: Arc<AllCounters>,
+    pub(super) loader: u64,
 }
 
 impl Allocate for SegmentAllocator {
@@ -59,6 +65,9 @@ impl Allocate for SegmentAllocator {
     fn allocate(self, length: usize) -> io::Result<(Memory, Arc<Segment>)> {
         let segment = self.arena.segment(length as u64)?;
         drop(self.reservation);
+        if segment.exceeds_budget() {
+            self.stats.exceeded_budget(self.loader);
+        }
         Ok((segment.memory(), segment))
     }
 }
@@ -79,7 +88,7 @@ impl Prefetcher {
                 match next {
                     Next::OutOfMemory if self.arena.set_memory_needed() => continue,
                     Next::OutOfMemory => {}
-                    Next::Start(_) | Next::Evict(_) | Next::Idle => self.arena.clear_memory_needed(),
+                    Next::Start(_) | Next::Evict(..) | Next::Idle => self.arena.clear_memory_needed(),
                 }
                 let holders = || {
                     let Usage { budget, used, granted, .. } = self.arena.usage();
@@ -94,7 +103,7 @@ impl Prefetcher {
             }
             match next {
                 Next::Start(job) => return Ok(self.extend(job)),
-                Next::Evict(body) => self.evict(body),
+                Next::Evict(body, loader) => self.evict(body, loader),
                 Next::OutOfMemory => return Err(Halt::OutOfMemory),
                 Next::Idle => return Err(Halt::Idle),
             }
@@ -110,7 +119,7 @@ impl Prefetcher {
             };
             match next {
                 Some(Next::Start(job)) => return Ok(self.extend(job)),
-                Some(Next::Evict(body)) => self.evict(body),
+                Some(Next::Evict(body, loader)) => self.evict(body, loader),
                 _ if more => {
                     self.record_demand_exceeded();
                     return Err(Halt::Limited);
@@ -120,14 +129,15 @@ impl Prefetcher {
         }
     }
 
-    fn evict(&self, body: Body) {
-        self.stats.evicted();
+    fn evict(&self, body: Body, loader: u64) {
+        self.stats.evicted(loader);
         drop(body);
     }
 
-    /// Reads the objects of a job and delivers them to their waiters. Returns whether one of them was read.
-    async fn run_job(self: &Arc<Self>, job: Job) -> bool {
+    /// Reads the objects of a job and delivers them to their waiters. Returns their loader if one of them was read.
+    async fn run_job(self: &Arc<Self>, job: Job) -> Option<u64> {
         let Job { first, neighbours, needed, .. } = job;
+        let loader = first.loader;
         let mut readings = Vec::with_capacity(1 + neighbours.len());
         // Dropped at the end, after the locks are released.
         let mut abandoned = Vec::new();
@@ -163,14 +173,18 @@ impl Prefetcher {
         };
         let results = results.into_iter().chain(std::iter::repeat_with(|| None));
         ends.extend(entries.into_iter().zip(results).map(|((number, object), result)| (number, object, result)));
-        ends.into_iter().fold(false, |read, (number, object, result)| self.end(number, object, result) | read)
+        let any_read = ends.into_iter().fold(false, |read, (number, object, result)| {
+            let ended = self.end(number, object, loader, result);
+            ended || read
+        });
+        any_read.then_some(loader)
     }
 
     /// Reads the objects of a job. `None` for one that must be read alone.
     async fn read_all(self: &Arc<Self>, mut readings: Vec<Reading>) -> Vec<Option<Result<Body>>> {
         match readings.pop() {
-            Some(Reading { object, reservation, .. }) if readings.is_empty() => {
-                vec![Some(self.read(object, reservation).await)]
+            Some(reading) if readings.is_empty() => {
+                vec![Some(self.read(reading).await)]
             }
             last => {
                 readings.extend(last);
@@ -181,10 +195,10 @@ impl Prefetcher {
 
     /// Ends the read of an entry: delivers its result and copies for the entries that follow it. `None` if it was
     /// cancelled or must be read alone. Returns whether the object was read.
-    fn end(self: &Arc<Self>, number: u64, object: Object, result: Option<Result<Body>>) -> bool {
+    fn end(self: &Arc<Self>, number: u64, object: Object, loader: u64, result: Option<Result<Body>>) -> bool {
         match &result {
-            Some(Ok(body)) => self.stats.read(body.result.buffer.len() as u64),
-            Some(Err(_)) => self.stats.failed(),
+            Some(Ok(body)) => self.stats.read(loader, body.result.buffer.len() as u64),
+            Some(Err(_)) => self.stats.failed(loader),
             None => {}
         }
         let read = matches!(result, Some(Ok(_)));
@@ -227,13 +241,13 @@ impl Prefetcher {
         read
     }
 
-    async fn read(self: &Arc<Self>, object: Object, reservation: Reservation) -> Result<Body> {
-        let (client, read, more) = self.request(object)?;
+    async fn read(self: &Arc<Self>, reading: Reading) -> Result<Body> {
+        let (client, read, more) = self.request(reading.object, reading.loader)?;
         if more {
             self.pump();
         }
         let known = read.size.is_some() || matches!(read.range, Some(ByteRange::Bounded(_)));
-        let allocator = SegmentAllocator { arena: self.arena.clone(), reservation };
+        let allocator = self.allocator(reading);
         let (result, segment) = client.get_into(read, allocator).await?;
         if !known {
             self.update_mean_size(result.buffer.len() as u64);
@@ -241,8 +255,19 @@ impl Prefetcher {
         Ok(Body { result, segment })
     }
 
-    /// The client of an object, its request, and whether the client was just created.
-    pub(super) fn request(&self, object: Object) -> Result<(Arc<crate::client::Client>, Read, bool)> {
+    /// The allocator for the result of a read.
+    pub(super) fn allocator(&self, reading: Reading) -> SegmentAllocator {
+        let Reading { reservation, loader, .. } = reading;
+        SegmentAllocator { arena: self.arena.clone(), reservation, stats: self.stats.clone(), loader }
+    }
+
+    /// The client that reads an object for a loader, its request, and whether the client was just created.
+    pub(super) fn request(&self, object: Object, loader: u64) -> Result<(Arc<Client>, Read, bool)> {
+        let (client, read, new) = self.unmeasured_request(object)?;
+        Ok((self.stats.client(loader, &client), read, new))
+    }
+
+    fn unmeasured_request(&self, object: Object) -> Result<(Arc<Client>, Read, bool)> {
         let _inside = fork::enter();
         let mut sources = self.sources();
         let (manifest, clients, pinned) = match sources.get_mut(&object.source).ok_or_else(|| unknown_object(object))? {

@@ -35,6 +35,8 @@ const UNANNOUNCED: u64 = 0;
 struct Entry<B, W> {
     object: Object,
     iterator: u64,
+    /// The loader that the object is read for: that of its iterator, or that of the caller.
+    loader: u64,
     charge: u64,
     /// Not read together with other entries, because such a read failed.
     alone: bool,
@@ -93,7 +95,8 @@ pub(super) type Delivery<B, W> = (W, Result<B>);
 impl<B, W> Window<B, W> {
     /// Appends an entry to the order of `iterator`. `charge` is the number of bytes that it takes of the budget.
     pub(super) fn announce(&mut self, iterator: u64, object: Object, charge: u64) {
-        let number = self.add(iterator, object, charge, None);
+        let loader = self.iterators.get(&iterator).map_or(0, |iterator_state| iterator_state.loader);
+        let number = self.add(iterator, loader, object, charge, None);
         self.untaken.entry(object).or_default().push_back(number);
         let clock = self.clock;
         let iterator_state =
@@ -102,21 +105,28 @@ impl<B, W> Window<B, W> {
         iterator_state.announced += charge;
     }
 
-    fn add(&mut self, iterator: u64, object: Object, charge: u64, waiter: Option<W>) -> u64 {
+    fn add(&mut self, iterator: u64, loader: u64, object: Object, charge: u64, waiter: Option<W>) -> u64 {
         self.next += 1;
         self.entries.insert(
             self.next,
-            Entry { object, iterator, charge, alone: false, state: State::Queued, reservation: None, waiter },
+            Entry { object, iterator, loader, charge, alone: false, state: State::Queued, reservation: None, waiter },
         );
         self.next
     }
 
-    /// Takes the next entry of `object`. Returns its result if it is ready or failed; otherwise keeps `waiter`.
-    pub(super) fn take(&mut self, object: Object, charge: u64, waiter: W) -> (TakeOutcome, Option<Delivery<B, W>>) {
+    /// Takes the next entry of `object`, preferably one that was announced for `loader`. Returns its result if it is ready
+    /// or failed; otherwise keeps `waiter`.
+    pub(super) fn take(
+        &mut self,
+        object: Object,
+        loader: u64,
+        charge: u64,
+        waiter: W,
+    ) -> (TakeOutcome, Option<Delivery<B, W>>) {
         self.clock += 1;
         self.read_ahead_limit.on_take(charge);
-        let Some(number) = self.first_untaken(object) else {
-            let number = self.add(UNANNOUNCED, object, charge, Some(waiter));
+        let Some(number) = self.first_untaken(object, loader) else {
+            let number = self.add(UNANNOUNCED, loader, object, charge, Some(waiter));
             self.demanded.push_back(number);
             return (TakeOutcome::Unannounced, None);
         };
@@ -125,6 +135,7 @@ impl<B, W> Window<B, W> {
         let iterator = entry.iterator;
         if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
             iterator_state.last_used = clock;
+            iterator_state.taken += 1;
             iterator_state.paused = false;
             if !matches!(entry.state, State::Ready(_) | State::Failed(_)) {
                 self.read_ahead_limit.on_late(iterator_state.held);
@@ -151,9 +162,10 @@ impl<B, W> Window<B, W> {
         }
     }
 
-    fn first_untaken(&mut self, object: Object) -> Option<u64> {
+    fn first_untaken(&mut self, object: Object, loader: u64) -> Option<u64> {
         let untaken = self.untaken.get_mut(&object)?;
-        let number = untaken.pop_front();
+        let own = untaken.iter().position(|number| self.entries[number].loader == loader);
+        let number = untaken.remove(own.unwrap_or(0));
         if untaken.is_empty() {
             self.untaken.remove(&object);
         }
@@ -182,20 +194,6 @@ impl<B, W> Window<B, W> {
         }
     }
 
-    fn add_held(&mut self, iterator: u64, charge: u64) {
-        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-            iterator_state.held += charge;
-            iterator_state.held_entries += 1;
-        }
-    }
-
-    fn subtract_held(&mut self, iterator: u64, charge: u64) {
-        if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
-            iterator_state.held -= charge;
-            iterator_state.held_entries -= 1;
-        }
-    }
-
     /// The next action for demanded entries. `fits(bytes, reserved)` returns whether the budget has space for `bytes`
     /// in addition to the `reserved` bytes.
     pub(super) fn next_demanded(&mut self, fits: impl Fn(u64, u64) -> bool) -> Option<Next<B>> {
@@ -215,7 +213,8 @@ impl<B, W> Window<B, W> {
                 && let Some(last) =
                     self.ready.range(number..).next_back().copied().or_else(|| self.last_of_others(entry.iterator))
             {
-                return Some(Next::Evict(self.evict(last, entry.iterator)));
+                let iterator = entry.iterator;
+                return Some(self.evict(last, iterator));
             }
             self.demanded.pop_front();
             return Some(Next::Start(self.start(number, exceeds_budget)));
@@ -249,7 +248,7 @@ impl<B, W> Window<B, W> {
                     if self.iterators[&iterator].held + charge <= self.share()
                         && let Some(last) = self.last_of_less_recent(last_used)
                     {
-                        return Next::Evict(self.evict(last, iterator));
+                        return self.evict(last, iterator);
                     }
                     out_of_memory = true;
                     break;
@@ -276,10 +275,10 @@ impl<B, W> Window<B, W> {
     fn read(&mut self, number: u64, needed: &Arc<Needed>) -> Reading {
         let entry = self.entries.get_mut(&number).expect("the caller checked that it exists");
         entry.state = State::Filling(needed.clone());
-        let (object, charge, iterator) = (entry.object, entry.charge, entry.iterator);
+        let (object, loader, charge, iterator) = (entry.object, entry.loader, entry.charge, entry.iterator);
         self.add_held(iterator, charge);
         self.reading.insert(object, Vec::new());
-        Reading { number, object, reservation: Reservation::new(&self.reserved, charge) }
+        Reading { number, object, loader, reservation: Reservation::new(&self.reserved, charge) }
     }
 
     fn follow(&mut self, number: u64) {

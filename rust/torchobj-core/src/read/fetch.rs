@@ -284,7 +284,7 @@ impl Client {
             Err(stall) => Err(self.stalled(key, stall, sink.filled())),
         };
         match &received {
-            Ok(()) => self.metrics().body.add(ended - response_at),
+            Ok(()) => self.metrics().body(ended - response_at),
             // A body without a length may be an error page, or incomplete.
             Err(_) if !result.announced() => sink.rewind(before),
             Err(_) => {}

@@ -35,7 +35,7 @@ impl Client {
         let answered = Instant::now();
         let took = answered - began;
         self.hedge_delay().record(bytes, took);
-        self.metrics().first_byte.add(took);
+        self.metrics().first_byte(took);
         Ok((response, answered))
     }
 

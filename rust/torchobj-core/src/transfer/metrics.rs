@@ -1,6 +1,8 @@
 //! Metrics of the requests of a client: latencies, failures, retries and hedges.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use super::histogram::{Counts, Histogram};
 use crate::error::ErrorKind;
@@ -8,15 +10,15 @@ use crate::error::ErrorKind;
 /// The counters of one client. Always enabled: they cost a few additions per request.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Time from the request of a read to the head of its response.
-    pub(crate) first_byte: Histogram,
-    /// Time from the head to the end of the body.
-    pub(crate) body: Histogram,
+    first_byte: Histogram,
+    body: Histogram,
     retries: AtomicU64,
     throttled: AtomicU64,
     connect_failures: AtomicU64,
     hedges: AtomicU64,
     hedges_won: AtomicU64,
+    /// Counters that include these.
+    whole: Option<Arc<Metrics>>,
 }
 
 /// Values of the counters of one client at one moment, or the sums over several clients.
@@ -39,28 +41,57 @@ pub struct MetricsSnapshot {
 }
 
 impl Metrics {
+    /// Counters that are also added to those of `whole`.
+    pub(crate) fn part_of(whole: &Arc<Self>) -> Arc<Self> {
+        Arc::new(Self { whole: Some(whole.clone()), ..Self::default() })
+    }
+
+    /// Calls `record` for these counters and for those that include them.
+    fn record(&self, record: impl Fn(&Self)) {
+        record(self);
+        if let Some(whole) = &self.whole {
+            record(whole);
+        }
+    }
+
+    /// Records the time from the request of a read to the head of its response.
+    pub(crate) fn first_byte(&self, took: Duration) {
+        self.record(|metrics| metrics.first_byte.add(took));
+    }
+
+    /// Records the time from the head to the end of the body.
+    pub(crate) fn body(&self, took: Duration) {
+        self.record(|metrics| metrics.body.add(took));
+    }
+
     /// Records that a request failed with an error of this kind.
     pub(crate) fn failed(&self, kind: ErrorKind) {
         match kind {
-            ErrorKind::Throttled => self.throttled.fetch_add(1, Ordering::Relaxed),
-            ErrorKind::Connect => self.connect_failures.fetch_add(1, Ordering::Relaxed),
-            _ => return,
-        };
+            ErrorKind::Throttled => self.count(|metrics| &metrics.throttled),
+            ErrorKind::Connect => self.count(|metrics| &metrics.connect_failures),
+            _ => {}
+        }
     }
 
     /// Records a retry.
     pub(crate) fn retried(&self) {
-        self.retries.fetch_add(1, Ordering::Relaxed);
+        self.count(|metrics| &metrics.retries);
     }
 
     /// Records a hedge.
     pub(crate) fn hedged(&self) {
-        self.hedges.fetch_add(1, Ordering::Relaxed);
+        self.count(|metrics| &metrics.hedges);
     }
 
     /// Records that the second response of a hedged read arrived first.
     pub(crate) fn hedge_won(&self) {
-        self.hedges_won.fetch_add(1, Ordering::Relaxed);
+        self.count(|metrics| &metrics.hedges_won);
+    }
+
+    fn count(&self, counter: impl Fn(&Self) -> &AtomicU64) {
+        self.record(|metrics| {
+            counter(metrics).fetch_add(1, Ordering::Relaxed);
+        });
     }
 
     /// The current values.

@@ -49,7 +49,7 @@ impl Bench {
     }
 
     fn announce(&self, names: &[Arc<ObjectRef>]) -> u64 {
-        let iterator = self.prefetcher.new_iterator();
+        let iterator = self.prefetcher.new_iterator(0);
         let objects = self.prefetcher.objects(self.source, names.iter().map(|name| &**name));
         self.prefetcher.announce(iterator, &objects);
         iterator
@@ -57,7 +57,7 @@ impl Bench {
 
     /// Takes the ranges and compares their bytes. Returns those that failed.
     fn take(&self, names: &[Arc<ObjectRef>]) -> Vec<Error> {
-        let taken = runtime().block_on(self.prefetcher.take_by_name(self.source, names));
+        let taken = runtime().block_on(self.prefetcher.take_by_name(0, self.source, names));
         assert_eq!(taken.len(), names.len());
         let mut failed = Vec::new();
         for (name, taken) in names.iter().zip(taken) {
@@ -187,7 +187,7 @@ fn read_through_failures(seed: u64) {
             assert!(failed.is_empty(), "{failed:?}");
         }
     }
-    assert_eq!(bench.prefetcher.stats().memory.over_budget, 0);
+    assert_eq!(bench.prefetcher.stats().over_budget, 0);
     bench.is_idle();
 }
 
@@ -230,7 +230,7 @@ fn a_read_continues_while_one_of_its_ranges_is_needed() {
     eventually("the read is running", || bench.faulty.pending() == 0);
     let (sender, receiver) = oneshot::channel();
     let demand = Demand::Name { source: bench.source, record: names[2].to_bytes() };
-    bench.prefetcher.demand(std::iter::once((demand, Waiter::Local(sender))));
+    bench.prefetcher.demand(0, std::iter::once((demand, Waiter::Local(sender))));
     bench.prefetcher.cancel(iterator);
     let read = runtime().block_on(receiver).unwrap().unwrap();
     assert!(read.buffer.as_slice() == &bench.body[20_000..30_000]);
@@ -259,6 +259,6 @@ fn ranges_that_are_read_together_stay_within_the_budget() {
         assert!(bench.take(names).is_empty());
     }
     let stats = bench.prefetcher.stats();
-    assert_eq!((stats.memory.over_budget, stats.misses, stats.objects), (0, 0, 1000));
+    assert_eq!((stats.over_budget, stats.misses, stats.objects), (0, 0, 1000));
     bench.is_idle();
 }

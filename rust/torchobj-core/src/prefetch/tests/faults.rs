@@ -19,9 +19,9 @@ fn a_panicking_read_is_an_error_of_its_object_only() {
     let (prefetcher, _, store) = prefetcher(MIB, 20, 1000);
     let (faulty, source) = faulty(&prefetcher, store, 1000, Policy::default());
     faulty.script(Operation::Get, [Fault::Panic; 3]);
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..10));
-    let taken = runtime().block_on(prefetcher.take(&objects(source, 0..20)));
+    let taken = runtime().block_on(prefetcher.take(0, &objects(source, 0..20)));
     let failed: Vec<_> = taken.iter().filter_map(|fetched| fetched.as_ref().err()).collect();
     assert_eq!(failed.len(), 3);
     assert!(failed.iter().all(|error| error.to_string().contains("panicked: a bug")));
@@ -37,10 +37,10 @@ fn a_wrong_size_fails_its_objects_only() {
     let (prefetcher, right, store) = prefetcher(MIB, 20, 1000);
     let policy = Policy { max_attempts: 2, ..Policy::default() };
     let (_, wrong) = faulty(&prefetcher, store, u64::MAX, policy);
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &[objects(wrong, 0..20), objects(right, 0..20)].concat());
-    assert_eq!(runtime().block_on(prefetcher.take(&objects(wrong, 0..20))).len(), 20);
-    assert!(runtime().block_on(prefetcher.take(&objects(right, 0..20))).iter().all(Result::is_ok));
+    assert_eq!(runtime().block_on(prefetcher.take(0, &objects(wrong, 0..20))).len(), 20);
+    assert!(runtime().block_on(prefetcher.take(0, &objects(right, 0..20))).iter().all(Result::is_ok));
     eventually("no memory is reserved", || prefetcher.window().reserved() == 0);
 }
 
@@ -65,7 +65,7 @@ fn an_announcement_concurrent_with_pump_is_read_at_once() {
         })
     };
     for number in 0..5000 {
-        let iterator = prefetcher.new_iterator();
+        let iterator = prefetcher.new_iterator(0);
         let read = prefetcher.stats().objects;
         round.wait();
         prefetcher.announce(iterator, &objects(source, [number % 20]));
@@ -82,7 +82,7 @@ fn demands_without_a_waiting_caller_are_not_read() {
     for index in 0..10 {
         let (sender, receiver) = oneshot::channel();
         drop(receiver);
-        prefetcher.demand(std::iter::once((Demand::Number(Object { source, index }), Waiter::Local(sender))));
+        prefetcher.demand(0, std::iter::once((Demand::Number(Object { source, index }), Waiter::Local(sender))));
     }
     eventually("all demands are dropped", || prefetcher.stats().in_flight == 0 && prefetcher.stats().announced == 0);
     assert_eq!((prefetcher.stats().objects, prefetcher.stats().memory.used), (0, 0));
@@ -100,7 +100,7 @@ fn reads_that_back_off_do_not_count_against_the_limit() {
     drop(backing_off);
     assert_eq!(prefetcher.stats().limit, others + 3);
     faulty.script(Operation::Get, [Fault::Fail(ErrorKind::Throttled); 2]);
-    assert!(runtime().block_on(prefetcher.take(&objects(source, 0..20))).iter().all(Result::is_ok));
+    assert!(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))).iter().all(Result::is_ok));
     assert_eq!(client.permits().backing_off(), 0);
 }
 
@@ -110,8 +110,8 @@ fn remain(is_memory_short: Option<bool>, announced: Range<u64>, with_worker: boo
     let (prefetcher, source, _store) = prefetcher(32 * MIB, 40, 1_000_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
     let claim = with_worker.then(|| worker.block(&[MIB], no_check).unwrap().unwrap());
-    drop(runtime().block_on(prefetcher.take(&objects(source, 0..20))));
-    prefetcher.announce(prefetcher.new_iterator(), &objects(source, announced));
+    drop(runtime().block_on(prefetcher.take(0, &objects(source, 0..20))));
+    prefetcher.announce(prefetcher.new_iterator(0), &objects(source, announced));
     eventually("no read runs", || prefetcher.stats().in_flight == 0);
     for seconds in [10, 20, 30] {
         prefetcher.release_free_memory(Instant::now() + Duration::from_secs(seconds), || is_memory_short);

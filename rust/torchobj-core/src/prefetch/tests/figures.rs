@@ -16,14 +16,14 @@ fn limited_prefetcher(store: Arc<FaultyStore>, count: u64, size: u64) -> (Arc<Pr
 #[test]
 fn reads_followed_by_no_other_for_lack_of_memory_are_counted_once() {
     let (prefetcher, source, _store) = prefetcher(2 * MIB, 64, 200_000);
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..64));
     eventually("the budget is used up", || prefetcher.stats().in_flight == 0 && prefetcher.stats().memory_limited > 0);
     let before = prefetcher.stats();
     assert!(before.memory_limited <= before.objects, "{before:?}");
     for _ in 0..100 {
         prefetcher.announce(iterator, &[]);
-        prefetcher.cancel(prefetcher.new_iterator());
+        prefetcher.cancel(prefetcher.new_iterator(0));
     }
     let after = prefetcher.stats();
     assert_eq!(
@@ -36,7 +36,7 @@ fn reads_followed_by_no_other_for_lack_of_memory_are_counted_once() {
 fn reads_followed_by_no_other_because_of_the_limit_are_counted_once() {
     let (_, _, store) = prefetcher(MIB, 200, 1000);
     let (prefetcher, source) = limited_prefetcher(Arc::new(FaultyStore::new(store)), 200, 1000);
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..200));
     all_read(&prefetcher, 200);
     let stats = prefetcher.stats();
@@ -66,7 +66,7 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
     faulty.script(Operation::Get, [Fault::Delay(late); 8]);
     for requested in [2, 4] {
         drop(worker.request(source, &[requested, requested + 1], Announcement::default(), no_check).unwrap());
-        drop(runtime().block_on(prefetcher.take(&objects(source, [requested + 10, requested + 11]))));
+        drop(runtime().block_on(prefetcher.take(0, &objects(source, [requested + 10, requested + 11]))));
     }
     // Two objects of one request count as one wait: twice as much would be longer than the requests took.
     let waited = prefetcher.stats().waited - before.0;
@@ -77,7 +77,7 @@ fn wait_time_is_the_sum_over_requests_of_workers_and_this_process() {
 fn memory_is_counted_as_read_ahead_granted_or_held() {
     let (prefetcher, source, _store) = prefetcher(8 * MIB, 12, 100_000);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &objects(source, 0..12));
     all_read(&prefetcher, 12);
     let figures = || {
@@ -86,11 +86,39 @@ fn memory_is_counted_as_read_ahead_granted_or_held() {
     };
     assert_eq!(figures(), [12, 0, 0]);
     let claimed = worker.request(source, &[0, 1, 2], Announcement::default(), no_check).unwrap();
-    let held = runtime().block_on(prefetcher.take(&objects(source, [3, 4])));
+    let held = runtime().block_on(prefetcher.take(0, &objects(source, [3, 4])));
     assert_eq!(figures(), [7, 3, 2]);
     drop(held);
     drop(claimed);
     prefetcher.cancel(iterator);
     eventually("all memory is free", || prefetcher.stats().memory.used == 0);
     assert_eq!(figures(), [0, 0, 0]);
+}
+
+#[test]
+fn each_loader_has_its_own_counters() {
+    let (prefetcher, source, _store) = prefetcher(8 * MIB, 40, 5000);
+    let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
+    worker.set_loader(7);
+    // Both announce the same objects; each takes its own.
+    let [first, second] = [8, 9].map(|loader| prefetcher.new_iterator(loader));
+    prefetcher.announce(first, &objects(source, 0..10));
+    prefetcher.announce(second, &objects(source, 0..10));
+    all_read(&prefetcher, 10);
+    drop(runtime().block_on(prefetcher.take(9, &objects(source, 0..10))));
+    assert_eq!([first, second].map(|iterator| prefetcher.taken(iterator)), [0, 10]);
+    let ahead = Announcement { iterator: worker.new_iterator(), objects: &[20, 21] };
+    drop(worker.request(source, &[30, 31, 32], ahead, no_check).unwrap());
+    all_read(&prefetcher, 15);
+    drop(worker.request(source, &[20, 21], Announcement::default(), no_check).unwrap());
+    let figures = |loader| {
+        let Stats { hits, misses, objects, bytes, requests, .. } = prefetcher.stats_of(loader);
+        (hits, misses, objects, bytes, requests.first_byte.quantile(0.5).is_some())
+    };
+    assert_eq!(figures(Some(7)), (2, 3, 5, 25_000, true));
+    assert_eq!(figures(Some(8)), (0, 0, 10, 50_000, true), "it was announced first, and was read for it");
+    assert_eq!(figures(Some(9)), (10, 0, 0, 0, false));
+    assert_eq!(figures(None), (12, 3, 15, 75_000, true));
+    prefetcher.remove_loader(7);
+    assert_eq!(figures(Some(7)), (0, 0, 0, 0, false));
 }

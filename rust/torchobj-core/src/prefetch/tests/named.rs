@@ -23,7 +23,7 @@ fn named_objects_are_read_ahead_and_ranges_count_by_their_length() {
     let (prefetcher, listed, _store) = prefetcher(8 * MIB, 3, 100_000);
     let (source, named) = names(&prefetcher, listed);
     let refs: Vec<ObjectRef> = ["k0", "k1 5..25", "k2 99990..", "k1 5..25", "k1 90000..200000"].map(named).into();
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     let objects = prefetcher.objects(source, refs.iter());
     assert_eq!(objects[1], objects[3]);
     prefetcher.announce(iterator, &objects);
@@ -31,7 +31,7 @@ fn named_objects_are_read_ahead_and_ranges_count_by_their_length() {
     assert_eq!(prefetcher.pending(iterator), charges.iter().sum());
     all_read(&prefetcher, 4);
     let taken =
-        runtime().block_on(prefetcher.take_by_name(source, &refs.into_iter().map(Arc::new).collect::<Vec<_>>()));
+        runtime().block_on(prefetcher.take_by_name(0, source, &refs.into_iter().map(Arc::new).collect::<Vec<_>>()));
     for (fetched, (byte, len)) in taken.iter().zip([(0, 100_000), (1, 20), (2, 10), (1, 20), (1, 10_000)]) {
         assert!(fetched.as_ref().unwrap().buffer.as_slice() == vec![byte; len]);
     }
@@ -43,7 +43,7 @@ fn a_worker_requests_objects_by_name_and_each_failure_is_separate() {
     let (prefetcher, listed, _store) = prefetcher(8 * MIB, 3, 1000);
     let (source, named) = names(&prefetcher, listed);
     let worker = Arc::new(Worker::inherit(prefetcher.arena()).unwrap());
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     prefetcher.announce(iterator, &prefetcher.objects(source, [named("k1 1..4")].iter()));
     let mut requested: Vec<Vec<u8>> =
         ["k0", "k1 1..4", "missing", "k5", "k2 1000..2000"].map(|key| named(key).to_bytes()).into();
@@ -129,7 +129,7 @@ fn clients_of_names_count_in_the_limit_once_created() {
     let named = |index| ObjectRef::new(format!("memory://m/k{index}"), 0, Some(1000), None, None).unwrap();
     let refs: Vec<ObjectRef> = (0..20).map(named).collect();
     faulty.script(Operation::Get, [Fault::Delay(Duration::from_secs(3600)); 12]);
-    let iterator = prefetcher.new_iterator();
+    let iterator = prefetcher.new_iterator(0);
     assert_eq!(prefetcher.stats().limit, 1);
     prefetcher.announce(iterator, &prefetcher.objects(source, refs.iter()));
     eventually("the limit of reads is reached", || faulty.pending() == 0);
@@ -148,7 +148,7 @@ fn a_batch_of_very_many_names_is_complete() {
     let name = |start: usize| Arc::new(named(&format!("k0 {start}..{}", start + length(start))));
     let refs: Vec<Arc<ObjectRef>> = (0..66_000).map(name).collect();
     for names in [&refs[..], &refs[..2000]] {
-        let taken = runtime().block_on(prefetcher.take_by_name(source, names));
+        let taken = runtime().block_on(prefetcher.take_by_name(0, source, names));
         assert_eq!(taken.len(), names.len());
         for (start, fetched) in taken.into_iter().enumerate() {
             assert_eq!(fetched.unwrap().buffer.len(), length(start).min(66_000 - start), "{start}");

@@ -1,6 +1,6 @@
 //! Eviction of entries when memory is short: shares of the iterators, and the entry to evict. `Window` decides when.
 
-use super::{State, Window};
+use super::{Next, State, Window};
 
 impl<B, W> Window<B, W> {
     /// The equal share of an active iterator in the bytes that iterators hold.
@@ -26,20 +26,20 @@ impl<B, W> Window<B, W> {
         self.ready.iter().rev().find(idle).copied()
     }
 
-    /// Evicts a ready entry in favour of the iterator `winner`: queues it again and returns its result.
-    pub(super) fn evict(&mut self, number: u64, winner: u64) -> B {
+    /// Evicts a ready entry in favour of the iterator `winner`: queues it again. Its result is to be dropped.
+    pub(super) fn evict(&mut self, number: u64, winner: u64) -> Next<B> {
         self.ready.remove(&number);
         let entry = self.entries.get_mut(&number).expect("each number in `ready` has an entry");
         let State::Ready(body) = std::mem::replace(&mut entry.state, State::Queued) else {
             unreachable!("each number in `ready` has a ready entry");
         };
-        let (iterator, charge) = (entry.iterator, entry.charge);
+        let (iterator, loader, charge) = (entry.iterator, entry.loader, entry.charge);
         self.subtract_held(iterator, charge);
         if let Some(iterator_state) = self.iterators.get_mut(&iterator) {
             iterator_state.queued.insert(number);
             iterator_state.paused |= iterator != winner;
         }
-        body
+        Next::Evict(body, loader)
     }
 
     /// Removes an entry if its waiter has stopped waiting, as `closed` reports. Returns the waiter.

@@ -27,6 +27,11 @@ impl<B, W> Window<B, W> {
         self.iterators.get(&iterator).map_or(0, |iterator_state| iterator_state.announced)
     }
 
+    /// Number of entries of an iterator that were taken.
+    pub(in crate::prefetch) fn taken(&self, iterator: u64) -> u64 {
+        self.iterators.get(&iterator).map_or(0, |iterator_state| iterator_state.taken)
+    }
+
     /// Bytes of entries that are ready or being read.
     pub(super) fn held(&self) -> u64 {
         let begun =

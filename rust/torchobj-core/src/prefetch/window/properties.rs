@@ -123,7 +123,7 @@ impl Simulation {
     fn take(&mut self, object: Object) {
         self.waiters += 1;
         self.waiting.insert(self.waiters, object);
-        let (found, delivery) = self.window.take(object, charge(object), self.waiters);
+        let (found, delivery) = self.window.take(object, 0, charge(object), self.waiters);
         assert_eq!(found == TakeOutcome::Hit, matches!(delivery, Some((_, Ok(_)))));
         self.deliver(delivery);
     }
@@ -160,7 +160,7 @@ impl Simulation {
                     assert!(self.reading.iter().flat_map(readings).all(is_new), "it is being read");
                     self.reading.push(job);
                 }
-                Next::Evict(body) => {
+                Next::Evict(body, _) => {
                     drop(body);
                     evicted += 1;
                     assert!(evicted < 10_000, "evicts and reads for ever");
@@ -188,7 +188,7 @@ impl Simulation {
     }
 
     fn finish_entry(&mut self, reading: Reading, end: End, is_needed: bool) {
-        let Reading { number, object, reservation } = reading;
+        let Reading { number, object, reservation, .. } = reading;
         let result = match end {
             End::Read => Some(Ok(Body::new(object, &self.used))),
             End::Failed => Some(Err(Error::new(ErrorKind::NotFound, Operation::Get, "", "injected"))),

@@ -1,0 +1,124 @@
+//! The slots of a worker process: one for each of its concurrent requests. `worker` sends the requests.
+
+use std::cell::Cell;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+
+use super::layout::{Header, SLOTS};
+use super::owner::notify;
+use super::sync;
+use super::worker::{OWNER_CHECK_INTERVAL, OWNER_CHECK_TIMESPEC, Unanswered, Worker};
+
+/// Time limit for the owner to free the slot of a worker that has exited, when all are in use.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Maximum number of slots for the threads of a process, which otherwise wait for each other. Signal handlers take more.
+const MAX_SLOTS: usize = 4;
+
+thread_local! {
+    /// Number of requests of this thread that wait for answers: more than one if a signal handler requests objects.
+    static REQUESTS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The slots of this process. Each sends one request at a time.
+#[derive(Default)]
+pub(super) struct OwnSlots {
+    state: Mutex<State>,
+    /// Notified when a slot is idle again.
+    returned: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    taken: usize,
+    idle: Vec<TakenSlot>,
+}
+
+impl OwnSlots {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// A slot of this process, and its last request.
+#[derive(Clone, Copy)]
+pub(super) struct TakenSlot {
+    pub(super) index: u32,
+    pub(super) number: u32,
+    /// Number of answers to the last request (0 if it only announced) that were not read, because the caller was
+    /// interrupted.
+    pub(super) unread: Option<usize>,
+}
+
+/// A slot during a request.
+pub(super) struct SlotInUse<'a> {
+    slots: &'a OwnSlots,
+    pub(super) slot: TakenSlot,
+}
+
+impl<'a> SlotInUse<'a> {
+    fn new(slots: &'a OwnSlots, slot: TakenSlot) -> Self {
+        REQUESTS.set(REQUESTS.get() + 1);
+        Self { slots, slot }
+    }
+}
+
+impl Drop for SlotInUse<'_> {
+    fn drop(&mut self) {
+        REQUESTS.set(REQUESTS.get() - 1);
+        self.slots.state().idle.push(self.slot);
+        self.slots.returned.notify_one();
+    }
+}
+
+impl Worker {
+    /// An idle slot of this process, or another one: for the first request, for that of a signal handler, which the request
+    /// that it interrupted waits for, and, up to a limit, for a thread that has waited for long.
+    pub(super) fn slot<E>(&self, check: &mut impl FnMut() -> Result<(), E>) -> Result<SlotInUse<'_>, Unanswered<E>> {
+        let header = Header(&self.map);
+        let (since, is_nested) = (Instant::now(), REQUESTS.get() > 0);
+        loop {
+            let vacated = sync::published(header.vacated());
+            let mut slots = self.slots.state();
+            if let Some(idle) = slots.idle.pop() {
+                drop(slots);
+                return Ok(SlotInUse::new(&self.slots, idle));
+            }
+            let has_waited = since.elapsed() >= OWNER_CHECK_INTERVAL;
+            let may_take = is_nested || slots.taken == 0 || (has_waited && slots.taken < MAX_SLOTS);
+            if let Some(index) = may_take.then(|| self.take_slot()).flatten() {
+                slots.taken += 1;
+                drop(slots);
+                return Ok(SlotInUse::new(&self.slots, TakenSlot { index, number: 0, unread: None }));
+            }
+            if is_nested || slots.taken == 0 {
+                drop(slots);
+                if since.elapsed() >= SLOT_TIMEOUT {
+                    return Err(Unanswered::NoFreeSlot);
+                }
+                header.slot_needed().store(1, Release);
+                notify(&self.eventfd);
+                let _ = futex::wait(header.vacated(), futex::Flags::empty(), vacated, Some(&OWNER_CHECK_TIMESPEC));
+            } else {
+                drop(
+                    self.slots
+                        .returned
+                        .wait_timeout(slots, OWNER_CHECK_INTERVAL)
+                        .expect("no holder of this lock panics"),
+                );
+            }
+            self.check(check)?;
+        }
+    }
+
+    fn take_slot(&self) -> Option<u32> {
+        let header = Header(&self.map);
+        let taken = (0..SLOTS)
+            .find(|index| header.slot(*index).worker().compare_exchange(0, self.process, AcqRel, Relaxed).is_ok())?;
+        header.slots().fetch_max(taken + 1, AcqRel);
+        Some(taken)
+    }
+}

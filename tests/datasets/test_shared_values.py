@@ -1,0 +1,70 @@
+"""The epoch, counters and flags that a dataset shares with its workers."""
+
+import concurrent.futures
+import multiprocessing
+import pickle
+
+import pytest
+import torch
+
+from torchobj.datasets.shared_values import SharedCounter, SharedEpoch
+
+ADDED = 2000
+
+
+class Counting(torch.utils.data.Dataset):
+    """Adds to its counter for each sample."""
+
+    def __init__(self):
+        self.counter = SharedCounter()
+
+    def __len__(self):
+        return ADDED
+
+    def __getitem__(self, index):
+        self.counter.add()
+        return index
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.matrix)])
+def test_workers_of_several_loaders_with_the_same_numbers_lose_no_count(context):
+    data = Counting()
+    settings = {"batch_size": 50, "num_workers": 2, "multiprocessing_context": context}
+    loaders = [iter(torch.utils.data.DataLoader(data, **settings)) for _ in range(2)]
+    for _ in zip(*loaders, strict=True):
+        pass
+    assert data.counter.total() == 2 * ADDED
+
+
+def test_threads_lose_no_count():
+    counter = SharedCounter()
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: counter.add(), range(ADDED)))
+    assert counter.total() == ADDED
+
+
+def add_and_return_total(counter, queue):
+    counter.add()
+    queue.put(counter.total())
+
+
+def test_a_copy_in_a_process_that_is_no_worker_counts_for_itself():
+    counter = SharedCounter()
+    counter.add()
+    copy = pickle.loads(pickle.dumps(counter))
+    copy.add()
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    process = context.Process(target=add_and_return_total, args=(counter, queue))
+    process.start()
+    assert queue.get() == 2
+    process.join()
+    assert (counter.total(), copy.total()) == (1, 2)
+
+
+def test_each_kind_of_warning_has_a_flag_of_its_own():
+    epoch = SharedEpoch()
+    kinds = ["division", "uneven", "repeated", "no samples"]
+    assert [epoch.is_first_warning(kind) for kind in kinds] == [True] * 4
+    assert [epoch.is_first_warning(kind) for kind in kinds] == [False] * 4
+    assert epoch.get() == 0
