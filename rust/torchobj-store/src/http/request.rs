@@ -2,15 +2,19 @@
 //! body of an error. [`Authorize`] and [`Dialect`] implement the differences between providers. Does not retry.
 
 use std::borrow::Cow;
+use std::time::{Duration, Instant};
 
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::types::Payload;
 
 use super::dialect::Dialect;
-use super::{Failure, Origin, Proxy, Response, encode, redirect};
+use super::{Failure, Origin, Proxy, Response, encode, redirect, sanitize};
 
 /// Maximum number of redirects of a request.
 const MAX_REDIRECTS: usize = 3;
+
+/// Maximum number of characters of a URL in the log: those of the longest key, 1024 bytes, and its bucket.
+const MAX_LOGGED: usize = 1200;
 
 /// Names in lower case, and values.
 pub(crate) type Headers<'a> = Vec<(&'a str, Cow<'a, str>)>;
@@ -75,7 +79,9 @@ pub(crate) async fn send(
     let mut redirected: Option<Origin> = None;
     for _ in 0..=MAX_REDIRECTS {
         let origin = redirected.as_ref().unwrap_or(origin);
+        let started = Instant::now();
         let response = exchange(request, origin, authorize).await;
+        log_request(request, &response, started.elapsed(), dialect);
         let response = response.map_err(|failure| failure.into_error(operation, url()))?;
         if (200..=299).contains(&response.status) {
             return Ok(response);
@@ -97,6 +103,23 @@ pub(crate) async fn send(
         }
     }
     Err(Failure::new(ErrorKind::Protocol, "too many redirects").into_error(operation, url()))
+}
+
+/// Logs a request and the head of its response. The query and the headers are left out: they may contain secrets.
+fn log_request(request: &Request<'_>, response: &Result<Response, Failure>, took: Duration, dialect: &dyn Dialect) {
+    if !log::log_enabled!(log::Level::Debug) {
+        return;
+    }
+    let (operation, url) = (request.operation, sanitize(&dialect.url(request.key), MAX_LOGGED));
+    let ms = took.as_secs_f64() * 1000.0;
+    match response {
+        Ok(response) => {
+            let received = response.length().unwrap_or_default();
+            let sent = request.payload.len();
+            log::debug!("{operation} {url}: {}, {sent} bytes sent, {received} to receive, {ms:.1} ms", response.status);
+        }
+        Err(failure) => log::debug!("{operation} {url}: {failure}, {ms:.1} ms"),
+    }
 }
 
 /// Sends a request to `origin` and returns its response with any status.
