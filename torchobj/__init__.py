@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
-from torchobj.checkpoint.files import ObjectWriter, S3Checkpoint, open  # noqa: A004  the builtin's name, as in io and gzip
+from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
+from torchobj.checkpoint.s3_checkpoint import S3Checkpoint
 from torchobj.config import FileOptions, GCSOptions, S3ClientConfig, S3Options, StoreConfig, load_config
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
 from torchobj.memory import set_budget, set_memory_budget
-from torchobj.reads import get_many
+from torchobj.reads import get, get_many
 from torchobj.shard_writer import ShardWriter
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload
 from torchobj.tar_index import TarIndex
@@ -134,6 +135,7 @@ __all__ = [
     "collate",
     "decode",
     "files",
+    "get",
     "get_many",
     "load",
     "load_config",

@@ -320,6 +320,20 @@ class Buffer:
             >>> bytes(Buffer(b"abc").view(1, 3))
             b'bc'
         """
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Returns the bytes as text.
+
+        Args:
+            encoding: As for `bytes.decode`.
+            errors: As for `bytes.decode`.
+
+        Raises:
+            UnicodeDecodeError: The bytes are not text in this encoding.
+
+        Example:
+            >>> Buffer(b"abc").decode()
+            'abc'
+        """
 
 @final
 class ManifestBuilder:

@@ -8,9 +8,9 @@ from torchobj._torchobj import Buffer, ObjectRef
 from torchobj.buffers import contiguous
 from torchobj.config import Prefix, S3ClientConfig, StoreConfig, prefix_in_bucket, resolved, store_config
 from torchobj.exceptions import ConfigError
-from torchobj.urls import parse_url
+from torchobj.urls import parse_object_url, parse_url
 
-__all__ = ["checked_list", "get_many", "read_jobs"]
+__all__ = ["checked_list", "get", "get_many", "read_jobs"]
 
 _Target = TypeVar("_Target", bound=str | ObjectRef)
 
@@ -31,6 +31,30 @@ def read_jobs(
     if len(into) != len(jobs):
         raise ConfigError(f"into has {len(into)} buffers for {len(jobs)} objects")
     return _torchobj.get_many(jobs, [contiguous(buffer) for buffer in into], return_errors=return_errors)
+
+
+def get(url: str, *, version: str | None = None, config: StoreConfig | S3ClientConfig | None = None) -> Buffer:
+    """Reads an object, as `Store.get`.
+
+    Args:
+        url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
+        version: The version to read.
+        config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
+
+    Raises:
+        ConfigError: The URL does not name an object.
+        ObjectNotFoundError: The object does not exist.
+        StoreError: Errors that persist after the retries.
+
+    Example:
+        >>> import torchobj
+        >>> _ = torchobj.Store("memory://a").put("x.txt", b"text")
+        >>> get("memory://a/x.txt").decode()
+        'text'
+    """
+    parsed = parse_object_url(url)
+    store = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
+    return store.get(parsed.key, version=version)
 
 
 @overload

@@ -55,6 +55,7 @@ from torchobj import (
     collate,
     decode,
     files,
+    get,
     get_many,
     load,
     load_config,
@@ -156,6 +157,11 @@ def stores() -> None:
     ref = ObjectRef("s3://bucket/key", start=0, end=4)
     assert_type(store.get_many([ref, "a"]), list[Buffer])
     assert_type(get_many([ref]), list[Buffer])
+    assert_type(get("s3://bucket/key").decode(), str)
+    assert_type(store.open("a"), ObjectReader)
+    assert_type(store.open("a", "wb"), ObjectWriter)
+    assert_type(store.open("a", "r", encoding="latin-1").read(), str)
+    assert_type(open("s3://bucket/key", "w").write("text"), int)
     assert_type(get_many([ref], into=[bytearray(4)], return_errors=True), list[Buffer | int | Exception])
     assert_type(store.head("key"), ObjectInfo)
     for page in store.list("prefix/").pages():

@@ -1,4 +1,4 @@
-"""Objects as binary files: `open`, `ObjectWriter`, and `S3Checkpoint` of s3torchconnector.
+"""Objects as files: `open`, `ObjectWriter` and `TextFile`.
 
 `ObjectReader` is written in Rust. Does not import torch, but recognises the output of a `torch.save` that failed.
 """
@@ -13,12 +13,12 @@ from torchobj._torchobj import ObjectReader
 from torchobj.buffers import contiguous
 from torchobj.checkpoint.archive import records_in
 from torchobj.conditions import condition
-from torchobj.config import S3ClientConfig, StoreConfig, one_config, resolved, store_config
+from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
 from torchobj.files.attributes import ObjectAttributes, native_attributes
 from torchobj.urls import Url, parse_object_url, parse_url
 
-__all__ = ["ObjectWriter", "S3Checkpoint", "open"]
+__all__ = ["ObjectWriter", "TextFile", "open"]
 
 logger = logging.getLogger("torchobj")
 
@@ -266,6 +266,30 @@ def open_reader(
     return ObjectReader.open(store, str(parsed), parsed.bucket, parsed.key, jump_bytes, ahead_bytes, version)
 
 
+class TextFile(io.TextIOWrapper):
+    """A text file over a binary file of torchobj.
+
+    As with `ObjectWriter`, the object does not appear if the `with` block raises, or if the file is dropped unclosed.
+    """
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._abort()
+        super().__exit__(kind, error, traceback)
+
+    def __del__(self) -> None:
+        # io.TextIOWrapper would call close, which would create an incomplete object.
+        self._abort()
+
+    def _abort(self) -> None:
+        buffer = getattr(self, "buffer", None)
+        if isinstance(buffer, ObjectWriter) and not buffer.closed:
+            logger.warning("%s: not closed without an error: nothing was written", buffer.url)
+            buffer.abort()
+
+
 @overload
 def open(  # noqa: A001  the builtin's name, as in io and gzip
     url: str, mode: Literal["rb"] = "rb", *, config: StoreConfig | S3ClientConfig | None = None
@@ -279,6 +303,30 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
     overwrite: bool = True,
     if_version: str | None = None,
 ) -> ObjectWriter: ...
+@overload
+def open(  # noqa: A001  the builtin's name, as in io and gzip
+    url: str,
+    mode: Literal["r", "rt", "w", "wt", "x", "xt"],
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    overwrite: bool = True,
+    if_version: str | None = None,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> TextFile: ...
+@overload
+def open(  # noqa: A001  the builtin's name, as in io and gzip
+    url: str,
+    mode: str,
+    *,
+    config: StoreConfig | S3ClientConfig | None = None,
+    overwrite: bool = True,
+    if_version: str | None = None,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> ObjectReader | ObjectWriter | TextFile: ...
 
 
 def open(  # noqa: A001  the builtin's name, as in io and gzip
@@ -288,21 +336,27 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
     config: StoreConfig | S3ClientConfig | None = None,
     overwrite: bool = True,
     if_version: str | None = None,
-) -> ObjectReader | ObjectWriter:
-    """Opens an object as a binary file.
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+) -> ObjectReader | ObjectWriter | TextFile:
+    """Opens an object as a file.
 
     Args:
         url: `s3://bucket/key`, `gs://bucket/key`, `file:///folder/file` or `memory://name/key`.
-        mode: `rb` reads, fetching ahead of the position; `wb` writes; `xb` is `wb` with `overwrite=False`.
+        mode: `rb` reads, fetching ahead of the position; `wb` writes; `xb` is `wb` with `overwrite=False`. `r`, `w` and
+            `x`, with or without a `t`, are the same for text.
         config: A `StoreConfig`, or the `S3ClientConfig` of s3torchconnector.
-        overwrite: If False, the object must not exist when the file is closed. For `wb` only.
-        if_version: The object must have this version when the file is closed. For `wb` only.
+        overwrite: If False, the object must not exist when the file is closed. For `wb` and `w` only.
+        if_version: The object must have this version when the file is closed. For `wb` and `w` only.
+        encoding: Encoding of text; None: UTF-8, in every environment.
+        errors, newline: As for the builtin `open`. For text only.
 
     Returns:
         A file. If it is for writing, `close()` creates the object, unless a write failed before.
 
     Raises:
-        ConfigError: The mode is unknown, the URL does not name an object, or the mode takes no condition.
+        ConfigError: The mode is unknown, the URL does not name an object, or the mode does not take an argument.
         PreconditionFailedError: From `close()`: the condition does not hold. This is also a `FileExistsError`.
 
     Example:
@@ -311,64 +365,23 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
         4
         >>> open("memory://example/x.bin").read()
         b'four'
+        >>> open("memory://example/x.bin", "r").read()
+        'four'
     """
-    if mode not in ("rb", "wb", "xb"):
-        raise ConfigError(f"mode={mode!r}: must be rb, wb or xb")
-    if mode != "wb" and (if_version is not None or (mode == "rb" and overwrite is not True)):
+    binary = mode if mode.endswith("b") else f"{mode.removesuffix('t')}b"
+    if binary not in ("rb", "wb", "xb"):
+        raise ConfigError(f"mode={mode!r}: must be rb, wb or xb, or r, w or x for text")
+    if binary != "wb" and (if_version is not None or (binary == "rb" and overwrite is not True)):
         given = f"overwrite={overwrite!r}" if if_version is None else f"if_version={if_version!r}"
-        raise ConfigError(f"mode={mode!r}, {given}: exclude each other; conditions need mode='wb'")
-    if mode == "rb":
-        return open_reader(url, store_config(config))
-    return ObjectWriter(url, config=config, overwrite=overwrite, if_version=if_version, if_none_match=mode == "xb")
-
-
-class S3Checkpoint:
-    """Writes and reads checkpoints in S3.
-
-    Args:
-        region: Region of the bucket; detected if None.
-        endpoint: URL of the store; AWS or the environment's if None.
-        s3client_config: An `S3ClientConfig`, or a `StoreConfig`.
-        config: The same as `s3client_config`, by its name in torchobj.
-
-    Example:
-        ```python
-        checkpoint = S3Checkpoint()
-        with checkpoint.writer("s3://bucket/step-100.pt") as writer:
-            torch.save(model.state_dict(), writer)
-        with checkpoint.reader("s3://bucket/step-100.pt") as reader:
-            state = torch.load(reader)
-        ```
-    """
-
-    def __init__(
-        self,
-        region: str | None = None,
-        endpoint: str | None = None,
-        s3client_config: S3ClientConfig | StoreConfig | None = None,
-        *,
-        config: StoreConfig | S3ClientConfig | None = None,
-    ) -> None:
-        self.region, self.endpoint = region, endpoint
-        self._config = store_config(one_config(config, s3client_config), region, endpoint)
-
-    def reader(self, s3_uri: str) -> ObjectReader:
-        """Returns a file to read an object, for `torch.load`: large tensors are read in parallel into their own memory.
-
-        Raises:
-            ConfigError: The URL is not an `s3://` URL of an object.
-        """
-        return open_reader(str(parse_url(s3_uri, ("s3",))), self._config)
-
-    def writer(self, s3_uri: str, *, overwrite: bool = True, if_version: str | None = None) -> ObjectWriter:
-        """Returns a file to write an object, for `torch.save`: see `ObjectWriter`.
-
-        Args:
-            s3_uri: The URL of the object.
-            overwrite, if_version: As for `ObjectWriter`.
-
-        Raises:
-            ConfigError: The URL is not an `s3://` URL of an object, or conditions exclude each other.
-        """
-        url = str(parse_url(s3_uri, ("s3",)))
-        return ObjectWriter(url, config=self._config, overwrite=overwrite, if_version=if_version)
+        raise ConfigError(f"mode={mode!r}, {given}: exclude each other; conditions need mode='wb' or 'w'")
+    text = {"encoding": encoding, "errors": errors, "newline": newline}
+    if binary == mode and any(value is not None for value in text.values()):
+        raise ConfigError(f"mode={mode!r}, {text}: exclude each other; text needs mode={mode[0]!r}")
+    file: Any
+    if binary == "rb":
+        file = open_reader(url, store_config(config))
+    else:
+        file = ObjectWriter(
+            url, config=config, overwrite=overwrite, if_version=if_version, if_none_match=binary == "xb"
+        )
+    return file if binary == mode else TextFile(file, encoding or "utf-8", errors, newline)

@@ -1,21 +1,52 @@
-"""The methods of `Store` that transfer files. `transfers` implements them."""
+"""The methods of `Store` for files. `transfers` implements those that transfer, `checkpoint.files` opens objects."""
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from torchobj._torchobj import ObjectReader
+from torchobj.checkpoint import files
+from torchobj.checkpoint.files import ObjectWriter, TextFile
 from torchobj.files.attributes import ObjectAttributes
 from torchobj.files.results import ProgressCallback, Transfer
 from torchobj.files.transfers import FilePath, file_from_store, file_to_store
 
 if TYPE_CHECKING:
     from torchobj import _torchobj
+    from torchobj.config import StoreConfig
 
 __all__ = ["FileMethods"]
 
 
 class FileMethods:
-    """Uploads and downloads files, for classes with a native store."""
+    """Uploads and downloads files, and opens objects, for classes with a native store."""
 
     _native: "_torchobj.NativeStore"
+    _url: str
+    _config: "StoreConfig"
+
+    @overload
+    def open(self, key: str, mode: Literal["rb"] = "rb") -> ObjectReader: ...
+    @overload
+    def open(
+        self, key: str, mode: Literal["wb", "xb"], *, overwrite: bool = True, if_version: str | None = None
+    ) -> ObjectWriter: ...
+    @overload
+    def open(self, key: str, mode: Literal["r", "rt", "w", "wt", "x", "xt"], **arguments: Any) -> TextFile: ...
+    @overload
+    def open(self, key: str, mode: str, **arguments: Any) -> ObjectReader | ObjectWriter | TextFile: ...
+
+    def open(self, key: str, mode: str = "rb", **arguments: Any) -> ObjectReader | ObjectWriter | TextFile:
+        """Opens an object as a file, as `torchobj.open`.
+
+        Args:
+            key: The object.
+            mode: `rb`, `wb` or `xb`; `r`, `w` or `x` for text.
+            arguments: `overwrite` and `if_version`; for text also `encoding`, `errors` and `newline`.
+
+        Raises:
+            ConfigError: The mode is unknown, or does not take an argument.
+            PreconditionFailedError: From `close()` of a file for writing: the condition does not hold.
+        """
+        return files.open(f"{self._url}/{key}", mode, config=self._config, **arguments)
 
     def upload_file(
         self,

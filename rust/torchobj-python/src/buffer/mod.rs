@@ -10,7 +10,7 @@ mod read_ahead;
 mod read_bytes;
 mod reader;
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyIndexError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyMemoryView};
+use pyo3::types::{PyBytes, PyMemoryView, PyString};
 #[cfg(target_os = "linux")]
 use torchobj_core::arena::Claim;
 use torchobj_core::buffer::{Buffer as CoreBuffer, Memory, PendingBuffer, SharedBuffer};
@@ -185,6 +185,23 @@ impl Buffer {
             Some((start, end)) => Ok(Self::shared(slf)?.view(start..end).into()),
             None => Err(PyIndexError::new_err(format!("bytes {start}..{end} of a buffer of {length} bytes"))),
         }
+    }
+
+    /// Returns the bytes as text.
+    ///
+    /// Args:
+    ///     encoding: As for `bytes.decode`.
+    ///     errors: As for `bytes.decode`.
+    ///
+    /// Raises:
+    ///     UnicodeDecodeError: The bytes are not text in this encoding.
+    ///
+    /// Example:
+    ///     >>> Buffer(b"abc").decode()
+    ///     'abc'
+    #[pyo3(signature = (encoding="utf-8", errors="strict"))]
+    fn decode<'py>(slf: &Bound<'py, Self>, encoding: &str, errors: &str) -> PyResult<Bound<'py, PyString>> {
+        PyString::from_encoded_object(slf, Some(&CString::new(encoding)?), Some(&CString::new(errors)?))
     }
 
     /// Returns a byte as an int, or a slice as a memoryview that shares the memory.
