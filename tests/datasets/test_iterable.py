@@ -175,6 +175,7 @@ def sets_epoch(samples, epoch, queue):
 def test_a_copy_in_another_rank_has_its_own_epoch(folder, context):
     multi = multiprocessing.get_context(context)
     samples = dataset(folder, shuffle=True)
+    samples.set_epoch(0)
     before = list(itertools.islice(samples, 5))
     queue = multi.Queue()
     process = multi.Process(target=sets_epoch, args=(samples, 5, queue))
@@ -346,6 +347,7 @@ def test_datasets_of_the_classmethods_are_shuffled_by_their_attributes(filled_bu
     )
     assert list(samples) == list(range(20))
     samples.shuffle, samples.seed = True, 5
+    samples.set_epoch(0)
     assert list(samples) == shuffled(20, 5, 0).tolist()
     samples.uneven = "pad"
     with pytest.raises(exceptions.ConfigError, match="enable_sharding"):

@@ -48,7 +48,7 @@ class InterleaveDataset(torch.utils.data.Dataset[Sample_co]):
         datasets: The datasets: of torchobj, torch's wrappers of these, other datasets, and mixtures.
         probabilities: Probability with which a sample is drawn from each dataset; they must sum to 1. None: the
             datasets take turns.
-        seed: Seed of the draws; 0 or more.
+        seed: Seed of the draws; 0 or more. With an iterable dataset, each pass has the draws of the next epoch.
         stopping_strategy: `first_exhausted` ends when one dataset, or the part of it that a worker has, is exhausted.
             `all_exhausted` ends when each was exhausted once; until then exhausted ones start again.
         enable_sharding, rank, world_size, mesh: With an iterable dataset: as for `TarIterableDataset`; they apply to
@@ -252,11 +252,11 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
     def _set_epoch_of_datasets(self) -> None:
         for dataset, iterable in zip(self.datasets, self._iterable, strict=True):
             if iterable and callable(set_epoch := getattr(dataset, "set_epoch", None)):
-                set_epoch(self._epoch.get())
+                set_epoch(self._epoch.next())
 
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
-        shard, epoch = self._shard(), self._epoch.get()
+        shard, epoch = self._shard(), self._pass_epoch()
         lengths = [
             None if iterable else _length(number, dataset)
             for number, (dataset, iterable) in enumerate(zip(self.datasets, self._iterable, strict=True))
@@ -275,7 +275,7 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
         passes: list[MemberPass] = []
         for number, (dataset, state) in enumerate(zip(self.datasets, states, strict=True)):
             if self._iterable[number]:
-                passes.append(IterablePass(dataset, self._ranks, len(self.datasets), state))
+                passes.append(IterablePass(dataset, self._ranks, epoch, len(self.datasets), state))
             else:
                 passes.append(MapPass(dataset, (self.seed, epoch, number), shard, len(self.datasets), state))
         draws = Draws(len(passes), self.probabilities, (self.seed, epoch, shard.rank, shard.worker))

@@ -54,7 +54,8 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
         mesh: A `DeviceMesh`, instead of `rank` and `world_size`. Ranks that differ only in dimensions for parts of the
             model, such as `tp`, `cp` and `pp`, get the same samples. Dimensions with names such as `dp`, `fsdp`,
             `dp_replicate` and `data_parallel` divide them; pass `mesh["name"]` to divide by one of another name.
-        shuffle: Whether to shuffle, in an order that depends on `seed` and the epoch only. See `set_epoch`.
+        shuffle: Whether to shuffle, in an order that depends on `seed` and the epoch only. Each pass has the order of
+            the next epoch, unless `set_epoch` is called.
         seed: Seed of the order; 0 or more.
         uneven: With `enable_sharding`, what to do if the objects do not divide evenly among ranks: `drop` leaves out
             the rest, `pad` repeats some of the first ones; then all ranks yield the same number of samples, and with
@@ -217,7 +218,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
 
     def _options(self) -> list[str]:
         order = f"shuffle=True, seed={self.seed}" if self.shuffle else "shuffle=False"
-        return [order, f"enable_sharding={self._ranks.is_divided}", f"epoch {self._epoch.get()}"]
+        return [order, f"enable_sharding={self._ranks.is_divided}", f"epoch {self._epoch.next()}"]
 
     def _check(self) -> None:
         check_kinds(self, "True or False", (bool,), "shuffle")
@@ -239,7 +240,7 @@ class ObjectIterableDataset(ListingDataset[Sample_co], PassDataset[Sample_co]):
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
         self._warn_of_repeated_samples(self._listing.name)
-        shard, epoch, kind = self._shard(), self._epoch.get(), self._reader_constructor
+        shard, epoch, kind = self._shard(), self._pass_epoch(), self._reader_constructor
         pages = self._listing.pages() if shard == Shard() and not self.shuffle else None
         if pages is not None:
             progress = self._start_progress(self._shape(shard, None), epoch)

@@ -1,5 +1,6 @@
 """The passes of a mixture over each of its datasets, and their positions. `interleave` decides which one is next."""
 
+import contextlib
 import copy
 import functools
 import logging
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torchobj.datasets.ordered_samples import ordered_samples
-from torchobj.datasets.passes import PassDataset
+from torchobj.datasets.passes import PassDataset, in_epoch
 from torchobj.datasets.read_ahead import sharing
 from torchobj.datasets.sample_ranks import SampleRanks, members_divided_by
 from torchobj.datasets.sharding import Shard, in_order
@@ -92,18 +93,24 @@ class IterablePass(MemberPass):
     Args:
         dataset: The dataset.
         ranks: Who divides, by the arguments of the mixture.
+        epoch: The epoch of the mixture; passes that follow at the end of the dataset have the next ones.
         sharers, state: As for `MemberPass`.
     """
 
-    def __init__(self, dataset: Any, ranks: SampleRanks, sharers: int, state: dict[str, Any] | None) -> None:
-        self._dataset, self._ranks = dataset, ranks
+    def __init__(
+        self, dataset: Any, ranks: SampleRanks, epoch: int, sharers: int, state: dict[str, Any] | None
+    ) -> None:
+        self._dataset, self._ranks, self._epoch, self._round = dataset, ranks, epoch, -1
         super().__init__(sharers, state)
 
     def _start(self, state: dict[str, Any] | None) -> None:
         dataset, own = self._dataset, {} if state is None else state
-        if own.get("dataset") is not None:
-            _load(dataset, own["dataset"])
-        with members_divided_by(self._ranks):
+        self._round = own.get("round", self._round + 1)
+        with self._as_member():
+            if not isinstance(dataset, PassDataset) and callable(set_epoch := getattr(dataset, "set_epoch", None)):
+                set_epoch(self._epoch + self._round)
+            if own.get("dataset") is not None:
+                _load(dataset, own["dataset"])
             self._iterator = iter(dataset)
         if own.get("iterator") is not None:
             _load(self._iterator, own["iterator"])
@@ -111,8 +118,13 @@ class IterablePass(MemberPass):
         self._count = own.get("count", 0)
         if self._count and not self._is_saved:
             _warn_of_replay(type(dataset).__name__)
-            with sharing(self._sharers), members_divided_by(self._ranks):
+            with sharing(self._sharers), self._as_member():
                 self._skip(self._count)
+
+    @contextlib.contextmanager
+    def _as_member(self) -> Iterator[None]:
+        with members_divided_by(self._ranks), in_epoch(self._epoch + self._round):
+            yield
 
     def _skip(self, count: int) -> None:
         for _ in range(count):
@@ -126,12 +138,13 @@ class IterablePass(MemberPass):
     def _next(self) -> Any:
         self._count += 1
         # A wrapper may start the pass of its dataset at the first sample.
-        with members_divided_by(self._ranks):
+        with self._as_member():
             return next(self._iterator)
 
     def _position(self) -> dict[str, Any]:
         if isinstance(self._dataset, PassDataset):
-            return {"dataset": self._dataset.state_dict(), "iterator": None, "count": self._count}
+            position = self._dataset.state_dict()
+            return {"dataset": position, "iterator": None, "count": self._count, "round": self._round}
         dataset, iterator = self._dataset, self._iterator
         # Copies, because these objects may be changed by the next sample.
         own = copy.deepcopy(dataset.state_dict()) if is_stateful(dataset) else None
@@ -140,6 +153,7 @@ class IterablePass(MemberPass):
             "dataset": own,
             "iterator": copy.deepcopy(iterator.state_dict()) if other else None,
             "count": self._count,
+            "round": self._round,
         }
 
 

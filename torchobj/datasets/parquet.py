@@ -69,7 +69,8 @@ class ParquetIterableDataset(StreamDataset[Sample_co]):
         shuffle: Whether to shuffle the row groups, in an order that depends on `seed` and the epoch only.
         shuffle_buffer: Number of rows that are held to draw the next one from. 0: rows have the order of their row
             groups. Only without `batch_rows`.
-        seed: Seed of both orders; 0 or more. Every epoch has the same order unless `set_epoch` is called.
+        seed: Seed of both orders; 0 or more. Each pass has the order of the next epoch, unless
+            `set_epoch` is called.
         uneven: How to make all ranks yield the same number of rows: `drop` leaves out the rest, `pad` repeats some
             rows. What is left out or repeated is logged. None: row groups are divided, and the numbers of rows may
             differ.

@@ -1,9 +1,12 @@
 """What iterable datasets share: epochs, the shard of each rank and worker, and the state of a pass."""
 
+import contextlib
 import dataclasses
 import logging
 import operator
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch.utils.data
@@ -12,14 +15,38 @@ from torchobj.config.checks import check
 from torchobj.datasets import worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnIterableError, check_iterable_on_error
-from torchobj.datasets.sample_ranks import SampleRanks
+from torchobj.datasets.sample_ranks import SampleRanks, callers
 from torchobj.datasets.sharding import Shard
 from torchobj.datasets.shared_values import SharedEpoch
 from torchobj.exceptions import ConfigError
 
-__all__ = ["PassDataset", "Progress"]
+__all__ = ["UNCOUNTED", "PassDataset", "Progress", "in_epoch"]
 
 logger = logging.getLogger("torchobj")
+
+
+#: The module of torchdata's `StatefulDataLoader`, which may read the samples of a pass again.
+_STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
+
+#: The epoch of passes that nobody counts: of a dataset within a wrapper without a state, whose samples are read again
+#: from the start when a loader is resumed, and must have the same order.
+UNCOUNTED = -1
+
+_given_epoch: ContextVar[int | None] = ContextVar("_given_epoch", default=None)
+
+
+@contextlib.contextmanager
+def in_epoch(epoch: int) -> Iterator[None]:
+    """Within the block, datasets start passes of this epoch, which the caller counts.
+
+    Args:
+        epoch: The epoch; `UNCOUNTED` for the one that was set last.
+    """
+    token = _given_epoch.set(epoch)
+    try:
+        yield
+    finally:
+        _given_epoch.reset(token)
 
 
 @dataclasses.dataclass
@@ -76,6 +103,8 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
 
     def _set_up_passes(self) -> None:
         self._epoch = SharedEpoch()
+        # Number of passes that this worker has begun.
+        self._begun = 0
         self._rank: worker_process.Rank | None = None
         # Of the iterator that was started last in this process.
         self._progress: Progress | None = None
@@ -98,9 +127,13 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         check_iterable_on_error(self.on_error, even=self.uneven is not None)
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of the next iteration. With shuffling each epoch has its own order.
+        """Sets the epoch of the following iterations, until it is called again. With shuffling each epoch has its own
+        order.
 
-        It also applies to persistent workers. Without a call, the next iteration repeats the epoch.
+        It also applies to persistent workers. Without a call, the passes that were begun are counted, so that each has
+        the next epoch: by a `torchobj.DataLoader` when its first batch is requested, otherwise when iteration starts.
+        All ranks must begin the same passes, but need not finish them; call `set_epoch` where they do not, and for a
+        dataset within a wrapper of yours, whose passes loaders do not count.
 
         Args:
             epoch: Number of the epoch; 0 or more.
@@ -108,7 +141,19 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         Raises:
             ConfigError: `epoch` is negative or not an int.
         """
-        self._epoch.set(_checked_count("epoch", epoch))
+        number = _checked_count("epoch", epoch)
+        self._epoch.set(number)
+        for name in ("_progress", "_resumed"):
+            if (progress := getattr(self, name)) is not None and progress.epoch != number:
+                setattr(self, name, None)
+
+    def next_epoch(self) -> int:
+        """The epoch of the pass that starts next."""
+        return self._epoch.next()
+
+    def count_pass(self, epoch: int) -> None:
+        """Counts a pass that a loader has begun with `in_epoch`."""
+        self._epoch.begin(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the iterator that was started last in this process, for `load_state_dict`.
@@ -116,21 +161,19 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
         In a DataLoader worker it is the position of the worker; torchdata's `StatefulDataLoader` collects and restores
         these. Under torch.distributed it is valid for all ranks that have yielded the same number of samples.
         """
-        epoch = self._epoch.get()
-        progress = self._resumed or self._progress
-        if progress is None or (progress.epoch != epoch and not worker_process.in_worker()):
-            progress = Progress(self.seed, epoch, 0, {})
-        return progress.state()
+        progress = self._resumed or self._progress or Progress(self.seed, self._epoch.next(), 0, {})
+        return progress.state() | {"epoch_is_set": self._epoch.is_set}
 
-    def epoch_state(self) -> dict[str, Any]:
-        """The state at the start of the current epoch. Its keys are always the same."""
-        state = self.state_dict()
-        return {"seed": state["seed"], "epoch": state["epoch"], "done": 0, "shape": {}}
+    def epoch_state(self, epoch: int | None = None) -> dict[str, Any]:
+        """The state at the start of an epoch; None: of the next one. Its keys are always the same."""
+        state = Progress(self.seed, self._epoch.next() if epoch is None else epoch, 0, {}).state()
+        return state | {"epoch_is_set": self._epoch.is_set}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Makes the next iteration yield the rest of the epoch, each sample once.
 
-        Also sets seed and epoch. If `set_epoch` then sets another epoch, that epoch starts from its beginning.
+        Also sets seed and epoch; later passes are counted from there, unless the epoch of the state had been set. If
+        `set_epoch` then sets another epoch, that epoch starts from its beginning.
 
         Args:
             state: The return value of `state_dict`.
@@ -147,9 +190,12 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             raise ConfigError(f"shape of the state={shape!r}: must be a dict")
         if position is not None and not isinstance(position, Mapping):
             raise ConfigError(f"position of the state={position!r}: must be a dict")
+        is_set = state.get("epoch_is_set", False)
+        check("epoch_is_set of the state", is_set, "True or False", ok=isinstance(is_set, bool))
         self._resumed = _progress_of(seed, epoch, done, {**shape}, None if position is None else {**position})
         self.seed = self._resumed.seed
-        self._epoch.set(self._resumed.epoch)
+        if _given_epoch.get() is None:
+            self._epoch.set(self._resumed.epoch, is_set=is_set)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
@@ -175,6 +221,28 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             return Shard()
         info = torch.utils.data.get_worker_info()
         return Shard(*ranks.rank(self._rank), *((0, 1) if info is None else (info.id, info.num_workers)))
+
+    def _pass_epoch(self) -> int:
+        """The epoch of a pass that starts now."""
+        given, info = _given_epoch.get(), torch.utils.data.get_worker_info()
+        if given == UNCOUNTED or (given is None and self._is_within_wrapper()):
+            return self._epoch.get()
+        if given is not None:
+            return given
+        if info is None:
+            return self._epoch.next()
+        self._begun += 1
+        # The seed of a pass, to which torch adds the number of the worker; persistent workers keep it.
+        return self._epoch.of_pass(hash((info.seed - info.id, self._begun)) or 1)
+
+    def _is_within_wrapper(self) -> bool:
+        """Whether a loader of another library iterates over a dataset that contains this one."""
+        if (info := torch.utils.data.get_worker_info()) is not None:
+            return info.dataset is not self
+        if _STATEFUL_LOADER not in sys.modules:
+            return False
+        loaders = [frame.f_locals.get("self") for module, frame in callers() if module == _STATEFUL_LOADER]
+        return any(getattr(loader, "_dataset", self) is not self for loader in loaders)
 
     def _warn_of_repeated_samples(self, name: str) -> None:
         """Warns once if each DataLoader worker yields all samples, which is almost always a mistake."""
@@ -212,5 +280,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
                     f"state of {shown}: cannot be resumed: samples would be lost or repeated; use the state's values"
                 )
         done, position = (resumed.done, resumed.position) if resumed is not None and is_resumed else (0, None)
+        if _given_epoch.get() is None and not worker_process.in_worker() and epoch == self._epoch.next():
+            self._epoch.begin(epoch)
         self._progress = Progress(self.seed, epoch, done, shape, position)
         return self._progress

@@ -25,7 +25,7 @@ from torchobj.datasets import worker_process
 from torchobj.datasets.worker_process import Rank
 from torchobj.exceptions import ConfigError
 
-__all__ = ["SampleRanks", "detected_rank", "given_rank", "members_divided_by"]
+__all__ = ["SampleRanks", "callers", "detected_rank", "given_rank", "members_divided_by"]
 
 logger = logging.getLogger("torchobj")
 
@@ -184,9 +184,7 @@ def _rank_of_library() -> Rank | None:
     """
     if sys.modules.keys().isdisjoint((*_DIVIDING, *_LOOPS)):
         return None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        module = str(frame.f_globals.get("__name__"))
+    for module, frame in callers():
         if module in _DIVIDING:
             # It divides what each rank yields, or reads on one rank only.
             return Rank(0, 1)
@@ -195,8 +193,15 @@ def _rank_of_library() -> Rank | None:
             found = getattr(getattr(trainer, "strategy", None), "distributed_sampler_kwargs", None)
             if found:
                 return Rank(found["rank"], found["num_replicas"])
-        frame = frame.f_back
     return None
+
+
+def callers() -> Iterator[tuple[str, FrameType]]:
+    """The frames of the stack, from the innermost one, with the names of their modules."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__")), frame
+        frame = frame.f_back
 
 
 def _warn_if_unknown(found: Rank) -> None:

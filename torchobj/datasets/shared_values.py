@@ -16,7 +16,13 @@ from torchobj.datasets.descriptors import Descriptors
 
 #: What is warned of once; each has a flag of its own.
 Warned = Literal["division", "uneven", "repeated", "no samples"]
-_WARNED: tuple[Warned, ...] = ("division", "uneven", "repeated", "no samples")
+_KINDS: tuple[Warned, ...] = ("division", "uneven", "repeated", "no samples")
+
+#: Positions of the values of an epoch: its number, whether a pass of it has begun, whether it was set, the flag of each
+#: kind of warning, and the identities of the most recent passes of workers, followed by their epochs.
+_EPOCH, _BEGUN, _IS_SET, _WARNED = range(4)
+_TAGS = _WARNED + len(_KINDS)
+_RECENT = 8
 
 
 class _SharedValues:
@@ -46,23 +52,78 @@ class _SharedValues:
             self.__dict__.update(state)
 
 
-class SharedEpoch(_SharedValues):
-    """The epoch, set by one process and read by its workers; and which warnings one of them has logged."""
+class SharedNumber(_SharedValues):
+    """A number that one process sets and its workers read."""
 
-    def __init__(self) -> None:
-        super().__init__([0] * (1 + len(_WARNED)))
+    def __init__(self, number: int) -> None:
+        super().__init__([number])
 
     def get(self) -> int:
-        """The current epoch."""
+        """The number."""
         return int(self._values()[0])
 
     def set(self, number: int) -> None:
-        """Sets the epoch for this process and its workers."""
+        """Sets it for this process and its workers."""
         self._values()[0] = number
+
+
+class SharedEpoch(_SharedValues):
+    """Numbers the passes over a dataset of a process and its workers, unless an epoch is set, which is that of all
+    passes until another one is set. Also which warnings one of them has logged.
+
+    All workers of a pass must have its number. Where no loader of torchobj tells them, each determines it: the first
+    one takes the next number and records it with the identity of the pass. Nothing locks: workers that start a pass at
+    the same time record the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__([0] * (_TAGS + 2 * _RECENT))
+
+    def get(self) -> int:
+        """The epoch that was set, or that of the pass that was counted last."""
+        return int(self._values()[_EPOCH])
+
+    def next(self) -> int:
+        """The epoch of the pass that starts next."""
+        numbers = self._values()
+        return int(numbers[_EPOCH]) + int(numbers[_BEGUN] and not numbers[_IS_SET])
+
+    def begin(self, epoch: int) -> None:
+        """Counts a pass of this epoch."""
+        numbers = self._values()
+        numbers[_EPOCH], numbers[_BEGUN] = epoch, 1
+
+    def of_pass(self, tag: int) -> int:
+        """The epoch of a pass of several workers, which the first of them counts. `tag` identifies it, and is not 0."""
+        numbers = self._values()
+        # Read before the tags: once it counts the pass, its tag is there.
+        epoch = self.next()
+        tags = numbers[_TAGS : _TAGS + _RECENT].tolist()
+        if tag in tags:
+            epoch = int(numbers[_TAGS + _RECENT + tags.index(tag)])
+        else:
+            # Passes that run at the same time have different places, unless an epoch is set, which is that of all.
+            place = _TAGS + epoch % _RECENT
+            numbers[place + _RECENT] = epoch
+            numbers[place] = tag
+        if epoch >= numbers[_EPOCH]:
+            self.begin(epoch)
+        return epoch
+
+    @property
+    def is_set(self) -> bool:
+        """Whether it was set, so that passes are not counted."""
+        return bool(self._values()[_IS_SET])
+
+    def set(self, number: int, *, is_set: bool = True) -> None:
+        """Sets the epoch of the next passes; without `is_set` of the next pass only."""
+        numbers = self._values()
+        numbers[_TAGS:] = 0
+        numbers[_EPOCH], numbers[_BEGUN], numbers[_IS_SET] = number, 0, is_set
 
     def is_first_warning(self, of: Warned) -> bool:
         """True for the first call with this argument in all these processes, in any epoch."""
-        numbers, flag = self._values(), 1 + _WARNED.index(of)
+        numbers, flag = self._values(), _WARNED + _KINDS.index(of)
         is_first = not numbers[flag]
         numbers[flag] = 1
         return bool(is_first)

@@ -111,7 +111,7 @@ class StreamDataset(PassDataset[Sample_co]):
         if "_listing" not in self.__dict__:
             return f"<{type(self).__name__} not set up>"
         order = f"shuffle_buffer={self._shuffle_buffer}, seed={self.seed}, uneven={self.uneven!r}"
-        return f"<{type(self).__name__} {self._listing!r}, {order}, epoch {self._epoch.get()}>"
+        return f"<{type(self).__name__} {self._listing!r}, {order}, epoch {self._epoch.next()}>"
 
     @property
     def manifest(self) -> Manifest:
@@ -262,7 +262,7 @@ class StreamDataset(PassDataset[Sample_co]):
     def __iter__(self) -> Iterator[Sample_co]:
         self._check()
         self._warn_of_repeated_samples(self._listing.name)
-        shard, epoch = self._shard(), self._epoch.get()
+        shard, epoch = self._shard(), self._pass_epoch()
         segments = self._segments(shard, epoch)
         manifest_broadcast.confirm()
         progress = self._start_progress(self._shape(shard), epoch)

@@ -58,7 +58,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
         shuffle_buffer: Number of samples that are held to draw the next one from. 0: samples have the order of their
             shards. The samples in the buffer are copied.
         shuffle_shards: Whether to shuffle the shards, in an order that depends on `seed` and the epoch only.
-        seed: Seed of both orders; 0 or more. Every epoch has the same order unless `set_epoch` is called.
+        seed: Seed of both orders; 0 or more. Each pass has the order of the next epoch, unless
+            `set_epoch` is called.
         uneven: How to make all ranks yield the same number of samples, and with the same number of workers of batches:
             `drop` leaves out the rest, `pad` repeats some, `resample` draws shards with replacement. What is left out
             or repeated is logged. It needs the number of samples of each shard: from the index beside it, otherwise its

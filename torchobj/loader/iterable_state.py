@@ -13,6 +13,7 @@ from typing import Any
 import torch.utils.data
 
 from torchobj.datasets.passes import PassDataset
+from torchobj.datasets.shared_values import SharedNumber
 from torchobj.exceptions import ConfigError
 from torchobj.loader.packed_state import packed, unpacked
 from torchobj.loader.tracked_dataset import BatchWithState, PassState, TrackedDataset, collate_with_state, init_worker
@@ -32,13 +33,28 @@ class IterablePass:
         loader: The loader.
         states: Start of each process: one state per worker, or one for the process of the loop.
         last_worker: Number of the worker that returned the last batch; -1 before the first batch.
+        before: The previous pass of the same workers.
     """
 
     def __init__(
-        self, loader: "torch.utils.data.DataLoader[Any]", states: list[PassState | None], last_worker: int
+        self,
+        loader: "torch.utils.data.DataLoader[Any]",
+        states: list[PassState | None],
+        last_worker: int,
+        before: "IterablePass | None",
     ) -> None:
+        #: The epoch of the pass, which the workers read; None for datasets that do not count.
+        self.epoch: SharedNumber | None = None
+        if isinstance(loader.dataset, PassDataset):
+            self.epoch = SharedNumber(0) if before is None or before.epoch is None else before.epoch
+            self.epoch.set(loader.dataset.next_epoch())
         self.tracked = TrackedDataset(
-            loader.dataset, states, last_worker + 1, loader.batch_size or 1, drop_last=loader.drop_last
+            loader.dataset,
+            states,
+            last_worker + 1,
+            loader.batch_size or 1,
+            drop_last=loader.drop_last,
+            epoch=self.epoch,
         )
         self.last_worker = last_worker
         self._in_workers = loader.num_workers > 0
@@ -63,8 +79,13 @@ class IterablePass:
                 # Between epochs: each worker starts like the single process; states of several workers do not fit
                 # others.
                 states = states * loader.num_workers if len(states) == 1 else _no_states(loader)
-            return cls(loader, states, last_worker)
-        return cls(loader, _no_states(loader) if before is None else before.ended(), -1)
+            return cls(loader, states, last_worker, before)
+        return cls(loader, _no_states(loader) if before is None else before.ended(), -1, before)
+
+    def count(self) -> None:
+        """Counts the pass, whose first batch is requested: some loops create an iterator that they never use."""
+        if self.epoch is not None:
+            self.tracked.dataset.count_pass(self.epoch.get())
 
     def tracked_loader(self, loader: Any) -> Any:
         """A view of the loader for torch's iterator, with the tracked dataset and batches that carry states."""
@@ -134,7 +155,8 @@ def iterable_position(loader: Any, latest: IterablePass | None, *, within_epoch:
         last_worker = latest.last_worker if latest is not None and within_epoch else -1
         own = packed({"dataset": parent, "workers": workers, "last_worker": last_worker})
     # The position within an epoch is in `sampler`, so that the keys of this dict are always the same.
-    ours = dataset.epoch_state() if is_ours else None
+    epoch = latest.epoch.get() if latest is not None and latest.epoch is not None and within_epoch else None
+    ours = dataset.epoch_state(epoch) if is_ours else None
     return {"batch_size": loader.batch_size, "dataset": ours, "sampler": own}
 
 

@@ -157,6 +157,8 @@ class LoaderIterator(MeteredIterator):
         progress = self._progress
         progress.requested += 1
         requested = progress.requested
+        if requested == 1 and self._iterable is not None:
+            self._iterable.count()
         try:
             return super().__next__()
         except StopIteration:

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import torch.utils.data
 
+from torchobj.datasets.passes import UNCOUNTED, in_epoch
+from torchobj.datasets.shared_values import SharedNumber
 from torchobj.stateful import is_stateful
 
 __all__ = ["BatchWithState", "PassState", "TrackedDataset", "collate_with_state", "init_worker"]
@@ -61,6 +63,7 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
         skipped: Workers below this number first yield a placeholder batch.
         batch_samples: Number of samples per batch.
         drop_last: Whether torch drops a partial last batch of each worker.
+        epoch: The epoch of a pass; None if the loader does not count them.
     """
 
     def __init__(
@@ -71,8 +74,9 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
         batch_samples: int,
         *,
         drop_last: bool,
+        epoch: SharedNumber | None,
     ) -> None:
-        self.dataset = dataset
+        self.dataset, self._epoch = dataset, epoch
         self._states, self._skipped, self._batch_samples = states, skipped, batch_samples
         self._max_dropped = batch_samples - 1 if drop_last else 0
         self._iterator: Any = None
@@ -90,8 +94,10 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
         # The next pass of a persistent worker starts at the beginning.
         self._states, self._skipped = [None] * len(self._states), 0
         self._iterator = None
-        self._iterator = _iterator_at(self.dataset, state, self._max_dropped)
-        self._samples = _Samples(self._iterator, self._batch_samples if skips else 0)
+        epoch = UNCOUNTED if self._epoch is None else self._epoch.get()
+        with in_epoch(epoch):
+            self._iterator = _iterator_at(self.dataset, state, self._max_dropped)
+        self._samples = _Samples(self._iterator, self._batch_samples if skips else 0, epoch)
         return self._samples
 
     def state(self) -> PassState | None:
@@ -106,13 +112,13 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
 
 
 class _Samples(Iterator[Any]):
-    """The samples of a pass, after `placeholders`. Records the end.
+    """The samples of a pass of `epoch`, after `placeholders`. Records the end.
 
     Not a generator, which would end with the first exception of a sample.
     """
 
-    def __init__(self, iterator: Iterator[Any], placeholders: int) -> None:
-        self._iterator, self._placeholders = iterator, placeholders
+    def __init__(self, iterator: Iterator[Any], placeholders: int, epoch: int) -> None:
+        self._iterator, self._placeholders, self._epoch = iterator, placeholders, epoch
         self.ended = False
 
     def __next__(self) -> Any:
@@ -120,7 +126,11 @@ class _Samples(Iterator[Any]):
             self._placeholders -= 1
             return _NOTHING
         try:
-            return next(self._iterator)
+            if self._epoch != UNCOUNTED:
+                return next(self._iterator)
+            # A wrapper may start the pass of its dataset at the first sample.
+            with in_epoch(UNCOUNTED):
+                return next(self._iterator)
         except StopIteration:
             self.ended = True
             raise
