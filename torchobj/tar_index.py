@@ -72,7 +72,7 @@ class TarIndex:
         self._offset, self._size = numbers(members["offset"]), numbers(members["size"])
         self._keys = one_chunk(samples["key"])
         fields = one_chunk(members["field"])
-        self._field, self._fields = numbers(fields.indices), fields.dictionary.to_pylist()
+        self._field, self.fields = numbers(fields.indices), fields.dictionary.to_pylist()
 
     def __repr__(self) -> str:
         return f"<TarIndex of {len(self.shards)} shards, {len(self)} samples, {len(self._offset)} members>"
@@ -104,7 +104,7 @@ class TarIndex:
         first = self._first[index]
         last = self._first[index + 1] if index + 1 < len(self) else len(self._offset)
         members = tuple(
-            TarMember(self._fields[self._field[row]], self._offset[row], self._size[row]) for row in range(first, last)
+            TarMember(self.fields[self._field[row]], self._offset[row], self._size[row]) for row in range(first, last)
         )
         url = self.shards[self._shard[index]].name
         return TarSample(url, self._keys[index].as_py(), self._begin[index], self._end[index], members)

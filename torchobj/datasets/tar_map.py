@@ -17,7 +17,7 @@ from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnError
 from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.datasets.shared_table import SharedTable
-from torchobj.datasets.tar_samples import Decode, check_decode, decoded
+from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.manifest import Manifest
 from torchobj.shard_urls import checked_urls, find_shards
 from torchobj.tar_index import TarIndex
@@ -144,11 +144,13 @@ class TarMapDataset(ObjectDataset[Sample_co]):
                 self.name,
             )
         manifest, _ = manifest_broadcast.broadcast(f"the shards {self.name}", self._shards)
-        index = manifest_broadcast.broadcast_value(
-            f"the index of {self.name}",
-            lambda: TarIndex.load_or_build(manifest, self._given, self._config),
-            TarIndex.from_bytes,
-        )
+
+        def built() -> TarIndex:
+            index = TarIndex.load_or_build(manifest, self._given, self._config)
+            warn_of_decode(self._decode, index.fields, self.name)
+            return index
+
+        index = manifest_broadcast.broadcast_value(f"the index of {self.name}", built, TarIndex.from_bytes)
         return TarIndex.load_or_build(manifest, index)
 
     def _shards(self) -> Manifest:
@@ -171,7 +173,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         found = self.index.sample(index)
         data, begin = reader.buffer, found.members[0].offset
         assert data is not None  # noqa: S101  the bytes of a dataset's readers are in memory
-        sample: dict[str, Any] = {"__key__": found.key, "__url__": found.url}
+        sample = Sample(__key__=found.key, __url__=found.url)
         for field, offset, size in found.members:
             sample[field] = data.view(offset - begin, offset - begin + size)
         decoded(sample, self._decode)

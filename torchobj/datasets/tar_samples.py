@@ -1,15 +1,32 @@
-"""Decodes the fields of samples of tar shards."""
+"""Samples of tar shards, and the decoding of their fields."""
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from torchobj.config.checks import check
 
-__all__ = ["Decode", "check_decode", "decoded"]
+__all__ = ["Decode", "Sample", "check_decode", "decoded", "warn_of_decode"]
+
+logger = logging.getLogger("torchobj")
+
+#: Maximum number of fields that a message names.
+_SHOWN = 10
 
 #: Callables by extension, each of which converts a `Buffer`.
 Decode: TypeAlias = Mapping[str, Callable[[Any], Any]]
+
+
+class Sample(dict[str, Any]):
+    """A sample as a dict, whose KeyError of a missing field names the sample. A copy, as in a batch, is a dict."""
+
+    def __missing__(self, field: object) -> Any:
+        names = ", ".join(name for name in self if not name.startswith("__"))
+        raise KeyError(f"no field {field!r} in {self.get('__key__')!r}, {self.get('__url__')}: its fields are {names}")
+
+    def __copy__(self) -> dict[str, Any]:
+        return dict(self)
 
 
 def check_decode(decode: Any) -> dict[str, Callable[[Any], Any]]:
@@ -42,3 +59,16 @@ def decoded(sample: dict[str, Any], decode: Decode) -> None:
             except Exception as error:
                 error.add_note(f"in decode of {field!r} of {sample['__key__']!r}, {sample['__url__']}")
                 raise
+
+
+def warn_of_decode(decode: Decode, fields: Iterable[str], where: str) -> None:
+    """Warns if none of the fields of a sample, or of all samples, is decoded."""
+    found = [field for field in fields if not field.startswith("__")]
+    if decode and found and not any(field in decode for field in found):
+        logger.warning(
+            "%s has the fields %s; decode has only %s, so that nothing is decoded; name the extensions that follow the "
+            "first dot of the file names",
+            where,
+            ", ".join(sorted(found)[:_SHOWN]) + (", ..." if len(found) > _SHOWN else ""),
+            ", ".join(decode),
+        )

@@ -17,8 +17,9 @@ from torchobj.datasets.errors import OnIterableError
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.shard_ranges import Range, ShardPart, read_ranges
 from torchobj.datasets.sharding import Order, Segment
+from torchobj.datasets.shared_values import SharedCounter
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
-from torchobj.datasets.tar_samples import Decode, check_decode, decoded
+from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
 from torchobj.shard_urls import TAR_SUFFIXES, checked_urls, compression
 from torchobj.tar_index import TarIndex
@@ -127,6 +128,8 @@ class TarIterableDataset(StreamDataset[Sample_co]):
     ) -> None:
         check("shuffle_shards", shuffle_shards, "True or False", ok=isinstance(shuffle_shards, bool))
         self._decode = check_decode(decode)
+        #: Whether the first sample was compared with `decode`: in this process, and in any.
+        self._compared, self._compared_in = not self._decode, SharedCounter()
         self._index: TarIndex | None = None
         # Number of samples of the shards before each, once they were counted.
         self._starts: Order = np.zeros(0, dtype=np.int64)
@@ -142,9 +145,21 @@ class TarIterableDataset(StreamDataset[Sample_co]):
             ranks=SampleRanks.of(enable_sharding, rank, world_size, mesh),
         )
 
+    @override
     def _finished(self, sample: dict[str, Any]) -> Any:
-        decoded(sample, self._decode)
-        return sample if self._transform is None else self._transform(sample)
+        if not self._compared:
+            self._compare(sample)
+        fields = Sample(sample)
+        decoded(fields, self._decode)
+        return fields if self._transform is None else self._transform(fields)
+
+    def _compare(self, sample: dict[str, Any]) -> None:
+        """Warns once in all workers of a job if `decode` matches no field of its first sample."""
+        self._compared = True
+        shard = self._shard()
+        if not (shard.rank or shard.worker or self._compared_in.total()):
+            self._compared_in.add()
+            warn_of_decode(self._decode, sample, f"{sample['__key__']!r} of {sample['__url__']}")
 
     def _sample_index(self) -> TarIndex:
         if self._index is None:
