@@ -16,6 +16,7 @@ import torchobj
 from tests.support import warm_python
 from tests.support.prefetching import Taken
 from tests.support.ranks import environment_of, job_store
+from torchobj.loader import _attach
 
 COUNT = 48
 
@@ -178,6 +179,19 @@ def test_each_rank_of_accelerate_announces_its_own_batches_only(data, accelerato
     assert sorted(seen) == list(range(COUNT))
 
 
+def test_attach_warns_once_that_accelerate_writes_local_files_only(data, accelerator, caplog, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _attach._warn_of_local_folders.cache_clear()
+    torchobj.attach(torch.utils.data.DataLoader(data))
+    assert caplog.messages == []
+    for _ in range(2):
+        torchobj.attach(accelerator.prepare(torch.utils.data.DataLoader(data)))
+    [message] = [each for each in caplog.messages if each.startswith("attach: ")]
+    assert "makes a folder s3: on this machine; save to a local folder and call torchobj.files.upload" in message
+    accelerator.save_state("s3://bucket/run")
+    assert (tmp_path / "s3:" / "bucket" / "run").is_dir()
+
+
 # transformers
 
 
@@ -235,6 +249,29 @@ def test_the_callback_ignores_other_datasets_and_warns_about_a_training_dataset(
     callback.on_prediction_step(None, None, None, eval_dataloader=torch.utils.data.DataLoader(range(3)))
     [record] = caplog.records
     assert "LookaheadCallback: attach: torchobj does not know" in record.getMessage()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["argument", "add_callback"])
+@pytest.mark.parametrize("folder", ["s3://bucket/run", "out"])
+def test_the_callback_warns_once_of_an_output_folder_that_is_not_local(
+    data, caplog, tmp_path, monkeypatch, late, folder
+):
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.chdir(tmp_path)
+    arguments = transformers.TrainingArguments(
+        output_dir=folder, report_to=[], use_cpu=True, max_steps=1, save_strategy="no", disable_tqdm=True,
+        remove_unused_columns=False, dataloader_pin_memory=False,
+    )  # fmt: skip
+    callback = torchobj.LookaheadCallback()
+    trainer = transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=[] if late else [callback])
+    if late:
+        trainer.add_callback(callback)
+    for _ in range(2):
+        trainer.train()
+    found = [each for each in caplog.messages if "writes local files only" in each or each.startswith("attach: ")]
+    assert len(found) == (folder != "out")
+    if found:
+        assert "output_dir='s3://bucket/run'" in found[0] and "to the folder s3:/bucket/run; pass a local" in found[0]
 
 
 # torchdata

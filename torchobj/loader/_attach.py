@@ -1,12 +1,14 @@
 """Look-ahead for DataLoaders that other libraries build."""
 
 import functools
+import logging
 import time
 from typing import Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data import default_collate
 
+from torchobj.datasets import worker_process
 from torchobj.exceptions import ConfigError
 from torchobj.loader.iterator import MeteredIterator, samples_in
 from torchobj.loader.lookahead import check_lookahead
@@ -14,6 +16,8 @@ from torchobj.loader.lookahead_mixin import LookaheadMixin
 from torchobj.loader.sample_objects import object_finder
 
 __all__ = ["attach"]
+
+logger = logging.getLogger("torchobj")
 
 _Loader = TypeVar("_Loader")
 
@@ -26,6 +30,10 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
     state do not change. It applies to passes that start after the call; a `StatefulDataLoader` starts its first pass
     when its state is requested, which Accelerate's `prepare` does. Attaching again has no effect. The loader then has
     `stats()` and `report()` of a `torchobj.DataLoader`.
+
+    Accelerate writes local files only: `accelerator.save_state("s3://bucket/run")`, or such a `project_dir`, makes a
+    folder `s3:` on this machine. Save to a local folder and call `torchobj.files.upload(folder, url)`, or save with
+    `torchobj.CheckpointManager`. Rank 0 logs this once where the loader is one of Accelerate.
 
     Args:
         loader: Modified in place: its class is replaced by a subclass.
@@ -48,10 +56,27 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
         >>> [batch.tolist() for batch in loader]
         [[0, 1], [2, 3], [4]]
     """
+    attach_torch_loader(loader, lookahead)
+    if torch_loader_of(loader) is not loader and worker_process.rank(None).number == 0:
+        _warn_of_local_folders()
+    return loader
+
+
+@functools.cache
+def _warn_of_local_folders() -> None:
+    logger.warning(
+        'attach: Accelerate writes local files only: accelerator.save_state("s3://bucket/run"), or such a project_dir, '
+        "makes a folder s3: on this machine; save to a local folder and call torchobj.files.upload(folder, url), or "
+        "save with torchobj.CheckpointManager"
+    )
+
+
+def attach_torch_loader(loader: Any, lookahead: int | None = None) -> None:
+    """As `attach`, for any program."""
     check_lookahead(lookahead)
     within = torch_loader_of(loader)
     if isinstance(within, LookaheadMixin):
-        return loader
+        return
     if object_finder(within.dataset) is None:
         raise ConfigError(
             f"attach: torchobj does not know which objects the samples of {type(within.dataset).__name__} consist of; "
@@ -63,7 +88,6 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
     if within._iterator is not None:
         # Kept for persistent workers: its next epoch uses this sampler.
         within._iterator._index_sampler = within._index_sampler
-    return loader
 
 
 def torch_loader_of(loader: Any) -> Any:

@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch.utils.data
@@ -10,9 +11,10 @@ import torch.utils.data
 from torchobj.datasets import lookahead_warning
 from torchobj.exceptions import ConfigError
 from torchobj.loader import unwrap
-from torchobj.loader._attach import attach, torch_loader_of
+from torchobj.loader._attach import attach_torch_loader, torch_loader_of
 from torchobj.loader.lookahead import Lookahead, LookaheadIterator
 from torchobj.loader.sample_objects import object_finder
+from torchobj.urls import shown_url
 
 try:
     from transformers import TrainerCallback
@@ -36,6 +38,10 @@ class LookaheadCallback(TrainerCallback):
 
     Loaders of unknown datasets are not changed; for the training loader this is logged.
 
+    The Trainer writes local files only: `output_dir="s3://bucket/run"` makes a folder `s3:` on this machine, which is
+    logged once. Pass a local folder and call `torchobj.files.upload(folder, url)`, for example in `on_save` of a
+    callback.
+
     Example:
         >>> import transformers
         >>> isinstance(LookaheadCallback(), transformers.TrainerCallback)
@@ -48,12 +54,27 @@ class LookaheadCallback(TrainerCallback):
         #: The loader of the current evaluation, and the rest of its order.
         self._evaluated: Any = None
         self._rest: Iterator[Any] = iter(())
+        self._has_warned = False
 
-    def on_train_begin(self, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
+    def on_init_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        """Warns of an output folder that is not local."""
+        folder = str(getattr(args, "output_dir", ""))
+        if "://" in folder and state.is_world_process_zero and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "LookaheadCallback: output_dir=%r: the Trainer writes local files only, here to the folder %s; pass a "
+                "local folder and call torchobj.files.upload(folder, url), for example in on_save of a callback",
+                shown_url(folder),
+                Path(shown_url(folder)),
+            )
+
+    def on_train_begin(self, args: Any, state: Any, *_: Any, train_dataloader: Any = None, **__: Any) -> None:
         """Attaches the loader of this training."""
+        # A callback that is added to a Trainer later does not see the end of its initialization.
+        self.on_init_end(args, state)
         if not isinstance(torch_loader_of(train_dataloader).dataset, torch.utils.data.IterableDataset):
             try:
-                attach(train_dataloader)
+                attach_torch_loader(train_dataloader)
             except ConfigError as error:
                 logger.warning("LookaheadCallback: %s", error)
 
@@ -79,7 +100,7 @@ def _rest_of(loader: Any) -> Iterator[Any]:
     )
     if find_objects is None or isinstance(getattr(loader, "_ahead", None), Lookahead):
         return iter(())
-    attach(loader)
+    attach_torch_loader(loader)
     batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if type(unwrap.innermost(batches)) is not torch.utils.data.SequentialSampler:
         # Its order cannot be drawn a second time.
