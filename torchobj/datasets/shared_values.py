@@ -198,9 +198,9 @@ class _File:
 
     @classmethod
     def of_length(cls, length: int) -> "_File":
-        if hasattr(os, "memfd_create"):
+        try:
             file = cls(os.memfd_create("torchobj-counter"))
-        else:
+        except (AttributeError, OSError):  # Not Linux, or forbidden by a sandbox.
             with tempfile.TemporaryFile() as unnamed:
                 file = cls(os.dup(unnamed.fileno()))
         os.ftruncate(file.descriptor, length)
