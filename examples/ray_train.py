@@ -65,8 +65,8 @@ def train_worker(settings: dict[str, Any]) -> None:
             sampler.set_epoch(epoch)
             loss = train_epoch(parallel, optimizer, loader)
             state["epoch"] = epoch
-            checkpoints.save(epoch, state)
-            ray.train.report({"first": first, "epoch": epoch, "loss": loss})
+            checkpoints.save(epoch, state, metrics={"first": first, "loss": loss})
+            ray.train.report({"epoch": epoch, "loss": loss})
 
 
 def train_epoch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> float:
@@ -95,9 +95,12 @@ def run(data: str, checkpoints: str, epochs: int) -> None:
             # Ray keeps its own state here; models and optimizers are in the bucket.
             run_config=RunConfig(storage_path=results, name="digits"),
         )
-        metrics = trainer.fit().metrics
-    if metrics:
-        print(f"    epochs {metrics['first']} to {metrics['epoch']}: loss {metrics['loss']:.3f}", flush=True)
+        trainer.fit()
+    # Ray's result has the metrics of its own checkpoints only.
+    manager = CheckpointManager(checkpoints)
+    if (epoch := manager.latest()) is not None:
+        metrics = manager.metrics(epoch)
+        print(f"    epochs {metrics['first']:.0f} to {epoch}: loss {metrics['loss']:.3f}", flush=True)
 
 
 def tested(data: str, checkpoints: str) -> tuple[str, float]:
