@@ -386,3 +386,36 @@ def test_a_state_of_another_order_is_refused(tmp_path):
     ]:
         with pytest.raises(ConfigError, match=field):
             other.load_state_dict(state.state_dict())
+
+
+@pytest.mark.parametrize("generator", [False, True])
+@pytest.mark.parametrize("kind", ["map", "iterable"])
+def test_persistent_workers_resume_at_any_position_with_the_orders_and_random_numbers_of_an_uninterrupted_run(
+    kind, generator
+):
+    def make(seed):
+        return torchobj.DataLoader(
+            list(range(20)) if kind == "map" else Counting(),
+            batch_size=7,
+            num_workers=1,
+            persistent_workers=True,
+            shuffle=kind == "map" or None,
+            generator=torch.Generator().manual_seed(seed) if generator else None,
+        )
+
+    torch.manual_seed(11)
+    loader, saved, batches = make(5), [], []
+    for _ in range(3):
+        for batch in loader:
+            batches.append(batch.tolist())
+            saved.append((len(batches), loader.state_dict(), torch.get_rng_state()))
+        saved.append((len(batches), loader.state_dict(), torch.get_rng_state()))
+    at_end = torch.get_rng_state()
+    for done, state, rng in saved:
+        resumed, found = make(99), []
+        torch.set_rng_state(rng)
+        resumed.load_state_dict(state)
+        while len(found) < len(batches) - done:
+            found += [batch.tolist() for batch in resumed]
+        assert found == batches[done:]
+        assert torch.equal(torch.get_rng_state(), at_end)

@@ -24,8 +24,7 @@ from torchobj.loader.sample_objects import ObjectFinder, manifest_digest
 from torchobj.loader.sampler import ElasticDistributedSampler
 from torchobj.loader.sampler_state import (
     check,
-    generator_of,
-    preserved_rng,
+    drawing_from_a_copy,
     state_between_passes,
     state_of,
     upgraded_state,
@@ -178,14 +177,10 @@ class DataLoader(LookaheadMixin[Batch_co]):
             self._begin_iterable(loaded)
         # Persistent workers of the previous pass are running already.
         started = time.perf_counter() if self.num_workers and self._iterator is None else None
-        # torch draws a number when it creates an iterator. For this pass it did so before the state was saved.
-        keep_rng = within and (self.generator is None or self.generator is not generator_of(inner))
-        with contextlib.ExitStack() as stack:
-            if keep_rng:
-                stack.enter_context(preserved_rng(self.generator))
-                if self._iterable is not None and not self.num_workers:
-                    # A state of the dataset may set the generator, and torch has drawn when the dataset starts.
-                    self._iterable.tracked.before_begin = stack.close
+        # torch draws a number when it creates an iterator. For this pass it did so before the state was saved, or it
+        # would not have: persistent workers keep their iterator.
+        has_drawn = loaded is not None and (within or bool(loaded.get("workers_stay")))
+        with drawing_from_a_copy(self) if has_drawn else contextlib.nullcontext():
             found = super().__iter__()
         self._progress = progress
         return LoaderIterator(
@@ -230,10 +225,15 @@ class DataLoader(LookaheadMixin[Batch_co]):
         Returns:
             A picklable dict of plain values and bytes.
         """
-        state = self._position_state() | {"num_workers": self.num_workers}
+        state = self._position_state() | {"num_workers": self.num_workers, "workers_stay": self._workers_stay()}
         digest = manifest_digest(self.dataset)
         # Otherwise absent, because a sharded checkpoint must have the keys of the state that it is loaded into.
         return state if digest is None else state | {"manifest": digest}
+
+    def _workers_stay(self) -> bool:
+        """Whether the next pass has the persistent workers of an earlier one."""
+        loaded = self._pending()
+        return self._iterator is not None if loaded is None else bool(loaded.get("workers_stay"))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has returned no batch; a loaded state still applies.

@@ -23,9 +23,9 @@ __all__ = [
     "Order",
     "Position",
     "check",
+    "drawing_from_a_copy",
     "generator_of",
     "load",
-    "preserved_rng",
     "state_between_passes",
     "state_of",
     "upgraded_state",
@@ -107,13 +107,25 @@ def _set_rng(generator: torch.Generator | None, state: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def preserved_rng(generator: torch.Generator | None) -> Iterator[None]:
+def _preserved_rng(generator: torch.Generator | None) -> Iterator[None]:
     """Restores the state of `generator`, or of torch's default generator, at the end of the context."""
     before = _get_rng(generator)
     try:
         yield
     finally:
         _set_rng(generator, before)
+
+
+@contextlib.contextmanager
+def drawing_from_a_copy(loader: Any) -> Iterator[None]:
+    """Within the context, what a loader draws for its workers does not change its generator, or torch's default one."""
+    given = loader.generator
+    loader.generator = torch.Generator("cpu" if given is None else given.device)
+    loader.generator.set_state(_get_rng(given))
+    try:
+        yield
+    finally:
+        loader.generator = given
 
 
 class Order(Iterator[Any]):
@@ -188,7 +200,7 @@ class Order(Iterator[Any]):
         assert self._origin is not None  # noqa: S101  the caller set it
         at_iter, at_first_item = self._origin.rng
         # Drawing must not change the random numbers of the training.
-        with preserved_rng(None) if self._generator is None else contextlib.nullcontext():
+        with _preserved_rng(None) if self._generator is None else contextlib.nullcontext():
             _set_rng(self._generator, at_iter)
             inner = iter(self.sampler)
             _set_rng(self._generator, at_first_item)

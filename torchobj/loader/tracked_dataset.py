@@ -80,16 +80,11 @@ class TrackedDataset(torch.utils.data.IterableDataset[Any]):
         self._states, self._skipped, self._batch_samples = states, skipped, batch_samples
         self._max_dropped = batch_samples - 1 if drop_last else 0
         self._iterator: Any = None
-        #: Called once, in the process of the loop, before the state of the dataset is loaded.
-        self.before_begin: Callable[[], None] | None = None
         self._samples: _Samples | None = None
 
     def __iter__(self) -> Iterator[Any]:
         info = torch.utils.data.get_worker_info()
         number = 0 if info is None else info.id
-        if self.before_begin is not None:
-            self.before_begin()
-            self.before_begin = None
         state, skips = self._states[number], number < self._skipped
         # The next pass of a persistent worker starts at the beginning.
         self._states, self._skipped = [None] * len(self._states), 0
