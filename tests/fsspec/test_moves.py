@@ -127,3 +127,28 @@ def test_sizes_are_those_of_objects_and_folders_in_order(files):
     ]
     with pytest.raises(FileNotFoundError):
         files.sizes(["moves/a", "moves/missing"])
+
+
+@pytest.mark.providers("s3", "gs")
+@pytest.mark.parametrize("method", ["copy", "mv"])
+@pytest.mark.parametrize("source", ["d", "d*"])
+def test_objects_whose_keys_end_with_a_slash_are_copied_and_moved_with_their_contents(bucket, method, source):
+    before = {key: f"content of {key}".encode() for key in ("d/", "d/x", "d/s/", "d/s/y")} | {"d/empty/": b""}
+    for key, body in before.items():
+        bucket.write(key, body)
+    getattr(bucket.files, method)(f"{bucket.name}/{source}", f"{bucket.name}/z/", recursive=True)
+    below = "z/d/" if bucket.files.exists(f"{bucket.name}/z/d") else "z/"
+    moved = {below + key.removeprefix("d/"): body for key, body in before.items()}
+    assert {key: bucket.body(key) for key in bucket.keys()} == moved | (before if method == "copy" else {})
+
+
+@pytest.mark.providers("s3", "gs")
+def test_a_glob_selects_a_folder_and_an_object_of_one_name(bucket):
+    for key in ("s/d", "s/d/x", "s/e/y", "s/f"):
+        bucket.write(key, key.encode())
+    files = bucket.files
+    assert sorted(files.cat(f"{bucket.name}/s/*", recursive=True)) == [f"{bucket.name}/{key}" for key in bucket.keys()]
+    files.copy(f"{bucket.name}/s/*", f"{bucket.name}/z/", recursive=True)
+    assert [key for key in bucket.keys() if key.startswith("z/")] == ["z/d", "z/d/x", "z/e/y", "z/f"]
+    files.mv(f"{bucket.name}/s/*", f"{bucket.name}/y/", recursive=True)
+    assert [key for key in bucket.keys() if not key.startswith("z/")] == ["y/d", "y/d/x", "y/e/y", "y/f"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
 
+from torchobj.exceptions import ObjectNotFoundError
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import Plan
 
@@ -25,6 +26,8 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         """Copies objects on the server concurrently, with the rules of fsspec for targets.
+
+        Objects whose keys end with a slash, with which other tools mark folders, are copied with their folders.
 
         Args:
             path1: An object, folder or glob, or a list of them.
@@ -55,10 +58,26 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
         for _, outcome in itertools.chain.from_iterable(concurrently(run, batch) for batch in batches):
             if isinstance(outcome, Exception) and not (ignores and isinstance(outcome, FileNotFoundError)):
                 raise outcome
-        for source, target in plan.pairs:
-            if plan.kinds.get(source) == "directory":
-                self.makedirs(target, exist_ok=True)
+        folders = [pair for pair in plan.pairs if plan.kinds.get(pair[0]) == "directory"]
+        for _, target in folders:
+            self.makedirs(target, exist_ok=True)
+        self._copy_markers(folders)
         return plan
+
+    def _copy_markers(self, folders: list[tuple[str, str]]) -> None:
+        """Copies the objects with which other tools mark these folders, which may have contents."""
+        sources = {self._strip_protocol(source): target for source, target in folders}
+        for bucket, group in itertools.groupby(sorted(sources), key=lambda path: path.partition("/")[0]):
+            names = [path for path in group if "/" in path]
+            store = self._locate(bucket)[0]
+            heads = store.head_many([f"{path.partition('/')[2]}/" for path in names], return_errors=True)
+            for path, head in zip(names, heads, strict=True):
+                if isinstance(head, ObjectNotFoundError):
+                    continue
+                if isinstance(head, Exception):
+                    raise head
+                target, key = self._locate(sources[path])
+                target.copy(f"{self.unstrip_protocol(path)}/", f"{key}/")
 
     def mv(
         self,
@@ -88,7 +107,7 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
         plan = self._copy_all(path1, path2, recursive=recursive, maxdepth=maxdepth, on_error="raise", **kwargs)
         targets = {self._strip_protocol(target) for _, target in plan.pairs}
         moved = sorted({self._strip_protocol(source) for source, _ in plan.pairs} - targets)
-        # With a slash: empty objects with which other tools mark folders.
+        # With a slash: objects with which other tools mark folders.
         self._delete_each(f"{path}/" if plan.kinds.get(path) == "directory" else path for path in moved)
         for path in moved:
             self._created_folders.pop(path, None)

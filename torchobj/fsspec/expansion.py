@@ -34,12 +34,13 @@ def expanded(files: Any, path: Any, *, recursive: bool, maxdepth: int | None = N
     found: dict[str, Kind] = {}
     for name in map(files._strip_protocol, _listed(path)):
         if has_magic(name):
-            matched = _kinds(files.glob(name, maxdepth=maxdepth, detail=True))
-            found |= matched
+            matched = files.glob(name, maxdepth=maxdepth, detail=True)
+            found |= _kinds(matched)
             if recursive and maxdepth != 1:
                 below = None if maxdepth is None else maxdepth - 1
-                for folder in [each for each, kind in matched.items() if kind == "directory"]:
-                    found |= _kinds(files.find(folder, maxdepth=below, withdirs=True, detail=True))
+                for folder, entry in matched.items():
+                    if entry["type"] == "directory" or "is_folder" in entry:
+                        found = _kinds(files.find(folder, maxdepth=below, withdirs=True, detail=True)) | found
         elif recursive:
             found |= _kinds(files.find(name, maxdepth=maxdepth, withdirs=True, detail=True))
         else:

@@ -102,8 +102,7 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
             if (above := "/".join(parents)) != folder:
                 folder = above
                 folders |= {"/".join((path, *parents[: depth + 1])) for depth, parent in enumerate(parents) if parent}
-        # An object with the name of a folder takes precedence.
-        return {made: folder_entry(made) for made in folders} | files
+        return _by_name([*files.values(), *map(folder_entry, folders)])
 
     def _levels_below(self, path: str, maxdepth: int) -> dict[str, dict[str, Any]]:
         """The objects and folders down to a depth, level by level."""
@@ -115,8 +114,7 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
                 if isinstance(children, Exception) and not isinstance(children, ObjectNotFoundError):
                     raise children
                 entries += children if isinstance(children, list) else []
-            # An object with the name of a folder takes precedence.
-            found |= {entry["name"]: entry for entry in sorted(entries, key=lambda entry: entry["type"] == "file")}
+            found |= _by_name(entries)
             level = [entry["name"] for entry in entries if entry["type"] == "directory"]
         return {name: entry for name, entry in found.items() if not name.endswith("/")}
 
@@ -132,3 +130,10 @@ class Listings(package.AbstractFileSystem):  # type: ignore[misc]
         entries = self.find(path, maxdepth, withdirs, detail=True, **kwargs)
         sizes = {name: entry["size"] for name, entry in entries.items()}
         return sum(size or 0 for size in sizes.values()) if total else sizes
+
+
+def _by_name(entries: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The entries by name. An object with the name of a folder takes precedence, and its entry has `is_folder`."""
+    folders = {entry["name"]: entry for entry in entries if entry["type"] == "directory"}
+    files = {entry["name"]: entry for entry in entries if entry["type"] == "file"}
+    return folders | files | {name: files[name] | {"is_folder": True} for name in files.keys() & folders.keys()}
