@@ -51,6 +51,7 @@ LAYERS = [
     ["checkpoint.load", "checkpoint.save"],
     ["datasets.descriptors", "datasets.worker_process"],
     [
+        "datasets.decoders",
         "datasets.errors",
         "datasets.reductions",
         "datasets.shared_table",

@@ -1,9 +1,11 @@
-"""Decodes objects: images, arrays, JSON, text, tensors. The libraries are imported at the first call of a function.
+"""Decodes objects: images, arrays, JSON, text, tensors. The libraries are imported at the first call of a function, or
+by a loader of torchobj before it starts workers (`import_libraries`).
 
 The functions can be pickled, and take what datasets pass on: a reader, a `Buffer`, or any object with the buffer
 protocol. A reader is decoded from its start, regardless of its position. Nothing here reads a bucket by itself.
 """
 
+import contextlib
 import functools
 import importlib
 import io
@@ -11,10 +13,12 @@ import json as json_module
 import math
 import pickle
 import struct
+import sys
 import tokenize
 import zipfile
 import zlib
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from typing_extensions import Buffer as BufferProtocol
 
@@ -31,12 +35,15 @@ __all__ = ["image", "json", "npy", "npz", "pil", "pt", "safetensors", "text"]
 #: An object to decode.
 Data = ObjectReader | BufferProtocol
 
-#: Position and content of the first bytes of an image, in the formats that torchvision decodes as Pillow does. PNG is
-#: not among them: torchvision 0.29 ends the process with a segmentation fault at the first damaged byte.
+#: Position and content of the first bytes of an image, in the formats that TorchCodec and torchvision decode as Pillow
+#: does. PNG is not among them: torchvision 0.29 ends the process with a segmentation fault at the first damaged byte.
 _JPEG, _WEBP = (0, b"\xff\xd8\xff"), (8, b"WEBP")
 
-#: The modes of Pillow and their names in torchvision.
+#: The modes of Pillow and their names in TorchCodec and torchvision.
 _MODES = {"L": "GRAY", "LA": "GRAY_ALPHA", "RGB": "RGB", "RGBA": "RGB_ALPHA"}
+
+#: The tag of EXIF data that says how a picture is rotated and flipped, and its value if it is not.
+_ORIENTATION, _UPRIGHT = 0x0112, 1
 
 #: Numbers of bytes before the header of an npy file, with the length of the header, by its major version.
 _NPY_LENGTHS = {1: 10, 2: 12, 3: 12}
@@ -116,7 +123,9 @@ def _upright(picture: Any, *, exif: bool) -> Any:
 
 
 def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, exif: bool = False) -> "torch.Tensor":
-    """Decodes an image to a tensor: JPEG and WebP with torchvision where it is installed, others with Pillow.
+    """Decodes an image to a tensor: JPEG and WebP with TorchCodec 0.16 or newer, or torchvision, others with Pillow.
+
+    Without these two, Pillow decodes every image, as it does those that EXIF data rotates where the others cannot.
 
     Pictures with 16 bits per channel are scaled to 8; `pil` limits the values of grey ones to 255 instead. The number
     of pixels is limited by `PIL.Image.MAX_IMAGE_PIXELS` where Pillow is installed: it reads the header before a
@@ -132,7 +141,7 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, 
         Tensor of shape (channels, height, width), on the CPU, which owns its memory.
 
     Raises:
-        ConfigError: An argument is invalid, or neither torchvision nor Pillow is installed.
+        ConfigError: An argument is invalid, or Pillow is needed and not installed.
         PIL.UnidentifiedImageError: The bytes are not an image.
         OSError: The image is truncated or damaged. With damaged formats Pillow also raises ValueError, SyntaxError and
             others.
@@ -155,48 +164,84 @@ def image(data: Data, mode: str = "RGB", dtype: "torch.dtype | None" = None, *, 
     if not isinstance(chosen, torch_module.dtype) or not (chosen == torch_module.uint8 or chosen.is_floating_point):
         raise ConfigError(f"dtype={dtype!r}: must be torch.uint8 or a type of floating-point numbers")
     memory = _memory(data)
-    decoded = _decoded_by_torchvision(torch_module, memory, mode, exif=exif)
+    decoded = _decoded_natively(torch_module, memory, mode, exif=exif)
     if decoded is None:
         decoded = _decoded_by_pillow(torch_module, memory, mode, exif=exif)
     scaled: torch.Tensor = decoded if chosen == torch_module.uint8 else decoded.to(chosen) / 255
     return scaled
 
 
+class _NativeDecoder(NamedTuple):
+    """Decodes JPEG and WebP to tensors."""
+
+    module: str
+    """Name of the module that it is from."""
+    decode: Callable[[Any, str], Any]
+    """Decodes a tensor of bytes to a mode."""
+    rotates: bool
+    """Whether it always rotates an image as its EXIF data says; otherwise never."""
+
+
 @functools.cache
-def _torchvision() -> Any:
-    """The modes of torchvision's decoders, which are loaded; None if it is not installed or does not fit torch."""
-    try:
-        return importlib.import_module("torchvision.io").ImageReadMode
-    except (ImportError, AttributeError, RuntimeError, OSError):
-        return None
+def _native_decoder() -> _NativeDecoder | None:
+    """That of TorchCodec or torchvision; None if neither is installed and fits torch."""
+    for make in (_of_torchcodec, _of_torchvision):
+        with contextlib.suppress(ImportError, AttributeError, RuntimeError, OSError):
+            return make()
+    return None
 
 
-def _decoded_by_torchvision(torch: Any, memory: memoryview, mode: str, *, exif: bool) -> Any:
-    """A tensor of bytes; None if torchvision cannot decode the object."""
-    # torchvision does not convert WebP to grey, and ignores its EXIF data.
-    formats = (_JPEG, _WEBP) if mode.startswith("RGB") and not exif else (_JPEG,)
+def _of_torchcodec() -> _NativeDecoder:
+    decode = importlib.import_module("torchcodec.decoders").decode_image
+    return _NativeDecoder("torchcodec", lambda data, mode: decode(data, mode=_MODES[mode]), rotates=True)
+
+
+def _of_torchvision() -> _NativeDecoder:
+    modes = importlib.import_module("torchvision.io").ImageReadMode
+    # Not torchvision.io.decode_image, which warns at each call since 0.29 that TorchCodec will replace it.
+    decode = importlib.import_module("torch").ops.image.decode_image
+    return _NativeDecoder("torchvision", lambda data, mode: decode(data, modes[_MODES[mode]].value), rotates=False)
+
+
+def _decoded_natively(torch: Any, memory: memoryview, mode: str, *, exif: bool) -> Any:
+    """A tensor of bytes; None if only Pillow decodes the object as is wanted."""
+    # torchvision does not convert WebP to grey.
+    formats = (_JPEG, _WEBP) if mode.startswith("RGB") else (_JPEG,)
     if not any(memory[at : at + len(start)] == start for at, start in formats):
         return None
-    modes = _torchvision()
-    if modes is None:
+    decoder = _native_decoder()
+    if decoder is None:
         return None
-    _check_pixels(memory)
+    is_upright = _is_upright(memory, needed=exif or decoder.rotates)
+    if not is_upright and (exif or decoder.rotates):
+        return None
     # torch warns about memory that is read-only.
     encoded = torch.frombuffer(bytearray(memory) if memory.readonly else memory, dtype=torch.uint8)
     try:
-        # Not torchvision.io.decode_image, which warns at each call since 0.29 that TorchCodec will replace it.
-        return torch.ops.image.decode_image(encoded, modes[_MODES[mode]].value, exif)
-    except (RuntimeError, AttributeError):  # It is damaged, or this build of torchvision lacks the decoder.
+        decoded = decoder.decode(encoded, mode)
+    except (RuntimeError, ValueError, AttributeError):  # It is damaged, or this build lacks the decoder.
         return None
+    # TorchCodec returns all images of an animation.
+    return decoded if decoded.ndim == 3 else None
 
 
-def _check_pixels(memory: memoryview) -> None:
-    """Raises what Pillow does for an image of too many pixels, or whose header is damaged; nothing is decoded."""
+def _is_upright(memory: memoryview, *, needed: bool) -> bool:
+    """Whether EXIF data does not rotate an image; read if `needed`. Nothing is decoded.
+
+    Raises:
+        Exception: That of Pillow for an image of too many pixels, or whose header is damaged.
+    """
     try:
         images = importlib.import_module("PIL.Image")
     except ImportError:
-        return
-    images.open(io.BytesIO(memory)).close()
+        return b"exif" not in bytes(memory).lower()
+    with images.open(io.BytesIO(memory)) as picture:
+        if not needed:
+            return True
+        try:
+            return bool(picture.getexif().get(_ORIENTATION, _UPRIGHT) == _UPRIGHT)
+        except Exception:  # noqa: BLE001  damaged EXIF data, of many types: Pillow reads it again if it matters
+            return False
 
 
 def _decoded_by_pillow(torch: Any, memory: memoryview, mode: str, *, exif: bool) -> Any:
@@ -378,3 +423,42 @@ def safetensors(data: Data) -> "dict[str, torch.Tensor]":
     load = _imported("safetensors.torch", "safetensors", "safetensors").load
     tensors: dict[str, torch.Tensor] = load(bytes(_memory(data)))
     return tensors
+
+
+#: The modules that functions import at their first call; `image` also imports that of its native decoder.
+_MODULES: dict[Callable[..., Any], tuple[str, ...]] = {
+    image: ("torch", "numpy", "PIL.Image", "PIL.ImageOps"),
+    json: (),
+    npy: ("numpy", "numpy.lib.format"),
+    # The encoding is that of names in zip archives.
+    npz: ("numpy", "numpy.lib.format", "encodings.cp437"),
+    pil: ("PIL.Image", "PIL.ImageOps"),
+    pt: ("torch", "torch.utils.serialization.config"),
+    safetensors: ("safetensors.torch",),
+    text: (),
+}
+
+
+def import_libraries(functions: Iterable[Callable[..., Any]]) -> list[str]:
+    """Imports what functions of this module import at their first call, as far as it is installed.
+
+    Args:
+        functions: Functions of this module; others are ignored.
+
+    Returns:
+        Names of the modules.
+    """
+    found: dict[str, None] = {}
+    for function in functions:
+        for name in _MODULES.get(function, ()):
+            # Otherwise the call fails, with its own error.
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
+                found[name] = None
+        if function is image and (decoder := _native_decoder()) is not None:
+            found[decoder.module] = None
+    if "PIL.Image" in found:
+        # The modules of its formats, in the order in which images that it does not recognise import them.
+        sys.modules["PIL.Image"].preinit()
+        sys.modules["PIL.Image"].init()
+    return list(found)

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.util
 import io
 import json
 import pickle
@@ -97,21 +98,51 @@ def test_pil_is_what_torchvisions_loader_returns(tmp_path, mode, form):
     assert (found.mode, found.size, found.tobytes()) == ("RGB", expected.size, expected.tobytes())
 
 
-def without_torchvision(monkeypatch):
-    monkeypatch.setattr(decode, "_torchvision", lambda: None)
+def of_pillow(monkeypatch):
+    """Decodes with Pillow only."""
+    monkeypatch.setattr(decode, "_native_decoder", lambda: None)
+
+
+def of_torchvision(monkeypatch):
+    """Decodes with torchvision, whether TorchCodec is installed or not."""
+    monkeypatch.setattr(decode, "_native_decoder", lambda: decode._of_torchvision())
+
+
+def of_torchcodec(monkeypatch):
+    """Decodes with TorchCodec, or if it is not installed, with a function that rotates and fails as it does."""
+    if importlib.util.find_spec("torchcodec") is None:
+        module = types.SimpleNamespace(decode_image=like_torchcodec)
+        monkeypatch.setitem(sys.modules, "torchcodec.decoders", module)
+    monkeypatch.setattr(decode, "_native_decoder", lambda: decode._of_torchcodec())
+
+
+def like_torchcodec(source, *, mode="RGB", output_dtype=torch.uint8):
+    modes = {"GRAY": "L", "GRAY_ALPHA": "LA", "RGB": "RGB", "RGB_ALPHA": "RGBA"}
+    with PIL.Image.open(io.BytesIO(source.numpy().tobytes())) as picture:
+        frames = getattr(picture, "n_frames", 1)
+        try:
+            upright = PIL.ImageOps.exif_transpose(picture).convert(modes[mode])
+        except OSError as error:
+            raise RuntimeError("The image is incomplete or truncated.") from error
+    pixels = torch.from_numpy(numpy.array(upright).reshape(*upright.size[::-1], -1)).permute(2, 0, 1)
+    return pixels if frames == 1 else pixels.expand(frames, *pixels.shape)
+
+
+DECODERS = {"TorchCodec": of_torchcodec, "torchvision": of_torchvision, "Pillow": of_pillow}
+by_each = pytest.mark.parametrize("choose", DECODERS.values(), ids=DECODERS)
 
 
 @pytest.mark.parametrize("wanted", ["RGB", "RGBA", "L", "LA"])
 @pytest.mark.parametrize(("mode", "form"), IMAGES)
-def test_images_have_the_same_shape_and_type_with_torchvision_and_without(monkeypatch, mode, form, wanted):
-    data = encoded(noise(mode), form)
-    found = decode.image(torchobj.Buffer(data), wanted)
-    without_torchvision(monkeypatch)
-    other = decode.image(torchobj.Buffer(data), wanted)
-    assert found.shape == other.shape == (len(wanted), 7, 5)
-    assert found.dtype == other.dtype == torch.uint8
+def test_images_have_the_same_shape_and_type_by_each_decoder(monkeypatch, mode, form, wanted):
+    data, found = encoded(noise(mode), form), []
+    for choose in DECODERS.values():
+        choose(monkeypatch)
+        found.append(decode.image(torchobj.Buffer(data), wanted))
+        assert found[-1].shape == (len(wanted), 7, 5)
+        assert found[-1].dtype == torch.uint8
     if mode == wanted and form in ("PNG", "BMP", "TIFF"):
-        assert found.tolist() == other.tolist()
+        assert found[0].tolist() == found[1].tolist() == found[2].tolist()
 
 
 @pytest.mark.filterwarnings("ignore:The image decoding and encoding:DeprecationWarning")
@@ -120,15 +151,76 @@ def test_images_are_decoded_by_torchvision_where_it_has_the_format(monkeypatch):
 
     data = encoded(noise("RGB"), "JPEG")
     expected = torchvision.io.decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    of_torchvision(monkeypatch)
     monkeypatch.setattr(PIL.Image.Image, "convert", None)
     assert torch.equal(decode.image(data), expected)
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_an_image_of_16_bits_keeps_the_upper_8(monkeypatch, installed):
+def modes_of_torchcodec(monkeypatch, decoded=None):
+    """The modes to which TorchCodec decodes from now on. `decoded` is what it returns instead of images."""
+    modes = []
+    of_torchcodec(monkeypatch)
+    inner = importlib.import_module("torchcodec.decoders").decode_image
+
+    def decode_image(source, *, mode):
+        modes.append(mode)
+        return inner(source, mode=mode) if decoded is None else decoded
+
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", types.SimpleNamespace(decode_image=decode_image))
+    return modes
+
+
+def test_torchcodec_decodes_what_it_does_not_rotate(monkeypatch):
+    modes, plain = modes_of_torchcodec(monkeypatch), encoded(noise("RGB"), "JPEG")
+    decode.image(plain)
+    decode.image(plain, "LA", exif=True)
+    decode.image(rotated("JPEG", 1))
+    decode.image(encoded(noise("RGB"), "WEBP"), "RGBA")
+    assert modes == ["RGB", "GRAY_ALPHA", "RGB", "RGB_ALPHA"]
+    decode.image(rotated("JPEG", 6))
+    decode.image(encoded(noise("RGB"), "PNG"))
+    assert len(modes) == 4
+
+
+def test_the_first_image_of_an_animation_is_decoded(monkeypatch):
+    file, frames = io.BytesIO(), [noise("RGB"), noise("RGB").transpose(PIL.Image.Transpose.ROTATE_180)]
+    frames[0].save(file, "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+    for choose in DECODERS.values():
+        choose(monkeypatch)
+        assert numpy.array_equal(decode.image(file.getvalue()).permute(1, 2, 0), frames[0])
+
+
+@pytest.mark.parametrize("exif", [True, False])
+def test_without_pillow_an_image_that_may_be_rotated_is_not_decoded_by_torchcodec(monkeypatch, exif):
+    plain, turned = encoded(noise("RGB"), "JPEG"), rotated("JPEG", 6)
+    modes = modes_of_torchcodec(monkeypatch, decoded=torch.zeros(3, 7, 5))
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    assert decode.image(plain, exif=exif).shape == (3, 7, 5)
+    with pytest.raises(CONFIG_ERROR, match="needs pillow"):
+        decode.image(turned, exif=exif)
+    assert modes == ["RGB"]
+
+
+@pytest.mark.parametrize("module", [None, types.SimpleNamespace()], ids=["missing", "without images"])
+def test_torchvision_decodes_where_torchcodec_does_not(monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", module)
+    decode._native_decoder.cache_clear()
+    try:
+        assert decode._native_decoder().module == "torchvision"
+        monkeypatch.setitem(sys.modules, "torchvision.io", None)
+        decode._native_decoder.cache_clear()
+        assert decode._native_decoder() is None
+        monkeypatch.setitem(sys.modules, "torchcodec.decoders", types.SimpleNamespace(decode_image=like_torchcodec))
+        decode._native_decoder.cache_clear()
+        assert decode._native_decoder().module == "torchcodec"
+    finally:
+        decode._native_decoder.cache_clear()
+
+
+@by_each
+def test_an_image_of_16_bits_keeps_the_upper_8(monkeypatch, choose):
     data = encoded(PIL.Image.fromarray(numpy.array([[0, 255, 256, 65535]], dtype=numpy.uint16)), "PNG")
-    if not installed:
-        without_torchvision(monkeypatch)
+    choose(monkeypatch)
     assert decode.image(data, "L").tolist() == [[[0, 0, 1, 255]]]
 
 
@@ -171,11 +263,10 @@ def rotated(form, orientation):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("installed", [True, False], ids=["torchvision", "Pillow"])
+@by_each
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_images_are_rotated_by_their_exif_data_on_request_only(monkeypatch, form, installed):
-    if not installed:
-        without_torchvision(monkeypatch)
+def test_images_are_rotated_by_their_exif_data_on_request_only(monkeypatch, form, choose):
+    choose(monkeypatch)
     for orientation in range(9):
         data = rotated(form, orientation)
         as_stored = PIL.Image.open(io.BytesIO(data)).convert("RGB")
@@ -188,6 +279,28 @@ def test_images_are_rotated_by_their_exif_data_on_request_only(monkeypatch, form
                 pixels = numpy.asarray(expected.convert(mode)).reshape(found.shape)
                 # A JPEG contains its greys, which differ from those of its colours.
                 assert numpy.abs(found - pixels).max() <= (8 if (form, mode) == ("JPEG", "L") else 0)
+
+
+@by_each
+def test_an_orientation_in_xmp_is_that_of_pillow(monkeypatch, choose):
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+    file = io.BytesIO()
+    noise("RGB").save(file, "JPEG", xmp=xmp)
+    choose(monkeypatch)
+    assert decode.image(file.getvalue()).shape == (3, 7, 5)
+    upright = PIL.ImageOps.exif_transpose(PIL.Image.open(file))
+    assert upright.size == (7, 5)
+    assert numpy.array_equal(decode.image(file.getvalue(), exif=True).permute(1, 2, 0), upright)
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_exif_data_does_not_change_an_image(monkeypatch):
+    data, exif = encoded(noise("RGB"), "JPEG"), b"Exif\0\0II*\0\xff\xff\xff\xff" + bytes(9)
+    damaged = data[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + data[2:]
+    expected = torch.from_numpy(numpy.array(decode.pil(damaged))).permute(2, 0, 1)
+    for choose in DECODERS.values():
+        choose(monkeypatch)
+        assert torch.equal(decode.image(damaged), expected)
 
 
 def test_a_dataset_rotates_with_a_partial_function():

@@ -9,5 +9,6 @@ whose samples are in `labels`, and `groups` are built on `objects` and the order
 mixes datasets: `mixture`, `member_passes`, `ordered_samples`.
 `ref_reader` reads objects by reference. `prefetch_source` reads objects through the prefetcher, `read_ahead` in the
 order of an iterable dataset. `reader_constructor` has the kinds of reader, `ragged` batches of bytes, and `errors`
-the handling of samples that fail. `worker_process`, `shared_values` and `reductions` concern DataLoader workers.
+the handling of samples that fail. `worker_process`, `shared_values`, `reductions` and `decoders` concern DataLoader
+workers.
 """

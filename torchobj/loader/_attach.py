@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import time
 from typing import Any, TypeVar
 
 import torch.utils.data
@@ -109,8 +108,7 @@ class _AttachedMixin(LookaheadMixin[Any]):
     """Counts the batches of a loader that another library built."""
 
     def __iter__(self) -> Any:
-        # Persistent workers of the previous pass are running already.
-        started = time.perf_counter() if self.num_workers and self._iterator is None else None
+        started = self._time_of_start()
         count = functools.partial(
             samples_in, batch_size=self.batch_size, collated_by_default=self.collate_fn is default_collate
         )

@@ -1,7 +1,6 @@
 """torch's DataLoader, with objects read ahead in the order of its sampler."""
 
 import contextlib
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -175,8 +174,7 @@ class DataLoader(LookaheadMixin[Batch_co]):
             sampler.progress = progress
         else:
             self._begin_iterable(loaded)
-        # Persistent workers of the previous pass are running already.
-        started = time.perf_counter() if self.num_workers and self._iterator is None else None
+        started = self._time_of_start()
         # torch draws a number when it creates an iterator. For this pass it did so before the state was saved, or it
         # would not have: persistent workers keep their iterator.
         has_drawn = loaded is not None and (within or bool(loaded.get("workers_stay")))

@@ -3,12 +3,14 @@
 import functools
 import logging
 import multiprocessing
+import time
 from typing import Any
 
 import torch.utils.data
 from typing_extensions import TypeVar
 
 from torchobj.datasets import lookahead_warning, prefetch_source
+from torchobj.datasets.decoders import import_decoders
 from torchobj.datasets.ordered_samples import prepare_workers
 from torchobj.loader.batch_sampler import LookaheadBatchSampler
 from torchobj.loader.lookahead import Lookahead
@@ -61,6 +63,24 @@ class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
             _disable_announcements(sampler)
         return find_objects
 
+    @property
+    def _start_method(self) -> str:
+        context = self.multiprocessing_context
+        return multiprocessing.get_start_method() if context is None else context.get_start_method()
+
+    def _import_decoders(self) -> None:
+        import_decoders([self.dataset, self.collate_fn], self._start_method)
+
+    def _time_of_start(self) -> float | None:
+        """The time at which the next pass begins to start workers, after the imports of decoders, which are made once.
+
+        None if it starts none: without workers, and if those of the previous pass are persistent.
+        """
+        if not self.num_workers or self._iterator is not None:
+            return None
+        self._import_decoders()
+        return time.perf_counter()
+
     def _get_iterator(self) -> Any:
         # Workers that are started here do not warn about `attach`.
         with lookahead_warning.disabled_in_workers(self.num_workers):
@@ -68,6 +88,8 @@ class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
                 with self._meter.reading():
                     return super()._get_iterator()
             prepare_workers(self.dataset)
+            # Some libraries get an iterator without `iter`.
+            self._import_decoders()
             init_fn = self.worker_init_fn
             self.worker_init_fn = self._meter.counted_in_worker(init_fn)
             try:
@@ -91,9 +113,7 @@ class LookaheadMixin(torch.utils.data.DataLoader[Batch_co]):
             self.stats(),
             unread,
             max_in_flight_of(self.dataset),
-            start_method=multiprocessing.get_start_method()
-            if self.multiprocessing_context is None
-            else self.multiprocessing_context.get_start_method(),
+            start_method=self._start_method,
             persistent_workers=self.persistent_workers,
         )
 
