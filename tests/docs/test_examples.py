@@ -110,6 +110,10 @@ def test_a_network_learns_from_images_in_class_folders():
     assert (
         "1437 images of the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, such as ('s3://digits/images/train/0/" in done.stdout
     )
+    [report] = [line for line in done.stdout.splitlines() if " samples in " in line]
+    # Workers are forked and kept already.
+    assert "persistent_workers" not in report
+    assert "multiprocessing_context" not in report
     accuracy, count = re.search(r"accuracy (\d\.\d+) on (\d+) other images", done.stdout).groups()
     assert (float(accuracy) >= 0.97, count) == (True, "360")
 
