@@ -1,7 +1,9 @@
 """Warnings and errors of datasets about arguments that do not have the intended effect."""
 
+import itertools
 import logging
 import mmap
+import tarfile
 
 import pytest
 import torch.utils.data
@@ -125,31 +127,87 @@ def test_set_epoch_applies_to_the_dataset_and_its_workers(folder):
 
 
 class Within(torch.utils.data.Dataset):
-    """A user's dataset that has one of torchobj in a list."""
+    """A user's dataset that has others as attributes."""
 
-    def __init__(self, inner):
-        self.parts = [inner]
+    def __init__(self, held, first):
+        self.held, self.first = held, first
 
     def __len__(self):
         return COUNT
 
     def __getitem__(self, index):
-        return self.parts[0][index]
+        return self.first(self)[index]
 
 
-def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, monkeypatch):
-    monkeypatch.setattr(worker_process, "_repeated", mmap.mmap(-1, 1))
-    data = Within(torchobj.ObjectMapDataset(folder, transform=number_of))
+class Streaming(torch.utils.data.IterableDataset):
+    """A user's iterable dataset of the samples of another one, divided among workers."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __iter__(self):
+        worker = torch.utils.data.get_worker_info()
+        return itertools.islice(self.inner, worker.id, None, worker.num_workers)
+
+
+WITHIN = {
+    "an attribute": lambda inner: Within(inner, lambda each: each.held),
+    "a list": lambda inner: Within([inner], lambda each: each.held[0]),
+    "a dataset of the user": lambda inner: Within(
+        [Within({"a": inner}, lambda each: each.held["a"])], lambda each: each.held[0]
+    ),
+    "torch's subset of it": lambda inner: torch.utils.data.Subset(
+        Within([inner], lambda each: each.held[0]), range(COUNT)
+    ),
+    "an iterable dataset": Streaming,
+}
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [2, pytest.param(4, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("make", WITHIN.values(), ids=WITHIN)
+@pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader], ids=["torchobj", "torch"])
+def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, monkeypatch, kind, make, workers):
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    inner = torchobj.ObjectMapDataset(folder, transform=number_of)
+    data = make(inner)
     for _ in range(3):
-        loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context="fork")
+        loader = kind(data, num_workers=workers, multiprocessing_context="fork")
         assert sorted(map(int, loader)) == list(range(COUNT))
-    assert log_file.read_text().count("each DataLoader worker lists the prefix itself") == 1
+    # torch's loader does nothing for what workers inherit.
+    expected = int(kind is torch.utils.data.DataLoader)
+    assert log_file.read_text().count("each DataLoader worker lists the prefix itself") == expected
+    assert (f"{COUNT} objects" in repr(inner)) is not bool(expected)
 
 
 @pytest.mark.parametrize("context", ["fork", "forkserver"])
 def test_a_loader_lists_a_dataset_within_another_for_its_workers(folder, log_file, context):
-    data = Within(torchobj.ObjectMapDataset(folder, transform=number_of))
+    data = torch.utils.data.ConcatDataset([torchobj.ObjectMapDataset(folder, transform=number_of)])
     loader = torchobj.DataLoader(data, num_workers=2, multiprocessing_context=context, lookahead=0)
     assert sorted(map(int, loader)) == list(range(COUNT))
-    assert f"{COUNT} objects" in repr(data.parts[0])
+    assert f"{COUNT} objects" in repr(data.datasets[0])
     assert "each DataLoader worker" not in log_file.read_text()
+
+
+def test_each_kind_of_warning_is_logged_once(monkeypatch):
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    for kind in worker_process._KINDS:
+        assert not worker_process.has_warned(kind)
+        assert [worker_process.is_first_warning(kind) for _ in range(2)] == [True, False]
+
+
+def test_a_worker_that_lists_does_not_hide_that_another_dataset_reads_its_index(
+    folder, log_file, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    with tarfile.open(tmp_path / "a.tar", "w") as shard:
+        shard.add(tmp_path / "objects" / "0.bin", "0.bin")
+    objects = torchobj.ObjectMapDataset(folder, transform=number_of)
+    samples = torchobj.TarMapDataset((tmp_path / "a.tar").as_uri(), transform=lambda sample: sample["bin"][0])
+    data = Within([objects, samples], lambda each: [each.held[1][0], *map(each.held[0].__getitem__, range(1, COUNT))])
+    for _ in range(2):
+        loader = torch.utils.data.DataLoader(data, num_workers=2, multiprocessing_context="fork")
+        assert sorted(map(int, loader)) == list(range(COUNT))
+    log = log_file.read_text()
+    assert log.count("each DataLoader worker lists the prefix itself") == 1
+    assert log.count("each DataLoader worker reads the index itself") == 1

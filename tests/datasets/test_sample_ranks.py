@@ -1,6 +1,7 @@
 """The ranks among which samples are divided: by arguments, by another library, by torch.distributed, or unknown."""
 
 import contextlib
+import mmap
 import pickle
 import types
 
@@ -13,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torchobj
 from tests.support.iterables import COUNT, dataset, number_of, numbers, write_objects
 from torchobj import exceptions
-from torchobj.datasets import sample_ranks
+from torchobj.datasets import worker_process
 from torchobj.datasets.sample_ranks import detected_rank, given_rank
 
 
@@ -23,10 +24,8 @@ def folder(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def nothing_warned():
-    sample_ranks._warned[0] = 0
-    yield
-    sample_ranks._warned[0] = 0
+def nothing_warned(monkeypatch):
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
 
 
 @contextlib.contextmanager
@@ -262,6 +261,16 @@ def test_a_mesh_that_nobody_passed_warns_once(folder, caplog):
         assert "mesh=" in message
 
 
+def test_a_missing_process_group_does_not_hide_a_mesh_that_nobody_passed(folder, caplog, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    [message] = warnings_of(caplog, lambda: list(named(folder)))
+    assert "WORLD_SIZE=4 is set" in message
+    with rank_of(0, 4):
+        init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        [message] = warnings_of(caplog, lambda: (list(named(folder)), list(named(folder))))
+        assert "dimension 'tp'" in message
+
+
 def test_a_mesh_that_was_passed_and_one_of_data_only_do_not_warn(folder, caplog):
     with rank_of(0, 4):
         init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp_replicate", "dp_shard"))
@@ -277,7 +286,7 @@ def test_a_job_without_a_process_group_warns_once(folder, caplog, monkeypatch, w
     messages = warnings_of(caplog, lambda: (numbers(loader), numbers(loader)))
     # A worker logs to the stderr of its own process.
     assert len(messages) == (1 if workers == 0 else 0)
-    assert sample_ranks._warned[0] == 1
+    assert worker_process.has_warned("world size")
     assert all("WORLD_SIZE=2 is set" in each and "rank= and world_size=" in each for each in messages)
-    sample_ranks._warned[0] = 0
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
     assert not warnings_of(caplog, lambda: list(named(folder, rank=0, world_size=2)))

@@ -168,7 +168,7 @@ class Listing:
                 return self._manifest
             name = self.name
             if self._manifest is None:
-                if worker_process.is_first_to_repeat():
+                if worker_process.is_first_to_repeat("listing"):
                     logger.warning(_BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
                 found, agreement = manifest_broadcast.broadcast(name, self._load)
                 if self._url is None:

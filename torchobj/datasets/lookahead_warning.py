@@ -7,11 +7,12 @@ is enabled when batches are read, they are read for a DataLoader of torch that i
 
 import contextlib
 import logging
-import mmap
 from collections.abc import Iterator
 from typing import Any
 
 import torch.utils.data
+
+from torchobj.datasets import worker_process
 
 logger = logging.getLogger("torchobj")
 
@@ -21,8 +22,6 @@ _MIN_BATCHES = 3
 #: Whether a loader that announces started this process, or runs in it.
 _disabled = False
 _batches = 0
-#: Whether the warning was logged; shared with forked workers, of which there are new ones each epoch.
-_warned = mmap.mmap(-1, 1)
 
 
 def disable() -> None:
@@ -50,14 +49,13 @@ def disabled_in_workers(num_workers: int) -> Iterator[None]:
 def note_batch(dataset: Any) -> None:
     """Records that a DataLoader reads a batch of `dataset` that was not announced as far as is known."""
     global _batches  # noqa: PLW0603  state of the process
-    if _disabled or _warned[0]:
+    if _disabled or worker_process.has_warned("announcement"):
         return
     worker = torch.utils.data.get_worker_info()
     if worker is not None and not (worker.id == 0 and _objects_are_known(worker.dataset, dataset)):
         return
     _batches += 1
-    if _batches == _MIN_BATCHES:
-        _warned[0] = 1
+    if _batches == _MIN_BATCHES and worker_process.is_first_warning("announcement"):
         logger.warning(
             "batches are read only when they are needed, because the DataLoader does not announce them. Use "
             "torchobj.DataLoader or torchobj.attach(loader) to read ahead. Pass lookahead=0 to silence this warning."

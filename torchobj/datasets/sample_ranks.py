@@ -6,7 +6,6 @@ otherwise the ranks of torch.distributed. `sharding` computes the parts.
 
 import contextlib
 import logging
-import mmap
 import operator
 import os
 import re
@@ -40,9 +39,6 @@ _DATA = frozenset(("batch", "data", "ddp", "dp", "fsdp", "hsdp", "replicate", "s
 _MODEL = frozenset(
     ("context", "cp", "model", "mp", "pipe", "pipeline", "pp", "sequence", "sp", "stage", "tensor", "tp", "ulysses")
 )
-
-#: Whether a warning was logged; shared with forked workers, of which there are new ones each epoch.
-_warned = mmap.mmap(-1, 1)
 
 
 class SampleRanks(NamedTuple):
@@ -205,14 +201,12 @@ def callers() -> Iterator[tuple[str, FrameType]]:
 
 
 def _warn_if_unknown(found: Rank) -> None:
-    if _warned[0]:
-        return
     expected = os.environ.get("WORLD_SIZE", "")
     if found.world_size > 1:
         groups = torch.distributed.distributed_c10d._world.pg_map
         names = {group.group_desc.removeprefix("mesh_") for group in groups if group.size() > 1}
         shared = sorted(name for name in names if _parts(name) & _MODEL)
-        if not shared:
+        if not shared or not worker_process.is_first_warning("mesh"):
             return
         logger.warning(
             "a device mesh has the dimension %s, whose ranks usually need the same samples, but samples are divided "
@@ -220,12 +214,9 @@ def _warn_if_unknown(found: Rank) -> None:
             ", ".join(map(repr, shared)),
             found.world_size,
         )
-    elif expected.isdecimal() and int(expected) > 1:
+    elif expected.isdecimal() and int(expected) > 1 and worker_process.is_first_warning("world size"):
         logger.warning(
             "WORLD_SIZE=%s is set, but torch.distributed is not initialised, so that each rank yields the samples of "
             "all; initialise it before the loop, or pass rank= and world_size= to the dataset or sampler",
             expected,
         )
-    else:
-        return
-    _warned[0] = 1

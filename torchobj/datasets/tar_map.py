@@ -137,7 +137,7 @@ class TarMapDataset(ObjectDataset[Sample_co]):
         return index
 
     def _found(self) -> TarIndex:
-        if worker_process.is_first_to_repeat():
+        if worker_process.is_first_to_repeat("index"):
             logger.warning(
                 "%s: each DataLoader worker reads the index itself, and again in each epoch without "
                 "persistent_workers; call len(dataset) before the loop to do so once for all workers",

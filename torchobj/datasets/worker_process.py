@@ -1,5 +1,6 @@
 """DataLoader workers: whether this process is one, whether a pickle is for a process that is being spawned, the rank
-that the worker belongs to, and its exit when the trainer dies. The datasets decide what is pickled.
+that the worker belongs to, and its exit when the trainer dies. The datasets decide what is pickled. Also what a process
+and its workers have warned of.
 """
 
 import functools
@@ -9,7 +10,7 @@ import multiprocessing.context
 import os
 import signal
 import threading
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch.utils.data
 
@@ -26,20 +27,32 @@ def in_worker() -> bool:
     return torch.utils.data.get_worker_info() is not None
 
 
-#: Whether a worker was the first to repeat what its parent should have done; shared with forked workers, of which there
-#: are new ones each epoch.
-_repeated = mmap.mmap(-1, 1)
+#: What is warned of once in a process and the workers that it forks; each has a flag of its own.
+Warned = Literal["announcement", "index", "listing", "mesh", "world size"]
+_KINDS: tuple[Warned, ...] = ("announcement", "index", "listing", "mesh", "world size")
+
+#: Whether each was warned of; shared with forked workers, of which there are new ones each epoch.
+_warned = mmap.mmap(-1, len(_KINDS))
 
 
-def is_first_to_repeat() -> bool:
+def has_warned(of: Warned) -> bool:
+    """Whether `is_first_warning` was called with this argument, in this process or one that shares its memory."""
+    return bool(_warned[_KINDS.index(of)])
+
+
+def is_first_warning(of: Warned) -> bool:
+    """Whether `has_warned` was False; it is True from now on."""
+    is_first = not has_warned(of)
+    _warned[_KINDS.index(of)] = 1
+    return is_first
+
+
+def is_first_to_repeat(what: Warned) -> bool:
     """Whether this is the first worker of a loader, and that of no other loader has called this before. To be called
     where each worker repeats what its parent should have done for all of them.
     """
     info = torch.utils.data.get_worker_info()
-    if info is None or info.id or _repeated[0]:
-        return False
-    _repeated[0] = 1
-    return True
+    return info is not None and info.id == 0 and is_first_warning(what)
 
 
 def is_pickling_for_spawn() -> bool:
