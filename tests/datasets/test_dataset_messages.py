@@ -153,6 +153,7 @@ class Streaming(torch.utils.data.IterableDataset):
 WITHIN = {
     "an attribute": lambda inner: Within(inner, lambda each: each.held),
     "a list": lambda inner: Within([inner], lambda each: each.held[0]),
+    "a list in a dict": lambda inner: Within({"a": ([inner],)}, lambda each: each.held["a"][0][0]),
     "a dataset of the user": lambda inner: Within(
         [Within({"a": inner}, lambda each: each.held["a"])], lambda each: each.held[0]
     ),
@@ -160,6 +161,7 @@ WITHIN = {
         Within([inner], lambda each: each.held[0]), range(COUNT)
     ),
     "an iterable dataset": Streaming,
+    "a mixture": lambda inner: torchobj.InterleaveDataset([Streaming(inner)]),
 }
 
 

@@ -233,11 +233,8 @@ class IterableInterleaveDataset(InterleaveDataset[Sample_co], PassDataset[Sample
 
     @override
     def prepare(self) -> None:
-        for dataset, iterable in zip(self.datasets, self._iterable, strict=True):
-            if not iterable:
-                prepare_workers(dataset)
-            elif isinstance(dataset, PassDataset):
-                dataset.prepare()
+        for dataset in self.datasets:
+            prepare_workers(dataset)
 
     @override
     def set_epoch(self, epoch: int) -> None:

@@ -1,7 +1,8 @@
 """Samples of a map-style dataset in a given order, read ahead by the process that uses them."""
 
 import collections
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,9 @@ from torchobj.datasets.passes import PassDataset
 from torchobj.datasets.read_ahead import IndexedReader, read_ahead, sharing
 
 __all__ = ["CompositeDataset", "ordered_samples", "prepare_workers", "samples_of"]
+
+#: Maximum number of items of a container among which datasets are looked for: larger ones hold samples.
+_MAX_HELD = 1000
 
 #: Number of samples that a dataset that is not of torchobj returns at a time.
 _GROUP_SAMPLES = 32
@@ -41,7 +45,7 @@ class CompositeDataset(torch.utils.data.Dataset[Sample_co]):
 def prepare_workers(dataset: Any) -> None:
     """Does what DataLoader workers inherit, before they are started: lists, and starts the prefetcher.
 
-    A dataset of another library, or of the user, may have datasets of torchobj as attributes.
+    A dataset of another library, or of the user, may have datasets of torchobj as attributes, in containers too.
     """
     _prepare(dataset, set())
 
@@ -62,13 +66,20 @@ def _prepare(dataset: Any, seen: set[int]) -> None:
     elif isinstance(dataset, PassDataset):
         dataset.prepare()
     else:
-        for value in list(getattr(dataset, "__dict__", {}).values()):
-            values = (
-                value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
-            )
-            for each in values:
-                if isinstance(each, torch.utils.data.Dataset):
-                    _prepare(each, seen)
+        for held in _held(dataset):
+            _prepare(held, seen)
+
+
+def _held(value: Any) -> list[Any]:
+    """The datasets that a dataset of another library has as attributes, and containers, which may hold some."""
+    if isinstance(value, (list, tuple)):
+        found: Iterable[Any] = value
+    elif isinstance(value, dict):
+        found = value.values()
+    else:
+        found = list(getattr(value, "__dict__", {}).values())
+    some = itertools.islice(found, _MAX_HELD)
+    return [each for each in some if isinstance(each, (torch.utils.data.Dataset, dict, list, tuple))]
 
 
 def ordered_samples(dataset: Any, order: Numbers) -> Iterator[Any]:
