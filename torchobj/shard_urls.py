@@ -22,6 +22,7 @@ __all__ = [
     "compression",
     "expand_braces",
     "find_shards",
+    "note_prefix",
     "shard_manifest",
 ]
 
@@ -279,7 +280,8 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
             heads = _torchobj.heads(store, [parse_url(url).key for url in members])
         except ObjectNotFoundError as error:
             error.add_note("each name of a pattern with braces must exist; a prefix of shards ends with a slash")
-            _note_prefix(error, store, members[0] if len(members) == 1 else error.url)
+            if (missing := members[0] if len(members) == 1 else error.url) is not None:
+                note_prefix(error, missing, config, "end the prefix with a slash")
             raise
         for url, head in zip(members, heads, strict=True):
             if isinstance(head, Exception):
@@ -289,20 +291,15 @@ def _of_names(urls: list[str], config: StoreConfig) -> "_torchobj.NativeManifest
     return _manifest([(parsed.base, parsed.key, *found[url]) for parsed, url in zip(parsed_urls, urls, strict=True)])
 
 
-def _note_prefix(error: ObjectNotFoundError, store: "_torchobj.NativeStore", url: str | None) -> None:
-    """Adds a note to the error of a missing object that is a prefix without its slash."""
-    if url is None:
-        return
-    parsed = parse_url(f"{url}/")
+def note_prefix(error: StoreError, url: str, config: StoreConfig, advice: str) -> None:
+    """Adds a note to the error of an object that does not exist if its name is that of a prefix with objects."""
+    prefix = f"{url.removesuffix('/')}/"
     # The first error is the one to report.
     with contextlib.suppress(StoreError):
-        below = _torchobj.NativeManifest.from_listing(
-            store, parsed.base, parsed.key, *key_filter(None, None, _MAX_COUNTED)
-        )
-        if count := len(below):
+        if count := len(_listed(url, prefix, config, key_filter(None, None, _MAX_COUNTED))):
             more = " or more" if count == _MAX_COUNTED else ""
             objects = "1 object" if count == 1 else f"{count}{more} objects"
-            error.add_note(f"{url}/ has {objects}: end the prefix with a slash")
+            error.add_note(f"{prefix} has {objects}: {advice}")
 
 
 def _manifest(objects: list[tuple[str, str, int, str | None]]) -> "_torchobj.NativeManifest":

@@ -12,7 +12,7 @@ import torch
 import torchobj
 from tests.support.prefetching import Taken, all_free
 from torchobj import decode
-from torchobj.exceptions import ConfigError, ObjectNotFoundError
+from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError
 
 COUNT = 30
 NAMES = [f"images/{7 * number % COUNT:02} é.txt" for number in range(COUNT)]
@@ -417,3 +417,23 @@ def test_dates_of_a_csv_are_named_by_the_default_collation(base, tmp_path):
     table = csv_file(tmp_path, f"url,day\n{base}{NAMES[0]},2020-01-02\n")
     with pytest.raises(ConfigError, match=r"a\.csv: row 0, column 'day': a value of type date cannot be collated"):
         next(iter(torchobj.DataLoader(torchobj.TableDataset(table, "url"), batch_size=1)))
+
+
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_a_prefix_in_place_of_a_table_is_named_with_its_objects(tmp_path, slash):
+    (tmp_path / "tables").mkdir()
+    for name in ("1.csv", "2.csv"):
+        (tmp_path / "tables" / name).write_text("image\n")
+    torchobj.Store("memory://table-prefix").put("tables/1.csv", b"image\n")
+    for prefix, count in (
+        (tmp_path / "tables", "2 objects"),
+        ((tmp_path / "tables").as_uri(), "2 objects"),
+        ("memory://table-prefix/tables", "1 object"),
+    ):
+        with pytest.raises((ObjectNotFoundError, InvalidKeyError)) as raised:
+            torchobj.TableDataset(f"{prefix}{slash}", "image")
+        [note] = raised.value.__notes__
+        assert f"/tables/ has {count}: a table is one file" in note
+    with pytest.raises(ObjectNotFoundError) as raised:
+        torchobj.TableDataset(f"memory://table-prefix/nothing{slash}", "image")
+    assert not hasattr(raised.value, "__notes__")

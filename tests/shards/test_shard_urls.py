@@ -155,3 +155,29 @@ def test_a_prefix_without_its_slash_is_named_with_its_objects(count, told, other
         shard_manifest(urls)
     notes = [note for note in raised.value.__notes__ if "end the prefix" in note]
     assert notes == ([] if told is None else [f"{base}/train/ has {told}: end the prefix with a slash"])
+
+
+#: Datasets whose argument is a prefix, and the number of samples below one with two objects, with and without its slash.
+OF_PREFIXES = {
+    "shards of tar": (lambda url: torchobj.TarIterableDataset(url), None),
+    "indexed shards of tar": (lambda url: torchobj.TarMapDataset(url), None),
+    "Parquet": (lambda url: torchobj.ParquetIterableDataset(url), None),
+    "objects": (lambda url: torchobj.ObjectMapDataset(url), 2),
+    "objects in order": (lambda url: torchobj.ObjectIterableDataset(url), 2),
+    "groups": (lambda url: torchobj.GroupDataset(url, {"a": ".a"}), 2),
+    "classes": (lambda url: torchobj.ImageFolder(url, loader=str, extensions=".a"), 2),
+}
+
+
+@pytest.mark.parametrize(("make", "count"), OF_PREFIXES.values(), ids=OF_PREFIXES)
+def test_a_prefix_without_its_slash_is_read_or_named_by_each_dataset(tmp_path, make, count):
+    for name in ("train/c/1.a", "train/c/2.a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"1")
+    url = f"{tmp_path.as_uri()}/train"
+    if count is not None:
+        assert len(list(make(url))) == len(list(make(f"{url}/"))) == count
+        return
+    with pytest.raises(ObjectNotFoundError) as raised:
+        iter(make(url)) if not hasattr(make(url), "__len__") else len(make(url))
+    assert f"{url}/ has 2 objects: end the prefix with a slash" in raised.value.__notes__

@@ -19,9 +19,10 @@ from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.datasets.shared_table import SharedTable, import_arrow
 from torchobj.datasets.table_files import CsvFormat, csv_format, read_table
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
-from torchobj.exceptions import ConfigError
+from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError
 from torchobj.manifest import url_of_file
 from torchobj.reads import get_many
+from torchobj.shard_urls import note_prefix
 from torchobj.urls import ALIASES, CLOUD_SCHEMES, SCHEMES, parse_url, shown_url
 
 __all__ = ["TableDataset"]
@@ -314,7 +315,11 @@ def _read(
         return table, "the table", SCHEMES
     if isinstance(table, (str, os.PathLike)):
         url = url_of_file(table)
-        [data] = get_many([url], config=config)
+        try:
+            [data] = get_many([url], config=config)
+        except (ObjectNotFoundError, InvalidKeyError) as error:
+            note_prefix(error, url, config, "a table is one file; pass one of them, or a pyarrow.Table of all")
+            raise
         # As for manifests: a file in a bucket is not trusted to name files of this machine.
         is_local = parse_url(url).scheme not in CLOUD_SCHEMES
         return read_table(data, url, csv), shown_url(url), SCHEMES if is_local else CLOUD_SCHEMES
