@@ -134,7 +134,7 @@ impl Client {
     }
 
     /// The attempts of a request that is about to begin.
-    pub(crate) fn attempts(&self) -> Attempts<'_> {
+    pub fn attempts(&self) -> Attempts<'_> {
         Attempts::new(&self.policy, &self.quota).recorded_in(&self.permits, &self.metrics)
     }
 

@@ -14,4 +14,5 @@ mod writer;
 pub use commit::{Commit, CommitFailure};
 pub use gather::{Gather, Piece};
 pub(crate) use session::{Session, check_unchanged};
+pub use session::{abort, begin};
 pub use writer::Writer;

@@ -47,23 +47,7 @@ pub(crate) struct Session {
 impl Session {
     /// Begins an upload.
     pub(crate) async fn begin(client: Arc<Client>, key: &str, options: &PutOptions) -> Result<Self> {
-        let limit = client.policy().first_byte_timeout;
-        let upload = {
-            let mut attempts = client.attempts();
-            loop {
-                let permit = client.permit().await;
-                let error = match within(limit, Beginning::new(client.clone(), key, options)).await {
-                    Some(Ok(upload)) => {
-                        attempts.succeeded();
-                        break Arc::new(upload);
-                    }
-                    Some(Err(error)) => error,
-                    None => client.timed_out(Operation::BeginUpload, key, "no response within first_byte_timeout"),
-                };
-                drop(permit);
-                attempts.failed(error).await?;
-            }
-        };
+        let upload = Arc::new(begin(&client, key, options).await?);
         // Uploads use at most half of the permits.
         let permits = client.permits().clone();
         let sequential = upload.sequential;
@@ -154,7 +138,7 @@ impl Session {
     /// Cancels the parts in flight and aborts the upload. Logs a warning if the abort fails.
     pub(crate) async fn abort(&mut self) {
         self.ended = true;
-        abort(&self.client, &self.upload, &self.sending).await;
+        stop(&self.client, &self.upload, &self.sending).await;
     }
 }
 
@@ -163,8 +147,31 @@ impl Drop for Session {
     fn drop(&mut self) {
         if !self.ended {
             let (client, upload, sending) = (self.client.clone(), self.upload.clone(), self.sending.clone());
-            clean_up(async move { abort(&client, &upload, &sending).await });
+            clean_up(async move { stop(&client, &upload, &sending).await });
         }
+    }
+}
+
+/// Begins an upload in parts, with the retries of `client`. If the future is dropped, an upload that the store begins
+/// nevertheless is aborted in the background.
+///
+/// # Errors
+/// `AccessDenied`, `NoBucket`, and errors that persist after the retries.
+pub async fn begin(client: &Arc<Client>, key: &str, options: &PutOptions) -> Result<Upload> {
+    let limit = client.policy().first_byte_timeout;
+    let mut attempts = client.attempts();
+    loop {
+        let permit = client.permit().await;
+        let error = match within(limit, Beginning::new(client.clone(), key, options)).await {
+            Some(Ok(upload)) => {
+                attempts.succeeded();
+                return Ok(upload);
+            }
+            Some(Err(error)) => error,
+            None => client.timed_out(Operation::BeginUpload, key, "no response within first_byte_timeout"),
+        };
+        drop(permit);
+        attempts.failed(error).await?;
     }
 }
 
@@ -211,9 +218,14 @@ impl Drop for Beginning {
     }
 }
 
-async fn abort(client: &Client, upload: &Upload, sending: &Batch<SendPart>) {
+async fn stop(client: &Client, upload: &Upload, sending: &Batch<SendPart>) {
     // The sockets are closed first: a part that arrives after the abort would not be deleted.
     sending.shutdown().await;
+    abort(client, upload).await;
+}
+
+/// Aborts an upload whose parts are no longer sent. Logs a warning if that fails.
+pub async fn abort(client: &Client, upload: &Upload) {
     let url = client.store().url(&upload.key);
     if let Err(problem) = try_abort(client, upload).await {
         log::warn!("upload {} of {url} could not be aborted, its parts stay in the bucket: {problem}", upload.id);

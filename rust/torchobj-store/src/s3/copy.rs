@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use aws_sdk_s3::types::StorageClass;
 use futures_util::StreamExt;
+use torchobj_core::client::Client;
 use torchobj_core::error::{ErrorKind, Operation, Result};
 use torchobj_core::runtime::clean_up;
-use torchobj_core::transfer::{Attempts, Policy, Quota, within};
+use torchobj_core::transfer::Policy;
 use torchobj_core::types::{Condition, ObjectHead, PartReceipt, PutOptions, Upload, Version};
-use torchobj_core::upload::{Commit, CommitFailure};
+use torchobj_core::upload::{Commit, CommitFailure, abort, begin};
 use torchobj_core::url::ObjectUrl;
 
 use super::S3Store;
@@ -27,21 +28,23 @@ const PART_BYTES: u64 = 512 << 20;
 /// Maximum number of parts that are copied concurrently.
 const MAX_CONCURRENT_PARTS: usize = 8;
 
-/// Time limit of an abort.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(15);
-
 /// A commit takes "several minutes" at most (API reference, "CompleteMultipartUpload"). The caller limits the whole copy.
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Retries of a step, so that a single failed step does not restart a copy of terabytes.
 fn policy() -> Policy {
-    Policy { max_attempts: 4, commit_timeout: COMMIT_TIMEOUT, ..Policy::default() }
+    Policy {
+        max_attempts: 4,
+        commit_timeout: COMMIT_TIMEOUT,
+        max_in_flight: MAX_CONCURRENT_PARTS,
+        max_in_flight_cap: None,
+        ..Policy::default()
+    }
 }
 
-/// Runs `step` with the retries of [`policy`].
-async fn with_retries<T, F: Future<Output = Result<T>>>(quota: &Quota, mut step: impl FnMut() -> F) -> Result<T> {
-    let policy = policy();
-    let mut attempts = Attempts::new(&policy, quota);
+/// Runs `step` with the retries of `client`.
+async fn with_retries<T, F: Future<Output = Result<T>>>(client: &Client, mut step: impl FnMut() -> F) -> Result<T> {
+    let mut attempts = client.attempts();
     loop {
         match step().await {
             Ok(done) => {
@@ -55,15 +58,15 @@ async fn with_retries<T, F: Future<Output = Result<T>>>(quota: &Quota, mut step:
 
 /// Aborts an upload in the background if the copy is cancelled.
 struct UploadGuard {
-    bucket: Arc<Bucket>,
+    client: Arc<Client>,
     /// Taken by `end`.
     upload: Option<Upload>,
 }
 
 impl UploadGuard {
-    async fn end(mut self, abort: bool) {
-        if let Some(upload) = self.upload.take().filter(|_| abort) {
-            abort_or_warn(&self.bucket, &upload).await;
+    async fn end(mut self, aborts: bool) {
+        if let Some(upload) = self.upload.take().filter(|_| aborts) {
+            abort(&self.client, &upload).await;
         }
     }
 }
@@ -71,22 +74,10 @@ impl UploadGuard {
 impl Drop for UploadGuard {
     fn drop(&mut self) {
         if let Some(upload) = self.upload.take() {
-            let bucket = self.bucket.clone();
-            clean_up(async move { abort_or_warn(&bucket, &upload).await });
+            let client = self.client.clone();
+            clean_up(async move { abort(&client, &upload).await });
         }
     }
-}
-
-/// Aborts an upload. Logs a warning if that fails.
-async fn abort_or_warn(bucket: &Bucket, upload: &Upload) {
-    let quota = Quota::new(1);
-    let problem = match within(ABORT_TIMEOUT, with_retries(&quota, || bucket.abort(upload))).await {
-        Some(Ok(())) => return,
-        Some(Err(error)) => error.to_string(),
-        None => format!("no response within {} s", ABORT_TIMEOUT.as_secs()),
-    };
-    let url = bucket.url_of(Some(&upload.key));
-    log::warn!("upload {} of {url} could not be aborted and remains in the bucket: {problem}", upload.id);
 }
 
 impl Bucket {
@@ -127,15 +118,16 @@ impl Bucket {
 
     async fn copy_in_parts(self: &Arc<Self>, source: &ObjectUrl, head: &ObjectHead, key: &str) -> Result<Version> {
         let options = PutOptions { attributes: head.attributes.clone(), ..PutOptions::default() };
-        let quota = Quota::new(MAX_CONCURRENT_PARTS);
-        let upload = with_retries(&quota, || self.begin_upload(key, &options)).await?;
-        let guard = UploadGuard { bucket: self.clone(), upload: Some(upload.clone()) };
-        let committed = match self.copy_parts(source, head, &upload, &quota).await {
-            Ok(parts) => self.commit_copy(&upload, &parts, &quota).await,
+        // The caller has the permit of the whole copy, and retries it with its own policy.
+        let client = Arc::new(Client::new(Arc::new(S3Store(self.clone())), policy()));
+        let upload = begin(&client, key, &options).await?;
+        let guard = UploadGuard { client: client.clone(), upload: Some(upload.clone()) };
+        let committed = match self.copy_parts(source, head, &upload, &client).await {
+            Ok(parts) => commit_copy(&client, &upload, &parts).await,
             Err(error) => Err(error.into()),
         };
-        let abort = committed.as_ref().is_err_and(|failure| !failure.may_be_running);
-        guard.end(abort).await;
+        let aborts = committed.as_ref().is_err_and(|failure| !failure.may_be_running);
+        guard.end(aborts).await;
         committed.map_err(|failure| failure.error)
     }
 
@@ -144,12 +136,12 @@ impl Bucket {
         source: &ObjectUrl,
         head: &ObjectHead,
         upload: &Upload,
-        quota: &Quota,
+        client: &Client,
     ) -> Result<Vec<PartReceipt>> {
         let starts = (0..head.size).step_by(usize::try_from(PART_BYTES).expect("it is small"));
         let copies = (1_u32..).zip(starts).map(|(number, start)| {
             let end = (start + PART_BYTES).min(head.size);
-            with_retries(quota, move || self.copy_part(source, head, upload, number, start..end))
+            with_retries(client, move || self.copy_part(source, head, upload, number, start..end))
         });
         let mut copies = futures_util::stream::iter(copies).buffered(MAX_CONCURRENT_PARTS);
         let mut parts = Vec::new();
@@ -157,18 +149,6 @@ impl Bucket {
             parts.push(part?);
         }
         Ok(parts)
-    }
-
-    async fn commit_copy(
-        self: &Arc<Self>,
-        upload: &Upload,
-        parts: &[PartReceipt],
-        quota: &Quota,
-    ) -> Result<Version, CommitFailure> {
-        let (store, policy, condition) = (&S3Store(self.clone()), &policy(), &Condition::Always);
-        // The caller has the permit.
-        let commit = Commit { store, policy, permits: None, upload, parts, condition };
-        commit.run(Attempts::new(policy, quota)).await
     }
 
     async fn copy_part(
@@ -204,6 +184,12 @@ impl Bucket {
     }
 }
 
+async fn commit_copy(client: &Client, upload: &Upload, parts: &[PartReceipt]) -> Result<Version, CommitFailure> {
+    let condition = &Condition::Always;
+    let commit = Commit { store: client.store(), policy: client.policy(), permits: None, upload, parts, condition };
+    commit.run(client.attempts()).await
+}
+
 /// The value of `x-amz-copy-source`.
 fn copy_source(bucket: &str, key: &str) -> String {
     let mut out = Vec::with_capacity(bucket.len() + key.len() + 1);
@@ -216,6 +202,7 @@ fn copy_source(bucket: &str, key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use torchobj_core::runtime::runtime;
+    use torchobj_core::transfer::within;
     use torchobj_core::types::Attributes;
 
     use super::*;
@@ -281,7 +268,8 @@ mod tests {
             })
             .await;
             assert_eq!(copy(&fake.url).await.unwrap_err().kind(), ErrorKind::AccessDenied);
-            assert_eq!(fake.count("DELETE", "uploadId=u"), 1);
+            // Twice, for a part that arrives late.
+            assert_eq!(fake.count("DELETE", "uploadId=u"), 2);
             let (asked, mut parts) = tokio::sync::mpsc::unbounded_channel();
             let fake = Fake::start(move |head| {
                 if !head.contains("partNumber") {
@@ -295,12 +283,41 @@ mod tests {
                 done = copy(&fake.url) => panic!("{done:?}"),
                 _ = parts.recv() => {}
             }
-            let aborted = async {
-                while fake.count("DELETE", "uploadId=u") == 0 {
-                    tokio::task::yield_now().await;
-                }
-            };
-            within(Duration::from_secs(20), aborted).await.expect("the upload is aborted in the background");
+            aborted(&fake).await;
         });
+    }
+
+    #[test]
+    fn a_copy_that_is_cancelled_while_its_upload_begins_aborts_the_upload() {
+        runtime().block_on(async {
+            let (asked, mut begins) = tokio::sync::mpsc::unbounded_channel();
+            let (cancelled, may_begin) = std::sync::mpsc::channel();
+            let fake = Fake::start(move |head| {
+                if head.starts_with("POST") && head.contains("uploads") {
+                    asked.send(()).unwrap();
+                    // The upload has begun, and its id arrives after the copy was cancelled.
+                    may_begin.recv().unwrap();
+                }
+                success(head)
+            })
+            .await;
+            tokio::select! {
+                done = copy(&fake.url) => panic!("{done:?}"),
+                _ = begins.recv() => {}
+            }
+            cancelled.send(()).unwrap();
+            aborted(&fake).await;
+            assert_eq!(fake.count("PUT", ""), 0);
+        });
+    }
+
+    /// Waits until the upload is aborted in the background.
+    async fn aborted(fake: &Fake) {
+        let aborted = async {
+            while fake.count("DELETE", "uploadId=u") == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        within(Duration::from_secs(20), aborted).await.expect("the upload is aborted");
     }
 }
