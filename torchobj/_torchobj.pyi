@@ -74,10 +74,12 @@ class Attributes(TypedDict):
     storage_class: NotRequired[str | None]
     metadata: Required[Mapping[str, str]]
 
-# Key, size, version, modified (milliseconds since 1970), attributes.
-_Head: TypeAlias = tuple[str, int, str | None, int | None, Attributes]
+# Key, size, version, modified (milliseconds since 1970), attributes, checksum.
+_Head: TypeAlias = tuple[str, int, str | None, int | None, Attributes, str | None]
 
-def heads(store: NativeStore, keys: Sequence[str], return_errors: bool = False) -> Sequence[_Head | Exception]:
+def heads(
+    store: NativeStore, keys: Sequence[str], return_errors: bool = False, checksum: bool = False
+) -> Sequence[_Head | Exception]:
     """Returns the attributes of objects, by concurrent HEAD requests.
 
     Args:
@@ -85,10 +87,11 @@ def heads(store: NativeStore, keys: Sequence[str], return_errors: bool = False) 
         keys: Keys of the objects.
         return_errors: Whether the list contains an exception for each object whose request failed, instead of
             raising the first one.
+        checksum: Whether checksums are requested.
 
     Returns:
-        Key, size, version, time of the last modification in milliseconds since 1970, and attributes of each object,
-        in order.
+        Key, size, version, time of the last modification in milliseconds since 1970, attributes and checksum of each
+        object, in order.
     """
 
 def close_gathers(gathers: Sequence[tuple[NativeGather, Sequence[Any]]]) -> list[tuple[str, int, int]]:
@@ -892,8 +895,7 @@ class ListPages:
 @final
 class ScanPages:
     """Iterator over the attributes of all objects under a prefix, in lists and in no order. Requests the next ones
-    while the caller uses a list. An object is key, size, version, time of the last modification in milliseconds
-    since 1970, and attributes.
+    while the caller uses a list. An object is a tuple as of `heads`, without a checksum.
 
     Args:
         store: The store.

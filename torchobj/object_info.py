@@ -43,6 +43,8 @@ class ObjectInfo:
     # A mapping has no hash; equal objects have equal hashes without it.
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     """User-defined metadata: names in lower case, and values."""
+    checksum: str | None = None
+    """From `head_many(checksum=True)`: algorithm and hexadecimal digits of that of all bytes, as `crc32c:e3069283`."""
 
     if not TYPE_CHECKING:
 
@@ -236,8 +238,8 @@ def _objects(entries: "Sequence[_torchobj._Entry]") -> list[ObjectInfo]:
 
 def info_of(head: "_torchobj._Head") -> ObjectInfo:
     """Converts the result of a HEAD request."""
-    key, size, version, modified_ms, attributes = head
-    return ObjectInfo(key, size, version, time_of(modified_ms), **attributes)
+    key, size, version, modified_ms, attributes, checksum = head
+    return ObjectInfo(key, size, version, time_of(modified_ms), checksum=checksum, **attributes)
 
 
 def _record_batch_reader(stream: Listing | Scan) -> Any:

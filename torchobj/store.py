@@ -231,19 +231,25 @@ class Store(FileMethods):
         Raises:
             ObjectNotFoundError: The object does not exist.
         """
-        return info_of((key, *self._native.head(key)))
+        return info_of((key, *self._native.head(key), None))
 
     @overload
-    def head_many(self, keys: Iterable[str], *, return_errors: Literal[False] = False) -> list[ObjectInfo]: ...
+    def head_many(
+        self, keys: Iterable[str], *, checksum: bool = False, return_errors: Literal[False] = False
+    ) -> list[ObjectInfo]: ...
     @overload
-    def head_many(self, keys: Iterable[str], *, return_errors: bool) -> list[ObjectInfo | Exception]: ...
+    def head_many(
+        self, keys: Iterable[str], *, checksum: bool = False, return_errors: bool
+    ) -> list[ObjectInfo | Exception]: ...
 
-    def head_many(self, keys: Iterable[str], *, return_errors: bool = False) -> Any:
+    def head_many(self, keys: Iterable[str], *, checksum: bool = False, return_errors: bool = False) -> Any:
         """Returns size, version, headers and metadata of objects, by concurrent requests, up to `max_in_flight`.
 
         Args:
             keys: The objects.
             return_errors: Whether to return exceptions in place of objects whose request fails.
+            checksum: Whether to request the checksum of each object. It is None if the store has none of all bytes, or
+                without the permission to decrypt the object.
 
         Returns:
             An `ObjectInfo` per key, in order.
@@ -252,7 +258,7 @@ class Store(FileMethods):
             StoreError: The first error that persists after its retries; the other requests are aborted.
             ConfigError: `keys` is a str.
         """
-        heads = _torchobj.heads(self._native, list(checked_list("keys", keys)), return_errors)
+        heads = _torchobj.heads(self._native, list(checked_list("keys", keys)), return_errors, checksum)
         return [head if isinstance(head, Exception) else info_of(head) for head in heads]
 
     def exists(self, key: str) -> bool:

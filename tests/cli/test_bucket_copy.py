@@ -44,20 +44,72 @@ def test_a_dry_run_shows_what_would_be_copied_from_bucket_to_bucket(cli, synced,
     assert cli.lines(*command, "--dry-run", synced, other_bucket.url) == []
     other_bucket.write("a.bin", b"A.bin" * 100)
     lines = cli.lines(*command, "--dry-run", synced, other_bucket.url)
-    assert lines[0] == f"would copy {synced}/a.bin -> {other_bucket.url}/a.bin"
-    assert lines[1:] == ["1 file of equal size with nothing else to compare"]
-    last = cli.records(*command, "--dry-run", synced, other_bucket.url)[-1]
-    assert last == {"action": "nothing to compare", "files": 1}
+    assert lines == [f"would copy {synced}/a.bin -> {other_bucket.url}/a.bin"]
     assert other_bucket.body("a.bin") == b"A.bin" * 100
 
 
 @SYNC
-def test_objects_of_another_program_are_copied_again_unless_their_etags_are_equal(cli, bucket, other_bucket, command):
-    for key in ("x/a", "x/b"):
+def test_objects_of_another_program_are_unchanged_by_their_etags_or_checksums(cli, bucket, other_bucket, command):
+    for key in ("x/a", "x/b", "x/c"):
         bucket.write(key, key.encode())
         other_bucket.write(key.removeprefix("x/"), key.encode())
+    other_bucket.write("c", b"X/c")
     [record] = cli.records(*command, f"{bucket.url}/x", other_bucket.url)
-    assert (record["files"], record["unchanged"]) == ((2, 0) if bucket.url.startswith("gs:") else (0, 2))
+    assert (record["files"], record["unchanged"]) == (1, 2)
+    assert other_bucket.body("c") == b"x/c"
+
+
+def in_parts(bucket, key, data, algorithm, kind):
+    """Writes an object as an upload of one part, whose ETag is not the MD5 of its bytes."""
+    name = {"Bucket": bucket.name, "Key": key}
+    upload = bucket.boto.create_multipart_upload(**name, ChecksumAlgorithm=algorithm, ChecksumType=kind)
+    name["UploadId"] = upload["UploadId"]
+    part = bucket.boto.upload_part(**name, PartNumber=1, Body=data, ChecksumAlgorithm=algorithm)
+    checksum = f"Checksum{algorithm}"
+    parts = [{"PartNumber": 1, "ETag": part["ETag"], checksum: part[checksum]}]
+    bucket.boto.complete_multipart_upload(**name, MultipartUpload={"Parts": parts}, ChecksumType=kind)
+
+
+@pytest.mark.providers("s3")
+@pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "CRC64NVME"])
+def test_objects_with_different_etags_are_compared_by_their_checksums(cli, bucket, other_bucket, algorithm):
+    for key, data in (("a", b"same"), ("b", b"old.")):
+        bucket.boto.put_object(Bucket=bucket.name, Key=f"x/{key}", Body=b"same", ChecksumAlgorithm=algorithm)
+        in_parts(other_bucket, key, data, algorithm, "FULL_OBJECT")
+    heads = [
+        each.boto.head_object(Bucket=each.name, Key=key, ChecksumMode="ENABLED")
+        for each, key in ((bucket, "x/a"), (other_bucket, "a"))
+    ]
+    assert heads[0]["ETag"] != heads[1]["ETag"]
+    assert heads[0][f"Checksum{algorithm}"] == heads[1][f"Checksum{algorithm}"]
+    assert cli.lines("sync", "--dry-run", f"{bucket.url}/x", other_bucket.url) == [
+        f"would copy {bucket.url}/x/b -> {other_bucket.url}/b"
+    ]
+    [record] = cli.records("sync", f"{bucket.url}/x", other_bucket.url)
+    assert (record["files"], record["unchanged"]) == (1, 1)
+    assert other_bucket.body("b") == b"same"
+
+
+@pytest.mark.providers("s3")
+@pytest.mark.parametrize(
+    ("algorithm", "kind"), [("CRC32C", "FULL_OBJECT"), ("CRC32", "COMPOSITE"), ("SHA256", "COMPOSITE")]
+)
+def test_checksums_of_another_algorithm_or_of_parts_are_not_compared(cli, bucket, other_bucket, algorithm, kind):
+    bucket.boto.put_object(Bucket=bucket.name, Key="x/a", Body=b"same", ChecksumAlgorithm="CRC32")
+    in_parts(other_bucket, "a", b"same", algorithm, kind)
+    command = ("sync", f"{bucket.url}/x", other_bucket.url)
+    assert cli.lines(*command, "--dry-run")[1:] == ["1 file of equal size with nothing else to compare"]
+    assert cli.records(*command, "--dry-run")[-1] == {"action": "nothing to compare", "files": 1}
+    assert cli.records(*command)[0]["files"] == 1
+    # The copy has the ETag of one request.
+    assert cli.records(*command)[0]["unchanged"] == 1
+
+
+def test_a_checksum_that_differs_counts_although_the_time_in_the_metadata_is_equal(cli, bucket, other_bucket):
+    for each, key, data in ((bucket, "x/a", b"new"), (other_bucket, "a", b"old")):
+        torchobj.Store(each.url, config=each.config).put(key, data, metadata={"mtime": "1700000000"})
+    assert cli.records("sync", f"{bucket.url}/x", other_bucket.url)[0]["files"] == 1
+    assert other_bucket.body("a") == b"new"
 
 
 def test_an_object_in_parts_is_unchanged_by_its_time(cli, bucket, other_bucket, tmp_path):
@@ -85,6 +137,23 @@ def test_objects_are_compared_between_providers_by_their_time(bucket, gcs_bucket
     gcs_bucket.write("y/a.bin", b"A.bin" * 100)
     assert cli.records("sync", f"{bucket.url}/x", f"{gcs_bucket.url}/y")[0]["files"] == 1
     assert gcs_bucket.body("y/a.bin") == b"a.bin" * 100
+
+
+@pytest.mark.providers("s3")
+def test_objects_of_other_programs_are_compared_between_providers_by_crc32c(bucket, gcs_bucket, tmp_path, monkeypatch):
+    cli = CommandLine(tmp_path, monkeypatch, bucket, gcs_bucket)
+    for key in ("a", "b"):
+        bucket.boto.put_object(Bucket=bucket.name, Key=f"x/{key}", Body=b"same", ChecksumAlgorithm="CRC32C")
+    gcs_bucket.write("y/a", b"same")
+    gcs_bucket.write("y/b", b"old.")
+    for source, destination in (
+        (f"{bucket.url}/x", f"{gcs_bucket.url}/y"),
+        (f"{gcs_bucket.url}/y", f"{bucket.url}/x"),
+    ):
+        gcs_bucket.write("y/b", b"old.")
+        [record] = cli.records("sync", source, destination)
+        assert (record["files"], record["unchanged"]) == (1, 1)
+    assert bucket.body("x/b") == b"old."
 
 
 @pytest.mark.providers("s3")

@@ -1,7 +1,9 @@
 """Listings of many pages, selections of them, and their Arrow form; stores of a prefix; metadata of many objects."""
 
+import base64
 import copy
 import dataclasses
+import hashlib
 import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -158,8 +160,40 @@ def test_heads_of_many_objects_are_in_the_order_of_the_keys(bucket, control):
     found = store.head_many(["1", "missing", "2"], return_errors=True)
     assert (found[0].key, type(found[1]), found[2].key) == ("1", exceptions.ObjectNotFoundError, "2")
     assert store.head_many([]) == []
+    assert all(head.checksum is None for head in heads)
     with pytest.raises(exceptions.ConfigError, match="must be a list"):
         store.head_many("12")
+
+
+def test_heads_have_the_checksums_that_the_store_has(bucket):
+    for key in ("a", "b"):
+        bucket.write(key, key.encode())
+    heads = torchobj.Store(bucket.url, config=bucket.config).head_many(["b", "a"], checksum=True)
+    if bucket.url.startswith("gs:"):
+        stored = {blob.name: f"crc32c:{base64.b64decode(blob.crc32c).hex()}" for blob in bucket.official.list_blobs()}
+    else:
+        responses = {
+            key: bucket.boto.head_object(Bucket=bucket.name, Key=key, ChecksumMode="ENABLED") for key in ("a", "b")
+        }
+        stored = {
+            key: f"{name.removeprefix('Checksum').lower()}:{base64.b64decode(value).hex()}"
+            for key, response in responses.items()
+            for name, value in response.items()
+            if name.startswith("Checksum") and name != "ChecksumType"
+        }
+    assert [head.checksum for head in heads] == [stored["b"], stored["a"]]
+
+
+@pytest.mark.providers("s3")
+def test_an_object_without_a_checksum_of_all_bytes_has_the_md5_of_its_etag_or_none(bucket):
+    name = {"Bucket": bucket.name, "Key": "parts"}
+    name["UploadId"] = bucket.boto.create_multipart_upload(**name, ChecksumAlgorithm="SHA256")["UploadId"]
+    part = bucket.boto.upload_part(**name, PartNumber=1, Body=b"1", ChecksumAlgorithm="SHA256")
+    parts = [{"PartNumber": 1, "ETag": part["ETag"], "ChecksumSHA256": part["ChecksumSHA256"]}]
+    bucket.boto.complete_multipart_upload(**name, MultipartUpload={"Parts": parts})
+    bucket.boto.put_object(Bucket=bucket.name, Key="sha1", Body=b"1", ChecksumAlgorithm="SHA1")
+    heads = torchobj.Store(bucket.url, config=bucket.config).head_many(["parts", "sha1"], checksum=True)
+    assert [head.checksum for head in heads] == [None, f"md5:{hashlib.md5(b'1').hexdigest()}"]
 
 
 def test_a_scan_returns_the_metadata_of_all_objects(bucket, small_pages):

@@ -1,8 +1,9 @@
 """Compares files and objects with their copies: which of them a transfer skips as unchanged. Does not transfer.
 
 A copy is unchanged if it has the same size, and the same version, checksum or time. Transfers between local files and a
-bucket compare checksums themselves; from bucket to bucket, this module compares the ETags of S3, and the `mtime` in the
-metadata, which uploads write and copies keep. Where there is nothing to compare, a file is transferred.
+bucket compare checksums themselves; from bucket to bucket, this module compares the ETags of S3, then the checksums of
+all bytes if both are of the same algorithm, otherwise the `mtime` in the metadata, which uploads write and copies keep.
+Where there is nothing to compare, a file is transferred.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -76,12 +77,12 @@ def compared(
             elif has_etags and item.version is not None and item.version == copy.version:
                 known[item.name] = True
         unknown = [item.name for item in part if item.name not in known]
-        known |= zip(unknown, _have_equal_times(transfer, unknown, config), strict=True)
+        known |= zip(unknown, _are_unchanged(transfer, unknown, config), strict=True)
         yield from ((item, known[item.name]) for item in part)
 
 
-def _have_equal_times(transfer: Transfer, names: list[str], config: StoreConfig) -> Iterator[bool | None]:
-    """Whether files or objects and their copies have the time that a transfer wrote; None if that is not known."""
+def _are_unchanged(transfer: Transfer, names: list[str], config: StoreConfig) -> Iterator[bool | None]:
+    """Whether files or objects equal their copies, by the metadata of both; None if that is not known."""
     source, destination = transfer.source, transfer.destination
     if source.is_local or destination.is_local:
         local, bucket = (source, destination) if source.is_local else (destination, source)
@@ -89,15 +90,28 @@ def _have_equal_times(transfer: Transfer, names: list[str], config: StoreConfig)
             path = local.path / name
             yield None if head is None else _has_time_of(path, head, to_bucket=source.is_local)
         return
-    for pair in zip(_heads(source, names, config), _heads(destination, names, config), strict=True):
-        time, copied = (None if head is None else head.metadata.get("mtime") for head in pair)
-        yield None if time is None or copied is None else time == copied
+    heads = (_heads(end, names, config, checksum=True) for end in (source, destination))
+    yield from map(_is_equal, *heads)
 
 
-def _heads(bucket: Target, names: list[str], config: StoreConfig) -> list[ObjectInfo | None]:
+def _is_equal(one: ObjectInfo | None, other: ObjectInfo | None) -> bool | None:
+    """Whether two objects of the same size are equal by their checksums or times; None if that is not known."""
+    if one is None or other is None:
+        return None
+    if one.checksum and other.checksum and _algorithm(one.checksum) == _algorithm(other.checksum):
+        return one.checksum == other.checksum
+    times = one.metadata.get("mtime"), other.metadata.get("mtime")
+    return None if None in times else times[0] == times[1]
+
+
+def _algorithm(checksum: str) -> str:
+    return checksum.partition(":")[0]
+
+
+def _heads(bucket: Target, names: list[str], config: StoreConfig, *, checksum: bool = False) -> list[ObjectInfo | None]:
     """Metadata of objects; None where the request fails: the transfer raises its error."""
     keys = [f"{bucket.url.key}{name}" for name in names]
-    heads = Store(bucket.url.base, config=config).head_many(keys, return_errors=True)
+    heads = Store(bucket.url.base, config=config).head_many(keys, checksum=checksum, return_errors=True)
     return [None if isinstance(head, Exception) else head for head in heads]
 
 

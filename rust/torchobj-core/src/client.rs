@@ -185,9 +185,12 @@ impl Client {
         self.head_by(key, || self.store.head(key)).await
     }
 
-    /// As [`head`](Self::head), with the checksum of the object. `AccessDenied` without the permission to decrypt it.
+    /// As [`head`](Self::head), with the checksum of the object if the store has one and permits to decrypt the object.
     pub(crate) async fn head_with_checksum(&self, key: &str) -> Result<ObjectHead> {
-        self.head_by(key, || self.store.head_with_checksum(key)).await
+        match self.head_by(key, || self.store.head_with_checksum(key)).await {
+            Err(error) if error.kind() == ErrorKind::AccessDenied => self.head(key).await,
+            head => head,
+        }
     }
 
     async fn head_by<F>(&self, key: &str, call: impl Fn() -> F) -> Result<ObjectHead>

@@ -313,6 +313,21 @@ pub enum ObjectChecksum {
     Sha256([u8; 32]),
 }
 
+impl fmt::Display for ObjectChecksum {
+    /// Writes the algorithm and the hexadecimal digits: `crc32c:e3069283`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits =
+            |f: &mut fmt::Formatter<'_>, bytes: &[u8]| bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"));
+        match self {
+            Self::Crc32(value) => write!(f, "crc32:{value:08x}"),
+            Self::Crc32C(value) => write!(f, "crc32c:{value:08x}"),
+            Self::Crc64Nvme(value) => write!(f, "crc64nvme:{value:016x}"),
+            Self::Md5(bytes) => f.write_str("md5:").and_then(|()| digits(f, bytes)),
+            Self::Sha256(bytes) => f.write_str("sha256:").and_then(|()| digits(f, bytes)),
+        }
+    }
+}
+
 /// The keys that a store supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRules {

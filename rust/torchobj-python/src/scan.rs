@@ -16,12 +16,13 @@ use crate::pages::{Listing, NextPage, export, own};
 use crate::store::NativeStore;
 use crate::wait::wait;
 
-/// Key, size, version, modified (milliseconds since 1970), attributes.
-type Head = (String, u64, Option<String>, Option<i64>, Attributes);
+/// Key, size, version, modified (milliseconds since 1970), attributes, checksum.
+type Head = (String, u64, Option<String>, Option<i64>, Attributes, Option<String>);
 
 fn head((key, head): (String, ObjectHead)) -> Head {
     let version = head.version.map(|version| version.as_str().to_owned());
-    (key, head.size, version, head.modified_ms, head.attributes.into())
+    let checksum = head.checksum.map(|checksum| checksum.to_string());
+    (key, head.size, version, head.modified_ms, head.attributes.into(), checksum)
 }
 
 /// Returns the attributes of objects, by concurrent HEAD requests.
@@ -31,26 +32,29 @@ fn head((key, head): (String, ObjectHead)) -> Head {
 ///     keys: Keys of the objects.
 ///     return_errors: Whether the list contains an exception for each object whose request failed, instead of raising the
 ///         first one.
+///     checksum: Whether checksums are requested.
 ///
 /// Returns:
-///     Key, size, version, time of the last modification in milliseconds since 1970, and attributes of each object, in order.
+///     Key, size, version, time of the last modification in milliseconds since 1970, attributes and checksum of each object, in
+///     order.
 #[pyfunction]
-#[pyo3(signature = (store, keys, return_errors=false))]
+#[pyo3(signature = (store, keys, return_errors=false, checksum=false))]
 pub(crate) fn heads<'py>(
     py: Python<'py>,
     store: &NativeStore,
     keys: Vec<String>,
     return_errors: bool,
+    checksum: bool,
 ) -> PyResult<Bound<'py, PyList>> {
     let client = store.client(py)?;
     let list = PyList::empty(py);
     if !return_errors {
-        for found in wait(py, async move { try_head_many(&client, keys).await })?.or_raise(py)? {
+        for found in wait(py, async move { try_head_many(&client, keys, checksum).await })?.or_raise(py)? {
             list.append(head(found))?;
         }
         return Ok(list);
     }
-    for found in wait(py, async move { head_many(&client, keys).await })? {
+    for found in wait(py, async move { head_many(&client, keys, checksum).await })? {
         match found {
             Ok(found) => list.append(head(found))?,
             Err(error) => list.append(exception(py, &error).into_value(py))?,
@@ -60,8 +64,7 @@ pub(crate) fn heads<'py>(
 }
 
 /// Iterator over the attributes of all objects under a prefix, in lists and in no order. Requests the next ones while the
-/// caller uses a list. An object is key, size, version, time of the last modification in milliseconds since 1970, and
-/// attributes.
+/// caller uses a list. An object is a tuple as of `heads`, without a checksum.
 ///
 /// Args:
 ///     store: The store.

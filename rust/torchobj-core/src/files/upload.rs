@@ -142,11 +142,6 @@ impl Client {
     /// Returns the version of the object `key` if it is equal to the file.
     async fn same_object(self: &Arc<Self>, key: &str, source: &SourceFile) -> Result<Option<Option<Version>>> {
         let head = match self.head_with_checksum(key).await {
-            // The checksum needs the permission to decrypt.
-            Err(error) if error.kind() == ErrorKind::AccessDenied => self.head(key).await,
-            head => head,
-        };
-        let head = match head {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             head => head?,
         };

@@ -18,32 +18,43 @@ const CHUNK: usize = 1000;
 struct HeadRequest {
     client: Arc<Client>,
     key: String,
+    checksum: bool,
 }
 
 impl Request for HeadRequest {
     type Output = (String, ObjectHead);
 
     async fn run(self) -> Result<Self::Output> {
-        let head = self.client.head(&self.key).await?;
-        Ok((self.key, head))
+        let Self { client, key, checksum } = self;
+        if checksum {
+            return Ok((key.clone(), client.head_with_checksum(&key).await?));
+        }
+        // Some stores return it with every head.
+        let head = ObjectHead { checksum: None, ..client.head(&key).await? };
+        Ok((key, head))
     }
 }
 
-fn requests(client: &Arc<Client>, keys: Vec<String>) -> Vec<HeadRequest> {
-    keys.into_iter().map(|key| HeadRequest { client: client.clone(), key }).collect()
+fn requests(client: &Arc<Client>, keys: Vec<String>, checksum: bool) -> Vec<HeadRequest> {
+    keys.into_iter().map(|key| HeadRequest { client: client.clone(), key, checksum }).collect()
 }
 
 /// Returns the keys with the size, version and attributes of their objects, or the errors, in the order of the keys.
-pub async fn head_many(client: &Arc<Client>, keys: Vec<String>) -> Vec<Result<(String, ObjectHead)>> {
-    run_all(requests(client, keys), permitted([client.permits()])).await
+/// `checksum`: also with the checksums that the store has.
+pub async fn head_many(client: &Arc<Client>, keys: Vec<String>, checksum: bool) -> Vec<Result<(String, ObjectHead)>> {
+    run_all(requests(client, keys, checksum), permitted([client.permits()])).await
 }
 
-/// Returns the keys with the size, version and attributes of their objects, in the order of the keys.
+/// As [`head_many`], if no request fails.
 ///
 /// # Errors
 /// The first error of a request, which aborts the others.
-pub async fn try_head_many(client: &Arc<Client>, keys: Vec<String>) -> Result<Vec<(String, ObjectHead)>> {
-    try_run_all(requests(client, keys), permitted([client.permits()])).await
+pub async fn try_head_many(
+    client: &Arc<Client>,
+    keys: Vec<String>,
+    checksum: bool,
+) -> Result<Vec<(String, ObjectHead)>> {
+    try_run_all(requests(client, keys, checksum), permitted([client.permits()])).await
 }
 
 /// The user metadata that an object must have.
@@ -115,7 +126,10 @@ impl Scan {
             let head = tokio::select! {
                 page = self.pages.recv(), if listing => {
                     match page.transpose()? {
-                        Some(keys) => requests(&self.client, keys).into_iter().for_each(|request| self.heads.push(request)),
+                        Some(keys) => {
+                            let requests = requests(&self.client, keys, false);
+                            requests.into_iter().for_each(|request| self.heads.push(request));
+                        },
                         None => self.listed = true,
                     }
                     continue;

@@ -125,13 +125,36 @@ mod tests {
     use std::sync::Arc;
 
     use torchobj_core::buffer::{Memory, PendingBuffer};
+    use torchobj_core::client::Client;
+    use torchobj_core::list::try_head_many;
+    use torchobj_core::runtime::runtime;
     use torchobj_core::store::ObjectStore;
+    use torchobj_core::transfer::Policy;
     use torchobj_core::types::Attributes;
 
     use super::*;
     use crate::config::S3Config;
     use crate::fake::{Fake, http_response};
     use crate::s3::{Account, S3Store};
+
+    #[test]
+    fn heads_without_the_permission_to_decrypt_have_no_checksum() {
+        runtime().block_on(async {
+            let fake = Fake::start(|head| {
+                if head.contains("x-amz-checksum-mode") {
+                    return http_response(403, "", "");
+                }
+                http_response(200, "ETag: \"00000000000000000000000000000aff\"\r\n", "")
+            })
+            .await;
+            let config = S3Config { endpoint_url: Some(fake.url.clone()), anonymous: true, ..S3Config::default() };
+            let store = S3Store::new(Arc::new(Account::new(config).unwrap()), "b");
+            let client = Arc::new(Client::new(Arc::new(store), Policy::default()));
+            let heads = try_head_many(&client, vec!["k".to_owned()], true).await.unwrap();
+            assert_eq!((heads[0].1.size, heads[0].1.checksum), (0, None));
+            assert_eq!(fake.count("HEAD", ""), 2);
+        });
+    }
 
     #[tokio::test]
     async fn a_get_returns_the_attributes_and_the_checksum_of_its_response() {
