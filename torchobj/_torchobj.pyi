@@ -143,6 +143,7 @@ def download_tree(
     prefix: str,
     folder: str | os.PathLike[str],
     glob: str | None,
+    patterns: Sequence[tuple[bool, str]],
     skip_unchanged: bool,
     progress: Callable[..., None] | None = None,
 ) -> tuple[int, int, int, list[tuple[str, Exception]]]:
@@ -153,6 +154,7 @@ def download_tree(
         prefix: Prefix of the keys.
         folder: The folder of the files.
         glob: Selects objects by their keys without the prefix.
+        patterns: As for `upload_tree`.
         skip_unchanged: Whether files that are equal to their objects are kept.
         progress: As for `upload_file`.
 
@@ -246,7 +248,9 @@ def upload_tree(
     folder: str | os.PathLike[str],
     prefix: str,
     glob: str | None,
+    patterns: Sequence[tuple[bool, str]],
     attributes: Attributes,
+    content_types: Mapping[str, str],
     if_none_match: bool,
     skip_unchanged: bool,
     progress: Callable[..., None] | None = None,
@@ -258,7 +262,9 @@ def upload_tree(
         folder: The folder.
         prefix: Prefix of the keys.
         glob: Selects files by their relative paths.
+        patterns: Whether relative paths that match a pattern of a shell are selected; the last one that matches counts.
         attributes: Headers and metadata of the objects.
+        content_types: Content types by the ends of names, in lower case, for attributes without one.
         if_none_match: Whether the objects must not exist.
         skip_unchanged: Whether objects that are equal to their files are kept.
         progress: As for `upload_file`.
@@ -871,6 +877,13 @@ class NativeStore:
 
         Raises:
             PreconditionFailedError: The object has another version.
+        """
+    def buckets(self, project: str | None = None) -> Sequence[tuple[str, int | None]]:
+        """Returns the buckets of the account: names, and times of creation in milliseconds since 1970. The store needs
+        no bucket.
+
+        Args:
+            project: The project, on Google Cloud Storage.
         """
     def abort_upload(self, key: str, upload_id: str) -> None:
         """Aborts an unfinished upload and deletes its parts. Succeeds if it does not exist."""

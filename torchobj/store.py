@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Literal, overload
 
 from torchobj import _torchobj
@@ -15,7 +16,7 @@ from torchobj.object_info import Listing, ListPage, ObjectInfo, Scan, Unfinished
 from torchobj.reads import checked_list, read_jobs
 from torchobj.urls import SCHEMES, canonical_url, parse_url
 
-__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload"]
+__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "list_buckets"]
 
 #: Larger than any object; twice this value fits a signed 64-bit integer.
 _MAX_OFFSET = 1 << 62
@@ -247,9 +248,9 @@ class Store(FileMethods):
 
         Args:
             keys: The objects.
-            return_errors: Whether to return exceptions in place of objects whose request fails.
             checksum: Whether to request the checksum of each object. It is None if the store has none of all bytes, or
                 without the permission to decrypt the object.
+            return_errors: Whether to return exceptions in place of objects whose request fails.
 
         Returns:
             An `ObjectInfo` per key, in order.
@@ -373,6 +374,23 @@ class Store(FileMethods):
             upload: One of `unfinished_uploads`.
         """
         self._native.abort_upload(upload.key, upload.upload_id)
+
+
+def list_buckets(
+    scheme: Literal["s3", "gs"], *, config: StoreConfig, project: str | None = None
+) -> list[tuple[str, datetime | None]]:
+    """Returns the names of the buckets of an account, and their times of creation.
+
+    Args:
+        scheme: The provider.
+        config: The configuration.
+        project: The project of the buckets, on Google Cloud Storage. An emulator needs none.
+
+    Raises:
+        StoreError: Access is denied, or an error persists after the retries.
+    """
+    native = _torchobj.NativeStore(scheme, "", resolved(f"{scheme}://", config))
+    return [(name, time_of(created_ms)) for name, created_ms in native.buckets(project)]
 
 
 def _open_store(url: str, config: StoreConfig) -> Store:

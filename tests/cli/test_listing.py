@@ -1,8 +1,13 @@
 """`torchobj ls`, `du`, `head`, `cat` and `scan`, and what every command has in common."""
 
 import json
+import re
+from datetime import datetime
 
 import pytest
+
+from torchobj import exceptions
+from torchobj.store import list_buckets
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
@@ -44,6 +49,74 @@ def test_ls_lists_recursively_with_whole_keys(cli, filled):
 )
 def test_ls_lists_the_keys_that_match_a_glob(cli, filled, pattern, keys):
     assert names(cli.lines("ls", f"{filled.url}/{pattern}")) == keys
+
+
+def test_ls_without_a_bucket_lists_the_buckets_page_by_page(cli, bucket, other_bucket, control):
+    scheme = bucket.url.partition("://")[0]
+    project = ["--project", "p"] if scheme == "gs" else []
+    listed = {each["name"] for each in control.buckets()}
+    before = control.limits()
+    control.limits(max_keys=2)
+    control.bucket("bucket-of-its-own")
+    control.clear_requests()
+    try:
+        records = cli.records("ls", f"{scheme}://", *project)
+        pages = len(control.requests("ListBuckets"))
+        lines = cli.lines("ls", f"{scheme}://", *project)
+    finally:
+        control.limits(**before)
+    assert {record["bucket"] for record in records} == listed | {"bucket-of-its-own"}
+    assert pages == (len(records) + 1) // 2 > 1
+    assert [record["url"] for record in records] == [f"{scheme}://{record['bucket']}/" for record in records]
+    assert all(datetime.fromisoformat(record["created"]).tzinfo is not None for record in records)
+    assert names(lines) == [record["bucket"] for record in records]
+    assert all("  BUCKET  " in line for line in lines)
+
+
+@pytest.mark.providers("gs")
+def test_buckets_of_google_cloud_storage_are_listed_by_project(cli, bucket, monkeypatch, control):
+    url = "gcs://"
+    control.clear_requests()
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "of-the-environment")
+    assert bucket.name in [record["bucket"] for record in cli.records("ls", url)]
+    cli.records("ls", url, "--project", "p")
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT")
+    # An emulator may need none; this server does, as Google Cloud Storage.
+    assert "buckets are listed by project" in cli.error("ls", url)
+    projects = [re.search(r"project=([^&]+)", each.target) for each in control.requests("ListBuckets")]
+    assert [found and found[1] for found in projects] == ["of-the-environment", "p", None]
+    monkeypatch.delenv("TORCHOBJ_CONFIG")
+    assert "--project or GOOGLE_CLOUD_PROJECT names it" in cli.error("ls", url)
+    assert len(control.requests("ListBuckets")) == 3
+
+
+def test_options_of_objects_and_projects_do_not_apply_to_other_listings(cli, bucket):
+    scheme = bucket.url.partition("://")[0]
+    assert "--recursive lists the objects of a bucket" in cli.error("ls", "-r", f"{scheme}://", "--project", "p")
+    assert "--project: applies to gs://" in cli.error("ls", "--project", "p", bucket.url)
+
+
+def test_a_listing_of_buckets_that_repeats_itself_is_an_error(bucket, control):
+    scheme = bucket.url.partition("://")[0]
+    body = {
+        "s3": "<ListAllMyBucketsResult><Buckets><Bucket><Name>b</Name></Bucket></Buckets>"
+        "<ContinuationToken>t</ContinuationToken></ListAllMyBucketsResult>",
+        "gs": '{"items": [{"name": "b"}], "nextPageToken": "t"}',
+    }[scheme]
+    control.faults({"operation": "ListBuckets", "times": 2, "action": {"status": 200, "body": body}})
+    with pytest.raises(exceptions.StoreError, match="repeats the bucket"):
+        list_buckets(scheme, config=bucket.config, project="p")
+
+
+def test_a_refused_listing_of_buckets_names_the_permission_or_the_endpoint(cli, bucket, control):
+    scheme = bucket.url.partition("://")[0]
+    control.faults({"operation": "ListBuckets", "times": 1, "action": {"status": 403, "code": "AccessDenied"}})
+    message = cli.error("ls", f"{scheme}://", *(["--project", "p"] if scheme == "gs" else []))
+    assert message.lower().startswith(f"torchobj: list buckets {scheme}://: 403 accessdenied")
+    assert "the endpoint is" in message and message.endswith(
+        "`torchobj doctor URL` shows which credentials are used and what they allow"
+    )
+    assert scheme == "s3" or "storage.buckets.list" in message
 
 
 def test_raw_takes_wildcards_as_they_are(cli, bucket):

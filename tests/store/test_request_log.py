@@ -62,6 +62,14 @@ def test_each_attempt_is_a_line(logged, control, caplog):
     assert len(lines(caplog)) == 3
 
 
+def test_a_retry_is_logged_with_one_number_of_attempts(logged, control, caplog):
+    control.faults({"operation": "GetObject", "times": 3, "action": {"status": 500}})
+    logged.get("first")
+    retries = [record.getMessage() for record in caplog.records if "retrying" in record.getMessage()]
+    assert [re.findall("attempt", text) for text in retries] == [["attempt"]] * 3
+    assert [re.search(r"after (\d) attempt", text)[1] for text in retries] == ["1", "2", "3"]
+
+
 def test_a_listing_is_logged_without_its_query_and_credentials(logged, caplog):
     list(logged.list("prefix/"))
     assert [line["operation"] for line in lines(caplog)] == ["list"]

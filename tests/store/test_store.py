@@ -17,11 +17,24 @@ import torchobj
 from tests.support.settings import s3_config
 from torchobj import exceptions
 from torchobj.object_info import time_of
+from torchobj.store import list_buckets
 
 pytestmark = pytest.mark.providers("s3", "gs")
 
 UNUSUAL_KEYS = ["a b", "a+b", "100%", "a?b#c", "ä/ö 日本", "🎉", "'\"<>&", "%41", "deep/er/key", "x" * 200]
 RAW = ["a//b", "/lead", "trail/", "..", ".", "a/../b", "./a", "k" * 1024]
+
+
+def test_the_buckets_of_an_account_are_those_of_boto3_and_of_the_client_of_google(any_bucket):
+    if any_bucket.url.startswith("gs:"):
+        listed = any_bucket.official.client.list_buckets(project="test")
+        expected = {bucket.name: bucket.time_created for bucket in listed}
+    else:
+        expected = {bucket["Name"]: bucket["CreationDate"] for bucket in any_bucket.boto.list_buckets()["Buckets"]}
+    in_ms = {name: time.replace(microsecond=time.microsecond // 1000 * 1000) for name, time in expected.items()}
+    scheme = any_bucket.url.partition("://")[0]
+    assert any_bucket.name in in_ms
+    assert dict(list_buckets(scheme, config=any_bucket.config, project="test")) == in_ms
 
 
 @pytest.mark.parametrize("key", UNUSUAL_KEYS)

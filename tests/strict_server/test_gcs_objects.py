@@ -237,6 +237,8 @@ def test_buckets_are_created_and_show_their_settings(gcs: Any, gcs_control: Cont
             "versioning": True,
         },
     )
+    assert [bucket.name for bucket in gcs.list_buckets(page_size=1)] == ["bucket", "created"]
+    assert [bucket.name for bucket in gcs.list_buckets(prefix="cr")] == ["created"]
     bucket = gcs.get_bucket("created")
     assert (bucket.storage_class, bucket.retention_period, bucket.versioning_enabled) == ("NEARLINE", 60, True)
     assert bucket.default_event_based_hold

@@ -184,6 +184,11 @@ def test_buckets_are_created_located_listed_and_deleted_when_empty(server: launc
     s3.create_bucket(Bucket="europe", CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     assert refusal(s3.create_bucket, Bucket="europe") == (409, "BucketAlreadyOwnedByYou")
     assert [bucket["Name"] for bucket in s3.list_buckets()["Buckets"]] == ["bucket", "europe"]
+    first = s3.list_buckets(MaxBuckets=1)
+    rest = s3.list_buckets(MaxBuckets=1, ContinuationToken=first["ContinuationToken"])
+    assert [page["Buckets"][0]["Name"] for page in (first, rest)] == ["bucket", "europe"]
+    assert "ContinuationToken" not in rest and s3.list_buckets(Prefix="eu")["Buckets"] == rest["Buckets"]
+    assert refusal(s3.list_buckets, MaxBuckets=1, ContinuationToken="x") == (400, "InvalidArgument")
     europe = boto_client(server, region_name="eu-west-1")
     assert europe.get_bucket_location(Bucket="europe")["LocationConstraint"] == "eu-west-1"
     assert s3.get_bucket_location(Bucket="bucket")["LocationConstraint"] is None

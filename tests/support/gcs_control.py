@@ -18,6 +18,7 @@ _GCS_NAMES = {
     "ListObjectsV2": "ListObjects",
     "DeleteObject": "DeleteObject",
     "DeleteObjects": "DeleteObject",
+    "ListBuckets": "ListBuckets",
 }
 _S3_NAMES = {
     "GetMedia": "GetObject",

@@ -29,7 +29,9 @@ def sources_of(transfer: Transfer, config: StoreConfig) -> Iterator[Item]:
     Raises:
         ObjectNotFoundError: The single object does not exist.
     """
-    return items(transfer.source, config, transfer.glob) if transfer.is_tree else _single(transfer.source, config)
+    if transfer.is_tree:
+        return items(transfer.source, config, transfer.glob, transfer.patterns)
+    return _single(transfer.source, config)
 
 
 def copies_of(transfer: Transfer, config: StoreConfig) -> dict[str, Item]:

@@ -32,7 +32,9 @@ _OPTION = re.compile(r"(S3|GCS)Options\(anonymous=True\)")
 def next_step(error: BaseException) -> str | None:
     """What to do about an error; None if its message says it."""
     step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), None)
-    return None if step is None else step.replace("doctor URL", f"doctor {getattr(error, 'url', None) or 'URL'}")
+    url = getattr(error, "url", None) or "URL"
+    # A listing of buckets has none.
+    return step if step is None or url.endswith("://") else step.replace("doctor URL", f"doctor {url}")
 
 
 def described(error: BaseException) -> str:

@@ -1,15 +1,19 @@
 """`torchobj ls` and `torchobj du`."""
 
+import os
 from collections.abc import Iterator
 
 import click
 
-from torchobj.cli.options import Command, settings
+from torchobj.cli.errors import CommandError
+from torchobj.cli.options import Command, Settings, settings
 from torchobj.cli.output import counted, exact_size, fields_of, human_size, print_json, print_line, shown, time_shown
 from torchobj.cli.targets import Target, parse_target
 from torchobj.cli.url_argument import URL
+from torchobj.config import StoreConfig, resolved
 from torchobj.object_info import ObjectInfo
-from torchobj.store import Store
+from torchobj.store import Store, list_buckets
+from torchobj.urls import canonical_url
 
 __all__ = ["du", "ls"]
 
@@ -21,15 +25,22 @@ _ROW = "{:>20}  {:>10}  {}"
 @click.option("-r", "--recursive", is_flag=True, help="List all objects below, with their whole keys.")
 @click.option("--bytes", "exact", is_flag=True, help="Print sizes in bytes.")
 @click.option("--raw", is_flag=True, help="Take wildcards in URLs as they are.")
-def ls(urls: tuple[str, ...], *, recursive: bool, exact: bool, raw: bool) -> None:
+@click.option("--project", metavar="NAME", help="Project whose buckets gs:// lists.  [GOOGLE_CLOUD_PROJECT]")
+def ls(urls: tuple[str, ...], *, recursive: bool, exact: bool, raw: bool, project: str | None) -> None:
     """Lists the objects and folders at URLS: time of the last write, size, and name.
 
     A prefix is compared as a string, as the store does: s3://bucket/train also lists training/. With a slash at the end
-    it names a folder. With wildcards, objects that match are listed with their whole keys.
+    it names a folder. With wildcards, objects that match are listed with their whole keys. s3:// and gs:// alone list
+    buckets.
     """
     chosen = settings()
     config = chosen.config(*urls)
-    for target in [parse_target(url, raw=raw) for url in urls]:
+    targets = [None if _names_account(url) else parse_target(url, raw=raw) for url in urls]
+    _check_accounts([url for url in urls if _names_account(url)], recursive=recursive, project=project)
+    for url, target in zip(urls, targets, strict=True):
+        if target is None:
+            _list_buckets(chosen, canonical_url(url), config, project)
+            continue
         store, prefix = target.open(config)
         found = _all(target, store, prefix) if recursive or target.glob is not None else _level(store, prefix)
         count = 0
@@ -40,6 +51,31 @@ def ls(urls: tuple[str, ...], *, recursive: bool, exact: bool, raw: bool) -> Non
                 print_line(_row(item, exact=exact))
         if count == 0 and not (target.url.key == "" and target.glob is None):
             raise target.nothing()
+
+
+def _names_account(url: str) -> bool:
+    return canonical_url(url) in ("s3://", "gs://")
+
+
+def _check_accounts(urls: list[str], *, recursive: bool, project: str | None) -> None:
+    if recursive and urls:
+        raise CommandError(f"{urls[0]}: lists buckets; --recursive lists the objects of a bucket that is named")
+    if project is not None and "gs://" not in map(canonical_url, urls):
+        raise CommandError("--project: applies to gs:// without a bucket")
+
+
+def _list_buckets(chosen: Settings, url: str, config: StoreConfig, project: str | None) -> None:
+    if url == "gs://":
+        project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        endpoint = resolved(url, config).gcs.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST")
+        if not (project or endpoint):
+            raise CommandError("gs://: buckets are listed by project; --project or GOOGLE_CLOUD_PROJECT names it")
+    for name, created in list_buckets("gs" if url == "gs://" else "s3", config=config, project=project):
+        if chosen.json:
+            fields = {"url": f"{url}{name}/", "bucket": name}
+            print_json(fields if created is None else fields | {"created": created.isoformat()})
+        else:
+            print_line(_ROW.format(time_shown(created), "BUCKET", shown(name)))
 
 
 def _all(target: Target, store: Store, prefix: str) -> Iterator[tuple[str, ObjectInfo | None]]:

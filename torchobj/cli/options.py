@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 import traceback
+from itertools import islice
 from typing import Any, NoReturn
 
 import click
@@ -19,6 +20,7 @@ from torchobj.urls import canonical_url, shown_url
 __all__ = [
     "BROKEN_PIPE",
     "Command",
+    "PatternCommand",
     "Settings",
     "Terminated",
     "age_option",
@@ -192,6 +194,26 @@ class Command(click.Command):
         except Exception as error:  # noqa: BLE001  the user sees a line, and a traceback with debug
             chosen.fail(error)
             raise click.exceptions.Exit(1) from None
+
+
+class PatternCommand(Command):
+    """A command with `--exclude` and `--include`, whose values it gets as `patterns`, in the order of the arguments."""
+
+    def __init__(self, *arguments: Any, **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        excluded = "Skip what matches; repeatable. The last of all patterns that matches counts."
+        for name, text in (("exclude", excluded), ("include", "Do not skip what matches; repeatable.")):
+            self.params.append(click.Option([f"--{name}"], metavar="PATTERN", multiple=True, help=text))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parses the arguments."""
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        rest = super().parse_args(ctx, args)
+        values = {name: iter(ctx.params.pop(name, ())) for name in ("exclude", "include")}
+        given = [parameter.name for parameter in order if parameter.name in values]
+        # A completion may have options without a value.
+        ctx.params["patterns"] = tuple((name, value) for name in given for value in islice(values[name], 1))
+        return rest
 
 
 def fail_with(code: int = 1) -> NoReturn:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torchobj.cli.errors import CommandError
 from torchobj.cli.targets import Target, parse_target
 from torchobj.config import StoreConfig
+from torchobj.files.patterns import Pattern, selects
 from torchobj.store import Store
 
 __all__ = ["STREAM", "Item", "Transfer", "check_destinations", "is_fifo", "is_temporary", "items", "plan"]
@@ -36,12 +37,16 @@ class Transfer:
     is_tree: bool
     glob: str | None = None
     """The part of a tree that is transferred."""
+    patterns: tuple[Pattern, ...] = ()
+    """Select files of a tree by their paths below it."""
 
     def __str__(self) -> str:
         return f"{self.source.shown} -> {self.destination.shown}"
 
 
-def plan(sources: Sequence[str], destination: str, *, recursive: bool, raw: bool) -> list[Transfer]:
+def plan(
+    sources: Sequence[str], destination: str, *, recursive: bool, raw: bool, patterns: tuple[Pattern, ...] = ()
+) -> list[Transfer]:
     """The transfers of a command.
 
     Args:
@@ -49,6 +54,7 @@ def plan(sources: Sequence[str], destination: str, *, recursive: bool, raw: bool
         destination: A folder, or the new name of a single file or object.
         recursive: Whether folders are transferred.
         raw: Whether wildcards are taken as they are.
+        patterns: Select files by their paths below a folder, and single ones by their last names.
 
     Raises:
         CommandError: The arguments do not fit together; the message names them.
@@ -61,12 +67,12 @@ def plan(sources: Sequence[str], destination: str, *, recursive: bool, raw: bool
             raise CommandError(f"{text} and {destination} are both local; one of them must be s3:// or gs://")
         if source.glob is not None:
             folder, glob = source.split_glob()
-            transfers.append(Transfer(folder, into.folder(), is_tree=True, glob=glob))
+            transfers.append(Transfer(folder, into.folder(), is_tree=True, glob=glob, patterns=patterns))
         elif recursive and not (source.is_local and source.path.is_file()):
-            transfers.append(Transfer(source.folder(), into.folder(), is_tree=True))
+            transfers.append(Transfer(source.folder(), into.folder(), is_tree=True, patterns=patterns))
         elif source.names_folder:
             raise CommandError(f"{text}: names a folder; --recursive transfers all that is in it")
-        else:
+        elif selects(patterns, source.url.key.rpartition("/")[2]):
             transfers.append(Transfer(source, _named(into, source, several=len(sources) > 1), is_tree=False))
     for transfer in transfers:
         _check(transfer)
@@ -88,7 +94,7 @@ def _destinations(transfer: Transfer, config: StoreConfig) -> Iterator[str]:
     if not transfer.is_tree:
         yield transfer.destination.shown
         return
-    for item in items(transfer.source, config, transfer.glob):
+    for item in items(transfer.source, config, transfer.glob, transfer.patterns):
         yield transfer.destination.child(item.name).shown
 
 
@@ -145,11 +151,15 @@ def is_temporary(name: str) -> bool:
     return name.rpartition("/")[2].startswith(".torchobj-")
 
 
-def items(tree: Target, config: StoreConfig, glob: str | None = None) -> Iterator[Item]:
+def items(
+    tree: Target, config: StoreConfig, glob: str | None = None, patterns: Sequence[Pattern] = ()
+) -> Iterator[Item]:
     """The files or objects of a folder, in the order of their names, without directory markers."""
     store = Store(f"file://{tree.path}") if tree.is_local else Store(tree.url.base, config=config)
     prefix = "" if tree.is_local else tree.url.key
     for info in store.list(prefix, glob=glob):
         name = info.key.removeprefix(prefix)
-        if name and not name.endswith("/") and not (tree.is_local and is_temporary(name)):
+        if not name or name.endswith("/") or (tree.is_local and is_temporary(name)):
+            continue
+        if selects(patterns, name):
             yield Item(name, info.size, info.version)

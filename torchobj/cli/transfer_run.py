@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torchobj.cli.bucket_copy import copy_object, is_on_server
 from torchobj.cli.comparison import compared, copies_of, sources_of
+from torchobj.cli.content_types import guessed_type, types_by_end
 from torchobj.cli.errors import described
 from torchobj.cli.output import escaped
 from torchobj.cli.progress import Report, of_stream
@@ -33,7 +34,7 @@ class Options:
 
     config: StoreConfig
     skip_unchanged: bool = False
-    #: Arguments of uploads: headers, metadata and storage class.
+    #: Arguments of uploads: headers, metadata and storage class. Without a content type, it is guessed from names.
     attributes: dict[str, Any] = dataclasses.field(default_factory=dict)
     #: Whether the outcome contains the names of objects that the server copied.
     names_copies: bool = False
@@ -164,34 +165,36 @@ def _run(transfer: Transfer, options: Options, report: Report, outcome: Outcome)
 
 
 def _single(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
+    source, url = transfer.source, str(transfer.destination.url)
+    attributes = {"content_type": guessed_type(source.path.name, url), **options.attributes}
     if is_fifo(transfer):
-        url, progress = str(transfer.destination.url), of_stream(report)
-        with transfer.source.path.open("rb") as stream:
-            size = upload_stream(stream, url, config=options.config, progress=progress, **options.attributes).size
+        with source.path.open("rb") as stream:
+            size = upload_stream(stream, url, config=options.config, progress=of_stream(report), **attributes).size
         outcome.files, outcome.bytes = outcome.files + 1, outcome.bytes + size
         return
     shared: dict[str, Any] = {"config": options.config, "skip_unchanged": options.skip_unchanged, "progress": report}
-    if transfer.source.is_local:
-        path, url = transfer.source.path, str(transfer.destination.url)
-        done = upload_file(path, url, **shared, **options.attributes)
+    if source.is_local:
+        done = upload_file(source.path, url, **shared, **attributes)
     else:
-        done = download_file(str(transfer.source.url), transfer.destination.path, **shared)
+        done = download_file(str(source.url), transfer.destination.path, **shared)
     outcome.files, outcome.skipped = outcome.files + (not done.skipped), outcome.skipped + done.skipped
     outcome.bytes += 0 if done.skipped else done.size
-    outcome.versions[transfer] = done.version if transfer.source.is_local else None
+    outcome.versions[transfer] = done.version if source.is_local else None
 
 
 def _tree(transfer: Transfer, options: Options, report: Report, outcome: Outcome) -> None:
     shared: dict[str, Any] = {
         "config": options.config,
         "glob": transfer.glob,
+        "patterns": transfer.patterns,
         "skip_unchanged": options.skip_unchanged,
         "progress": report,
     }
     missing: set[str] = set()
     try:
         if transfer.source.is_local:
-            result = upload(transfer.source.path, str(transfer.destination.url), **shared, **options.attributes)
+            shared |= {"content_types": types_by_end(), **options.attributes}
+            result = upload(transfer.source.path, str(transfer.destination.url), **shared)
         else:
             result = download(str(transfer.source.url), transfer.destination.path, **shared)
     except TransferError as error:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import click
 
 from torchobj.cli.comparison import compared, copies_of, sources_of
+from torchobj.cli.content_types import guessed_type
 from torchobj.cli.errors import CommandError
 from torchobj.cli.moving import move_all, sources_to_move
 from torchobj.cli.objects import write_target
-from torchobj.cli.options import Command, Settings, fail_with, settings
+from torchobj.cli.options import Command, PatternCommand, Settings, fail_with, settings
 from torchobj.cli.output import counted, duration, human_size, print_json, print_line, shown
 from torchobj.cli.progress import of_stream, reporting
 from torchobj.cli.targets import check_bucket, check_wildcards, parse_target
@@ -20,9 +21,10 @@ from torchobj.cli.transfer_plan import STREAM, Item, Transfer, check_destination
 from torchobj.cli.transfer_run import Options, Outcome, failure_line, run_all
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
+from torchobj.files.patterns import Pattern
 from torchobj.files.streams import upload_stream
 
-__all__ = ["cp", "mv", "print_action", "print_outcome", "print_plan"]
+__all__ = ["check_attributes", "cp", "mv", "print_action", "print_outcome", "print_plan"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -34,7 +36,7 @@ def _arguments(function: _Function) -> _Function:
         click.option("--dry-run", is_flag=True, help="Print what would be transferred."),
         click.option("--storage-class", metavar="NAME", help="Storage class of uploads."),
         click.option("--metadata", metavar="NAME=VALUE", multiple=True, help="Metadata of uploads; repeatable."),
-        click.option("--content-type", metavar="TYPE", help="Content type of uploads."),
+        click.option("--content-type", metavar="TYPE", help="Content type of uploads; otherwise guessed from names."),
         click.option("-r", "--recursive", is_flag=True, help="Transfer all that is in a folder, into DESTINATION."),
         click.argument("destination", type=URL),
         click.argument("sources", nargs=-1, required=True, type=URL),
@@ -43,7 +45,7 @@ def _arguments(function: _Function) -> _Function:
     return function
 
 
-@click.command(cls=Command, short_help="Copy files and objects; upload and download are other names.")
+@click.command(cls=PatternCommand, short_help="Copy files and objects; upload and download are other names.")
 @_arguments
 @click.option("--skip-unchanged", is_flag=True, help="Skip files whose copy is unchanged, as `sync` does.")
 def cp(
@@ -54,6 +56,7 @@ def cp(
     dry_run: bool,
     raw: bool,
     skip_unchanged: bool,
+    patterns: tuple[Pattern, ...],
     **attributes: Any,
 ) -> None:
     """Copies SOURCES to DESTINATION: from local files to a bucket, back, or from bucket to bucket.
@@ -61,15 +64,22 @@ def cp(
     A folder, whose name ends in a slash or exists locally, receives sources by their last names, and those of a tree or
     glob by their paths in it. A - is the standard input or output, and a FIFO is read to its end. Objects and files
     appear whole or not at all; an interrupted download continues where it ended.
+
+    Patterns are compared with paths below a folder or the folder above the wildcards of a glob, and * also matches
+    slashes. A single source is compared by its last name.
     """
     chosen = settings()
     config = chosen.config(*(text for text in (*sources, destination) if text != STREAM))
     given = _given(attributes)
     if STREAM in (*sources, destination):
+        if patterns:
+            raise CommandError("--exclude and --include: select files, and a stream has no name")
         _stream(chosen, sources, destination, config, given, raw=raw)
         return
-    transfers = plan(sources, destination, recursive=recursive, raw=raw)
-    _check_attributes(transfers, given)
+    transfers = plan(sources, destination, recursive=recursive, raw=raw, patterns=patterns)
+    if not transfers:
+        raise CommandError(f"{' '.join(sources)}: --exclude and --include select none of them")
+    check_attributes(transfers, given)
     check_destinations(transfers, config)
     options = Options(config, skip_unchanged=skip_unchanged, attributes=given)
     if dry_run:
@@ -109,7 +119,7 @@ def mv(
     for transfer in transfers:
         if is_fifo(transfer):
             raise CommandError(f"{transfer.source.text}: a FIFO cannot be moved; use cp")
-    _check_attributes(transfers, given)
+    check_attributes(transfers, given)
     for transfer in transfers:
         if transfer.glob is not None and not transfer.source.is_local:
             check_wildcards(transfer.source.text, transfer.source.child(transfer.glob), config)
@@ -143,7 +153,12 @@ def _given(attributes: dict[str, Any]) -> dict[str, Any]:
     return given | ({"metadata": {name: value for name, _, value in pairs}} if pairs else {})
 
 
-def _check_attributes(transfers: list[Transfer], given: dict[str, Any]) -> None:
+def check_attributes(transfers: list[Transfer], given: dict[str, Any]) -> None:
+    """Checks that arguments of uploads are given for uploads only.
+
+    Raises:
+        CommandError: A source is in a bucket.
+    """
     for transfer in transfers if given else ():
         if not transfer.source.is_local:
             names = ", ".join("--" + name.replace("_", "-") for name in given)
@@ -174,7 +189,8 @@ def _stream(
     if sys.stdin.isatty():
         chosen.note("reading the standard input")
     with reporting("cp", quiet=chosen.json) as report:
-        done = upload_stream(sys.stdin.buffer, str(target.url), config=config, progress=of_stream(report), **given)
+        attributes = {"content_type": guessed_type(target.url.key), **given}
+        done = upload_stream(sys.stdin.buffer, str(target.url), config=config, progress=of_stream(report), **attributes)
     print_outcome(chosen, Outcome(1, done.size), "copied", time.monotonic() - started)
 
 
@@ -260,6 +276,8 @@ def _check_found(transfers: list[Transfer], outcome: Outcome) -> None:
 
 def _nothing(transfers: list[Transfer]) -> CommandError:
     names = " ".join(transfer.source.text for transfer in transfers)
+    if any(transfer.patterns for transfer in transfers):
+        return CommandError(f"{names}: no file or key is selected by --exclude and --include")
     if any(transfer.glob for transfer in transfers):
         return CommandError(
             f"{names}: no file or key matches; --raw takes wildcards as they are, and `torchobj ls` shows what exists"

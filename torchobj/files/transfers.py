@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -10,6 +11,7 @@ from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import TransferError
 from torchobj.files.attributes import ObjectAttributes, native_attributes
+from torchobj.files.patterns import Pattern, native_patterns
 from torchobj.files.results import ProgressCallback, Transfer, TreeTransfer, counters_to
 from torchobj.urls import parse_object_url, parse_url
 
@@ -183,7 +185,9 @@ def upload(
     *,
     config: StoreConfig | S3ClientConfig | None = None,
     glob: str | None = None,
+    patterns: Sequence[Pattern] = (),
     overwrite: bool = True,
+    content_types: Mapping[str, str] | None = None,
     skip_unchanged: bool = False,
     progress: ProgressCallback | None = None,
     **attributes: Unpack[ObjectAttributes],
@@ -200,7 +204,11 @@ def upload(
         config: As for `upload_file`.
         glob: Uploads only files whose path below the folder matches: `*` and `?` match within a component, `**` matches
             across components.
+        patterns: Pairs of `exclude` or `include` and a pattern for the path below the folder, in which `*` and `?` also
+            match slashes. The last one that matches a file decides whether it is uploaded, as those of `aws s3`.
         overwrite: Whether existing objects may be replaced; if not, they are failures.
+        content_types: Content types by the ends of file names, such as `mimetypes.types_map`. The longest end that a
+            name has counts; `content_type` overrides them.
         skip_unchanged: As for `upload_file`, for each file.
         progress: As for `upload_file`.
         attributes: As for `upload_file`, of each object.
@@ -208,7 +216,7 @@ def upload(
     Raises:
         TransferError: Some files could not be read or uploaded. The others were: see its `failures` and `result`.
         NotADirectoryError: `folder` is a file.
-        ConfigError: `glob` is not a valid pattern.
+        ConfigError: `glob` or `patterns` is not valid.
 
     Example:
         >>> import tempfile
@@ -217,6 +225,8 @@ def upload(
         ...     _ = (folder / name).write_text(name)
         >>> upload(folder, "memory://trees/texts", glob="*.txt")
         TreeTransfer(transferred=2, skipped=0, bytes=10)
+        >>> upload(folder, "memory://trees/logs", patterns=[("exclude", "*"), ("include", "*.log")])
+        TreeTransfer(transferred=1, skipped=0, bytes=5)
     """
     native, prefix = _prefix_of(url, config)
     root = Path(folder)
@@ -226,7 +236,16 @@ def upload(
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder; upload_file uploads a file", os.fspath(folder))
     absent, _ = condition(overwrite, None)
     done = _torchobj.upload_tree(
-        native, root, prefix, glob, native_attributes(attributes), absent, skip_unchanged, counters_to(progress)
+        native,
+        root,
+        prefix,
+        glob,
+        native_patterns(patterns),
+        native_attributes(attributes),
+        {end.lower(): value for end, value in (content_types or {}).items()},
+        absent,
+        skip_unchanged,
+        counters_to(progress),
     )
     return _tree_transfer("upload", os.fspath(folder), done)
 
@@ -237,6 +256,7 @@ def download(
     *,
     config: StoreConfig | S3ClientConfig | None = None,
     glob: str | None = None,
+    patterns: Sequence[Pattern] = (),
     skip_unchanged: bool = False,
     progress: ProgressCallback | None = None,
 ) -> TreeTransfer:
@@ -252,6 +272,7 @@ def download(
         folder: The folder. It is created if it does not exist.
         config: As for `upload_file`.
         glob: Downloads only objects whose key below the URL matches, as for `upload`.
+        patterns: As for `upload`, for the key below the URL.
         skip_unchanged: As for `download_file`, for each object.
         progress: As for `upload_file`.
 
@@ -259,6 +280,7 @@ def download(
         TransferError: Some objects could not be downloaded. The others were: see its `failures` and `result`.
         NotADirectoryError: `folder` is a file.
         StoreError: The objects could not be listed.
+        ConfigError: `glob` or `patterns` is not valid.
 
     Example:
         >>> import tempfile, torchobj
@@ -276,7 +298,9 @@ def download(
         root.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", os.fspath(folder)) from None
-    done = _torchobj.download_tree(native, prefix, root, glob, skip_unchanged, counters_to(progress))
+    done = _torchobj.download_tree(
+        native, prefix, root, glob, native_patterns(patterns), skip_unchanged, counters_to(progress)
+    )
     return _tree_transfer("download", url, done)
 
 

@@ -1,6 +1,7 @@
 //! A store with its policies: permits, rate limit, timeouts, retries and metrics. Holds the calls with short responses;
 //! reads are in `read`, uploads in `upload`.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::transfer::{
     Attempts, ConcurrencyLimit, HedgeDelay, MemoryLimit, Metrics, Permit, Policy, Quota, RateLimit, with_idle_timeout,
     within,
 };
-use crate::types::{Condition, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
+use crate::types::{Condition, ListEntry, ListPage, ListRequest, ObjectHead, Payload, PutOptions, Upload, Version};
 use crate::upload::check_unchanged;
 use crate::url::ObjectUrl;
 
@@ -24,6 +25,10 @@ const TIMEOUT_PER_KEY: Duration = Duration::from_millis(500);
 
 /// Timeout of a server-side copy. The response is sent when the copy is done: several GiB take minutes.
 const COPY_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// Maximum number of pages of a listing of buckets. An account of S3 has at most a million buckets (user guide, "Bucket
+/// quotas, limitations, and restrictions"), a thousand on each page.
+const MAX_BUCKET_PAGES: usize = 10_000;
 
 /// Maximum number of connections of a client: a quarter of the limit on open files, of which others need the rest.
 pub fn max_connections() -> usize {
@@ -206,6 +211,45 @@ impl Client {
                     return Ok(head);
                 }
                 Err(error) => attempts.failed(error).await?,
+            }
+        }
+    }
+
+    /// Returns the buckets of an account, of a project on Google Cloud Storage, as entries with their names and times of
+    /// creation.
+    ///
+    /// # Errors
+    /// `Unsupported` if the store has no account, `AccessDenied`, and errors that persist after the retries; `Protocol` if
+    /// the store repeats a bucket or a page.
+    pub async fn buckets(&self, project: Option<&str>) -> Result<Vec<ListEntry>> {
+        let operation = Operation::ListBuckets;
+        let refuse = |problem: &str| Err(self.store.error(ErrorKind::Protocol, operation, "", problem));
+        let (mut buckets, mut continuation) = (Vec::new(), None);
+        let (mut names, mut tokens) = (HashSet::new(), HashSet::new());
+        loop {
+            let mut attempts = self.attempts();
+            let page = loop {
+                let call = self.store.buckets(project, continuation.as_deref());
+                match self.attempt(operation, "", call).await {
+                    Ok(page) => break page,
+                    Err(error) => attempts.failed(error).await?,
+                }
+            };
+            attempts.succeeded();
+            if let Some(bucket) = page.entries.iter().find(|bucket| !names.insert(bucket.key.clone())) {
+                return refuse(&format!("the listing repeats the bucket {:?}", bucket.key));
+            }
+            buckets.extend(page.entries);
+            continuation = page.continuation;
+            match &continuation {
+                None => return Ok(buckets),
+                Some(token) if !tokens.insert(token.clone()) => {
+                    return refuse("the listing repeats a continuation token: it would never end");
+                }
+                Some(_) if tokens.len() > MAX_BUCKET_PAGES => {
+                    return refuse(&format!("the listing has more than {MAX_BUCKET_PAGES} pages"));
+                }
+                Some(_) => {}
             }
         }
     }

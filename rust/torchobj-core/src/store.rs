@@ -42,6 +42,14 @@ pub trait ObjectStore: Debug + Send + Sync + 'static {
     /// Returns one page of keys.
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage>;
 
+    /// Returns one page of the buckets of the account of this store, or of a project on Google Cloud Storage: entries whose
+    /// keys are names, with the times of creation.
+    async fn buckets(&self, project: Option<&str>, continuation: Option<&str>) -> Result<ListPage> {
+        let _ = (project, continuation);
+        let message = "this store has no account whose buckets are listed";
+        Err(self.error(ErrorKind::Unsupported, Operation::ListBuckets, "", message))
+    }
+
     /// Writes an object in one request, atomically.
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version>;
 

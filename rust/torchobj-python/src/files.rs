@@ -1,5 +1,6 @@
 //! Transfers of files and folders, for `torchobj.files`.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -146,7 +147,9 @@ pub(crate) fn download_file<'py>(
 ///     folder: The folder.
 ///     prefix: Prefix of the keys.
 ///     glob: Selects files by their relative paths.
+///     patterns: Whether relative paths that match a pattern of a shell are selected; the last one that matches counts.
 ///     attributes: Headers and metadata of the objects.
+///     content_types: Content types by the ends of names, in lower case, for attributes without one.
 ///     if_none_match: Whether the objects must not exist.
 ///     skip_unchanged: Whether objects that are equal to their files are kept.
 ///     progress: As for `upload_file`.
@@ -159,7 +162,7 @@ pub(crate) fn download_file<'py>(
 ///     ConfigError: `glob` is not valid.
 ///     StoreError: The folder could not be read.
 #[pyfunction]
-#[pyo3(signature = (store, folder, prefix, glob, attributes, if_none_match, skip_unchanged, progress=None))]
+#[pyo3(signature = (store, folder, prefix, glob, patterns, attributes, content_types, if_none_match, skip_unchanged, progress=None))]
 #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn upload_tree<'py>(
     py: Python<'py>,
@@ -167,15 +170,17 @@ pub(crate) fn upload_tree<'py>(
     folder: PathBuf,
     prefix: String,
     glob: Option<&str>,
+    patterns: Vec<(bool, String)>,
     attributes: Attributes,
+    content_types: HashMap<String, String>,
     if_none_match: bool,
     skip_unchanged: bool,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<TreeDone<'py>> {
     let client = store.client(py)?;
-    let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?;
+    let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?.with_patterns(patterns);
     let put = put_options(attributes, if_none_match, None);
-    let options = TreeOptions { filter, put, skip_unchanged };
+    let options = TreeOptions { filter, put, content_types, skip_unchanged };
     let report = Report::new(progress);
     let counters = report.counters.clone();
     let result = report.run(py, async move { client.upload_tree(&folder, &prefix, options, &counters).await })?;
@@ -189,6 +194,7 @@ pub(crate) fn upload_tree<'py>(
 ///     prefix: Prefix of the keys.
 ///     folder: The folder of the files.
 ///     glob: Selects objects by their keys without the prefix.
+///     patterns: As for `upload_tree`.
 ///     skip_unchanged: Whether files that are equal to their objects are kept.
 ///     progress: As for `upload_file`.
 ///
@@ -200,18 +206,20 @@ pub(crate) fn upload_tree<'py>(
 ///     ConfigError: `glob` is not valid.
 ///     StoreError: The listing failed, or the folder could not be opened.
 #[pyfunction]
-#[pyo3(signature = (store, prefix, folder, glob, skip_unchanged, progress=None))]
+#[pyo3(signature = (store, prefix, folder, glob, patterns, skip_unchanged, progress=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn download_tree<'py>(
     py: Python<'py>,
     store: &NativeStore,
     prefix: String,
     folder: PathBuf,
     glob: Option<&str>,
+    patterns: Vec<(bool, String)>,
     skip_unchanged: bool,
     progress: Option<Bound<'py, PyAny>>,
 ) -> PyResult<TreeDone<'py>> {
     let client = store.client(py)?;
-    let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?;
+    let filter = Filter::new(glob, Vec::new(), None).or_raise(py)?.with_patterns(patterns);
     let options = TreeOptions { filter, skip_unchanged, ..TreeOptions::default() };
     let report = Report::new(progress);
     let counters = report.counters.clone();

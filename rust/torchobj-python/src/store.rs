@@ -150,6 +150,17 @@ impl NativeStore {
         Ok((head.size, version, head.modified_ms, head.attributes.into()))
     }
 
+    /// Returns the buckets of the account: names, and times of creation in milliseconds since 1970. The store needs no bucket.
+    ///
+    /// Args:
+    ///     project: The project, on Google Cloud Storage.
+    #[pyo3(signature = (project=None))]
+    fn buckets(&self, py: Python<'_>, project: Option<String>) -> PyResult<Vec<(String, Option<i64>)>> {
+        let client = self.client(py)?;
+        let buckets = wait(py, async move { client.buckets(project.as_deref()).await })?.or_raise(py)?;
+        Ok(buckets.into_iter().map(|bucket| (bucket.key, bucket.modified_ms)).collect())
+    }
+
     /// Writes an object.
     ///
     /// Args:

@@ -34,7 +34,7 @@ def _route(
 
 
 ROUTES = (
-    _route("ListBuckets", "GET", SERVICE),
+    _route("ListBuckets", "GET", SERVICE, optional="prefix max-buckets continuation-token"),
     _route("CreateBucket", "PUT", BUCKET),
     _route("DeleteBucket", "DELETE", BUCKET),
     _route("HeadBucket", "HEAD", BUCKET),

@@ -128,6 +128,8 @@ pub enum Operation {
     Abort,
     /// Listing unfinished uploads.
     ListUploads,
+    /// Listing the buckets of an account.
+    ListBuckets,
     /// Copying an object.
     Copy,
     /// Deleting objects.
@@ -147,6 +149,7 @@ impl fmt::Display for Operation {
             Self::Commit => "commit",
             Self::Abort => "abort",
             Self::ListUploads => "list uploads",
+            Self::ListBuckets => "list buckets",
             Self::Copy => "copy",
             Self::Delete => "delete",
         })

@@ -1,6 +1,7 @@
 //! Transfers of trees: many files concurrently, within the permits of the client. A failure of one file does not stop the
 //! others.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +30,8 @@ pub struct TreeOptions {
     pub filter: Filter,
     /// Attributes and condition of uploaded objects.
     pub put: PutOptions,
+    /// Content types of uploaded objects by the ends of their names, in lower case, such as `.jpg`; the longest end counts.
+    pub content_types: HashMap<String, String>,
     /// Whether files that are equal are kept.
     pub skip_unchanged: bool,
 }
@@ -102,10 +105,14 @@ impl Client {
                         Ok(found) if !options.filter.selects_name(&found.name) => return true,
                         Ok(found) => {
                             counted.found(found.size);
+                            let mut put = options.put.clone();
+                            if put.attributes.content_type.is_none() {
+                                put.attributes.content_type = content_type(&options.content_types, &found.name);
+                            }
                             let upload = UploadFile {
                                 path: found.path,
                                 key: format!("{prefix}{}", found.name),
-                                options: options.put.clone(),
+                                options: put,
                                 skip_unchanged: options.skip_unchanged,
                             };
                             let work = Work::Upload(upload);
@@ -206,6 +213,12 @@ impl Client {
         }
         Ok(result)
     }
+}
+
+/// The content type of the longest end of a file name that `types` contains. Dots at its beginning begin no end.
+fn content_type(types: &HashMap<String, String>, name: &str) -> Option<String> {
+    let name = name.rsplit('/').next().unwrap_or(name).trim_start_matches('.').to_lowercase();
+    name.match_indices('.').find_map(|(at, _)| types.get(&name[at..])).cloned()
 }
 
 /// The download of a listed object; its relative path and an error if it cannot be that of a file.

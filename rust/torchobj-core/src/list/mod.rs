@@ -4,6 +4,7 @@
 //! state of the ranges, `split` chooses where to divide them, and `pages` validates the pages of each. `heads` sends HEAD
 //! requests for listed objects.
 
+mod fnmatch;
 mod heads;
 mod pages;
 mod ranges;
@@ -36,6 +37,8 @@ pub struct Filter {
     glob: Option<GlobMatcher>,
     suffixes: Vec<String>,
     limit: Option<usize>,
+    /// Whether a relative path that matches the pattern is selected. The last one that matches counts.
+    patterns: Vec<(bool, String)>,
 }
 
 impl Filter {
@@ -53,7 +56,14 @@ impl Filter {
             })?;
             Ok(glob.compile_matcher())
         };
-        Ok(Self { glob: glob.map(compile).transpose()?, suffixes, limit })
+        Ok(Self { glob: glob.map(compile).transpose()?, suffixes, limit, patterns: Vec::new() })
+    }
+
+    /// Adds patterns, in order: whether a relative path that the pattern of a shell matches is selected. `*` and `?` also match
+    /// slashes. The last one that matches counts.
+    #[must_use]
+    pub fn with_patterns(self, patterns: Vec<(bool, String)>) -> Self {
+        Self { patterns, ..self }
     }
 
     /// The prefix of all keys that match, given that of the listing: `glob` is literal up to its first special character.
@@ -70,9 +80,10 @@ impl Filter {
         !marker && suffix && self.selects_name(relative)
     }
 
-    /// Whether the pattern matches a relative path.
+    /// Whether the glob and the patterns select a relative path.
     pub(crate) fn selects_name(&self, relative: &str) -> bool {
-        self.glob.as_ref().is_none_or(|glob| glob.is_match(relative))
+        let last = self.patterns.iter().rev().find(|(_, pattern)| fnmatch::matches(pattern, relative));
+        last.is_none_or(|(selects, _)| *selects) && self.glob.as_ref().is_none_or(|glob| glob.is_match(relative))
     }
 }
 

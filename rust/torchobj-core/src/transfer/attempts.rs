@@ -154,11 +154,9 @@ impl<'a> Attempts<'a> {
             }
             self.taken += 1;
         }
-        if self.counted + self.throttled >= 3 && self.quota.may_warn() {
-            log::warn!("attempt {} failed, retrying in {wait:.1?}: {error}", self.total);
-        } else {
-            log::debug!("attempt {} failed, retrying in {wait:.1?}: {error}", self.total);
-        }
+        let warns = self.counted + self.throttled >= 3 && self.quota.may_warn();
+        let level = if warns { log::Level::Warn } else { log::Level::Debug };
+        log::log!(level, "retrying in {wait:.1?}: {}", error.with_attempts(self.total, self.started.elapsed()));
         self.retried();
         let _backing_off = self.recorders.map(|(permits, _)| permits.back_off());
         sleep(wait).await;

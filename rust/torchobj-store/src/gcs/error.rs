@@ -48,6 +48,7 @@ pub(super) fn hint(operation: Operation, kind: ErrorKind) -> Option<&'static str
         ErrorKind::AccessDenied => Some(match operation {
             Operation::Delete | Operation::Abort => "this needs the permission storage.objects.delete",
             Operation::List | Operation::ListUploads => "this needs the permission storage.objects.list",
+            Operation::ListBuckets => "this needs the permission storage.buckets.list of the project",
             Operation::Put | Operation::PutPart | Operation::BeginUpload => {
                 "this needs the permission storage.objects.create, and storage.objects.delete if the object exists"
             }
@@ -75,6 +76,7 @@ pub(super) fn refusal(operation: Operation, response: &ErrorResponse<'_>) -> Ref
     };
     let kind = kind_of(operation, response.status, code.as_deref(), message.as_deref().unwrap_or_default());
     let hint = match code.as_deref() {
+        Some("required") if operation == Operation::ListBuckets => Some("buckets are listed by project: name one"),
         Some("userProjectMissing" | "required") if response.status == 400 => {
             Some("the bucket is requester pays: set GCSOptions(user_project=...) to the project that is billed")
         }

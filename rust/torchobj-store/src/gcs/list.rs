@@ -1,4 +1,4 @@
-//! Lists objects.
+//! Lists objects and buckets.
 
 use serde::Deserialize;
 use torchobj_core::error::{ErrorKind, Operation, Result};
@@ -56,6 +56,23 @@ impl Bucket {
             return Err(self.error(ErrorKind::Protocol, Operation::List, Some(listing.prefix), message));
         }
         Ok(ListPage { entries, prefixes, continuation })
+    }
+
+    /// One page of the buckets of a project. An emulator needs none.
+    pub(super) async fn buckets(&self, project: Option<&str>, continuation: Option<&str>) -> Result<ListPage> {
+        let query = [
+            Some(("fields", "items(name,timeCreated),nextPageToken")),
+            Some(("maxResults", "1000")),
+            project.map(|project| ("project", project)),
+            continuation.map(|token| ("pageToken", token)),
+        ];
+        let query: Vec<_> = query.into_iter().flatten().collect();
+        let (operation, payload) = (Operation::ListBuckets, Payload::default());
+        let path = b"storage/v1/b".to_vec();
+        let page: Page = self.json(&self.request(operation, "GET", None, path, &query, Vec::new(), &payload)).await?;
+        let continuation = page.continuation();
+        let entries = page.items.into_iter().map(Resource::into_entry).collect();
+        Ok(ListPage { entries, prefixes: Vec::new(), continuation })
     }
 
     /// One page of a listing with these parameters; `prefix` is used in error messages.

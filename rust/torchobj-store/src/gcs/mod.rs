@@ -40,7 +40,7 @@ use request::Bucket;
 pub struct GcsStore(Arc<Bucket>);
 
 impl GcsStore {
-    /// A store for the bucket `name` of an account. Sends no requests.
+    /// A store for the bucket `name` of an account; one without a name lists the buckets. Sends no requests.
     pub fn new(account: Arc<Account>, name: &str) -> Self {
         Self(Arc::new(Bucket::new(account, name)))
     }
@@ -85,6 +85,10 @@ impl ObjectStore for GcsStore {
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         self.0.list(&request).await
+    }
+
+    async fn buckets(&self, project: Option<&str>, continuation: Option<&str>) -> Result<ListPage> {
+        self.0.buckets(project, continuation).await
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {

@@ -44,8 +44,11 @@ impl Bucket {
         self.uploads.lock().expect("no holder of this lock panics")
     }
 
-    /// The URL of a key or of the bucket.
+    /// The URL of a key or of the bucket; `gs://` without a bucket.
     pub(super) fn url_of(&self, key: Option<&str>) -> String {
+        if self.name.is_empty() {
+            return "gs://".to_owned();
+        }
         ["gs://", &self.name, "/", key.unwrap_or_default()].concat()
     }
 

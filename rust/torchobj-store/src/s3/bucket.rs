@@ -60,8 +60,11 @@ impl Bucket {
         self.name.ends_with("--x-s3") || self.name.ends_with("-xa-s3")
     }
 
-    /// The URL of a key or of the bucket.
+    /// The URL of a key or of the bucket; `s3://` without a bucket.
     pub(super) fn url_of(&self, key: Option<&str>) -> String {
+        if self.name.is_empty() {
+            return "s3://".to_owned();
+        }
         ["s3://", &self.name, "/", key.unwrap_or_default()].concat()
     }
 
@@ -123,6 +126,7 @@ impl Bucket {
         let environment = self.account.environment().await;
         let region = match region.or_else(|| environment.region.clone()) {
             Some(region) => region,
+            None if self.name.is_empty() => DEFAULT_REGION.to_owned(),
             None => self.find_region(operation).await?,
         };
         let address = Arc::new(self.account.resolve(environment, &self.name, &region).await?);

@@ -23,7 +23,7 @@ pub(super) struct Address {
 }
 
 impl Account {
-    /// The address of `bucket` in `region`.
+    /// The address of `bucket` in `region`; that of the region if the name is empty.
     pub(super) async fn resolve(&self, environment: &Environment, bucket: &str, region: &str) -> Result<Address> {
         let refuse = |error: &dyn std::fmt::Display| misconfigured(&format!("bucket {bucket:?}: {error}"));
         if !is_region(region) {
@@ -35,8 +35,9 @@ impl Account {
             let message = "endpoint_url, or its environment variable: must have no user, password, query or fragment";
             return Err(misconfigured(message));
         }
-        let mut params = Params::builder().bucket(bucket).region(region);
+        let mut params = Params::builder().region(region);
         params = params
+            .set_bucket((!bucket.is_empty()).then(|| bucket.to_owned()))
             .set_use_fips(environment.sdk.use_fips())
             .set_use_dual_stack(environment.sdk.use_dual_stack())
             .set_endpoint(environment.endpoint_url.clone())

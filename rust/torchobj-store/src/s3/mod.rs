@@ -48,7 +48,7 @@ use crate::config::Checksum;
 pub struct S3Store(Arc<Bucket>);
 
 impl S3Store {
-    /// A store for the bucket `name` of an account. Sends no requests.
+    /// A store for the bucket `name` of an account; one without a name lists the buckets. Sends no requests.
     pub fn new(account: Arc<Account>, name: &str) -> Self {
         Self(Arc::new(Bucket::new(account, name)))
     }
@@ -127,6 +127,10 @@ impl ObjectStore for S3Store {
 
     async fn list(&self, request: ListRequest<'_>) -> Result<ListPage> {
         if self.0.by_sdk().await? { self.0.sdk_list(&request).await } else { self.0.list(&request).await }
+    }
+
+    async fn buckets(&self, _project: Option<&str>, continuation: Option<&str>) -> Result<ListPage> {
+        self.0.buckets(continuation).await
     }
 
     async fn put(&self, key: &str, payload: &Payload, options: &PutOptions) -> Result<Version> {

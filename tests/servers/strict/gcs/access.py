@@ -22,6 +22,8 @@ _PERMISSIONS = {
     "PatchObject": "storage.objects.update",
     "GetBucket": "storage.buckets.get",
 }
+# Permissions on the project.
+_OF_PROJECT = {"CreateBucket": "storage.buckets.create", "ListBuckets": "storage.buckets.list"}
 # What a public bucket permits without a token, as roles/storage.objectViewer of allUsers.
 _PUBLIC = ("GetMedia", "GetObject", "ListObjects")
 # The URL of a session permits its use.
@@ -35,9 +37,9 @@ def check_access(request: Request) -> None:
     if request.operation in METADATA_OPERATIONS:
         return
     authorised = _has_token(request)
-    if request.operation == "CreateBucket":
+    if request.operation in _OF_PROJECT:
         if not authorised:
-            raise _anonymous("storage.buckets.create")
+            raise _anonymous(_OF_PROJECT[request.operation])
         return
     bucket = request.bucket
     permission = _PERMISSIONS.get(request.operation)

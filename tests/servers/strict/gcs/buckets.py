@@ -1,4 +1,4 @@
-"""CreateBucket, GetBucket and TestPermissions. The control API sets a bucket's flags."""
+"""CreateBucket, ListBuckets, GetBucket and TestPermissions. The control API sets a bucket's flags."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .attributes import STORAGE_CLASSES
 from .errors import GcsError
 from .names import is_bucket_name
 from .request import Request
-from .resources import BUCKET, PERMISSIONS, bucket_resource, json_response
+from .resources import BUCKET, BUCKETS, PERMISSIONS, bucket_resource, json_response
 from .store import Bucket
 
 _FIELDS = {"name", "location", "storageClass", "versioning", "iamConfiguration", "softDeletePolicy"}
@@ -34,6 +34,25 @@ def create_bucket(request: Request) -> Response:
     bucket.soft_delete = str(duration_s) != "0"
     request.project.buckets[name] = bucket
     return json_response(request, bucket_resource(request, bucket), BUCKET)
+
+
+def list_buckets(request: Request) -> Response:
+    """Lists the buckets of the project by name. A token is that of the last bucket, reversed."""
+    query, limit = request.query, request.state.limits.max_keys
+    if "project" not in query:
+        raise GcsError("required", "Required parameter: project", parameter="project")
+    wanted = request.number("maxResults")
+    if wanted == 0:
+        raise GcsError("invalid", "Invalid value for: maxResults must be positive", parameter="maxResults")
+    after, prefix = query.get("pageToken", "")[::-1], query.get("prefix", "")
+    found = [each for each in request.project.buckets_by_name() if each.name > after and each.name.startswith(prefix)]
+    page = found[: min(wanted or limit, limit)]
+    resource: dict[str, object] = {"kind": "storage#buckets"}
+    if len(found) > len(page):
+        resource["nextPageToken"] = page[-1].name[::-1]
+    if page:
+        resource["items"] = [bucket_resource(request, bucket) for bucket in page]
+    return json_response(request, resource, BUCKETS)
 
 
 def get_bucket(request: Request) -> Response:

@@ -25,6 +25,7 @@ PERFORM: Mapping[str, Callable[[Request], Response]] = {
     "ResumableStatus": resumable.resumable_status,
     "CancelResumable": resumable.cancel_resumable,
     "CreateBucket": buckets.create_bucket,
+    "ListBuckets": buckets.list_buckets,
     "GetBucket": buckets.get_bucket,
     "TestPermissions": buckets.test_permissions,
     "Token": metadata_server.token,

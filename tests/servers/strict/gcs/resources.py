@@ -67,6 +67,7 @@ REWRITE: Schema = {
     "rewriteToken": None,
     "resource": OBJECT,
 }
+BUCKETS: Schema = {"kind": None, "nextPageToken": None, "items": BUCKET}
 PERMISSIONS: Schema = {"kind": None, "permissions": None}
 
 

@@ -77,6 +77,7 @@ ROUTES = (
     _route("ResumableChunk", "PUT", _UPLOAD, _SESSION, uploadType="resumable"),
     _route("ResumableStatus", "PUT", _UPLOAD, _SESSION, uploadType="resumable"),
     _route("CancelResumable", "DELETE", _UPLOAD, _SESSION, uploadType="resumable"),
+    _route("ListBuckets", "GET", _BUCKETS, "project prefix pageToken maxResults projection"),
     _route("CreateBucket", "POST", _BUCKETS, "project projection"),
     _route("GetBucket", "GET", _BUCKET, f"projection {_CONDITIONS}"),
     _route("TestPermissions", "GET", f"{_BUCKET}/iam/testPermissions", "permissions"),

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
+
 from ..accounts import OWNER_ID
 from ..documents import MalformedDocument, document, group, parse, tag, timestamp
 from ..errors import S3Error
 from ..exchange import Request, xml_response
 from ..response import Response
 from ..store import DEFAULT_REGION, Bucket
+
+# S3 API reference, ListBuckets.
+_MAX_BUCKETS = 10_000
+# Makes every token begin with "+//+": a client that does not encode tokens in its query cannot get the next page.
+_TOKEN_MARK = b"\xfb\xff\xfe"
 
 
 def owner(name: str = "Owner") -> str:
@@ -16,11 +24,38 @@ def owner(name: str = "Owner") -> str:
 
 
 def list_buckets(request: Request) -> Response:
+    """Lists buckets by name: in pages if the request has max-buckets, otherwise all of them."""
+    query = request.query
+    after, prefix = _last_of(query.get("continuation-token")), query.get("prefix", "")
+    found = [each for each in request.state.buckets_by_name() if each.name > after and each.name.startswith(prefix)]
+    most = len(found)
+    if "max-buckets" in query:
+        most = request.count_parameter("max-buckets", _MAX_BUCKETS, min(_MAX_BUCKETS, request.state.limits.max_keys))
+        if most == 0:
+            raise S3Error("InvalidArgument", "max-buckets must be between 1 and 10000.")
     buckets = (
         group("Bucket", tag("Name", bucket.name), tag("CreationDate", timestamp(bucket.created_s)))
-        for bucket in request.state.buckets_by_name()
+        for bucket in found[:most]
     )
-    return xml_response(document("ListAllMyBucketsResult", owner(), group("Buckets", *buckets)))
+    token = tag("ContinuationToken", _token(found[most - 1].name)) if len(found) > most else ""
+    return xml_response(document("ListAllMyBucketsResult", owner(), group("Buckets", *buckets), token))
+
+
+def _token(name: str) -> str:
+    return base64.b64encode(_TOKEN_MARK + name.encode()[::-1]).decode()
+
+
+def _last_of(token: str | None) -> str:
+    """Returns the last bucket of the page before."""
+    if token is None:
+        return ""
+    try:
+        decoded = base64.b64decode(token, validate=True)
+    except binascii.Error:
+        decoded = b""
+    if not decoded.startswith(_TOKEN_MARK):
+        raise S3Error("InvalidArgument", "The continuation token provided is incorrect")
+    return decoded[len(_TOKEN_MARK) :][::-1].decode()
 
 
 def create_bucket(request: Request) -> Response:
