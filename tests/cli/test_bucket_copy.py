@@ -193,3 +193,25 @@ def test_mv_from_bucket_to_bucket_keeps_a_source_that_changed_meanwhile(cli, syn
     done = cli.run("mv", "-r", "--whole-bucket", synced, other_bucket.url)
     assert done.exit_code == 1 and "a.bin: kept, because it changed" in done.stderr
     assert bucket.keys() == ["x/a.bin"] and bucket.body("x/a.bin") == b"new"
+
+
+@pytest.mark.parametrize("command", [["cp", "-r"], ["sync"], ["mv", "-r"]], ids=["cp", "sync", "mv"])
+def test_objects_whose_keys_end_with_a_slash_are_copied_if_they_are_not_empty(cli, bucket, other_bucket, command):
+    before = {key: key.encode() for key in ("x/", "x/a", "x/s/", "x/s/b")} | {"x/empty/": b""}
+    for key, body in before.items():
+        bucket.write(key, body)
+    [record] = cli.records(*command, f"{bucket.url}/x/", f"{other_bucket.url}/z/")
+    assert record["files"] == 4
+    copied = {f"z/{key.removeprefix('x/')}": body for key, body in before.items() if body}
+    assert {key: other_bucket.body(key) for key in other_bucket.keys()} == copied
+    assert bucket.keys() == (["x/empty/"] if command[0] == "mv" else sorted(before))
+
+
+@pytest.mark.parametrize("command", [["cp", "-r"], ["sync"], ["mv", "-r"]], ids=["cp", "sync", "mv"])
+def test_an_object_that_cannot_be_a_file_is_a_failure_and_is_kept(cli, bucket, tmp_path, command):
+    for key in ("x/a", "x/s/", "x/s/b"):
+        bucket.write(key, key.encode())
+    done = cli.run(*command, f"{bucket.url}/x/", tmp_path / "z")
+    assert done.exit_code != 0 and "x/s/" in done.stderr
+    assert (tmp_path / "z/s/b").read_bytes() == b"x/s/b"
+    assert "x/s/" in bucket.keys()

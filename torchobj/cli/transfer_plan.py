@@ -154,12 +154,13 @@ def is_temporary(name: str) -> bool:
 def items(
     tree: Target, config: StoreConfig, glob: str | None = None, patterns: Sequence[Pattern] = ()
 ) -> Iterator[Item]:
-    """The files or objects of a folder, in the order of their names, without directory markers."""
+    """The files or objects of a folder, in the order of their names, without empty objects that mark folders."""
     store = Store(f"file://{tree.path}") if tree.is_local else Store(tree.url.base, config=config)
     prefix = "" if tree.is_local else tree.url.key
     for info in store.list(prefix, glob=glob):
         name = info.key.removeprefix(prefix)
-        if not name or name.endswith("/") or (tree.is_local and is_temporary(name)):
+        is_marker = info.size == 0 and (not name or name.endswith("/"))
+        if is_marker or (tree.is_local and is_temporary(name)):
             continue
         if selects(patterns, name):
             yield Item(name, info.size, info.version)
