@@ -170,7 +170,7 @@ WITHIN = {
 @pytest.mark.parametrize("make", WITHIN.values(), ids=WITHIN)
 @pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader], ids=["torchobj", "torch"])
 def test_workers_that_list_are_warned_of_once_in_all_epochs(folder, log_file, monkeypatch, kind, make, workers):
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
     inner = torchobj.ObjectMapDataset(folder, transform=number_of)
     data = make(inner)
     for _ in range(3):
@@ -192,8 +192,8 @@ def test_a_loader_lists_a_dataset_within_another_for_its_workers(folder, log_fil
 
 
 def test_each_kind_of_warning_is_logged_once(monkeypatch):
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
-    for kind in worker_process._KINDS:
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
+    for kind in ("announcement", "index", "listing", "mesh", "world size"):
         assert not worker_process.has_warned(kind)
         assert [worker_process.is_first_warning(kind) for _ in range(2)] == [True, False]
 
@@ -201,7 +201,7 @@ def test_each_kind_of_warning_is_logged_once(monkeypatch):
 def test_a_worker_that_lists_does_not_hide_that_another_dataset_reads_its_index(
     folder, log_file, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
     with tarfile.open(tmp_path / "a.tar", "w") as shard:
         shard.add(tmp_path / "objects" / "0.bin", "0.bin")
     objects = torchobj.ObjectMapDataset(folder, transform=number_of)
@@ -213,3 +213,41 @@ def test_a_worker_that_lists_does_not_hide_that_another_dataset_reads_its_index(
     log = log_file.read_text()
     assert log.count("each DataLoader worker lists the prefix itself") == 1
     assert log.count("each DataLoader worker reads the index itself") == 1
+
+
+def tar_of(path, *names):
+    with tarfile.open(path, "w") as shard:
+        for name in names:
+            shard.addfile(tarfile.TarInfo(name))
+
+
+def of_samples(url):
+    data = torchobj.TarMapDataset(url, decode={"jpg": bytes}, transform=lambda sample: len(sample["bin"]))
+    return Within(data, lambda each: each.held)
+
+
+def of_stream(url):
+    return Streaming(torchobj.TarIterableDataset(url, uneven="drop", transform=lambda sample: len(sample["bin"])))
+
+
+@pytest.mark.parametrize("kind", [torchobj.DataLoader, torch.utils.data.DataLoader], ids=["torchobj", "torch"])
+@pytest.mark.parametrize("make", [of_samples, of_stream])
+def test_what_workers_find_in_a_prefix_is_logged_once_in_all_epochs(tmp_path, log_file, monkeypatch, kind, make):
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
+    for folder in ("shards", "shards/_temporary", "others"):
+        (tmp_path / folder).mkdir()
+        tar_of(tmp_path / folder / "a.tar", *(f"{number}.bin" for number in range(COUNT)))
+        (tmp_path / folder / "a.tar.index.parquet").write_bytes(b"damaged")
+    for folder in ("shards", "others"):
+        for _ in range(3):
+            list(kind(make(f"{tmp_path.as_uri()}/{folder}/"), num_workers=2, multiprocessing_context="fork"))
+        if kind is torchobj.DataLoader:
+            continue
+        log = log_file.read_text()
+        assert log.count("names that begin with '_' or '.' skipped") == log.count("skipped") == 1
+        # Of each dataset, because the second one has other objects.
+        indexes = 1 + (folder == "others")
+        assert log.count("not a Parquet file") == indexes
+        assert log.count("decode has only jpg") == (indexes if make is of_samples else 0)
+    if kind is torchobj.DataLoader:
+        assert "each DataLoader worker" not in log_file.read_text()

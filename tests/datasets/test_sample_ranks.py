@@ -25,7 +25,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_warned(monkeypatch):
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
 
 
 @contextlib.contextmanager
@@ -288,5 +288,5 @@ def test_a_job_without_a_process_group_warns_once(folder, caplog, monkeypatch, w
     assert len(messages) == (1 if workers == 0 else 0)
     assert worker_process.has_warned("world size")
     assert all("WORLD_SIZE=2 is set" in each and "rank= and world_size=" in each for each in messages)
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
     assert not warnings_of(caplog, lambda: list(named(folder, rank=0, world_size=2)))

@@ -292,7 +292,7 @@ WARNS = [
 
 def _begin_log(file):
     """Logs to a file in a worker that is not forked. Workers of a forkserver share its state: nothing was warned yet."""
-    worker_process._warned = mmap.mmap(-1, 16)
+    worker_process._warned = mmap.mmap(-1, 1 << 16)
     logging.getLogger("torchobj").addHandler(logging.FileHandler(file))
 
 
@@ -311,7 +311,7 @@ def fresh_log(monkeypatch, tmp_path):
     """Resets the warnings as in a new process; the file receives the log of this process and its workers."""
     monkeypatch.setattr(lookahead_warning, "_disabled", False)
     monkeypatch.setattr(lookahead_warning, "_batches", 0)
-    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 16))
+    monkeypatch.setattr(worker_process, "_warned", mmap.mmap(-1, 1 << 16))
     logger, handler = logging.getLogger("torchobj"), logging.FileHandler(tmp_path.with_suffix(".log"))
     logger.addHandler(handler)
     yield Path(handler.baseFilename)

@@ -170,7 +170,8 @@ class Listing:
             if self._manifest is None:
                 if worker_process.is_first_to_repeat("listing"):
                     logger.warning(_BY_WORKERS, name, "lists the prefix" if self._file is None else "loads it")
-                found, agreement = manifest_broadcast.broadcast(name, self._load)
+                with worker_process.logged_once(f"listing of {name}"):
+                    found, agreement = manifest_broadcast.broadcast(name, self._load)
                 if self._url is None:
                     self._configs = _configs_of(found, self.config, self._parse)
                 self._manifest, self._agreement = found, agreement

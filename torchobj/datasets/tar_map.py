@@ -143,20 +143,25 @@ class TarMapDataset(ObjectDataset[Sample_co]):
                 "persistent_workers; call len(dataset) before the loop to do so once for all workers",
                 self.name,
             )
-        manifest, _ = manifest_broadcast.broadcast(f"the shards {self.name}", self._shards)
+        with worker_process.logged_once(f"index of {self.name}"):
+            manifest, _ = manifest_broadcast.broadcast(f"the shards {self.name}", self._shards)
 
-        def built() -> TarIndex:
-            index = TarIndex.load_or_build(manifest, self._given, self._config)
-            warn_of_decode(self._decode, index.fields, self.name)
-            return index
+            def built() -> TarIndex:
+                index = TarIndex.load_or_build(manifest, self._given, self._config)
+                warn_of_decode(self._decode, index.fields, self.name)
+                return index
 
-        index = manifest_broadcast.broadcast_value(f"the index of {self.name}", built, TarIndex.from_bytes)
-        return TarIndex.load_or_build(manifest, index)
+            index = manifest_broadcast.broadcast_value(f"the index of {self.name}", built, TarIndex.from_bytes)
+            return TarIndex.load_or_build(manifest, index)
 
     def _shards(self) -> Manifest:
         found = find_shards(self._urls, self._config)
         self._skipped = str(found)
         return found.manifest
+
+    @override
+    def _torchobj_prepare(self) -> None:
+        len(self)
 
     def __len__(self) -> int:
         """Number of samples."""

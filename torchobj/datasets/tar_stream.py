@@ -11,7 +11,7 @@ from torchobj import _torchobj
 from torchobj._torchobj import Buffer
 from torchobj.config import S3ClientConfig, StoreConfig
 from torchobj.config.checks import check
-from torchobj.datasets import manifest_broadcast
+from torchobj.datasets import manifest_broadcast, worker_process
 from torchobj.datasets.base import Sample_co
 from torchobj.datasets.errors import OnIterableError
 from torchobj.datasets.sample_ranks import SampleRanks
@@ -163,11 +163,11 @@ class TarIterableDataset(StreamDataset[Sample_co]):
 
     def _sample_index(self) -> TarIndex:
         if self._index is None:
-            self._index = manifest_broadcast.broadcast_value(
-                f"the index of {self._listing.name}",
-                lambda: TarIndex.load_or_build(self.manifest, None, self._listing.config),
-                TarIndex.from_bytes,
-            )
+            name = f"the index of {self._listing.name}"
+            with worker_process.logged_once(name):
+                self._index = manifest_broadcast.broadcast_value(
+                    name, lambda: TarIndex.load_or_build(self.manifest, None, self._listing.config), TarIndex.from_bytes
+                )
         return self._index
 
     @override

@@ -3,16 +3,22 @@ that the worker belongs to, and its exit when the trainer dies. The datasets dec
 and its workers have warned of.
 """
 
+import contextlib
 import functools
+import logging
 import mmap
 import multiprocessing
 import multiprocessing.context
 import os
 import signal
 import threading
-from typing import Literal, NamedTuple
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch.utils.data
+
+logger = logging.getLogger("torchobj")
 
 
 class Rank(NamedTuple):
@@ -27,32 +33,49 @@ def in_worker() -> bool:
     return torch.utils.data.get_worker_info() is not None
 
 
-#: What is warned of once in a process and the workers that it forks; each has a flag of its own.
-Warned = Literal["announcement", "index", "listing", "mesh", "world size"]
-_KINDS: tuple[Warned, ...] = ("announcement", "index", "listing", "mesh", "world size")
-
-#: Whether each was warned of; shared with forked workers, of which there are new ones each epoch.
-_warned = mmap.mmap(-1, len(_KINDS))
+#: Whether there was a warning, by a checksum of what it is about; shared with forked workers, which are new each epoch.
+_warned = mmap.mmap(-1, 1 << 16)
 
 
-def has_warned(of: Warned) -> bool:
+def has_warned(of: str) -> bool:
     """Whether `is_first_warning` was called with this argument, in this process or one that shares its memory."""
-    return bool(_warned[_KINDS.index(of)])
+    return bool(_warned[zlib.crc32(of.encode()) % len(_warned)])
 
 
-def is_first_warning(of: Warned) -> bool:
+def is_first_warning(of: str) -> bool:
     """Whether `has_warned` was False; it is True from now on."""
     is_first = not has_warned(of)
-    _warned[_KINDS.index(of)] = 1
+    _warned[zlib.crc32(of.encode()) % len(_warned)] = 1
     return is_first
 
 
-def is_first_to_repeat(what: Warned) -> bool:
+def is_first_to_repeat(what: str) -> bool:
     """Whether this is the first worker of a loader, and that of no other loader has called this before. To be called
     where each worker repeats what its parent should have done for all of them.
     """
     info = torch.utils.data.get_worker_info()
     return info is not None and info.id == 0 and is_first_warning(what)
+
+
+class _NothingLogged(logging.Filter):
+    """Drops every message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  the base's argument
+        return False
+
+
+@contextlib.contextmanager
+def logged_once(what: str) -> Iterator[None]:
+    """Within the block, of the workers that repeat `what` only the first one logs, as `is_first_to_repeat` says."""
+    if not in_worker() or is_first_to_repeat(what):
+        yield
+        return
+    nothing = _NothingLogged()
+    logger.addFilter(nothing)
+    try:
+        yield
+    finally:
+        logger.removeFilter(nothing)
 
 
 def is_pickling_for_spawn() -> bool:
