@@ -1,5 +1,7 @@
 """A save deletes what killed saves left a day ago, and nothing else."""
 
+import dataclasses
+import datetime
 import os
 
 import pytest
@@ -83,6 +85,7 @@ def test_the_data_of_committed_steps_and_of_other_programs_stay(url, left, tmp_p
             other.parent.mkdir(exist_ok=True)
             other.write_text("mine")
             aged(other, 3 * DAY_S)
+    with CheckpointManager(url, keep_last=None) as manager:
         manager.save(4, state())
         assert manager.steps() == [1, 2, 4]
         assert manager.restore(1)["x"].tolist() == [1.0] * 4
@@ -129,3 +132,40 @@ def test_a_running_save_of_this_process_is_kept(url, left):
     with CheckpointManager(url) as manager, leftovers.under_way(attempt):
         manager.save(1, state())
     assert running.exists()
+
+
+def test_nothing_is_deleted_if_the_listing_of_commits_is_old(url, left, tmp_path, monkeypatch):
+    with CheckpointManager(url, keep_last=None) as manager:
+        manager.save(1, state())
+        manager.save(2, state())
+    for path in (tmp_path / "run").rglob("*.pt"):
+        aged(path, 3 * DAY_S)
+    (tmp_path / "run/commits/000000000002.json").write_text("damaged")
+    expired = left(Attempt.new(7), "state.pt", 2 * DAY_S)
+    monkeypatch.setattr(Commits, "_commit_objects", lambda _: [])
+    with CheckpointManager(url, keep_last=None) as manager:
+        manager.save(3, state())
+    assert not expired.exists()
+    assert len(list((tmp_path / "run/steps").rglob("*.pt"))) == 3
+
+
+def test_times_of_the_year_one_do_not_fail_a_save(monkeypatch):
+    # The zero time of Go, which some gateways list.
+    listed, zero = Commits.objects, datetime.datetime(1, 1, 1, tzinfo=datetime.UTC)
+    monkeypatch.setattr(
+        Commits,
+        "objects",
+        lambda self, below: [dataclasses.replace(info, last_modified=zero) for info in listed(self, below)],
+    )
+    with CheckpointManager("memory://zero/run") as manager:
+        manager.save(1, state())
+        assert manager.steps() == [1]
+
+
+def test_the_first_save_of_a_manager_lists_the_objects_of_all_steps(bucket, config, control):
+    with CheckpointManager(f"{bucket.url}/run", keep_last=None, config=config) as manager:
+        for step, expected in ((1, 1), (2, 0)):
+            control.clear_requests()
+            manager.save(step, state())
+            listed = [each.target for each in control.requests("ListObjectsV2")]
+            assert sum(target.endswith("steps%2F") for target in listed) == expected

@@ -307,3 +307,33 @@ def test_a_state_with_an_invalid_flag_is_refused(folder, value):
     samples = samples_of(folder)
     with pytest.raises(torchobj.exceptions.ConfigError, match="epoch_is_set of the state"):
         samples.load_state_dict(samples.state_dict() | {"epoch_is_set": value})
+
+
+def test_an_epoch_that_is_set_after_an_iterator_was_created_is_kept(folder):
+    reference = samples_of(folder)
+    reference.set_epoch(7)
+    expected = numbers(torchobj.DataLoader(reference, batch_size=10))
+    samples = samples_of(folder)
+    passes = torchobj.DataLoader(samples, batch_size=10)
+    iterator = iter(passes)
+    samples.set_epoch(7)
+    next(iterator)
+    assert numbers(passes) == expected
+
+
+def test_a_loop_that_seeds_torch_before_each_epoch_has_the_next_order(folder):
+    samples, found = samples_of(folder), []
+    for _ in range(3):
+        torch.manual_seed(0)
+        found.append(tuple(numbers(DataLoader(samples, batch_size=10, num_workers=2, multiprocessing_context="fork"))))
+    assert len(set(found)) == 3
+
+
+def test_an_iterator_that_is_used_late_does_not_set_the_count_back(folder):
+    samples = samples_of(folder)
+    first, second = (torchobj.DataLoader(samples, batch_size=10) for _ in range(2))
+    late = iter(first)
+    found = [tuple(numbers(second)) for _ in range(3)]
+    next(late)
+    found.append(tuple(numbers(second)))
+    assert len(set(found)) == 4

@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 
+from torchobj.datasets import worker_process
 from torchobj.datasets.shared_values import SharedCounter, SharedEpoch
 
 ADDED = 2000
@@ -60,6 +61,39 @@ def test_a_copy_in_a_process_that_is_no_worker_counts_for_itself():
     assert queue.get() == 2
     process.join()
     assert (counter.total(), copy.total()) == (1, 2)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_ranks_that_are_started_by_multiprocessing_count_for_themselves(method):
+    counter, context = SharedCounter(), multiprocessing.get_context(method)
+    queue = context.Queue()
+    for _ in range(2):
+        rank = context.Process(target=add_and_return_total, args=(counter, queue))
+        rank.start()
+        assert queue.get() == 1
+        rank.join()
+    assert counter.total() == 0
+
+
+def begin_passes(epoch, loader, together, queue):
+    worker_process.in_worker = lambda: True
+    found = []
+    for number in range(200):
+        together.wait(30)
+        found.append(epoch.of_pass(hash((loader, number)), 2))
+    queue.put((loader, found))
+
+
+def test_the_workers_of_loaders_that_start_at_once_agree_on_each_epoch():
+    epoch, context = SharedEpoch(), multiprocessing.get_context("fork")
+    queue, together = context.Queue(), context.Barrier(4)
+    workers = [context.Process(target=begin_passes, args=(epoch, loader, together, queue)) for loader in (1, 2) * 2]
+    for worker in workers:
+        worker.start()
+    found = sorted(queue.get() for _ in workers)
+    assert found[0] == found[1] and found[2] == found[3]
+    for worker in workers:
+        worker.join()
 
 
 def test_each_kind_of_warning_has_a_flag_of_its_own():

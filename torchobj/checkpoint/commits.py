@@ -78,6 +78,8 @@ class Commits:
         self._has_buckets = parsed.scheme in CLOUD_SCHEMES
         self._is_delete_conditional: bool | None = None if self._has_buckets else True
         self._warned: set[str] = set()
+        #: Whether a save has deleted what killed saves left.
+        self.is_swept = False
         #: Commit objects that were read, by step, with their version. They never change, but may be replaced.
         self._known: dict[int, tuple[str | None, Commit]] = {}
 

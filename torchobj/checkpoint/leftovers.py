@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from torchobj.checkpoint.commit_format import Attempt
-from torchobj.checkpoint.commits import Commits
+from torchobj.checkpoint.commits import Commits, UnreadableCommitError
 from torchobj.checkpoint.server import time_of_store
+from torchobj.exceptions import ObjectNotFoundError
 from torchobj.store import UnfinishedUpload
 
 __all__ = ["Leftover", "leftovers", "sweep", "sweep_expired", "under_way"]
@@ -124,7 +125,7 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
     """Deletes the leftovers of attempts whose newest object is a day older than that of `attempt`, which was committed.
 
     Both times are those of the store's listing. Attempts with an unfinished upload are kept: the times of its parts are
-    not known, and it may be of a slow save.
+    not known, and it may be of a slow save. Once for each `commits`: later leftovers are of processes that run now.
 
     Returns:
         The deleted leftovers.
@@ -132,6 +133,9 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
     Raises:
         StoreError: The store cannot be listed, or an object cannot be deleted.
     """
+    if commits.is_swept:
+        return []
+    commits.is_swept = True
     newest: dict[Attempt | None, datetime.datetime] = {}
     for info in commits.objects("steps/"):
         if info.last_modified is not None:
@@ -139,15 +143,29 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
             newest[owner] = max(info.last_modified, newest.get(owner, info.last_modified))
     if attempt not in newest:
         return []
-    limit = newest[attempt] - _EXPIRED_AFTER
-    expired = {owner for owner, time in newest.items() if owner not in (None, attempt) and time <= limit}
+    expired = {owner for owner, time in newest.items() if owner and newest[attempt] - time >= _EXPIRED_AFTER}
+    # A listing may be old, as that of a gateway with a cache: each commit object is read.
+    expired = {owner for owner in expired if not _may_be_committed(commits, owner)}
     if not expired:
         return []
     left = [item for item in leftovers(commits) if Attempt.of_key(item.key) in expired]
-    kept = {_owner(item) for item in left if item.upload or item.modified is None or item.modified > limit}
+    kept = {
+        _owner(item)
+        for item in left
+        if item.upload or item.modified is None or newest[attempt] - item.modified < _EXPIRED_AFTER
+    }
     old = [item for item in left if _owner(item) not in kept]
     commits.delete_objects(item.key for item in old)
     return old
+
+
+def _may_be_committed(commits: Commits, attempt: Attempt) -> bool:
+    try:
+        return commits.read(attempt.step).attempt == attempt
+    except ObjectNotFoundError:
+        return False
+    except UnreadableCommitError:
+        return True
 
 
 def _owner(item: Leftover) -> Attempt | str:

@@ -233,7 +233,7 @@ class PassDataset(torch.utils.data.IterableDataset[Sample_co]):
             return self._epoch.next()
         self._begun += 1
         # The seed of a pass, to which torch adds the number of the worker; persistent workers keep it.
-        return self._epoch.of_pass(hash((info.seed - info.id, self._begun)) or 1)
+        return self._epoch.of_pass(hash((info.seed - info.id, self._begun)) or 1, info.num_workers)
 
     def _is_within_wrapper(self) -> bool:
         """Whether a loader of another library iterates over a dataset that contains this one."""

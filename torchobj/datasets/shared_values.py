@@ -2,14 +2,16 @@
 
 import contextlib
 import fcntl
+import functools
+import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
 
-import torch
-import torch.utils.data
+import numpy as np
+import numpy.typing as npt
 
 from torchobj.datasets import worker_process
 from torchobj.datasets.descriptors import Descriptors
@@ -19,37 +21,46 @@ Warned = Literal["division", "uneven", "repeated", "no samples"]
 _KINDS: tuple[Warned, ...] = ("division", "uneven", "repeated", "no samples")
 
 #: Positions of the values of an epoch: its number, whether a pass of it has begun, whether it was set, the flag of each
-#: kind of warning, and the identities of the most recent passes of workers, followed by their epochs.
+#: kind of warning, and the most recent passes of workers: tag, epoch, and number of workers that have not begun it.
 _EPOCH, _BEGUN, _IS_SET, _WARNED = range(4)
-_TAGS = _WARNED + len(_KINDS)
-_RECENT = 8
+_PASSES = _WARNED + len(_KINDS)
+_RECENT = 64
 
 
-class _SharedValues:
-    """Integers in memory shared by the process that created them and its DataLoader workers.
+class _Shared:
+    """What the process that created it and its DataLoader workers share, in a file without a name.
 
-    Any other process that receives a copy, such as a rank of `mp.spawn`, gets integers of its own.
+    Any other process that receives a copy, such as a rank of `mp.spawn`, gets a file of its own.
     """
 
-    def __init__(self, numbers: list[int]) -> None:
-        self._process = os.getpid()
-        self._numbers = _in_shared_memory(numbers)
+    def __init__(self, content: bytes) -> None:
+        self._process, self._file = os.getpid(), _File.with_content(content)
 
-    def _values(self) -> torch.Tensor:
+    def _own(self) -> "_File":
         if self._process != os.getpid() and not worker_process.in_worker():
-            self._numbers, self._process = _in_shared_memory(self._numbers.tolist()), os.getpid()
-        return self._numbers
+            self._process, self._file = os.getpid(), _File.with_content(self._file.content())
+        return self._file
 
     def __getstate__(self) -> dict[str, Any]:
         if worker_process.is_pickling_for_spawn():
-            return self.__dict__
-        return {"numbers": self._values().tolist()}
+            return {"process": self._process, "descriptors": Descriptors.to_new_process(self._own().descriptor)}
+        return {"content": self._own().content()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "numbers" in state:
-            self._process, self._numbers = os.getpid(), _in_shared_memory(state["numbers"])
+        if "content" in state:
+            self._process, self._file = os.getpid(), _File.with_content(state["content"])
         else:
-            self.__dict__.update(state)
+            self._process, self._file = state["process"], _File(*state["descriptors"].copies())
+
+
+class _SharedValues(_Shared):
+    """Integers of a process and its workers."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        super().__init__(np.array(numbers, np.int64).tobytes())
+
+    def _values(self) -> npt.NDArray[np.int64]:
+        return self._own().numbers
 
 
 class SharedNumber(_SharedValues):
@@ -72,12 +83,11 @@ class SharedEpoch(_SharedValues):
     passes until another one is set. Also which warnings one of them has logged.
 
     All workers of a pass must have its number. Where no loader of torchobj tells them, each determines it: the first
-    one takes the next number and records it with the identity of the pass. Nothing locks: workers that start a pass at
-    the same time record the same.
+    one takes the next number and records it with the identity of the pass.
     """
 
     def __init__(self) -> None:
-        super().__init__([0] * (_TAGS + 2 * _RECENT))
+        super().__init__([0] * (_PASSES + 3 * _RECENT))
 
     def get(self) -> int:
         """The epoch that was set, or that of the pass that was counted last."""
@@ -89,26 +99,31 @@ class SharedEpoch(_SharedValues):
         return int(numbers[_EPOCH]) + int(numbers[_BEGUN] and not numbers[_IS_SET])
 
     def begin(self, epoch: int) -> None:
-        """Counts a pass of this epoch."""
+        """Counts a pass of this epoch, unless an epoch was set, or later passes were counted, meanwhile."""
         numbers = self._values()
-        numbers[_EPOCH], numbers[_BEGUN] = epoch, 1
+        if not numbers[_IS_SET] and epoch >= numbers[_EPOCH]:
+            numbers[_EPOCH], numbers[_BEGUN] = epoch, 1
 
-    def of_pass(self, tag: int) -> int:
-        """The epoch of a pass of several workers, which the first of them counts. `tag` identifies it, and is not 0."""
-        numbers = self._values()
-        # Read before the tags: once it counts the pass, its tag is there.
-        epoch = self.next()
-        tags = numbers[_TAGS : _TAGS + _RECENT].tolist()
-        if tag in tags:
-            epoch = int(numbers[_TAGS + _RECENT + tags.index(tag)])
-        else:
-            # Passes that run at the same time have different places, unless an epoch is set, which is that of all.
-            place = _TAGS + epoch % _RECENT
-            numbers[place + _RECENT] = epoch
-            numbers[place] = tag
-        if epoch >= numbers[_EPOCH]:
-            self.begin(epoch)
-        return epoch
+    def of_pass(self, tag: int, workers: int) -> int:
+        """The epoch of a pass of several workers, which the first of them counts.
+
+        Args:
+            tag: Identifies the pass, and is not 0. Loops that seed torch have the same one in each pass: it is another
+                pass once all workers have begun the one before.
+            workers: Number of workers.
+        """
+        with self._own().locked():
+            numbers = self._values()
+            begun = numbers[_PASSES:].reshape(_RECENT, 3)
+            found = np.flatnonzero((begun[:, 0] == tag) & (begun[:, 2] > 0))
+            if not len(found):
+                epoch = self.next()
+                begun[1:] = begun[:-1].copy()
+                begun[0] = tag, epoch, workers
+                self.begin(epoch)
+                found = np.array([0])
+            begun[found[0], 2] -= 1
+            return int(begun[found[0], 1])
 
     @property
     def is_set(self) -> bool:
@@ -118,7 +133,7 @@ class SharedEpoch(_SharedValues):
     def set(self, number: int, *, is_set: bool = True) -> None:
         """Sets the epoch of the next passes; without `is_set` of the next pass only."""
         numbers = self._values()
-        numbers[_TAGS:] = 0
+        numbers[_PASSES:] = 0
         numbers[_EPOCH], numbers[_BEGUN], numbers[_IS_SET] = number, 0, is_set
 
     def is_first_warning(self, of: Warned) -> bool:
@@ -129,15 +144,14 @@ class SharedEpoch(_SharedValues):
         return bool(is_first)
 
 
-class SharedCounter:
-    """A counter of a process and its workers: the length of a file without a name, to which each appends a byte.
+class SharedCounter(_Shared):
+    """A counter of a process and its workers: the length of a file, to which each appends a byte.
 
-    The system appends one byte after the other, in any number of processes and threads, and without a lock that a
-    killed worker would leave locked. Any other process that receives a copy gets a counter of its own.
+    The system appends one byte after the other, in any number of processes and threads, and without a lock.
     """
 
-    def __init__(self, count: int = 0) -> None:
-        self._process, self._file = os.getpid(), _File.of_length(count)
+    def __init__(self) -> None:
+        super().__init__(b"")
 
     def add(self) -> None:
         """Adds one, also to the counter of the loader that reads."""
@@ -149,21 +163,6 @@ class SharedCounter:
     def total(self) -> int:
         """The sum over all processes."""
         return self._own().length()
-
-    def _own(self) -> "_File":
-        if self._process != os.getpid() and not worker_process.in_worker():
-            self._file, self._process = _File.of_length(self._file.length()), os.getpid()
-        return self._file
-
-    def __getstate__(self) -> dict[str, Any]:
-        if worker_process.is_pickling_for_spawn():
-            return {"descriptors": Descriptors.to_new_process(self._own().descriptor)}
-        return {"count": self.total()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._process = os.getpid()
-        sent = state.get("descriptors")
-        self._file = _File.of_length(state["count"]) if sent is None else _File(*sent.copies())
 
 
 #: The counter of the loader for which this thread reads.
@@ -197,13 +196,13 @@ class _File:
         self.descriptor = descriptor
 
     @classmethod
-    def of_length(cls, length: int) -> "_File":
+    def with_content(cls, content: bytes) -> "_File":
         try:
-            file = cls(os.memfd_create("torchobj-counter"))
+            file = cls(os.memfd_create("torchobj-shared"))
         except (AttributeError, OSError):  # Not Linux, or forbidden by a sandbox.
             with tempfile.TemporaryFile() as unnamed:
                 file = cls(os.dup(unnamed.fileno()))
-        os.ftruncate(file.descriptor, length)
+        os.write(file.descriptor, content)
         flags = fcntl.fcntl(file.descriptor, fcntl.F_GETFL)
         fcntl.fcntl(file.descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
         return file
@@ -211,12 +210,23 @@ class _File:
     def length(self) -> int:
         return os.fstat(self.descriptor).st_size
 
+    def content(self) -> bytes:
+        return os.pread(self.descriptor, self.length(), 0)
+
+    @functools.cached_property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The content as integers, in the memory of the file."""
+        return np.frombuffer(mmap.mmap(self.descriptor, self.length()), np.int64)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Excludes other processes. The system unlocks the file of a process that is killed."""
+        fcntl.lockf(self.descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         # Bound, because modules are cleared before the last objects at the end of the interpreter.
         close(self.descriptor)
-
-
-def _in_shared_memory(numbers: list[int]) -> torch.Tensor:
-    tensor = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-    tensor.share_memory_()
-    return tensor
