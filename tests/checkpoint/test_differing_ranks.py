@@ -1,5 +1,7 @@
 """States that differ among ranks: each object is restored as one rank had it, never as a mixture of several ranks."""
 
+import logging
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -173,6 +175,30 @@ def test_another_number_of_ranks_is_refused_by_name(results, name):
         restored_by_one(url, sharded, name)
     with CheckpointManager(url, sharded=sharded) as manager:
         assert manager.restore(list(KINDS).index(name), into={"rest": 0}) == {"rest": 3}
+
+
+def save_losses(rank, url):
+    dist.init_process_group("gloo")
+    texts, handler = [], logging.Handler()
+    handler.emit = lambda record: texts.append(record.getMessage())
+    logging.getLogger("torchobj").addHandler(handler)
+    with CheckpointManager(url) as manager:
+        for step in range(2):
+            manager.save(step, {"model": torch.nn.Linear(2, 2), "loss": 0.5 + rank})
+    return texts
+
+
+def test_a_value_that_differs_is_named_once_when_it_is_saved_and_when_another_number_of_ranks_restores_it(tmp_path):
+    url = f"file://{tmp_path}"
+    [text], others = run_ranks(save_losses, url)
+    assert text.startswith("loss differs among the ranks, and is saved for each of them")
+    assert others == []
+    with CheckpointManager(url) as manager:
+        with pytest.raises(
+            exceptions.CheckpointError, match="loss was saved by 2 ranks.* pass into=, and leave it out"
+        ):
+            manager.restore()
+        assert list(manager.restore(into={"model": torch.nn.Linear(2, 2)})) == ["model"]
 
 
 def with_shards(rank, url):

@@ -3,10 +3,12 @@
 import dataclasses
 import datetime
 import os
+import time
 
 import pytest
 import torch
 
+import torchobj
 from torchobj import exceptions
 from torchobj.checkpoint import CheckpointManager, leftovers
 from torchobj.checkpoint.commit_format import Attempt
@@ -169,3 +171,36 @@ def test_the_first_save_of_a_manager_lists_the_objects_of_all_steps(bucket, conf
             manager.save(step, state())
             listed = [each.target for each in control.requests("ListObjectsV2")]
             assert sum(target.endswith("steps%2F") for target in listed) == expected
+
+
+def test_a_slow_save_that_is_writing_a_file_keeps_everything(tmp_path):
+    # On a file store; on S3 and Google Cloud Storage its upload is found.
+    slow = Attempt.new(7)
+    first = tmp_path / slow.folder / "__0_0.distcp"
+    first.parent.mkdir(parents=True)
+    first.write_bytes(b"data")
+    os.utime(first, (time.time() - 2 * DAY_S,) * 2)
+    with torchobj.open(f"file://{tmp_path}/{slow.folder}__1_0.distcp", "wb") as file:
+        file.write(b"x" * (40 << 20))
+        with CheckpointManager(f"file://{tmp_path}") as manager:
+            manager.save(1, state())
+    assert first.exists()
+
+
+def test_the_unfinished_upload_of_a_file_is_found_from_its_folder(tmp_path):
+    # Written with the root "/", as torchobj.open and torchobj.save do, and listed with the root of the folder.
+    with torchobj.open(f"file://{tmp_path}/steps/x", "wb") as file:
+        file.write(b"x" * (40 << 20))
+        assert len(torchobj.Store(f"file://{tmp_path}").unfinished_uploads("steps/")) == 1
+
+
+def test_the_data_of_a_replaced_step_whose_commit_cannot_be_read_is_left_for_sweep(url, tmp_path, caplog):
+    with CheckpointManager(url) as manager:
+        manager.save(1, state())
+    [old] = (tmp_path / "run/steps").rglob("*.pt")
+    aged(old, 2 * DAY_S)
+    (tmp_path / "run/commits/000000000001.json").write_text('{"version": 2}')
+    with CheckpointManager(url) as manager:
+        manager.save(1, state(), overwrite=True)
+    assert "the data of the old step is left for sweep()" in caplog.text
+    assert old.exists()

@@ -172,6 +172,22 @@ def test_rank_0_may_begin_a_pass_alone(filled):
     assert run_ranks(alone_first, filled.name, filled.config) == [15, 15]
 
 
+def rank_0_begins_no_pass(rank, bucket, config):
+    dist.init_process_group("gloo")
+    waits = []
+    for _ in range(3):
+        data = kind_of("iterable", bucket, config)
+        len(data.manifest)
+        manifest_broadcast._PASS_S = 0.1 if not waits else 1000.0
+        waits.append(len(list(data)) if rank == 1 else 5)
+    dist.barrier()
+    return waits
+
+
+def test_a_rank_waits_once_for_one_that_begins_no_pass(filled):
+    assert run_ranks(rank_0_begins_no_pass, filled.name, filled.config) == [[5, 5, 5], [5, 5, 5]]
+
+
 def only_rank_1(rank, bucket, config):
     dist.init_process_group("gloo")
     manifest_broadcast._PASS_S = 0.2

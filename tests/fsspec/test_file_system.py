@@ -622,3 +622,14 @@ def test_threads_create_list_and_remove_folders(files, monkeypatch):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(use, range(8)))
     assert len(files._created_folders) <= 50 + 8
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "bz2", "xz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_a_text_begins_with_the_mark_of_its_encoding_and_has_no_other(files, compression, encoding):
+    path = "files/marked"
+    for mode in ("w", "a"):
+        with files.open(path, mode, encoding=encoding, compression=compression) as file:
+            file.write("abc")
+    with files.open(path, "rb", compression=compression) as file:
+        assert file.read() == "abcabc".encode(encoding)

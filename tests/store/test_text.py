@@ -134,3 +134,20 @@ def test_a_buffer_is_decoded_as_bytes_are(arguments):
         assert decoded(torchobj.Buffer(data), arguments) == decoded(data, arguments)
     assert torchobj.Buffer(b"").decode() == ""
     assert torchobj.Buffer("aä".encode()).view(1, 3).decode() == "ä"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig", "utf-16-be"])
+@pytest.mark.parametrize("texts", [[], ["", "abc", "d"]])
+def test_a_text_begins_with_the_mark_of_its_encoding(store, tmp_path, encoding, texts):
+    with (
+        store.open("new.txt", "w", encoding=encoding) as file,
+        open(tmp_path / "a", "w", encoding=encoding) as expected,
+    ):
+        for text in texts:
+            assert file.write(text) == expected.write(text)
+    assert bytes(store.get("new.txt")) == (tmp_path / "a").read_bytes()
+
+
+def test_a_mode_that_is_no_text_is_refused(store):
+    with pytest.raises(exceptions.ConfigError, match="mode=None"):
+        store.open("new.txt", None)

@@ -3,6 +3,7 @@
 `ObjectReader` is written in Rust. Does not import torch, but recognises the output of a `torch.save` that failed.
 """
 
+import codecs
 import io
 import logging
 from types import TracebackType
@@ -272,6 +273,18 @@ class TextFile(io.TextIOWrapper):
     As with `ObjectWriter`, the object does not appear if the `with` block raises, or if the file is dropped unclosed.
     """
 
+    def __init__(self, file: Any, encoding: str | None = None, *arguments: Any, **named: Any) -> None:
+        super().__init__(file, encoding, *arguments, **named)
+        #: What precedes the first text; io.TextIOWrapper writes it to seekable files only.
+        self._mark = "".encode(self.encoding) if codecs.lookup(self.encoding).name in ("utf-16", "utf-32") else b""
+
+    def write(self, text: str, /) -> int:
+        """Writes text, and returns its number of characters."""
+        if text and self._mark:
+            self.buffer.write(self._mark)
+            self._mark = b""
+        return super().write(text)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -368,7 +381,7 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
         >>> open("memory://example/x.bin", "r").read()
         'four'
     """
-    binary = mode if mode.endswith("b") else f"{mode.removesuffix('t')}b"
+    binary = f"{mode}" if f"{mode}".endswith("b") else f"{mode}".removesuffix("t") + "b"
     if binary not in ("rb", "wb", "xb"):
         raise ConfigError(f"mode={mode!r}: must be rb, wb or xb, or r, w or x for text")
     if binary != "wb" and (if_version is not None or (binary == "rb" and overwrite is not True)):

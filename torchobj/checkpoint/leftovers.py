@@ -144,6 +144,8 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
     if attempt not in newest:
         return []
     expired = {owner for owner, time in newest.items() if owner and newest[attempt] - time >= _EXPIRED_AFTER}
+    # The data of a step that was replaced although its commit could not be read is left for `sweep`.
+    expired = {owner for owner in expired if owner.step != attempt.step}
     # A listing may be old, as that of a gateway with a cache: each commit object is read.
     expired = {owner for owner in expired if not _may_be_committed(commits, owner)}
     if not expired:

@@ -46,6 +46,8 @@ _CONTAINERS = (dict, collections.OrderedDict, collections.Counter, list, tuple, 
 #: The only key of a dict with the states of all ranks, which are in a tuple: a distributed checkpoint keeps a tuple as
 #: one value.
 _RANKS = "torchobj_states_of_ranks"
+#: Names of values that differed among ranks.
+_warned: set[str] = set()
 #: The rank in the state of a sampler; its loader compares it where it matters.
 _RANK = "rank"
 #: In place of a value that is None, because None stands for a rank without a value.
@@ -247,6 +249,10 @@ def gathered(taken: State, ranks: Ranks) -> State:
     states = ranks.gather({path: _at(tree, path) for path in kept}, on_first=True)
     for path in kept:
         count = sum(path in of_rank for of_rank in loaders)
+        if not count and ranks.is_first and (name := name_of(path)) not in _warned:
+            _warned.add(name)
+            message = "%s differs among the ranks, and is saved for each of them: another number of ranks restores none"
+            logger.warning(message, name)
         if 0 < count < ranks.count:
             message = "%s: given by %d of %d ranks; the others will restore the state of the first of these"
             logger.warning(message, name_of(path), count, ranks.count)
@@ -335,9 +341,11 @@ def _own(states: Any, ranks: Ranks, source: str, names: Any) -> Any:
     path: Path = ()
     while names is not None:
         path, names = (names[0], *path), names[1]
+    is_loader = isinstance(given[0], Mapping) and "within_epoch" in given[0]
+    advice = "; the loader of an ElasticDistributedSampler has one state for all ranks" if is_loader else ""
     raise CheckpointError(
         f"{source}: {name_of(path[1:]) or 'the state'} was saved by {len(given)} ranks, each its own, and there are "
-        f"{ranks.count}: leave it out of into; the loader of an ElasticDistributedSampler has one state for all ranks"
+        f"{ranks.count}: pass into=, and leave it out there{advice}"
     )
 
 

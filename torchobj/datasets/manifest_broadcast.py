@@ -73,6 +73,8 @@ class _Job:
         self.unconfirmed: dict[str, str] = {}
         #: Number of passes that confirmed each name.
         self.passes: collections.Counter[str] = collections.Counter()
+        #: Whether to wait for rank 0 to begin a pass: until it has not done so once.
+        self.waits = True
 
     def key_of(self, name: str, kind: str, number: int) -> str:
         digest = hashlib.sha256(name.encode()).hexdigest()[:16]
@@ -304,7 +306,8 @@ def _mismatch(name: str, verb: str, of_rank: tuple[int, str], of_first: str, adv
 def confirm() -> None:
     """Compares what this rank uses with what rank 0 uses, when a pass begins: each use once. Nothing outside of a job.
 
-    Rank 0 does not wait, so that it can begin a pass alone. The others wait for it, up to 20 seconds.
+    Rank 0 does not wait, so that it can begin a pass alone. The others wait for it, until it has not begun one within
+    20 seconds.
 
     Raises:
         ManifestMismatchError: A rank uses another listing than rank 0, which is raised on the later one of both.
@@ -324,12 +327,13 @@ def confirm() -> None:
                 if theirs != mine:
                     raise _mismatch(name, "uses", (int(rank), theirs), mine, advice)
             continue
-        deadline = time.monotonic() + _PASS_S
+        deadline = time.monotonic() + _PASS_S * job.waits
         while not job.store.check([key]) and time.monotonic() < deadline:
             time.sleep(0.01)
         if not job.store.check([key]):
             job.store.set(f"{key}/unconfirmed", f"{job.rank} {mine}")
             if not job.store.check([key]):
+                job.waits = False
                 logger.info("%s: rank 0 has not begun a pass within %s s", name, _PASS_S)
                 continue
         theirs = job.store.get(key).decode()

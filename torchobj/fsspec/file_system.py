@@ -20,7 +20,7 @@ from torchobj.exceptions import (
     UnsupportedError,
 )
 from torchobj.fsspec.copies import Copies
-from torchobj.fsspec.files import BlockFile, CompressedFile, TextFile, TransactionFile, file_entry, folder_entry
+from torchobj.fsspec.files import BlockFile, CompressedFile, TransactionFile, TransactionText, file_entry, folder_entry
 from torchobj.fsspec.gcsfs_options import GCSFS_OPTIONS, gcsfs_config
 from torchobj.fsspec.instances import CachedByConfig
 from torchobj.fsspec.listings import Listings
@@ -266,12 +266,15 @@ class ObjectFileSystem(Listings, ManyObjects, Transfers, Copies, metaclass=Cache
         compression = get_compression(path, kwargs.pop("compression", None))
         binary = mode if "b" in mode else f"{mode.replace('t', '')}b"
         file = super().open(path, binary, **{name: value for name, value in kwargs.items() if name not in _HINTS})
+        is_appended = binary == "ab" and file.tell() > 0
         if compression is not None:
             compressed = compr[compression](file, mode=binary[0])
             file = CompressedFile(compressed, file) if isinstance(file, TransactionFile) else compressed
         if "b" in mode:
             return file
-        return io.TextIOWrapper(file, **text) if binary == "rb" else TextFile(file, **text)
+        if binary == "rb":
+            return io.TextIOWrapper(file, **text)
+        return TransactionText(file, is_appended=is_appended, **text)
 
     def _open(
         self,

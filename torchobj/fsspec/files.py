@@ -9,7 +9,7 @@ from typing import Any
 
 import fsspec.spec as package  # type: ignore[import-untyped]
 
-from torchobj.checkpoint.files import ObjectWriter
+from torchobj.checkpoint.files import ObjectWriter, TextFile
 from torchobj.store import ObjectInfo
 
 __all__ = ["BlockFile", "CompressedFile", "TextFile", "TransactionFile", "file_entry", "folder_entry"]
@@ -156,12 +156,14 @@ class CompressedFile(io.BufferedIOBase):
             self._file.__del__()
 
 
-class TextFile(io.TextIOWrapper):
+class TransactionText(TextFile):
     """A text file to write, whose object does not appear if the `with` block raises or the file is dropped."""
 
-    def __init__(self, file: TransactionFile | CompressedFile, **arguments: Any) -> None:
+    def __init__(self, file: TransactionFile | CompressedFile, *, is_appended: bool, **arguments: Any) -> None:
         self._file = file
         super().__init__(file, **arguments)
+        if is_appended:
+            self._mark = b""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

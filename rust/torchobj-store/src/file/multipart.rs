@@ -154,10 +154,15 @@ impl FileStore {
                 let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
                 let Some(id) = name.strip_prefix(TEMPORARY).and_then(|name| name.strip_suffix(".key")) else { return };
                 let Ok(key) = fs::read_to_string(path) else { return };
-                // The key file is in the folder of its key; if not, this store did not write it.
-                if KeyRules::Path.refusal(&key).is_some() || root.join(&key).parent() != path.parent() {
+                // The key file is in the folder of its key; if not, no store wrote it. The writer may have another root.
+                let Some(name) = Path::new(&key).file_name() else { return };
+                let object = path.with_file_name(name);
+                if KeyRules::Path.refusal(&key).is_some() || !object.ends_with(&key) {
                     return;
                 }
+                let Some(key) = object.strip_prefix(&root).ok().and_then(Path::to_str).map(str::to_owned) else {
+                    return;
+                };
                 let begun_ms = fs::metadata(path).ok().map(|metadata| modified_ms(&metadata));
                 if key.starts_with(&prefix_text) {
                     uploads.push(Upload::of_other_client(key, id.to_owned(), begun_ms));
