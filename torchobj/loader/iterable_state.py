@@ -181,7 +181,9 @@ def resume(loader: Any, state: dict[str, Any]) -> dict[str, Any]:
         if num_workers == 0 and saved is not None:
             del now["batch_size"]
         for field, value in now.items():
-            if state.get(field) != value:
+            before = state.get(field)
+            # Negative if workers are persistent.
+            if (abs(before) if isinstance(before, int) else before) != value:
                 raise ConfigError(
                     f"{field}={state.get(field)!r}: in the state; now {value!r}, which changes the batches of a {name}"
                 )
@@ -222,7 +224,7 @@ def _saved(state: Mapping[str, Any]) -> tuple[list[PassState | None], int] | Non
 
 
 def _check_saved(states: list[PassState | None], state: Mapping[str, Any], dataset: Any) -> None:
-    if len(states) != max(1, int(state.get("num_workers") or 0)):
+    if len(states) != max(1, abs(int(state.get("num_workers") or 0))):
         raise ConfigError(
             f"sampler: contains the states of {len(states)} processes, but num_workers={state.get('num_workers')!r}"
         )

@@ -177,7 +177,7 @@ class DataLoader(LookaheadMixin[Batch_co]):
         started = self._time_of_start()
         # torch draws a number when it creates an iterator. For this pass it did so before the state was saved, or it
         # would not have: persistent workers keep their iterator.
-        has_drawn = loaded is not None and (within or bool(loaded.get("workers_stay")))
+        has_drawn = loaded is not None and (within or _workers_stay(loaded))
         with drawing_from_a_copy(self) if has_drawn else contextlib.nullcontext():
             found = super().__iter__()
         self._progress = progress
@@ -223,15 +223,14 @@ class DataLoader(LookaheadMixin[Batch_co]):
         Returns:
             A picklable dict of plain values and bytes.
         """
-        state = self._position_state() | {"num_workers": self.num_workers, "workers_stay": self._workers_stay()}
+        loaded = self._pending()
+        stay = self._iterator is not None if loaded is None else _workers_stay(loaded)
+        # Negative if the next pass has the persistent workers of this one. Not a key of its own: those of a sharded
+        # checkpoint do not change.
+        state = self._position_state() | {"num_workers": -self.num_workers if stay else self.num_workers}
         digest = manifest_digest(self.dataset)
         # Otherwise absent, because a sharded checkpoint must have the keys of the state that it is loaded into.
         return state if digest is None else state | {"manifest": digest}
-
-    def _workers_stay(self) -> bool:
-        """Whether the next pass has the persistent workers of an earlier one."""
-        loaded = self._pending()
-        return self._iterator is not None if loaded is None else bool(loaded.get("workers_stay"))
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has returned no batch; a loaded state still applies.
@@ -286,6 +285,10 @@ class DataLoader(LookaheadMixin[Batch_co]):
         else:
             state = resume(self, upgraded_state(state_dict, None))
         self._loaded, self._progress = state, None
+
+
+def _workers_stay(state: Mapping[str, Any]) -> bool:
+    return int(state.get("num_workers") or 0) < 0
 
 
 def _check_manifest(saved: object, dataset: Any) -> None:
