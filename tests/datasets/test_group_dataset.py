@@ -52,6 +52,8 @@ def test_a_sample_is_a_dict_of_readers_with_its_key():
     assert dataset.key(-1) == "deep/er/x y"
     with pytest.raises(IndexError):
         dataset.key(len(dataset))
+    with pytest.raises(KeyError, match="no field 'imag' in 'deep/er/x y': its fields are image, mask, meta"):
+        sample["imag"]
 
 
 class LocalGroups(torch.utils.data.Dataset):

@@ -65,6 +65,14 @@ def test_missing_floats_are_nan_and_other_missing_values_none(kind):
 
 
 @KINDS
+def test_a_missing_column_is_named_with_its_row(kind):
+    dataset = kind("missing", {"f64": COLUMNS["f64"]})
+    row = next(iter(dataset)) if isinstance(dataset, torch.utils.data.IterableDataset) else dataset[0]
+    with pytest.raises(KeyError, match=r"no column 'f46' in row 0 of .*: its columns are f64"):
+        row["f46"]
+
+
+@KINDS
 @pytest.mark.parametrize("loader", [torchobj.DataLoader, torch.utils.data.DataLoader])
 def test_rows_with_missing_floats_are_collated(kind, loader):
     [batch] = loader(kind("collated", {name: COLUMNS[name] for name in ("f32", "f64")}), batch_size=2)

@@ -275,14 +275,14 @@ class TextFile(io.TextIOWrapper):
 
     def __init__(self, file: Any, encoding: str | None = None, *arguments: Any, **named: Any) -> None:
         super().__init__(file, encoding, *arguments, **named)
-        #: What precedes the first text; io.TextIOWrapper writes it to seekable files only.
-        self._mark = "".encode(self.encoding) if codecs.lookup(self.encoding).name in ("utf-16", "utf-32") else b""
+        #: Byte-order mark, written before the first text. io.TextIOWrapper writes it to seekable files only.
+        self._bom = "".encode(self.encoding) if codecs.lookup(self.encoding).name in ("utf-16", "utf-32") else b""
 
     def write(self, text: str, /) -> int:
         """Writes text, and returns its number of characters."""
-        if text and self._mark:
-            self.buffer.write(self._mark)
-            self._mark = b""
+        if text and self._bom:
+            self.buffer.write(self._bom)
+            self._bom = b""
         return super().write(text)
 
     def __exit__(
@@ -370,6 +370,7 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
 
     Raises:
         ConfigError: The mode is unknown, the URL does not name an object, or the mode does not take an argument.
+        LookupError, ValueError: `encoding` or `newline` is unknown, as from the builtin `open`.
         PreconditionFailedError: From `close()`: the condition does not hold. This is also a `FileExistsError`.
 
     Example:
@@ -389,7 +390,8 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
         raise ConfigError(f"mode={mode!r}, {given}: exclude each other; conditions need mode='wb' or 'w'")
     text = {"encoding": encoding, "errors": errors, "newline": newline}
     if binary == mode and any(value is not None for value in text.values()):
-        raise ConfigError(f"mode={mode!r}, {text}: exclude each other; text needs mode={mode[0]!r}")
+        given = ", ".join(f"{name}={value!r}" for name, value in text.items() if value is not None)
+        raise ConfigError(f"mode={mode!r}, {given}: exclude each other; text needs mode={mode[0]!r}")
     file: Any
     if binary == "rb":
         file = open_reader(url, store_config(config))

@@ -44,7 +44,8 @@ class CheckpointManager:
 
     The latest step is the one with the largest number. To go back to an older step, `delete` the later ones: until new
     steps pass them, one of them remains the latest. Each such save logs a warning. The first save of a manager also
-    deletes objects of saves that were killed more than a day before; their unfinished uploads are left to `sweep`.
+    deletes the objects of saves that were killed more than a day before; those with an unfinished upload are left to
+    `sweep`.
 
     Args:
         url: `s3://bucket/folder`, `gs://bucket/folder`, `file:///folder` or `memory://name/folder`. The manager uses

@@ -251,7 +251,7 @@ def gathered(taken: State, ranks: Ranks) -> State:
         count = sum(path in of_rank for of_rank in loaders)
         if not count and ranks.is_first and (name := name_of(path)) not in _warned:
             _warned.add(name)
-            message = "%s differs among the ranks, and is saved for each of them: another number of ranks restores none"
+            message = "%s differs among the ranks: each rank's value is saved, and only as many ranks can restore it"
             logger.warning(message, name)
         if 0 < count < ranks.count:
             message = "%s: given by %d of %d ranks; the others will restore the state of the first of these"
@@ -345,7 +345,7 @@ def _own(states: Any, ranks: Ranks, source: str, names: Any) -> Any:
     advice = "; the loader of an ElasticDistributedSampler has one state for all ranks" if is_loader else ""
     raise CheckpointError(
         f"{source}: {name_of(path[1:]) or 'the state'} was saved by {len(given)} ranks, each its own, and there are "
-        f"{ranks.count}: pass into=, and leave it out there{advice}"
+        f"{ranks.count}: leave it out of into={advice}"
     )
 
 

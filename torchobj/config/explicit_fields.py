@@ -37,10 +37,10 @@ def field_names(kind: type[ExplicitFields]) -> set[str]:
     return {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # always a dataclass
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known one that is most similar, or all of them."""
+def nearest(name: str, known: Iterable[str], elsewhere: Iterable[str] = ()) -> str:
+    """The end of a message about an unknown name: the most similar one, also of other classes, or all known ones."""
     names = sorted(known)
-    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    similar = difflib.get_close_matches(name, [*names, *elsewhere], n=1, cutoff=0.5)
     return f"; did you mean {similar[0]}?" if similar else f": its fields are {', '.join(names)}"
 
 

@@ -152,7 +152,9 @@ class S3Options(ProviderOptions):
             value = getattr(self, name)
             check(name, type(value), "a string, or None", ok=isinstance(value, (str, NoneType)))
             if value is not None and not (value.isascii() and value.isprintable() and value and " " not in value):
-                raise ConfigError(f"{name}: must be printable ASCII without spaces; is a newline at its end?")
+                raise ConfigError(
+                    f"{name}: must not be empty, and must be printable ASCII without spaces (is a newline at its end?)"
+                )
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigError("access_key_id and secret_access_key: must be given together")
         if self.session_token is not None and self.access_key_id is None:

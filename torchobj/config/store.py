@@ -126,8 +126,7 @@ class StoreConfig(ExplicitFields):
     def _refuse(cls, names: list[str]) -> NoReturn:
         if misplaced := [name for name in names if name in _OPTIONS]:
             raise ConfigError(_moved(misplaced))
-        known = field_names(cls) | _OPTIONS.keys()
-        raise TypeError(f"StoreConfig has no field {names[0]!r}{nearest(names[0], known)}")
+        raise TypeError(f"StoreConfig has no field {names[0]!r}{nearest(names[0], field_names(cls), _OPTIONS)}")
 
     def __post_init__(self) -> None:
         # Only the types are shown, because a value in the wrong field may be a secret.

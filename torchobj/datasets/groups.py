@@ -14,6 +14,7 @@ from torchobj.datasets.arranged_listing import ArrangedListing, Arrangement
 from torchobj.datasets.base import Sample_co, position_of
 from torchobj.datasets.errors import OnError
 from torchobj.datasets.objects import ObjectDataset, batch_reader_of
+from torchobj.datasets.tar_samples import Sample
 from torchobj.exceptions import ObjectNotFoundError
 
 __all__ = ["GroupDataset"]
@@ -163,5 +164,5 @@ class GroupDataset(ObjectDataset[Sample_co]):
 
     @override
     def build(self, index: int, readers: Sequence[ObjectReader]) -> Any:
-        sample: dict[str, Any] = {"__key__": self.key(index), **dict(zip(self.fields, readers, strict=True))}
+        sample = Sample({"__key__": self.key(index), **dict(zip(self.fields, readers, strict=True))})
         return sample if self.transform is None else self.transform(sample)

@@ -28,8 +28,8 @@ logger = logging.getLogger("torchobj")
 #: The module of torchdata's `StatefulDataLoader`, which may read the samples of a pass again.
 _STATEFUL_LOADER = "torchdata.stateful_dataloader.stateful_dataloader"
 
-#: The epoch of passes that nobody counts: of a dataset within a wrapper without a state, whose samples are read again
-#: from the start when a loader is resumed, and must have the same order.
+#: The epoch of passes that are not counted: those of a dataset within a wrapper without a state. On resume the wrapper
+#: reads from the start again, in the same order.
 UNCOUNTED = -1
 
 _given_epoch: ContextVar[int | None] = ContextVar("_given_epoch", default=None)

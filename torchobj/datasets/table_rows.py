@@ -16,7 +16,7 @@ __all__ = ["TableRow", "float_parts", "with_nan"]
 
 
 class TableRow(dict[str, Any]):
-    """A row of a table by the names of its columns. It is pickled as a dict.
+    """A row of a table by the names of its columns; the KeyError of a missing one names the row. Pickled as a dict.
 
     Args:
         values: The row.
@@ -29,6 +29,9 @@ class TableRow(dict[str, Any]):
     def __init__(self, values: dict[str, Any], table: str, number: int) -> None:
         super().__init__(values)
         self.table, self.number = table, number
+
+    def __missing__(self, column: object) -> Any:
+        raise KeyError(f"no column {column!r} in row {self.number} of {self.table}: its columns are {', '.join(self)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)

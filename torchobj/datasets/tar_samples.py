@@ -23,7 +23,8 @@ class Sample(dict[str, Any]):
 
     def __missing__(self, field: object) -> Any:
         names = ", ".join(name for name in self if not name.startswith("__"))
-        raise KeyError(f"no field {field!r} in {self.get('__key__')!r}, {self.get('__url__')}: its fields are {names}")
+        source = f", {self['__url__']}" if "__url__" in self else ""
+        raise KeyError(f"no field {field!r} in {self.get('__key__')!r}{source}: its fields are {names}")
 
     def __copy__(self) -> dict[str, Any]:
         return dict(self)

@@ -57,11 +57,15 @@ def is_first_to_repeat(what: str) -> bool:
     return info is not None and info.id == 0 and is_first_warning(what)
 
 
-class _NothingLogged(logging.Filter):
-    """Drops every message."""
+class _NotOfThisThread(logging.Filter):
+    """Drops the messages of the thread that created it."""
 
-    def filter(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  the base's argument
-        return False
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread
 
 
 @contextlib.contextmanager
@@ -70,12 +74,12 @@ def logged_once(what: str) -> Iterator[None]:
     if not in_worker() or is_first_to_repeat(what):
         yield
         return
-    nothing = _NothingLogged()
-    logger.addFilter(nothing)
+    others = _NotOfThisThread()
+    logger.addFilter(others)
     try:
         yield
     finally:
-        logger.removeFilter(nothing)
+        logger.removeFilter(others)
 
 
 def is_pickling_for_spawn() -> bool:

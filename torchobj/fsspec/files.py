@@ -163,7 +163,7 @@ class TransactionText(TextFile):
         self._file = file
         super().__init__(file, **arguments)
         if is_appended:
-            self._mark = b""
+            self._bom = b""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -32,7 +32,7 @@ def attach(loader: _Loader, *, lookahead: int | None = None) -> _Loader:
 
     Accelerate writes local files only: `accelerator.save_state("s3://bucket/run")`, or such a `project_dir`, makes a
     folder `s3:` on this machine. Save to a local folder and call `torchobj.files.upload(folder, url)`, or save with
-    `torchobj.CheckpointManager`. Rank 0 logs this once where the loader is one of Accelerate.
+    `torchobj.checkpoint.CheckpointManager`. Rank 0 logs this once where the loader is one of Accelerate.
 
     Args:
         loader: Modified in place: its class is replaced by a subclass.
@@ -66,7 +66,7 @@ def _warn_of_local_folders() -> None:
     logger.warning(
         'attach: Accelerate writes local files only: accelerator.save_state("s3://bucket/run"), or such a project_dir, '
         "makes a folder s3: on this machine; save to a local folder and call torchobj.files.upload(folder, url), or "
-        "save with torchobj.CheckpointManager"
+        "save with torchobj.checkpoint.CheckpointManager"
     )
 
 

@@ -4,8 +4,8 @@ from torchobj.loader.stats import LoaderStats
 
 __all__ = ["report"]
 
-#: Time from which on it is said what limits the loader, without the start of workers: a short pass has few batches, and
-#: begins with nothing read ahead.
+#: Minimum measured time, without the start of workers, before the report names the limit: a short pass has few batches
+#: and begins with nothing read ahead.
 _MIN_MEASURED_S = 2.0
 #: Below this share of waiting the input pipeline is not the bottleneck.
 _NOT_LIMITING = 0.1
