@@ -53,6 +53,19 @@ def test_sync_deletes_only_below_the_destination(cli, bucket, tree, synced):
     assert bucket.keys() == ["k", "x/b.txt", "x/sub/c.bin", "xy/k"]
 
 
+def test_sync_that_only_deletes_has_nothing_to_transfer(cli, bucket, tree, synced):
+    (tree / "a.bin").unlink()
+    dry = cli.run("sync", "--delete", "--dry-run", tree, synced)
+    notes = ["nothing to transfer: 2 files unchanged", f"would delete 1 file below {synced}/"]
+    assert (dry.stderr.splitlines(), dry.stdout) == (notes, f"would delete {synced}/a.bin\n")
+    status, shown = cli.on_terminal("sync", "--delete", "--dry-run", tree, synced)
+    assert (status, shown.splitlines()) == (0, [*notes, f"would delete {synced}/a.bin"])
+    done = cli.run("sync", "--delete", tree, synced)
+    assert done.stderr == f"deleting 1 file below {synced}/\n"
+    assert done.stdout.splitlines() == ["nothing to transfer: 2 files unchanged", f"delete {synced}/a.bin"]
+    assert cli.lines("sync", "--delete", tree, synced) == ["nothing to do: 2 files unchanged"]
+
+
 def test_sync_deletes_local_files_and_follows_no_link(cli, bucket, tree, synced, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -92,8 +105,11 @@ def test_sync_deletes_in_a_whole_bucket_only_with_its_own_option(cli, bucket, ot
 def test_mv_of_a_whole_bucket_needs_its_own_option(cli, bucket, other_bucket, tree, synced):
     keys = bucket.keys()
     for source in (bucket.url, f"{bucket.url}/**"):
-        assert "is a whole bucket; --whole-bucket" in cli.error("mv", "-r", source, tree / "new")
-    assert "is a whole bucket" in cli.error("mv", "-r", tree, other_bucket.url)
+        message = cli.error("mv", "-r", source, tree / "new")
+        assert f"{source}: is a whole bucket; --whole-bucket moves all of its objects" in message
+    for source, url in ((tree, other_bucket.url), (f"{synced}/*", f"{other_bucket.url}/")):
+        message = cli.error("mv", "-r", source, url)
+        assert f"{url}: is a whole bucket; --whole-bucket moves files into its root" in message
     assert (bucket.keys(), other_bucket.keys(), len(files_of(tree))) == (keys, [], 3)
     assert len(cli.lines("mv", "-r", "--dry-run", bucket.url, tree / "new")) == 3
     done = cli.run("mv", "-r", "--whole-bucket", bucket.url, tree / "new")

@@ -52,7 +52,9 @@ def test_single_sources_are_selected_by_their_last_names(cli, bucket, tree):
     assert bucket.keys() == ["k/b.txt"]
     assert "select none of them" in cli.error("cp", tree / "a.bin", f"{bucket.url}/k/", "--exclude", "a*")
     assert "no file or key is selected" in cli.error("cp", "-r", tree, f"{bucket.url}/y", "--exclude", "*")
-    assert "a stream has no name" in cli.error("cp", f"{bucket.url}/k/b.txt", "-", "--exclude", "a")
+    assert "a stream has no name" in cli.error("cp", "-", f"{bucket.url}/k/b.txt", "--exclude", "a")
+    for source in (f"{bucket.url}/k/*", f"{bucket.url}/k/b.txt"):
+        assert "do not apply to the standard output" in cli.error("cp", source, "-", "--exclude", "a")
     assert bucket.keys() == ["k/b.txt"]
 
 

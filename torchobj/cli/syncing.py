@@ -72,8 +72,10 @@ def sync(
         raise CommandError(f"{source}: has no files; --force deletes everything below {destination}")
     options = Options(config, skip_unchanged=True, attributes=attributes)
     if dry_run:
-        print_plan(chosen, [transfer], options, "would copy")
-        for name in _extra(transfer, here, config) if delete else ():
+        extra = _extra(transfer, here, config) if delete else []
+        print_plan(chosen, [transfer], options, "would copy", nothing=_nothing(extra))
+        _note_count(chosen, "would delete", extra, transfer.destination)
+        for name in extra:
             print_action(chosen, "would delete", transfer.destination.child(name).shown)
         return
     started = time.monotonic()
@@ -81,14 +83,25 @@ def sync(
         outcome = run_all([transfer], options, report)
     if not (outcome.files or outcome.skipped or outcome.failures or force):
         raise CommandError(f"{source}: has no files; `torchobj ls` shows what exists")
-    print_outcome(chosen, outcome, "copied", time.monotonic() - started)
-    if delete:
+    elapsed_s, extra = time.monotonic() - started, []
+    if delete and not outcome.failures:
         # Listed again: what others wrote below the source meanwhile is kept.
         here |= {item.name for item in sources_of(transfer, config)}
         extra = _extra(transfer, here, config)
-        if extra:
-            chosen.note(f"deleting {counted(len(extra), 'file')} below {escaped(transfer.destination.shown)}")
+    # Ends the command after a failure.
+    print_outcome(chosen, outcome, "copied", elapsed_s, nothing=_nothing(extra))
+    _note_count(chosen, "deleting", extra, transfer.destination)
+    if delete:
         _delete(chosen, transfer.destination, extra, config)
+
+
+def _nothing(extra: list[str]) -> str:
+    return "nothing to transfer" if extra else "nothing to do"
+
+
+def _note_count(chosen: Settings, action: str, extra: list[str], folder: Target) -> None:
+    if extra:
+        chosen.note(f"{action} {counted(len(extra), 'file')} below {escaped(folder.shown)}")
 
 
 def _extra(transfer: Transfer, here: set[str], config: StoreConfig) -> list[str]:

@@ -73,7 +73,11 @@ def cp(
     given = _given(attributes)
     if STREAM in (*sources, destination):
         if patterns:
-            raise CommandError("--exclude and --include: select files, and a stream has no name")
+            if destination == STREAM:
+                reason = "do not apply to the standard output, which receives all objects of a glob; narrow the glob"
+            else:
+                reason = "select files, and a stream has no name"
+            raise CommandError(f"--exclude and --include: {reason}")
         _stream(chosen, sources, destination, config, given, raw=raw)
         return
     transfers = plan(sources, destination, recursive=recursive, raw=raw, patterns=patterns)
@@ -125,8 +129,10 @@ def mv(
             check_wildcards(transfer.source.text, transfer.source.child(transfer.glob), config)
     check_destinations(transfers, config)
     trees = [transfer for transfer in transfers if transfer.is_tree]
-    ends = [dataclasses.replace(end, glob=tree.glob) for tree in trees for end in (tree.source, tree.destination)]
-    check_bucket(ends, "moves all of its objects", whole_bucket=whole_bucket or dry_run)
+    from_all = [dataclasses.replace(tree.source, glob=tree.glob) for tree in trees]
+    into_root = [dataclasses.replace(tree.destination, glob=tree.glob) for tree in trees]
+    check_bucket(from_all, "moves all of its objects", whole_bucket=whole_bucket or dry_run)
+    check_bucket(into_root, "moves files into its root", whole_bucket=whole_bucket or dry_run)
     options = Options(config, attributes=given)
     if dry_run:
         if not print_plan(chosen, transfers, options, "would move"):
@@ -134,7 +140,7 @@ def mv(
         return
     started = time.monotonic()
     moved = [source for transfer in transfers for source in sources_to_move(transfer, config)]
-    if any(end.names_bucket for end in ends):
+    if any(end.names_bucket for end in (*from_all, *into_root)):
         size = human_size(sum(source.size or 0 for source in moved))
         chosen.note(f"moving {counted(len(moved), 'file')}, {size}; each is deleted when its copy was verified")
     with reporting("mv", quiet=chosen.json) as report:
@@ -194,7 +200,9 @@ def _stream(
     print_outcome(chosen, Outcome(1, done.size), "copied", time.monotonic() - started)
 
 
-def print_plan(chosen: Settings, transfers: list[Transfer], options: Options, action: str) -> int:
+def print_plan(
+    chosen: Settings, transfers: list[Transfer], options: Options, action: str, *, nothing: str = "nothing to do"
+) -> int:
     """Prints what would be transferred, and counts what has nothing to compare. Returns the number of sources."""
     found, printed, by_checksum, without = 0, 0, 0, 0
     for transfer in transfers:
@@ -222,7 +230,7 @@ def print_plan(chosen: Settings, transfers: list[Transfer], options: Options, ac
     _print_count(chosen, "would compare", by_checksum, "would compare {} of equal size by checksums")
     _print_count(chosen, "nothing to compare", without, "{} of equal size with nothing else to compare")
     if found and not printed + by_checksum:
-        chosen.note(f"nothing to do: {counted(found, 'file')} unchanged")
+        chosen.note(f"{nothing}: {counted(found, 'file')} unchanged")
     return found
 
 
@@ -242,7 +250,9 @@ def print_action(chosen: Settings, action: str, source: str, destination: str | 
         print_line(f"{action} {shown(source)}" + ("" if destination is None else f" -> {shown(destination)}"))
 
 
-def print_outcome(chosen: Settings, outcome: Outcome, action: str, elapsed_s: float) -> None:
+def print_outcome(
+    chosen: Settings, outcome: Outcome, action: str, elapsed_s: float, *, nothing: str = "nothing to do"
+) -> None:
     """Prints the failures and a summary. Ends the command with exit code 1 if something failed."""
     for failure in outcome.failures:
         chosen.error(failure_line(failure), failure.error)
@@ -258,7 +268,7 @@ def print_outcome(chosen: Settings, outcome: Outcome, action: str, elapsed_s: fl
             }
         )
     elif outcome.skipped and not (outcome.files or outcome.failures):
-        print_line(f"nothing to do: {counted(outcome.skipped, 'file')} unchanged")
+        print_line(f"{nothing}: {counted(outcome.skipped, 'file')} unchanged")
     else:
         rate = human_size(int(outcome.bytes / elapsed_s)) if elapsed_s > 0 else "?"
         text = f"{action} {counted(outcome.files, 'file')}, {human_size(outcome.bytes)}"
