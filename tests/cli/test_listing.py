@@ -170,6 +170,8 @@ def test_a_prefix_without_keys_is_an_error(cli, filled, command):
         ("my-bucket", "; did you mean s3://my-bucket/?"),
         ("s3:/b/x", "; did you mean s3://b/x?"),
         ("gs:b", "; did you mean gs://b/?"),
+        ("s3", "; did you mean `torchobj ls s3://`?"),
+        ("gs:/", "; did you mean `torchobj ls gs://`?"),
         ("./x", ""),
         ("/nowhere/x", ""),
     ],

@@ -103,8 +103,11 @@ def sweep(url: str, *, older_than: float, yes: bool) -> None:
     found = leftover_data.leftovers(commits)
     if found and not yes:
         confirm(f"delete old ones of {len(found)} leftovers of {commits.url}?", "--yes deletes without a question")
-    for item in leftover_data.sweep(commits, older_than):
-        _report(settings(), item, "delete")
+    chosen, swept = settings(), leftover_data.sweep(commits, older_than)
+    for item in swept:
+        _report(chosen, item, "delete")
+    if not swept and not chosen.json:
+        print_line("nothing to do")
 
 
 @checkpoints.command(cls=Command)

@@ -146,6 +146,9 @@ def parse_target(text: str, *, raw: bool = False) -> Target:
 
 def _meant(text: str) -> str:
     """The question for a path that may be a URL with a typing error."""
+    bare = text.rstrip(":/")
+    if bare in ("s3", "gs"):
+        return f"; did you mean `torchobj ls {bare}://`?"
     scheme, separator, rest = text.partition(":")
     if not (separator and scheme in ("s3", "gs")):
         if text.startswith(("/", ".", "~")):
