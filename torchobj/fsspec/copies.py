@@ -9,6 +9,7 @@ import fsspec as package  # type: ignore[import-untyped]
 from torchobj.exceptions import ObjectNotFoundError
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import Plan
+from torchobj.object_info import ObjectInfo
 
 __all__ = ["Copies"]
 
@@ -66,18 +67,22 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
 
     def _copy_markers(self, folders: list[tuple[str, str]]) -> None:
         """Copies the objects with which other tools mark these folders, which may have contents."""
-        sources = {self._strip_protocol(source): target for source, target in folders}
-        for bucket, group in itertools.groupby(sorted(sources), key=lambda path: path.partition("/")[0]):
-            names = [path for path in group if "/" in path]
-            store = self._locate(bucket)[0]
-            heads = store.head_many([f"{path.partition('/')[2]}/" for path in names], return_errors=True)
-            for path, head in zip(names, heads, strict=True):
-                if isinstance(head, ObjectNotFoundError):
-                    continue
-                if isinstance(head, Exception):
-                    raise head
-                target, key = self._locate(sources[path])
-                target.copy(f"{self.unstrip_protocol(path)}/", f"{key}/")
+        targets = {f"{self._strip_protocol(source)}/": target for source, target in folders}
+        found = []
+        for marker, head in self._heads(targets).items():
+            if isinstance(head, ObjectNotFoundError):
+                continue
+            if isinstance(head, Exception):
+                raise head
+            found.append(marker)
+
+        def run(marker: str) -> None:
+            store, key = self._locate(targets[marker])
+            store.copy(f"{self.unstrip_protocol(marker[:-1])}/", f"{key}/")
+
+        for _, outcome in concurrently(run, found):
+            if isinstance(outcome, Exception):
+                raise outcome
 
     def mv(
         self,
@@ -116,6 +121,14 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
         for bucket, names in itertools.groupby(paths, key=lambda path: path.partition("/")[0]):
             self._locate(bucket)[0].delete([key for name in names if (key := name.partition("/")[2])])
 
+    def _heads(self, paths: Iterable[str]) -> dict[str, ObjectInfo | Exception]:
+        """The metadata of objects by path, or the error, by concurrent requests. Whole buckets are left out."""
+        found: dict[str, ObjectInfo | Exception] = {}
+        for bucket, group in itertools.groupby(sorted(set(paths)), key=lambda path: path.partition("/")[0]):
+            keys = {path: key for path in group if (key := path.partition("/")[2])}
+            found |= zip(keys, self._locate(bucket)[0].head_many(keys.values(), return_errors=True), strict=True)
+        return found
+
     def sizes(self, paths: Iterable[str]) -> list[int | None]:
         """Sizes in bytes of objects, by concurrent requests; 0 for a folder.
 
@@ -123,13 +136,8 @@ class Copies(package.AbstractFileSystem):  # type: ignore[misc]
             ObjectNotFoundError: Neither an object nor a folder has one of the names.
         """
         names = [self._strip_protocol(path) for path in paths]
-        found: dict[str, int | None] = {}
-        for bucket, group in itertools.groupby(sorted(set(names)), key=lambda path: path.partition("/")[0]):
-            keyed = [path for path in group if "/" in path]
-            heads = self._locate(bucket)[0].head_many([path.partition("/")[2] for path in keyed], return_errors=True)
-            found |= {
-                path: head.size for path, head in zip(keyed, heads, strict=True) if not isinstance(head, Exception)
-            }
+        heads = self._heads(names)
+        found = {path: head.size for path, head in heads.items() if not isinstance(head, Exception)}
         return [found[name] if name in found else self.size(name) for name in names]
 
 
