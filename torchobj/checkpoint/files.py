@@ -382,7 +382,8 @@ def open(  # noqa: A001  the builtin's name, as in io and gzip
         >>> open("memory://example/x.bin", "r").read()
         'four'
     """
-    binary = f"{mode}" if f"{mode}".endswith("b") else f"{mode}".removesuffix("t") + "b"
+    name = str(mode)
+    binary = name if name.endswith("b") else f"{name.removesuffix('t')}b"
     if binary not in ("rb", "wb", "xb"):
         raise ConfigError(f"mode={mode!r}: must be rb, wb or xb, or r, w or x for text")
     if binary != "wb" and (if_version is not None or (binary == "rb" and overwrite is not True)):

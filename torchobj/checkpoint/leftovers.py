@@ -3,7 +3,7 @@
 import contextlib
 import datetime
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from torchobj.checkpoint.commit_format import Attempt
@@ -109,8 +109,7 @@ def sweep(commits: Commits, older_than_s: float) -> list[Leftover]:
     if time is None:
         return []
     limit = time - datetime.timedelta(seconds=older_than_s)
-    young = {_owner(item) for item in left if item.modified is None or item.modified > limit}
-    old = [item for item in left if _owner(item) not in young]
+    old = _whole(left, lambda item: item.modified is not None and item.modified <= limit)
     for item in old:
         if item.upload is not None:
             commits.store.abort_upload(item.upload)
@@ -151,12 +150,13 @@ def sweep_expired(commits: Commits, attempt: Attempt) -> list[Leftover]:
     if not expired:
         return []
     left = [item for item in leftovers(commits) if Attempt.of_key(item.key) in expired]
-    kept = {
-        _owner(item)
-        for item in left
-        if item.upload or item.modified is None or newest[attempt] - item.modified < _EXPIRED_AFTER
-    }
-    old = [item for item in left if _owner(item) not in kept]
+
+    def is_expired(item: Leftover) -> bool:
+        if item.upload is not None or item.modified is None:
+            return False
+        return newest[attempt] - item.modified >= _EXPIRED_AFTER
+
+    old = _whole(left, is_expired)
     commits.delete_objects(item.key for item in old)
     return old
 
@@ -168,6 +168,12 @@ def _may_be_committed(commits: Commits, attempt: Attempt) -> bool:
         return False
     except UnreadableCommitError:
         return True
+
+
+def _whole(left: list[Leftover], is_old: Callable[[Leftover], bool]) -> list[Leftover]:
+    """The leftovers of attempts that have old ones only."""
+    kept = {_owner(item) for item in left if not is_old(item)}
+    return [item for item in left if _owner(item) not in kept]
 
 
 def _owner(item: Leftover) -> Attempt | str:
