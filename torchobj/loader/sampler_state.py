@@ -26,6 +26,7 @@ __all__ = [
     "drawing_from_a_copy",
     "generator_of",
     "load",
+    "preserved_rng",
     "state_between_passes",
     "state_of",
     "upgraded_state",
@@ -107,7 +108,7 @@ def _set_rng(generator: torch.Generator | None, state: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _preserved_rng(generator: torch.Generator | None) -> Iterator[None]:
+def preserved_rng(generator: torch.Generator | None) -> Iterator[None]:
     """Restores the state of `generator`, or of torch's default generator, at the end of the context."""
     before = _get_rng(generator)
     try:
@@ -200,7 +201,7 @@ class Order(Iterator[Any]):
         assert self._origin is not None  # noqa: S101  the caller set it
         at_iter, at_first_item = self._origin.rng
         # Drawing must not change the random numbers of the training.
-        with _preserved_rng(None) if self._generator is None else contextlib.nullcontext():
+        with preserved_rng(None) if self._generator is None else contextlib.nullcontext():
             _set_rng(self._generator, at_iter)
             inner = iter(self.sampler)
             _set_rng(self._generator, at_first_item)

@@ -11,7 +11,6 @@ Some datasets reset their state at the end of a pass, and fetching a partial las
 A state therefore records whether its pass had ended; such a worker yields nothing in the resumed pass.
 """
 
-import contextlib
 import copy
 import functools
 import pickle
@@ -22,6 +21,7 @@ import torch.utils.data
 
 from torchobj.datasets.passes import UNCOUNTED, in_epoch
 from torchobj.datasets.shared_values import SharedNumber
+from torchobj.loader.sampler_state import preserved_rng
 from torchobj.stateful import is_stateful
 
 __all__ = ["BatchWithState", "PassState", "TrackedDataset", "collate_with_state", "init_worker"]
@@ -151,7 +151,7 @@ def _end_pass(dataset: Any, state: PassState, max_dropped: int) -> None:
         max_dropped: Maximum number of samples that were drawn after the last full batch and dropped.
     """
     iterator = _loaded(dataset, state)
-    with _preserved_rng():
+    with preserved_rng(None):
         for _ in range(1 if state.ended else max_dropped + 1):
             try:
                 next(iterator)
@@ -176,15 +176,6 @@ def _load(dataset: Any, state: PassState) -> None:
     # A copy, because a dataset may modify the object it is given.
     if state.dataset is not None and is_stateful(dataset):
         dataset.load_state_dict(copy.deepcopy(state.dataset))
-
-
-@contextlib.contextmanager
-def _preserved_rng() -> Iterator[None]:
-    before = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def collate_with_state(dataset: TrackedDataset, collate_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
