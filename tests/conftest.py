@@ -129,10 +129,15 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True)
+def default_of_file_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configuration of `torchobj.fsspec.register` ends with its test; plugins of Lightning call it too."""
+    monkeypatch.setattr(instances, "_default", None)
+
+
 @pytest.fixture
 def fsspec_registry(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """fsspec's registry without torchobj, and no configuration of `register`. Both are restored afterwards."""
-    monkeypatch.setattr(instances, "_default", None)
+    """fsspec's registry without torchobj, restored afterwards."""
     for name in ("s3", "gs", "gcs", "tobj+s3", "tobj+gs"):
         monkeypatch.setitem(_registry, name, None)
         monkeypatch.delitem(_registry, name)
