@@ -1,4 +1,4 @@
-"""Files, distributed checkpoints, steps, states of loaders and ranks, and uploads of commit 89bc8c1 load."""
+"""One of each format that commit ea84036 wrote loads: files, checkpoints, sets of objects, states and uploads."""
 
 import json
 import random
@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import torchobj
-from tests.golden.make_golden_formats import go_on, loaders, parts, tensors
+from tests.golden.make_golden_formats import go_on, loaders, parts, serve_sets, streams, tensors
 from tests.support.ranks import run_ranks
 from torchobj.checkpoint import CheckpointManager, StorageReader
 
@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*TypedStorage is deprecated"),
 ]
 
-FORMATS = Path(__file__).parents[1] / "golden" / "formats" / "89bc8c1"
+FORMATS = Path(__file__).parents[1] / "golden" / "formats" / "ea84036"
 
 
 @pytest.fixture
@@ -78,32 +78,45 @@ def test_steps_are_found_restored_and_deleted(folder, name):
 
 
 def of_rank(rank, folder, sharded):
-    """The state without loaders, of which 89bc8c1 kept only the first rank's state."""
     dist.init_process_group("gloo")
-    manager = CheckpointManager(f"file://{folder}", sharded=sharded)
-    state = {name: value for name, value in parts(rank, 2).items() if name not in ("shuffled", "stream")}
-    manager.restore(into=state)
-    drawn = [torch.rand(1).item(), random.random(), float(numpy.random.rand())]  # noqa: NPY002
-    return {"elastic": go_on(state["elastic"]), "drawn": drawn, "weight": state["model"].weight.tolist()}
+    return restored(folder, sharded, rank, 2)
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_two_ranks_resume_their_own_states(folder, sharded):
     found = run_ranks(of_rank, folder / "ranks" / ("sharded" if sharded else "whole"), sharded)
     for rank in range(2):
-        saved = expected(f"ranks/expected-{sharded}-{rank}.json")
-        assert found[rank] == {"elastic": saved["rest"]["elastic"], "drawn": saved["drawn"], "weight": saved["weight"]}
+        assert found[rank] == expected(f"ranks/expected-{sharded}-{rank}.json")
 
 
-def test_states_of_loaders_and_samplers_resume():
-    states = torch.load(FORMATS / "loaders.pt", weights_only=True)
-    new = loaders()
-    for name, loader in new.items():
+@pytest.fixture(scope="module")
+def sets():
+    """The sets of objects, where they were when their states were saved."""
+    serve_sets(FORMATS / "sets")
+
+
+@pytest.mark.parametrize(("kind", "new"), [("loaders", loaders), ("streams", streams)])
+def test_states_of_loaders_resume(kind, new, sets):
+    states = torch.load(FORMATS / f"{kind}.pt", weights_only=True)
+    found = new()
+    assert found.keys() == states.keys()
+    for name, loader in found.items():
         loader.load_state_dict(states[name])
-    assert {name: go_on(loader) for name, loader in new.items()} == expected("loaders.json")
-    sampler = loaders()["elastic"].sampler
-    sampler.load_state_dict(torch.load(FORMATS / "sampler.pt", weights_only=True))
-    assert sampler.state_dict() == torch.load(FORMATS / "sampler.pt", weights_only=True)
+    assert {name: go_on(loader) for name, loader in found.items()} == expected(f"{kind}.json")
+
+
+def test_a_state_of_a_sampler_is_loaded():
+    sampler, state = loaders()["elastic"].sampler, torch.load(FORMATS / "sampler.pt", weights_only=True)
+    sampler.load_state_dict(state)
+    assert sampler.state_dict() == state
+
+
+def test_a_manifest_and_the_indexes_of_shards_are_loaded():
+    manifest = torchobj.Manifest.load(FORMATS / "sets" / "manifest.parquet")
+    names = [manifest.url(index).rpartition("/")[2] for index in range(len(manifest))]
+    assert names == [f"{number:02}.txt" for number in range(12)]
+    for name, counts in (("index", [20, 20]), ("shards/00.tar.index", [20]), ("shards/01.tar.index", [20])):
+        assert torchobj.TarIndex.load(FORMATS / "sets" / f"{name}.parquet").counts() == counts
 
 
 def test_an_unfinished_upload_is_found_and_aborted(folder):

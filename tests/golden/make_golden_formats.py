@@ -1,8 +1,8 @@
 """Makes the folders of `tests/golden/formats`: one of everything that a version of torchobj writes. They are small.
 
 In a checkout of that version, with its extension built: `python make_golden_formats.py FOLDER` (this file does not need
-to be part of the checkout). `tests/golden/formats/89bc8c1` was written by commit 89bc8c1 with torch 2.15, and is loaded
-by `tests/checkpoint/test_golden_formats.py`. Tensors are made without random numbers.
+to be part of the checkout). The folders are loaded by `tests/checkpoint/test_golden_formats.py`. Tensors are made
+without random numbers.
 """
 
 import json
@@ -15,6 +15,8 @@ import warnings
 from pathlib import Path
 
 import numpy
+import pyarrow
+import pyarrow.parquet
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -66,6 +68,61 @@ def loaders(rank=0, ranks=1):
     }
 
 
+#: The sets are read from memory, because a state contains the URLs of its dataset and the versions of its objects.
+SETS = "memory://golden-sets"
+
+
+def write_sets(folder):
+    """Objects and a list of them, tar shards with their indexes, and a Parquet file, below a new folder."""
+    sets = f"file://{folder}"
+    for number in range(12):
+        torchobj.Store(sets).put(f"objects/{number:02}.txt", str(number).encode())
+    torchobj.Manifest.from_prefix(f"{sets}/objects/").save(f"{sets}/manifest.parquet")
+    with torchobj.ShardWriter(f"{sets}/shards/%02d.tar", maxcount=20) as writer:
+        for number in range(40):
+            writer.write({"__key__": f"{number:04}", "cls": number, "json": {"half": number / 2}})
+    torchobj.TarIndex.build(f"{sets}/shards/").save(f"{sets}/index.parquet")
+    table = pyarrow.table({"number": list(range(40)), "name": [str(number) for number in range(40)]})
+    pyarrow.parquet.write_table(table, f"{folder}/rows.parquet", row_group_size=8)
+
+
+def serve_sets(folder):
+    """Copies the sets of a folder to memory, in an order that gives them the same versions in each process."""
+    store = torchobj.Store(SETS)
+    for path in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
+        store.put(str(path.relative_to(folder)), path.read_bytes())
+
+
+def streams():
+    """A loader over each dataset that has a state of its own."""
+    mixed = torchobj.InterleaveDataset([tar_samples(), rows()], [0.25, 0.75], seed=4)
+    found = {"tar": tar_samples(), "rows": rows(), "mixed": mixed}
+    return {name: torchobj.DataLoader(each, batch_size=2, collate_fn=plain) for name, each in found.items()}
+
+
+def tar_samples():
+    return torchobj.TarIterableDataset(f"{SETS}/shards/", shuffle_buffer=5, seed=1)
+
+
+def rows():
+    return torchobj.ParquetIterableDataset(f"{SETS}/rows.parquet", shuffle=True, seed=2)
+
+
+def plain(samples):
+    """Samples, or the rows of batches, as JSON has them."""
+    return [as_json(sample) for sample in samples]
+
+
+def as_json(value):
+    if isinstance(value, dict):
+        return {name: as_json(each) for name, each in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if hasattr(value, "read"):
+        value = value.read()
+    return value if isinstance(value, int | float | str | list | None) else bytes(value).decode()
+
+
 def parts(rank=0, ranks=1):
     """A training state."""
     torch.manual_seed(rank)
@@ -83,12 +140,12 @@ def parts(rank=0, ranks=1):
 
 def go_on(loader):
     """What a loader yields from here."""
-    return [batch.tolist() for batch in loader]
+    return [as_json(batch) for batch in loader]
 
 
 def begun(state):
-    """The state after some batches of each loader, whose iterators are kept."""
-    iterators = {name: iter(state[name]) for name in loaders()}
+    """The iterators of the loaders of a state, each after some batches."""
+    iterators = {name: iter(value) for name, value in state.items() if isinstance(value, torchobj.DataLoader)}
     for iterator in iterators.values():
         for _ in range(BATCHES):
             next(iterator)
@@ -140,12 +197,15 @@ def main(folder):
     for name in ("whole", "sharded"):
         expected = write_manager(target / name, sharded=name == "sharded")
         (target / f"{name}.json").write_text(json.dumps(expected))
-    states = loaders()
-    iterators = begun(states)
-    torch.save({name: loader.state_dict() for name, loader in states.items()}, target / "loaders.pt")
-    torch.save(states["elastic"].sampler.state_dict(), target / "sampler.pt")
-    rest = {name: [batch.tolist() for batch in iterator] for name, iterator in iterators.items()}
-    (target / "loaders.json").write_text(json.dumps(rest))
+    write_sets(target / "sets")
+    serve_sets(target / "sets")
+    for kind, states in (("loaders", loaders()), ("streams", streams())):
+        iterators = begun(states)
+        torch.save({name: loader.state_dict() for name, loader in states.items()}, target / f"{kind}.pt")
+        rest = {name: [as_json(batch) for batch in iterator] for name, iterator in iterators.items()}
+        (target / f"{kind}.json").write_text(json.dumps(rest))
+        if kind == "loaders":
+            torch.save(states["elastic"].sampler.state_dict(), target / "sampler.pt")
     (target / "ranks").mkdir()
     children = [
         subprocess.Popen([sys.executable, __file__, str(target / "ranks"), str(rank), "2"]) for rank in range(2)
