@@ -1,6 +1,7 @@
 """Checks the layers of imports, where `unsafe` is allowed, the size of modules, and the cost of importing."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
@@ -12,144 +13,22 @@ ROOT = Path(__file__).parents[1]
 PYTHON = sorted((ROOT / "torchobj").rglob("*.py"))
 RUST = sorted(path for path in (ROOT / "rust").rglob("*.rs") if "/src/" in str(path))
 
-#: The layers from the bottom: a module imports only from modules above it in this list.
+#: The packages and modules of `torchobj` from the bottom, a layer a line: a module imports from its own package and from
+#: lower layers.
 LAYERS = [
     ["exceptions", "stateful"],
-    ["config.checks", "config.explicit_fields", "urls"],
-    ["config.credentials"],
-    ["config.provider_options"],
-    ["config.options", "config.gcs_options"],
-    ["config.store"],
-    ["config.config_file", "config.s3_client"],
-    ["config.resolve"],
+    ["urls"],
     ["config"],
     ["_torchobj"],
-    ["_shutdown", "checkpoint.memory", "memory"],
-    ["buffers", "conditions", "decode", "object_info"],
-    ["reads", "files.attributes", "files.patterns", "files.results"],
-    ["files.streams", "files.transfers", "checkpoint.archive"],
-    ["checkpoint.files"],
-    ["files.store_methods", "checkpoint.s3_checkpoint"],
+    ["_shutdown", "decode"],
     ["store"],
-    [
-        "checkpoint.keys",
-        "checkpoint.server",
-    ],
-    ["manifest_pages"],
-    ["manifest_file", "tar_index_file"],
-    ["manifest", "tar_index_table", "tar_members"],
-    ["parquet_files", "shard_urls"],
-    ["parquet_schema", "tar_index_build", "tar_writer"],
-    ["shard_writer", "tar_index"],
-    ["packing"],
-    [
-        "checkpoint.device_memory",
-        "checkpoint.entries",
-        "checkpoint.ranks",
-    ],
-    ["checkpoint.digest", "checkpoint.pickling", "checkpoint.plan", "checkpoint.records"],
-    ["checkpoint.load", "checkpoint.save"],
-    ["datasets.descriptors", "datasets.worker_process"],
-    [
-        "datasets.decoders",
-        "datasets.errors",
-        "datasets.reductions",
-        "datasets.shared_table",
-        "datasets.ragged",
-        "datasets.reader_constructor",
-        "datasets.sample_ranks",
-        "datasets.sharding",
-        "datasets.tar_samples",
-        "datasets.lookahead_warning",
-    ],
-    [
-        "datasets.manifest_broadcast",
-        "datasets.shared_values",
-        "datasets.prefetch_source",
-        "datasets.table_files",
-        "datasets.table_rows",
-    ],
-    ["datasets.batch_memory", "datasets.listing", "datasets.ref_reader"],
-    ["datasets.read_ahead", "datasets.base"],
-    ["datasets.passes", "datasets.shard_ranges", "datasets.shuffle_buffer"],
-    ["datasets.mixture"],
-    ["datasets.stream"],
-    ["datasets.map", "datasets.iterable", "datasets.objects", "datasets.arranged_listing", "datasets.parquet"],
-    ["datasets.labels"],
-    ["datasets.groups", "datasets.image_folder", "datasets.table", "datasets.tar_map", "datasets.tar_stream"],
-    ["datasets.ordered_samples"],
-    ["datasets.member_passes"],
-    ["datasets.interleave"],
-    ["datasets.one_provider"],
-    ["checkpoint.dcp.limits"],
-    [
-        "checkpoint.dcp.foreign",
-        "checkpoint.dcp.manifest",
-        "checkpoint.dcp.metadata",
-        "checkpoint.dcp.checkpoint_dir",
-        "checkpoint.dcp.prefix",
-    ],
-    ["checkpoint.dcp.attempt", "checkpoint.dcp.item_file"],
-    ["checkpoint.dcp.contents", "checkpoint.dcp.sweeping", "checkpoint.dcp.save_items"],
-    ["checkpoint.dcp.writer"],
-    ["checkpoint.dcp.load_items"],
-    ["checkpoint.dcp.reader"],
-    ["dcp"],
-    [
-        "loader.announcement_check",
-        "loader.sample_objects",
-        "loader.unwrap",
-        "loader.packed_state",
-        "loader.permutation",
-        "loader.stats",
-    ],
-    ["loader.sampler_state"],
-    ["loader.tracked_dataset"],
+    ["manifest", "files"],
+    ["shards"],
+    ["datasets", "fsspec", "wds"],
     ["collate"],
-    ["loader.packed_batch"],
-    ["loader.iterable_state", "loader.report", "loader.sampler"],
-    ["loader.iterator"],
-    ["loader.lookahead"],
-    ["loader.batch_sampler"],
-    ["loader.lookahead_mixin"],
-    ["loader._attach", "loader.loader"],
-    ["loader.transformers_callback"],
-    ["fsspec.concurrency", "fsspec.expansion", "fsspec.files", "fsspec.instances", "fsspec.passed_credentials"],
-    ["fsspec.s3fs_options", "fsspec.copies", "fsspec.listings"],
-    ["fsspec.gcsfs_options", "fsspec.many_objects", "fsspec.transfers"],
-    ["fsspec.file_system"],
-    ["fsspec.registry"],
-    ["fsspec", "wds"],
-    ["lightning"],
-    ["checkpoint.commit_format", "checkpoint.handle", "checkpoint.rng"],
-    ["checkpoint.commits", "checkpoint.retention"],
-    ["checkpoint.leftovers", "checkpoint.staging", "checkpoint.state"],
-    ["checkpoint.restoring"],
-    ["checkpoint.state_shards"],
-    ["checkpoint.save_step"],
-    ["checkpoint.manager"],
-    ["cli.output"],
-    ["cli.checks", "cli.content_types", "cli.errors"],
-    ["cli.options", "cli.targets", "cli.credential_sources"],
-    ["cli.bars", "cli.url_argument", "cli.machine_checks", "cli.store_checks"],
-    ["cli.progress"],
-    ["cli.bench_levels", "cli.bucket_copy", "cli.objects", "cli.listing", "cli.removing", "cli.transfer_plan"],
-    ["cli.comparison"],
-    ["cli.transfer_run"],
-    ["cli.moving"],
-    ["cli.transfers"],
-    [
-        "cli.bench",
-        "cli.checkpoints",
-        "cli.completion",
-        "cli.doctor",
-        "cli.indexes",
-        "cli.manifests",
-        "cli.packing",
-        "cli.syncing",
-        "cli.uploads",
-    ],
-    ["cli.program"],
+    ["loader"],
+    ["checkpoint"],
+    ["compat", "dcp", "lightning", "transformers"],
     ["cli"],
     ["__main__"],
 ]
@@ -160,28 +39,53 @@ UNSAFE = re.compile(r"torchobj-core/src/(arena/|buffer/|fork/mod\.rs)|torchobj-p
 
 
 def module_of(path):
-    return ".".join(path.relative_to(ROOT / "torchobj").with_suffix("").parts)
+    parts = path.relative_to(ROOT / "torchobj").with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in PYTHON} | {"_torchobj": ROOT / "torchobj" / "_torchobj.pyi"}
 
 
 def imports_of(path):
+    """The modules of torchobj that a module imports, here or in a function. A package is its `__init__`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "torchobj":
             inner = node.module.removeprefix("torchobj").lstrip(".")
             for alias in node.names:
                 full = f"{inner}.{alias.name}".lstrip(".")
-                yield full if full in LEVEL else inner
+                yield full if full in MODULES else inner
         elif isinstance(node, ast.Import):
             yield from (
                 alias.name.removeprefix("torchobj.") for alias in node.names if alias.name.startswith("torchobj.")
             )
 
 
-@pytest.mark.parametrize("path", [path for path in PYTHON if path.name != "__init__.py"], ids=module_of)
+def layer_of(module):
+    return module.split(".", maxsplit=1)[0]
+
+
+def test_each_package_has_a_layer():
+    assert {layer_of(name) for name in MODULES if name} == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", [path for name, path in MODULES.items() if name], ids=module_of)
 def test_modules_import_only_from_lower_layers(path):
-    mine = LEVEL[module_of(path)]
+    own = layer_of(module_of(path))
     for name in imports_of(path):
-        assert name in LEVEL, f"{name} has no layer"
-        assert LEVEL[name] < mine or (LEVEL[name] == mine and name == "urls"), f"{module_of(path)} imports {name}"
+        assert LEVEL[layer_of(name)] < LEVEL[own] or layer_of(name) == own, f"{module_of(path)} imports {name}"
+
+
+def test_no_modules_of_a_package_import_each_other():
+    graph = {
+        name: {other for other in imports_of(path) if other != name and layer_of(other) == layer_of(name)}
+        for name, path in MODULES.items()
+        if path.name != "__init__.py"
+    }
+    graphlib.TopologicalSorter(graph).prepare()
+
+
+def test_the_top_has_few_modules():
+    assert len(list((ROOT / "torchobj").glob("*.py"))) <= 14
 
 
 def crates_under(crate):

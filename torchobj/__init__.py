@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from torchobj import _shutdown, decode, files
 from torchobj._torchobj import Buffer, ObjectReader, ObjectRef, __version__
-from torchobj.checkpoint.files import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
-from torchobj.checkpoint.s3_checkpoint import S3Checkpoint
-from torchobj.config import FileOptions, GCSOptions, S3ClientConfig, S3Options, StoreConfig, load_config
+from torchobj.compat import S3Checkpoint, S3ClientConfig, S3Exception, S3Reader, S3ReaderConstructor, S3Writer
+from torchobj.config import FileOptions, GCSOptions, S3Options, StoreConfig, load_config
+from torchobj.datasets.memory_budget import set_budget, set_memory_budget
 from torchobj.exceptions import StoreError, TorchobjError
 from torchobj.manifest import Manifest
-from torchobj.memory import set_budget, set_memory_budget
-from torchobj.reads import get, get_many
-from torchobj.shard_writer import ShardWriter
+from torchobj.shards.index import TarIndex
+from torchobj.shards.tar_writer import TarWriter
+from torchobj.shards.writer import ShardWriter
 from torchobj.store import ListPage, ObjectInfo, Store, UnfinishedUpload
-from torchobj.tar_index import TarIndex
-from torchobj.tar_writer import TarWriter
+from torchobj.store.file_objects import ObjectWriter, open  # noqa: A004  the builtin's name, as in io and gzip
+from torchobj.store.reads import get, get_many
 from torchobj.urls import Url, parse_url
 
 if TYPE_CHECKING:
@@ -39,21 +39,13 @@ if TYPE_CHECKING:
     from torchobj.datasets.one_provider import GCSIterableDataset, GCSMapDataset, S3IterableDataset, S3MapDataset
     from torchobj.datasets.parquet import ParquetIterableDataset
     from torchobj.datasets.ragged import RaggedBatch
-    from torchobj.datasets.reader_constructor import S3ReaderConstructor
     from torchobj.datasets.table import TableDataset
     from torchobj.datasets.tar_map import TarMapDataset
     from torchobj.datasets.tar_stream import TarIterableDataset
     from torchobj.loader import DataLoader, ElasticDistributedSampler, LookaheadBatchSampler, attach
-    from torchobj.loader.transformers_callback import LookaheadCallback as LookaheadCallback
+    from torchobj.transformers import LookaheadCallback as LookaheadCallback
 
 _shutdown.register()
-
-#: Name of the exception in s3torchconnector.
-S3Exception = StoreError
-#: Name of the reader in s3torchconnector.
-S3Reader = ObjectReader
-#: Name of the writer in s3torchconnector.
-S3Writer = ObjectWriter
 
 #: Names that need torch, and their modules.
 _LAZY = {
@@ -66,7 +58,7 @@ _LAZY = {
     "InterleaveDataset": "torchobj.datasets.interleave",
     "LookaheadBatchSampler": "torchobj.loader",
     # Needs transformers, and is therefore not in __all__.
-    "LookaheadCallback": "torchobj.loader.transformers_callback",
+    "LookaheadCallback": "torchobj.transformers",
     "ObjectDataset": "torchobj.datasets.objects",
     "ObjectIterableDataset": "torchobj.datasets.iterable",
     "ObjectMapDataset": "torchobj.datasets.map",
@@ -74,7 +66,6 @@ _LAZY = {
     "RaggedBatch": "torchobj.datasets.ragged",
     "S3IterableDataset": "torchobj.datasets.one_provider",
     "S3MapDataset": "torchobj.datasets.one_provider",
-    "S3ReaderConstructor": "torchobj.datasets.reader_constructor",
     "TableDataset": "torchobj.datasets.table",
     "TarIterableDataset": "torchobj.datasets.tar_stream",
     "TarMapDataset": "torchobj.datasets.tar_map",

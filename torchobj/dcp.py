@@ -17,10 +17,10 @@ from torchobj.checkpoint.dcp.prefix import (
 )
 from torchobj.checkpoint.dcp.reader import StorageReader
 from torchobj.checkpoint.dcp.writer import StorageWriter
-from torchobj.checkpoint.files import ObjectWriter, open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
 from torchobj.store import Store
+from torchobj.store.file_objects import ObjectWriter, open_reader
 from torchobj.urls import parse_url
 
 __all__ = [

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchobj.checkpoint.files import ObjectWriter, open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError
+from torchobj.store.file_objects import ObjectWriter, open_reader
 
 try:
     from webdataset import ShardWriter, TarWriter, gopen_schemes

@@ -9,8 +9,8 @@ import torch.distributed.checkpoint as dcp
 
 import torchobj
 from torchobj.checkpoint import StorageReader, StorageWriter
-from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import ConfigError
+from torchobj.store.tensor_memory import memory_of
 
 
 def test_the_array_shares_the_tensors_memory_for_every_dtype_and_shape():

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from torchobj import reads
 from torchobj.cli import objects
+from torchobj.store import reads
 
 
 @pytest.mark.providers("s3", "gs")

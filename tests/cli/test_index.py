@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from torchobj.tar_index import TarIndex
+from torchobj.shards.index import TarIndex
 
 pytestmark = pytest.mark.providers("s3", "gs")
 

@@ -10,7 +10,8 @@ import pytest
 import torchobj
 from tests.support.interrupting import HELD_BACK_S
 from tests.support.prefetching import eventually
-from torchobj import exceptions, packing, tar_index_file
+from torchobj import exceptions
+from torchobj.shards import index_file, packing
 from torchobj.urls import parse_url
 
 pytestmark = pytest.mark.providers("s3", "gs")
@@ -61,7 +62,7 @@ def test_shards_contain_the_objects_in_key_order_with_an_index_of_each(cli, fill
     together = [(name, data) for shard in found.values() for name, data in members(shard).items()]
     keys = sorted(key for key in filled.keys() if key.startswith("in/"))
     assert together == [(key.removeprefix("in/"), filled.body(key)) for key in keys]
-    index = tar_index_file.read(filled.body("out/s-01.tar.index.parquet"), "index")
+    index = index_file.read(filled.body("out/s-01.tar.index.parquet"), "index")
     assert index.shards == (("s-01.tar", len(found["out/s-01.tar"]), filled.version("out/s-01.tar")),)
     assert index.members.num_rows == 20
 

@@ -8,8 +8,9 @@ from fsspec.callbacks import Callback
 
 import torchobj
 import torchobj.files.transfers
-from torchobj import exceptions, reads
+from torchobj import exceptions
 from torchobj.fsspec import ObjectFileSystem, concurrency
+from torchobj.store import reads
 
 
 class InMemory(ObjectFileSystem):

@@ -96,7 +96,7 @@ def test_pandas_and_pyarrow_read_an_ordinary_table(saved):
 
 
 def test_a_file_of_several_row_groups_has_all_objects(tmp_path, monkeypatch):
-    monkeypatch.setattr("torchobj.manifest_file._GROUP_ROWS", 1000)
+    monkeypatch.setattr("torchobj.manifest.parquet._GROUP_ROWS", 1000)
     manifest = torchobj.Manifest.from_urls(f"s3://{'abc'[n % 3 if n > 2500 else 0]}/{n:06}" for n in range(4321))
     manifest.save(tmp_path / "m")
     assert parquet.ParquetFile(tmp_path / "m").metadata.num_row_groups == 5
@@ -148,7 +148,7 @@ def test_a_failed_save_leaves_the_previous_file(saved, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("torchobj.manifest_file._batch", fail)
+    monkeypatch.setattr("torchobj.manifest.parquet._batch", fail)
     with pytest.raises(KeyboardInterrupt):
         manifest.save(path)
     assert path.read_bytes() == before
@@ -229,6 +229,6 @@ def test_every_damaged_byte_is_a_typed_error_or_without_effect(saved, damage):
 
 
 def test_row_groups_larger_than_those_of_torchobj_are_refused_before_they_are_read(saved, monkeypatch):
-    monkeypatch.setattr("torchobj.manifest_file._GROUP_ROWS", 2)
+    monkeypatch.setattr("torchobj.manifest.parquet._GROUP_ROWS", 2)
     with pytest.raises(exceptions.ManifestError, match="row group 0 has 3 rows"):
         torchobj.Manifest.load(saved[1])

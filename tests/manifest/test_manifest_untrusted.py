@@ -8,8 +8,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from torchobj import Manifest, exceptions, manifest_file
+from torchobj import Manifest, exceptions
 from torchobj._torchobj import Buffer
+from torchobj.manifest.parquet import read
 
 ROWS = 1 << 16
 
@@ -113,10 +114,10 @@ def test_only_a_local_manifest_names_objects_of_this_machine(tmp_path, base, nam
     manifest.save(tmp_path / "m")
     data = Buffer((tmp_path / "m").read_bytes())
     if name.startswith(("file", "memory")):
-        assert manifest_file.read(data, name) == manifest
+        assert read(data, name) == manifest
         return
     with pytest.raises(exceptions.ManifestError, match=f"{name}: .*objects of this machine.*{base}.*download"):
-        manifest_file.read(data, name)
+        read(data, name)
 
 
 def test_the_longest_keys_and_versions_are_saved_and_loaded(tmp_path):
@@ -127,6 +128,6 @@ def test_the_longest_keys_and_versions_are_saved_and_loaded(tmp_path):
 
 def test_more_objects_than_the_bytes_of_the_file_can_name_are_refused(tmp_path, monkeypatch):
     Manifest.from_urls(f"s3://b/{number}" for number in range(1000)).save(tmp_path / "m")
-    monkeypatch.setattr("torchobj.manifest_file.row_limit", lambda size: 999)
+    monkeypatch.setattr("torchobj.manifest.parquet.row_limit", lambda size: 999)
     with pytest.raises(exceptions.ManifestError, match=r"damaged: 1000 objects in \d+ bytes"):
         Manifest.load(tmp_path / "m")

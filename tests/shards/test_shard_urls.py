@@ -2,7 +2,7 @@ import pytest
 
 import torchobj
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.shard_urls import expand_braces, find_shards, shard_manifest
+from torchobj.shards.shard_urls import expand_braces, find_shards, shard_manifest
 
 BASE = "memory://shard-urls"
 
@@ -48,7 +48,7 @@ def test_a_range_of_braces_that_is_too_long_is_refused_before_it_is_expanded():
 
 
 def test_the_names_of_a_pattern_are_limited_together(monkeypatch):
-    monkeypatch.setattr("torchobj.shard_urls._MAX_NAMES", 50)
+    monkeypatch.setattr("torchobj.shards.shard_urls._MAX_NAMES", 50)
     with pytest.raises(ConfigError, match="more than 50 names"):
         shard_manifest(f"{BASE}/{{0..9}}{{0..9}}.tar")
     assert list(expand_braces("{0..%s}" % ("9" * 5000))) == ["{0..%s}" % ("9" * 5000)]

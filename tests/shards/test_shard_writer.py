@@ -16,9 +16,10 @@ from webdataset import ShardWriter as WebdatasetShardWriter
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 import torchobj
-from torchobj import ShardWriter, TarWriter, exceptions, tar_index_file
+from torchobj import ShardWriter, TarWriter, exceptions
 from torchobj._torchobj import TarIndexer, TarReader
-from torchobj.tar_members import split_name
+from torchobj.shards import index_file
+from torchobj.shards.members import split_name
 
 MIB = 1 << 20
 
@@ -39,7 +40,7 @@ def body(key):
 
 
 def index_of(url):
-    return tar_index_file.read(torchobj.get_many([f"{url}.index.parquet"])[0], url)
+    return index_file.read(torchobj.get_many([f"{url}.index.parquet"])[0], url)
 
 
 @pytest.fixture
@@ -89,7 +90,7 @@ def test_a_shard_of_several_parts_is_whole(bucket):
     with TarWriter(f"{bucket.url}/large.tar", config=bucket.config) as writer:
         writer.write({"__key__": "a", "bin": memoryview(data), "txt": "end"})
     assert members(bucket.body("large.tar")) == {"a.bin": data, "a.txt": b"end"}
-    index = tar_index_file.read(bucket.body("large.tar.index.parquet"), "index")
+    index = index_file.read(bucket.body("large.tar.index.parquet"), "index")
     assert index.shards == (("large.tar", len(bucket.body("large.tar")), bucket.version("large.tar")),)
 
 

@@ -8,11 +8,11 @@ import pyarrow.parquet
 import pytest
 
 import torchobj
-from torchobj import tar_index_build, tar_index_file
 from torchobj.exceptions import AccessDeniedError, ConfigError, TarError, TarIndexError
-from torchobj.shard_urls import shard_manifest
-from torchobj.tar_index import TarIndex, TarMember, TarSample
-from torchobj.tar_index_file import TarShard, members_table, shard_url, write
+from torchobj.shards import index_build, index_file
+from torchobj.shards.index import TarIndex, TarMember, TarSample
+from torchobj.shards.index_file import TarShard, members_table, shard_url, write
+from torchobj.shards.shard_urls import shard_manifest
 
 BASE = "memory://tar-index"
 MIB = 1 << 20
@@ -108,9 +108,9 @@ def test_an_index_beside_its_shard_is_used_and_others_are_built(monkeypatch):
     urls = TarIndex.build(f"{BASE}/beside/{{0..1}}.tar").save_beside()
     assert urls == [f"{BASE}/beside/{number}.tar.index.parquet" for number in range(2)]
     built = []
-    read = tar_index_build.members_of
+    read = index_build.members_of
     monkeypatch.setattr(
-        "torchobj.tar_index.members_of", lambda shards, *others: built.extend(shards) or read(shards, *others)
+        "torchobj.shards.index.members_of", lambda shards, *others: built.extend(shards) or read(shards, *others)
     )
     index = TarIndex.load_or_build(shard_manifest(pattern))
     assert [shard.name for shard in built] == [f"{BASE}/beside/2.tar"]
@@ -122,7 +122,7 @@ def test_the_index_of_the_shard_writer_is_used(monkeypatch):
         for number in range(3):
             writer.write({"__key__": f"k{number}", "txt": "text", "json": {"n": number}})
     index = TarIndex.build(f"{BASE}/written/*.tar")
-    monkeypatch.setattr("torchobj.tar_index.members_of", None)
+    monkeypatch.setattr("torchobj.shards.index.members_of", None)
     assert all_samples(TarIndex.load_or_build(shard_manifest(f"{BASE}/written/*.tar"))) == all_samples(index)
 
 
@@ -168,9 +168,9 @@ def test_an_index_that_names_a_shard_by_no_url_is_refused_and_built_again(name, 
 
 
 def test_an_index_whose_metadata_is_nested_too_deeply_is_refused(monkeypatch):
-    monkeypatch.setattr(tar_index_file.json, "dumps", lambda _: "[" * 100_000)
+    monkeypatch.setattr(index_file.json, "dumps", lambda _: "[" * 100_000)
     file = io.BytesIO()
-    write(file, [TarShard("a.tar", 10240, None)], members_table({name: [] for name in tar_index_file.COLUMNS}))
+    write(file, [TarShard("a.tar", 10240, None)], members_table({name: [] for name in index_file.COLUMNS}))
     torchobj.Store(BASE).put("nested.parquet", file.getvalue())
     with pytest.raises(TarIndexError, match=f"^{BASE}/nested.parquet: not an index of tar shards, or damaged: "):
         TarIndex.load(f"{BASE}/nested.parquet")
@@ -198,7 +198,7 @@ def test_a_stale_index_that_is_named_is_refused_with_both_versions():
 
 def test_a_store_that_hides_absent_objects_has_no_index_beside_its_shards(monkeypatch):
     pattern = shards_at("hidden")
-    monkeypatch.setattr("torchobj.tar_index.get_many", lambda urls, **_: [AccessDeniedError("403") for _ in urls])
+    monkeypatch.setattr("torchobj.shards.index.get_many", lambda urls, **_: [AccessDeniedError("403") for _ in urls])
     assert TarIndex.load_or_build(shard_manifest(pattern)).counts() == [2, 2, 2]
 
 
@@ -242,13 +242,13 @@ def test_the_index_of_a_gibibyte_of_large_members_reads_two_percent_of_it_at_mos
             file.seek(info.size, 1)
         file.write(bytes(1024))
     read = []
-    get = tar_index_build.get_many
+    get = index_build.get_many
 
     def counted(refs, **options):
         read.extend(ref.end - ref.start for ref in refs)
         return get(refs, **options)
 
-    monkeypatch.setattr(tar_index_build, "get_many", counted)
+    monkeypatch.setattr(index_build, "get_many", counted)
     index = TarIndex.build(f"file://{path}")
     assert len(index) == 256
     assert index.sample(255).members == (TarMember("bin", 256 * (4 * MIB + 512) - 4 * MIB, 4 * MIB),)

@@ -7,9 +7,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from torchobj import tar_index_file
 from torchobj.exceptions import TarIndexError
-from torchobj.tar_index_file import TarShard
+from torchobj.shards import index_file
+from torchobj.shards.index_file import TarShard
 
 SHARDS = (TarShard("a.tar", 4096, '"etag"'), TarShard("empty.tar", 1024, None), TarShard("s3://b/c.tar", 10240, None))
 COLUMNS = {
@@ -25,19 +25,19 @@ COLUMNS = {
 
 def written(shards=SHARDS, source=None, **changed):
     file = io.BytesIO()
-    tar_index_file.write(file, shards, tar_index_file.members_table({**COLUMNS, **changed}), source=source)
+    index_file.write(file, shards, index_file.members_table({**COLUMNS, **changed}), source=source)
     return file.getvalue()
 
 
 def test_an_index_is_read_as_it_was_written():
-    table = tar_index_file.read(written(source="abc"), "i")
+    table = index_file.read(written(source="abc"), "i")
     assert (table.shards, table.source) == (SHARDS, "abc")
     assert table.members.to_pydict() == COLUMNS
     assert repr(table) == "<IndexTable of 3 shards, 3 members>"
 
 
 def test_an_index_of_shards_without_members_is_read():
-    table = tar_index_file.read(written(**{name: [] for name in COLUMNS}), "i")
+    table = index_file.read(written(**{name: [] for name in COLUMNS}), "i")
     assert table.shards == SHARDS
     assert table.members.num_rows == 0
     assert table.source is None
@@ -53,7 +53,7 @@ def test_an_index_of_several_row_groups_is_read():
         "size": [0] * count,
     }
     shards = [TarShard("a.tar", 512 * count, None)]
-    table = tar_index_file.read(written(shards, **columns), "i")
+    table = index_file.read(written(shards, **columns), "i")
     assert table.members["key"].to_pylist() == columns["key"]
     assert table.members["end"].to_pylist() == columns["end"]
 
@@ -91,26 +91,26 @@ def test_equal_members_give_equal_bytes():
 )
 def test_ranges_outside_of_their_shard_are_refused(changed):
     with pytest.raises(TarIndexError, match=r"memory://b/i: damaged.*torchobj index"):
-        tar_index_file.read(written(**changed), "memory://b/i")
+        index_file.read(written(**changed), "memory://b/i")
 
 
 def test_a_range_whose_end_overflows_is_refused():
     with pytest.raises(TarIndexError, match="i: not an index of tar shards, or damaged: overflow"):
-        tar_index_file.read(written(size=[1, 0, (1 << 63) - 1]), "i")
+        index_file.read(written(size=[1, 0, (1 << 63) - 1]), "i")
 
 
 def test_a_truncated_or_changed_file_is_refused():
     data = written()
     for damaged in (b"", b"PAR1", data[:-1], data[len(data) // 2 :], data[:100] + b"\xff" * 8 + data[108:]):
         with pytest.raises(TarIndexError, match="i: "):
-            tar_index_file.read(damaged, "i")
+            index_file.read(damaged, "i")
 
 
 def test_another_parquet_file_is_refused():
     file = io.BytesIO()
     pyarrow.parquet.write_table(pyarrow.table({"x": [1]}), file)
     with pytest.raises(TarIndexError, match="of another kind; this version of torchobj reads indexes of format 1"):
-        tar_index_file.read(file.getvalue(), "i")
+        index_file.read(file.getvalue(), "i")
 
 
 def test_an_index_of_another_format_or_with_other_columns_is_refused():
@@ -120,4 +120,4 @@ def test_an_index_of_another_format_or_with_other_columns_is_refused():
         table = pyarrow.table({"x": [1]}).replace_schema_metadata(metadata | {"torchobj.tar_index.format": version})
         pyarrow.parquet.write_table(table, file)
         with pytest.raises(TarIndexError, match=reason):
-            tar_index_file.read(file.getvalue(), "i")
+            index_file.read(file.getvalue(), "i")

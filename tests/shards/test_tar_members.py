@@ -5,7 +5,7 @@ import tarfile
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from torchobj.tar_members import end_of_archive, header, padding
+from torchobj.shards.members import end_of_archive, header, padding
 
 
 @given(

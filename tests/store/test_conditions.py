@@ -4,7 +4,7 @@ import pytest
 
 import torchobj
 from torchobj import exceptions
-from torchobj.conditions import condition
+from torchobj.store.conditions import condition
 
 
 def test_each_form_gives_its_condition():

@@ -12,7 +12,7 @@ from PIL import Image
 
 import torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.checkpoint.files import open_reader
+from torchobj.store.file_objects import open_reader
 
 BODY = b"".join(b"line %d\n" % number for number in range(2000)) + b"the last one has no end"
 

@@ -16,8 +16,8 @@ import torch
 import torchobj
 from tests.support.settings import s3_config
 from torchobj import exceptions
-from torchobj.object_info import time_of
 from torchobj.store import list_buckets
+from torchobj.store.object_info import time_of
 
 pytestmark = pytest.mark.providers("s3", "gs")
 

@@ -8,8 +8,8 @@ from zlib import crc32
 
 import torch
 
-from torchobj.checkpoint.memory import memory_of
 from torchobj.exceptions import CheckpointError
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = [
     "BLOCKS_BYTES",

@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from torchobj.checkpoint.device_memory import BLOCK_BYTES
-from torchobj.checkpoint.memory import memory_of
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["digest_of"]
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from torchobj.checkpoint import device_memory, entries, pickling
-from torchobj.checkpoint.files import open_reader, store_of
 from torchobj.checkpoint.pickling import (
     MapLocation,
     Outline,
@@ -28,6 +27,7 @@ from torchobj.checkpoint.pickling import (
 from torchobj.checkpoint.records import NotPlannableError, RecordRange, Records
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import CheckpointError, ConfigError, TorchobjError
+from torchobj.store.file_objects import open_reader, store_of
 
 __all__ = ["is_switched_on", "load"]
 

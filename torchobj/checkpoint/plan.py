@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchobj.checkpoint import archive
 from torchobj.checkpoint.device_memory import check_memory
 from torchobj.exceptions import CheckpointError
+from torchobj.store import archive
 
 __all__ = ["Field", "Hole", "Plan", "PlanError", "TensorArchive", "is_memory", "plan_of", "tensor_archive"]
 

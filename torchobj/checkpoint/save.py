@@ -8,12 +8,12 @@ import torch
 
 from torchobj import _torchobj
 from torchobj.checkpoint.device_memory import BLOCKS_BYTES, blocks_of, bytes_of, is_reachable
-from torchobj.checkpoint.files import NO_ATTRIBUTES, ObjectWriter, store_of
-from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import Field, Plan, PlanError, plan_of
-from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import ConfigError
+from torchobj.store.conditions import condition
+from torchobj.store.file_objects import NO_ATTRIBUTES, ObjectWriter, store_of
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["SavedObject", "save"]
 

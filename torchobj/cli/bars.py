@@ -14,7 +14,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from torchobj.cli.output import duration, escaped, human_size
-from torchobj.files.results import Progress
+from torchobj.store.transfers import Progress
 
 __all__ = ["bar", "bars", "updates"]
 

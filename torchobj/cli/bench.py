@@ -15,7 +15,7 @@ from torchobj.cli.output import duration, human_size, print_json, print_line, sh
 from torchobj.cli.targets import parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
-from torchobj.memory import AHEAD_SHARE, budget_bytes
+from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 
 __all__ = ["bench"]
 

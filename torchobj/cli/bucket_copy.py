@@ -1,10 +1,10 @@
 """Copies objects from bucket to bucket: on the server within a provider, as a stream between providers."""
 
-from torchobj.checkpoint.files import ObjectWriter
-from torchobj.checkpoint.files import open as open_object
 from torchobj.config import StoreConfig
-from torchobj.files.attributes import ObjectAttributes
 from torchobj.store import Store
+from torchobj.store.attributes import ObjectAttributes
+from torchobj.store.file_objects import ObjectWriter
+from torchobj.store.file_objects import open as open_object
 from torchobj.urls import Url, parse_url
 
 __all__ = ["copy_object", "is_on_server"]

@@ -14,8 +14,8 @@ from torchobj.cli.targets import Target
 from torchobj.cli.transfer_plan import Item, Transfer, is_fifo, items
 from torchobj.config import StoreConfig
 from torchobj.exceptions import BucketNotFoundError, ObjectNotFoundError
-from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
+from torchobj.store.object_info import ObjectInfo
 
 __all__ = ["compared", "copies_of", "sources_of"]
 

@@ -1,17 +1,17 @@
-"""`torchobj index`: writes the indexes of tar shards. `torchobj.tar_index` reads the headers."""
+"""`torchobj index`: writes the indexes of tar shards. `torchobj.shards.index` reads the headers."""
 
 import time
 
 import click
 
-from torchobj import tar_index_file
 from torchobj.cli.options import Command, settings
 from torchobj.cli.output import duration, print_json, print_line, shown
 from torchobj.cli.progress import reporting
 from torchobj.cli.targets import parse_target
 from torchobj.cli.url_argument import URL
-from torchobj.shard_urls import shard_manifest
-from torchobj.tar_index import TarIndex
+from torchobj.shards import index_file
+from torchobj.shards.index import TarIndex
+from torchobj.shards.shard_urls import shard_manifest
 
 __all__ = ["index"]
 
@@ -26,7 +26,7 @@ def index(shards: tuple[str, ...], *, file: str | None) -> None:
     `TarMapDataset` reads the samples in any order by their index.
     """
     chosen = settings()
-    tar_index_file.check_installed()
+    index_file.check_installed()
     urls = [str(parse_target(text, raw=True).url) for text in shards]
     config = chosen.config(*shards, *([] if file is None else [file]))
     started = time.monotonic()

@@ -11,8 +11,8 @@ from torchobj.cli.output import counted, exact_size, fields_of, human_size, prin
 from torchobj.cli.targets import Target, parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig, resolved
-from torchobj.object_info import ObjectInfo
 from torchobj.store import Store, list_buckets
+from torchobj.store.object_info import ObjectInfo
 from torchobj.urls import canonical_url
 
 __all__ = ["du", "ls"]

@@ -11,8 +11,8 @@ from torchobj import _torchobj
 from torchobj.cli.checks import Check
 from torchobj.cli.output import human_size
 from torchobj.config import config_file
+from torchobj.datasets.memory_budget import budget_bytes
 from torchobj.exceptions import ConfigError
-from torchobj.memory import budget_bytes
 
 __all__ = ["machine_checks"]
 

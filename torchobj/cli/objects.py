@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from torchobj import reads
-from torchobj.checkpoint.files import open as open_object
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, settings
 from torchobj.cli.output import fields_of, human_size, print_json, rows, shown
 from torchobj.cli.targets import Target, parse_target
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
-from torchobj.object_info import ObjectInfo
-from torchobj.store import Store
+from torchobj.store import Store, reads
+from torchobj.store.file_objects import open as open_object
+from torchobj.store.object_info import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

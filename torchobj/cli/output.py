@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from torchobj.object_info import ObjectInfo
+from torchobj.store.object_info import ObjectInfo
 
 __all__ = [
     "age_s",

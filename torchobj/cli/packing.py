@@ -1,4 +1,4 @@
-"""`torchobj pack`: packs objects into tar shards, several at once. `torchobj.packing` plans and writes them."""
+"""`torchobj pack`: packs objects into tar shards, several at once. `torchobj.shards.packing` plans and writes them."""
 
 import dataclasses
 import threading
@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from torchobj import tar_index_file
 from torchobj.cli.errors import CommandError
 from torchobj.cli.options import Command, Settings, fail_with, settings
 from torchobj.cli.output import duration, human_size, print_json, print_line, shown
@@ -17,11 +16,12 @@ from torchobj.cli.targets import Target, parse_target
 from torchobj.cli.transfer_run import Failure, failure_line
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
-from torchobj.files.results import Progress
 from torchobj.manifest import Manifest
-from torchobj.packing import PackPlan, PlannedShard, Stopped, is_complete, pack_shard, plan_shards
-from torchobj.shard_writer import shard_url
+from torchobj.shards import index_file
+from torchobj.shards.packing import PackPlan, PlannedShard, Stopped, is_complete, pack_shard, plan_shards
+from torchobj.shards.writer import shard_url
 from torchobj.store import Store
+from torchobj.store.transfers import Progress
 from torchobj.urls import Url, parse_url
 
 __all__ = ["pack"]
@@ -84,7 +84,7 @@ def pack(
     complete shards, and hosts with the same --manifest divide them by --shard I/N. Each shard is verified.
     """
     chosen = settings()
-    tar_index_file.check_installed()
+    index_file.check_installed()
     target = parse_target(prefix, raw=raw)
     config = chosen.config(*(text for text in (prefix, shards, manifest) if text is not None))
     pattern = str(parse_target(shards, raw=True).url)

@@ -12,7 +12,7 @@ import click
 from torchobj.cli.output import duration, escaped, human_size
 
 if TYPE_CHECKING:
-    from torchobj.files.results import Progress
+    from torchobj.store.transfers import Progress
 
 __all__ = ["Report", "line", "of_stream", "reporting"]
 
@@ -69,7 +69,7 @@ def line(name: str, state: "Progress", elapsed_s: float) -> str:
     """The progress as a line.
 
     Example:
-        >>> from torchobj.files.results import Progress
+        >>> from torchobj.store.transfers import Progress
         >>> line("cp", Progress(3, 4, 1 << 20, 4 << 20, 1), elapsed_s=2.0)
         'cp: 3 of 4 files, 1.00 MiB of 4.00 MiB, 512 KiB/s, 6.0 s left'
     """

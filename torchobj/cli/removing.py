@@ -13,8 +13,8 @@ from torchobj.cli.targets import Target, check_bucket, check_wildcards, parse_ta
 from torchobj.cli.url_argument import URL
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
-from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
+from torchobj.store.object_info import ObjectInfo
 
 __all__ = ["confirm", "delete_keys", "rm"]
 

@@ -18,8 +18,8 @@ from torchobj.cli.errors import described, next_step
 from torchobj.cli.output import duration, escaped, human_size
 from torchobj.config import StoreConfig
 from torchobj.exceptions import RangeError, StoreError, TorchobjError
-from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
+from torchobj.store.object_info import ObjectInfo
 from torchobj.urls import Url, shown_url
 
 __all__ = ["endpoint_of", "store_checks"]

@@ -9,8 +9,8 @@ from pathlib import Path
 from torchobj.cli.errors import CommandError
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ObjectNotFoundError
-from torchobj.object_info import Listing
 from torchobj.store import Store
+from torchobj.store.object_info import Listing
 from torchobj.urls import Url, parse_url, shown_url
 
 __all__ = ["WILDCARD", "Target", "check_bucket", "check_wildcards", "parse_target"]

@@ -16,9 +16,9 @@ from torchobj.cli.progress import Report, of_stream
 from torchobj.cli.transfer_plan import Item, Transfer, is_fifo
 from torchobj.config import StoreConfig
 from torchobj.exceptions import TransferError
-from torchobj.files.results import Progress, TreeTransfer
 from torchobj.files.streams import upload_stream
-from torchobj.files.transfers import download, download_file, upload, upload_file
+from torchobj.files.transfers import TreeTransfer, download, download_file, upload, upload_file
+from torchobj.store.transfers import Progress
 
 __all__ = ["Failure", "Options", "Outcome", "concurrently", "failure_line", "run_all"]
 

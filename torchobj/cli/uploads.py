@@ -11,8 +11,8 @@ from torchobj.cli.output import print_json, print_line, shown, time_shown
 from torchobj.cli.removing import confirm
 from torchobj.cli.targets import parse_target
 from torchobj.cli.url_argument import URL
-from torchobj.object_info import UnfinishedUpload
 from torchobj.store import Store
+from torchobj.store.object_info import UnfinishedUpload
 
 __all__ = ["uploads"]
 

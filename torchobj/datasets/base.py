@@ -20,7 +20,8 @@ from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.shared_values import SharedCounter
 from torchobj.exceptions import ConfigError
-from torchobj.manifest import Manifest, key_filter
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import key_filter
 from torchobj.urls import SCHEMES, Url, canonical_url, parse_url
 
 Transform = Callable[[ObjectReader], Any]

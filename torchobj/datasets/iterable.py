@@ -19,7 +19,8 @@ from torchobj.datasets.read_ahead import IndexedReader, read_ahead, read_while_l
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.sample_ranks import SampleRanks
 from torchobj.datasets.sharding import Shard, Uneven, in_order, shuffled
-from torchobj.manifest import Manifest, key_filter
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import key_filter
 
 __all__ = ["ObjectIterableDataset"]
 

@@ -16,8 +16,9 @@ from torchobj.config.checks import check
 from torchobj.datasets import manifest_broadcast, prefetch_source, worker_process
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.exceptions import ConfigError
-from torchobj.manifest import KeyFilter, Manifest, url_of_file
-from torchobj.shard_urls import find_shards
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import KeyFilter, url_of_file
+from torchobj.shards.shard_urls import find_shards
 from torchobj.urls import Url, canonical_url, parse_url, shown_url
 
 logger = logging.getLogger("torchobj")

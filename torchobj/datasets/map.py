@@ -15,7 +15,8 @@ from torchobj.datasets.base import ListingDataset, Sample_co, position_of, posit
 from torchobj.datasets.errors import OnError, check_map_on_error, log_failed_sample, neighbours
 from torchobj.datasets.listing import Listing, OnChange
 from torchobj.datasets.reader_constructor import ReaderConstructor
-from torchobj.manifest import Manifest, key_filter
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import key_filter
 
 __all__ = ["ObjectMapDataset"]
 

@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar, Union
 from torchobj import _torchobj
 from torchobj.datasets import lookahead_warning, worker_process
 from torchobj.datasets.descriptors import Descriptors
+from torchobj.datasets.memory_budget import budget_bytes, times_set
 from torchobj.exceptions import StoreError
-from torchobj.memory import budget_bytes, times_set
 
 logger = logging.getLogger("torchobj")
 

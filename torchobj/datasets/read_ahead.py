@@ -17,10 +17,10 @@ import torch.utils.data
 from torchobj import _torchobj
 from torchobj._torchobj import ObjectReader, ObjectRef
 from torchobj.datasets.listing import Listing
+from torchobj.datasets.memory_budget import AHEAD_SHARE, budget_bytes
 from torchobj.datasets.reader_constructor import ReaderConstructor
 from torchobj.datasets.ref_reader import RefReader
 from torchobj.datasets.sharding import Order, in_order
-from torchobj.memory import AHEAD_SHARE, budget_bytes
 
 #: Number of objects per request to the prefetcher.
 _GROUP_OBJECTS = 32

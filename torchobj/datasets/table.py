@@ -20,9 +20,9 @@ from torchobj.datasets.shared_table import SharedTable, import_arrow
 from torchobj.datasets.table_files import CsvFormat, csv_format, read_table
 from torchobj.datasets.table_rows import TableRow, float_parts, with_nan
 from torchobj.exceptions import ConfigError, InvalidKeyError, ObjectNotFoundError
-from torchobj.manifest import url_of_file
-from torchobj.reads import get_many
-from torchobj.shard_urls import note_prefix
+from torchobj.manifest.manifest import url_of_file
+from torchobj.shards.shard_urls import note_prefix
+from torchobj.store.reads import get_many
 from torchobj.urls import ALIASES, CLOUD_SCHEMES, SCHEMES, parse_url, shown_url
 
 __all__ = ["TableDataset"]

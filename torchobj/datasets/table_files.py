@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from torchobj._torchobj import Buffer
 from torchobj.config.checks import check
+from torchobj.datasets.parquet_files import missing_footer_bytes, open_file, read_row_group
 from torchobj.datasets.shared_table import import_arrow
 from torchobj.exceptions import ConfigError, ParquetError
-from torchobj.parquet_files import missing_footer_bytes, open_file, read_row_group
 from torchobj.urls import shown_url
 
 __all__ = ["CsvFormat", "csv_format", "read_table"]

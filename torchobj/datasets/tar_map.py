@@ -19,9 +19,9 @@ from torchobj.datasets.objects import ObjectDataset, batch_reader_of
 from torchobj.datasets.shared_table import SharedTable
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.manifest import Manifest
-from torchobj.shard_urls import checked_urls, find_shards
-from torchobj.tar_index import TarIndex
-from torchobj.tar_index_file import TarShard
+from torchobj.shards.index import TarIndex
+from torchobj.shards.index_file import TarShard
+from torchobj.shards.shard_urls import checked_urls, find_shards
 from torchobj.urls import shown_url
 
 __all__ = ["TarMapDataset"]

@@ -21,8 +21,8 @@ from torchobj.datasets.shared_values import SharedCounter
 from torchobj.datasets.stream import Position, SampleId, StreamDataset, StreamItem
 from torchobj.datasets.tar_samples import Decode, Sample, check_decode, decoded, warn_of_decode
 from torchobj.exceptions import ConfigError, TarIndexError
-from torchobj.shard_urls import TAR_SUFFIXES, checked_urls, compression
-from torchobj.tar_index import TarIndex
+from torchobj.shards.index import TarIndex
+from torchobj.shards.shard_urls import TAR_SUFFIXES, checked_urls, compression
 
 __all__ = ["TarIterableDataset"]
 

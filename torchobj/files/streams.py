@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Unpack
 
 from torchobj import _torchobj
-from torchobj.buffers import contiguous
-from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError
-from torchobj.files.attributes import ObjectAttributes, native_attributes
-from torchobj.files.results import ProgressCallback, Transfer, counters_to
+from torchobj.store.attributes import ObjectAttributes, native_attributes
+from torchobj.store.buffers import contiguous
+from torchobj.store.conditions import condition
+from torchobj.store.transfers import ProgressCallback, Transfer, counters_to
 from torchobj.urls import parse_object_url
 
 __all__ = ["upload_stream"]

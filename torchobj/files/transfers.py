@@ -1,5 +1,6 @@
 """Uploads and downloads files and folders, each by one native call. Does not import torch."""
 
+import dataclasses
 import errno
 import os
 from collections.abc import Mapping, Sequence
@@ -7,21 +8,30 @@ from pathlib import Path
 from typing import Unpack
 
 from torchobj import _torchobj
-from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import TransferError
-from torchobj.files.attributes import ObjectAttributes, native_attributes
 from torchobj.files.patterns import Pattern, native_patterns
-from torchobj.files.results import ProgressCallback, Transfer, TreeTransfer, counters_to
+from torchobj.store.attributes import ObjectAttributes, native_attributes
+from torchobj.store.conditions import condition
+from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, counters_to, file_from_store, file_to_store
 from torchobj.urls import parse_object_url, parse_url
 
-__all__ = ["FilePath", "download", "download_file", "file_from_store", "file_to_store", "upload", "upload_file"]
-
-#: Path of a file or folder.
-FilePath = str | os.PathLike[str]
+__all__ = ["TreeTransfer", "download", "download_file", "upload", "upload_file"]
 
 #: Number of failures in the message of a `TransferError`.
 _SHOWN_FAILURES = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TreeTransfer:
+    """The result of the transfer of a tree."""
+
+    transferred: int
+    """Number of files that were transferred."""
+    skipped: int
+    """Number of files that were skipped because they are unchanged."""
+    bytes: int
+    """Number of bytes that were transferred."""
 
 
 def upload_file(
@@ -87,26 +97,6 @@ def upload_file(
     )
 
 
-def file_to_store(
-    native: "_torchobj.NativeStore",
-    key: str,
-    path: FilePath,
-    *,
-    overwrite: bool,
-    if_version: str | None,
-    skip_unchanged: bool,
-    progress: ProgressCallback | None,
-    **attributes: Unpack[ObjectAttributes],
-) -> Transfer:
-    """Uploads a file as `upload_file`, given a native store."""
-    file = Path(path)
-    conditions = condition(overwrite, if_version)
-    size, version, skipped = _torchobj.upload_file(
-        native, file, key, native_attributes(attributes), *conditions, skip_unchanged, counters_to(progress)
-    )
-    return Transfer(native.url(key), file, size, version, skipped)
-
-
 def download_file(
     url: str,
     path: FilePath,
@@ -157,26 +147,6 @@ def download_file(
     parsed = parse_object_url(url)
     native = _torchobj.NativeStore(parsed.scheme, parsed.bucket, resolved(str(parsed), store_config(config, url=url)))
     return file_from_store(native, parsed.key, path, version=version, skip_unchanged=skip_unchanged, progress=progress)
-
-
-def file_from_store(
-    native: "_torchobj.NativeStore",
-    key: str,
-    path: FilePath,
-    *,
-    version: str | None,
-    skip_unchanged: bool,
-    progress: ProgressCallback | None,
-) -> Transfer:
-    """Downloads an object as `download_file`, given a native store."""
-    file = Path(path)
-    if os.fspath(path).endswith("/") or file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "is a folder; pass the path of a file", os.fspath(path))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    size, found, skipped = _torchobj.download_file(
-        native, key, file.parent, file.name, version, skip_unchanged, counters_to(progress)
-    )
-    return Transfer(native.url(key), file, size, found, skipped)
 
 
 def upload(

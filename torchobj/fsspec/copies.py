@@ -9,7 +9,7 @@ import fsspec as package  # type: ignore[import-untyped]
 from torchobj.exceptions import ObjectNotFoundError
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import Plan
-from torchobj.object_info import ObjectInfo
+from torchobj.store.object_info import ObjectInfo
 
 __all__ = ["Copies"]
 

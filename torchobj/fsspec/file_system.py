@@ -9,7 +9,6 @@ from typing import Any
 from fsspec.compression import compr  # type: ignore[import-untyped]
 from fsspec.core import get_compression  # type: ignore[import-untyped]
 
-from torchobj.checkpoint.files import open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import (
     AccessDeniedError,
@@ -27,8 +26,9 @@ from torchobj.fsspec.listings import Listings
 from torchobj.fsspec.many_objects import ManyObjects
 from torchobj.fsspec.s3fs_options import S3FS_OPTIONS, check_copied, check_current, s3fs_config, written_attributes
 from torchobj.fsspec.transfers import Transfers
-from torchobj.object_info import ObjectInfo
 from torchobj.store import Store
+from torchobj.store.file_objects import open_reader
+from torchobj.store.object_info import ObjectInfo
 
 __all__ = ["GCSFileSystem", "ObjectFileSystem"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import fsspec.spec as package  # type: ignore[import-untyped]
 
-from torchobj.checkpoint.files import ObjectWriter, TextFile
 from torchobj.store import ObjectInfo
+from torchobj.store.file_objects import ObjectWriter, TextFile
 
 __all__ = ["BlockFile", "CompressedFile", "TextFile", "TransactionFile", "file_entry", "folder_entry"]
 

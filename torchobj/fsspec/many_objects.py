@@ -5,12 +5,12 @@ from typing import Any
 
 import fsspec as package  # type: ignore[import-untyped]
 
-from torchobj import reads
 from torchobj._torchobj import ObjectRef
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, RangeError
 from torchobj.fsspec.concurrency import concurrently
 from torchobj.fsspec.expansion import expanded
 from torchobj.fsspec.s3fs_options import check_current, written_attributes
+from torchobj.store import reads
 
 __all__ = ["ManyObjects"]
 

@@ -7,8 +7,8 @@ from typing import Any
 from torchobj.config import StoreConfig
 from torchobj.config.explicit_fields import replace_fields
 from torchobj.exceptions import ConfigError
-from torchobj.files.attributes import ObjectAttributes
 from torchobj.fsspec.passed_credentials import PassedKeys
+from torchobj.store.attributes import ObjectAttributes
 
 __all__ = [
     "LIBRARY_OPTIONS",

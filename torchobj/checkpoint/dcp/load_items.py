@@ -22,10 +22,10 @@ from torchobj import _torchobj
 from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.foreign import END_BYTES, check_archive, is_transformed, payload_in, untransformed
 from torchobj.checkpoint.dcp.limits import check_apart, checked_info, unpacked_limit
-from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.pickling import message_of
 from torchobj.checkpoint.plan import TensorArchive, is_memory, tensor_archive
 from torchobj.exceptions import CheckpointError, IntegrityError, RangeError, TorchobjError
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["ItemIndex", "ShortFileError", "load_items"]
 

@@ -18,10 +18,10 @@ from torchobj.checkpoint.dcp.checkpoint_dir import CheckpointDir
 from torchobj.checkpoint.dcp.item_file import JOINED_BYTES, ItemFile, close_files
 from torchobj.checkpoint.dcp.manifest import WrittenFile
 from torchobj.checkpoint.device_memory import check_memory
-from torchobj.checkpoint.memory import memory_of
 from torchobj.checkpoint.plan import is_memory, tensor_archive
 from torchobj.checkpoint.ranks import portable
 from torchobj.exceptions import CheckpointError
+from torchobj.store.tensor_memory import memory_of
 
 __all__ = ["FailedWrite", "InfoOfLast", "write_items"]
 

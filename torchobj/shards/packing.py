@@ -15,15 +15,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import groupby
 from typing import Any
 
-from torchobj import tar_index_file
 from torchobj._torchobj import NativeStore, ObjectReader
 from torchobj.config import StoreConfig, resolved
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError, TarIndexError
 from torchobj.manifest import Manifest
-from torchobj.shard_writer import check_shard_limits, check_shard_pattern, shard_url
+from torchobj.shards import index_file
+from torchobj.shards.members import end_of_archive, header, padding, split_name
+from torchobj.shards.tar_writer import TarWriter
+from torchobj.shards.writer import check_shard_limits, check_shard_pattern, shard_url
 from torchobj.store import Store
-from torchobj.tar_members import end_of_archive, header, padding, split_name
-from torchobj.tar_writer import TarWriter
 from torchobj.urls import Url, parse_url
 
 __all__ = ["PackPlan", "PlannedShard", "Stopped", "is_complete", "pack_shard", "plan_shards"]
@@ -191,7 +191,7 @@ def is_complete(plan: PackPlan, shard: PlannedShard, config: StoreConfig) -> boo
     store = Store(parsed.base, config=config)
     try:
         found = store.head(parsed.key)
-        index = tar_index_file.read(store.get(f"{parsed.key}{tar_index_file.SUFFIX}"), shard.url)
+        index = index_file.read(store.get(f"{parsed.key}{index_file.SUFFIX}"), shard.url)
     except (ObjectNotFoundError, TarIndexError):
         return False
     expected = (parsed.key.rpartition("/")[2], found.size, found.version)

@@ -15,7 +15,7 @@ def contiguous(buffer: Any) -> Any:
         return buffer
     if buffer.device.type != "cpu" or not buffer.is_contiguous():
         raise ConfigError(f"a tensor on {buffer.device} with strides {buffer.stride()}: must be contiguous, on the CPU")
-    from torchobj.checkpoint.memory import memory_of  # noqa: PLC0415  imports numpy
+    from torchobj.store.tensor_memory import memory_of  # noqa: PLC0415  imports numpy
 
     try:
         return memory_of(buffer.detach())

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from torchobj.datasets.parquet_files import ParquetFile, arrow
 from torchobj.exceptions import ParquetError
-from torchobj.parquet_files import ParquetFile, arrow
 
 __all__ = ["merged_schema", "with_schema"]
 

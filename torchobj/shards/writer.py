@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from torchobj import tar_index_file
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
-from torchobj.tar_index_file import TarShard
-from torchobj.tar_writer import TarWriter, check_shard_url
+from torchobj.shards import index_file
+from torchobj.shards.index_file import TarShard
+from torchobj.shards.tar_writer import TarWriter, check_shard_url
 
 __all__ = ["ShardWriter", "check_shard_limits", "check_shard_pattern", "shard_url"]
 
@@ -106,7 +106,7 @@ class ShardWriter:
         is_number = isinstance(start_shard, int) and not isinstance(start_shard, bool) and start_shard >= 0
         check("start_shard", start_shard, "a number, 0 or more", ok=is_number)
         if index:
-            tar_index_file.check_installed()
+            index_file.check_installed()
         self.pattern, self.maxcount, self.maxsize = pattern, maxcount, maxsize
         self._has_index = index
         self._config = store_config(config, region, endpoint_url, url=pattern)

@@ -1,13 +1,21 @@
-"""Progress and results of transfers."""
+"""Transfers one file between a path and a store: progress, results, and the two native calls. Does not import torch."""
 
 import dataclasses
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, Unpack
 
+from torchobj import _torchobj
 from torchobj.exceptions import ConfigError
+from torchobj.store.attributes import ObjectAttributes, native_attributes
+from torchobj.store.conditions import condition
 
-__all__ = ["Progress", "ProgressCallback", "Transfer", "TreeTransfer", "counters_to"]
+__all__ = ["FilePath", "Progress", "ProgressCallback", "Transfer", "counters_to", "file_from_store", "file_to_store"]
+
+#: Path of a file or folder.
+FilePath = str | os.PathLike[str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,18 +48,6 @@ class Transfer:
     """The version of the object; None if the store has no versions."""
     skipped: bool
     """Whether nothing was transferred, because file and object are the same."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class TreeTransfer:
-    """The result of the transfer of a tree."""
-
-    transferred: int
-    """Number of files that were transferred."""
-    skipped: int
-    """Number of files that were skipped because they are unchanged."""
-    bytes: int
-    """Number of bytes that were transferred."""
 
 
 #: Receives the state of a transfer. The method `update` of a bar of tqdm receives bytes.
@@ -89,3 +85,43 @@ def callback_of(progress: ProgressCallback) -> Callable[[Progress], object]:
         before = state.bytes_done
 
     return advance
+
+
+def file_to_store(
+    native: "_torchobj.NativeStore",
+    key: str,
+    path: FilePath,
+    *,
+    overwrite: bool,
+    if_version: str | None,
+    skip_unchanged: bool,
+    progress: ProgressCallback | None,
+    **attributes: Unpack[ObjectAttributes],
+) -> Transfer:
+    """Uploads a file as `upload_file`, given a native store."""
+    file = Path(path)
+    conditions = condition(overwrite, if_version)
+    size, version, skipped = _torchobj.upload_file(
+        native, file, key, native_attributes(attributes), *conditions, skip_unchanged, counters_to(progress)
+    )
+    return Transfer(native.url(key), file, size, version, skipped)
+
+
+def file_from_store(
+    native: "_torchobj.NativeStore",
+    key: str,
+    path: FilePath,
+    *,
+    version: str | None,
+    skip_unchanged: bool,
+    progress: ProgressCallback | None,
+) -> Transfer:
+    """Downloads an object as `download_file`, given a native store."""
+    file = Path(path)
+    if os.fspath(path).endswith("/") or file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "is a folder; pass the path of a file", os.fspath(path))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    size, found, skipped = _torchobj.download_file(
+        native, key, file.parent, file.name, version, skip_unchanged, counters_to(progress)
+    )
+    return Transfer(native.url(key), file, size, found, skipped)

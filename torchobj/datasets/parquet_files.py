@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torchobj.exceptions import ConfigError, ParquetError
-from torchobj.manifest_pages import DELTA_TEXTS, DICTIONARY, DICTIONARY_PAGE, Chunk, Page, pages_of, read_footer
+from torchobj.manifest.pages import DELTA_TEXTS, DICTIONARY, DICTIONARY_PAGE, Chunk, Page, pages_of, read_footer
 
 __all__ = [
     "FOOTER_BYTES",

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torchobj import tar_index_file
 from torchobj.exceptions import TarIndexError
-from torchobj.tar_index_file import ADVICE, COLUMNS, IndexTable
+from torchobj.shards import index_file
+from torchobj.shards.index_file import ADVICE, COLUMNS, IndexTable
 
 __all__ = ["TarMember", "TarSample", "columns_of", "expanded", "numbers", "one_chunk", "parts_of"]
 
@@ -85,7 +85,7 @@ def columns_of(parts: Sequence[Sequence[Any]], name: str) -> tuple[Any, Any]:
     """
     arrow, compute = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.compute")
     numpy = importlib.import_module("numpy")
-    tables = [table for part in parts for table in part] or [tar_index_file.members_table({key: [] for key in COLUMNS})]
+    tables = [table for part in parts for table in part] or [index_file.members_table({key: [] for key in COLUMNS})]
     rows = [sum(table.num_rows for table in part) for part in parts]
     table = arrow.concat_tables(tables).drop_columns("shard").unify_dictionaries()
     # Offsets of 64 bits: the keys of one column may exceed 2 GiB.
@@ -139,4 +139,4 @@ def expanded(names: Sequence[str], samples: Any, members: Any) -> tuple[Any, lis
         **{name: members[name] for name in members.column_names},
     }
     rows = starts[numpy.searchsorted(shard.to_numpy(), numpy.arange(len(names) + 1))].tolist()
-    return tar_index_file.members_table(columns), list(itertools.pairwise(rows))
+    return index_file.members_table(columns), list(itertools.pairwise(rows))

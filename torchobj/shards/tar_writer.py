@@ -1,6 +1,6 @@
 """Writes samples to one tar shard in the format of webdataset, with an index beside it. Does not import torch.
 
-`tar_members` encodes samples, `ObjectWriter` sends the bytes, `tar_index_file` writes the index.
+`members` encodes samples, `ObjectWriter` sends the bytes, `index_file` writes the index.
 """
 
 from array import array
@@ -9,14 +9,14 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
-from torchobj import tar_index_file
-from torchobj.checkpoint.files import ObjectWriter
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError
-from torchobj.shard_urls import compression
-from torchobj.tar_index_file import TarShard
-from torchobj.tar_members import end_of_archive, header, members_of, padding
+from torchobj.shards import index_file
+from torchobj.shards.index_file import TarShard
+from torchobj.shards.members import end_of_archive, header, members_of, padding
+from torchobj.shards.shard_urls import compression
+from torchobj.store.file_objects import ObjectWriter
 from torchobj.urls import parse_object_url
 
 __all__ = ["TarWriter", "check_shard_url"]
@@ -79,7 +79,7 @@ class TarWriter:
         self._failed: BaseException | None = None
         check_shard_url(url)
         if index:
-            tar_index_file.check_installed()
+            index_file.check_installed()
         self._config = store_config(config, region, endpoint_url, url=url)
         self._has_index, self._source = index, source
         self._size = 0
@@ -207,8 +207,8 @@ class TarWriter:
         columns: dict[str, Any] = {"shard": [beside.name] * len(self._names[0])}
         columns |= dict(zip(("key", "field"), self._names, strict=True))
         columns |= dict(zip(("offset", "size", "begin", "end"), self._ranges, strict=True))
-        with ObjectWriter(f"{self._url}{tar_index_file.SUFFIX}", config=self._config) as file:
-            tar_index_file.write(file, [beside], tar_index_file.members_table(columns), source=self._source)
+        with ObjectWriter(f"{self._url}{index_file.SUFFIX}", config=self._config) as file:
+            index_file.write(file, [beside], index_file.members_table(columns), source=self._source)
 
     def abort(self) -> None:
         """Discards what was written. A previous shard of this URL is unchanged."""

@@ -12,7 +12,8 @@ from torchobj import _torchobj
 from torchobj.config import StoreConfig, resolved, store_config
 from torchobj.config.checks import check
 from torchobj.exceptions import ConfigError, ObjectNotFoundError, StoreError
-from torchobj.manifest import KeyFilter, Manifest, key_filter
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import KeyFilter, key_filter
 from torchobj.urls import parse_url
 
 __all__ = [

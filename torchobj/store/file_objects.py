@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Unpack, overload
 
 from torchobj import _shutdown, _torchobj
 from torchobj._torchobj import ObjectReader
-from torchobj.buffers import contiguous
-from torchobj.checkpoint.archive import records_in
-from torchobj.conditions import condition
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import CheckpointError, ConfigError
-from torchobj.files.attributes import ObjectAttributes, native_attributes
+from torchobj.store.archive import records_in
+from torchobj.store.attributes import ObjectAttributes, native_attributes
+from torchobj.store.buffers import contiguous
+from torchobj.store.conditions import condition
 from torchobj.urls import Url, parse_object_url, parse_url
 
 __all__ = ["ObjectWriter", "TextFile", "open"]

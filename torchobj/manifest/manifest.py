@@ -1,6 +1,6 @@
 """`Manifest`: a compact list of objects, from a listing, from URLs or from a file. Does not import torch.
 
-The native class holds the objects in memory; `manifest_file` reads and writes the tables of files; `datasets` reads the
+The native class holds the objects in memory; `parquet` reads and writes the tables of files; `datasets` reads the
 objects and passes manifests to workers.
 """
 
@@ -11,12 +11,12 @@ from typing import Any, Self
 
 from typing_extensions import override
 
-from torchobj import manifest_file
 from torchobj._torchobj import NativeManifest, NativeStore
-from torchobj.checkpoint.files import ObjectWriter
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.config.checks import check
-from torchobj.reads import get_many
+from torchobj.manifest import parquet
+from torchobj.store.file_objects import ObjectWriter
+from torchobj.store.reads import get_many
 from torchobj.urls import parse_url
 
 __all__ = ["KeyFilter", "Manifest", "key_filter", "url_of_file"]
@@ -135,9 +135,9 @@ class Manifest(NativeManifest):
             ConfigError: pyarrow is not installed, or the URL does not name an object.
             StoreError: The file cannot be written.
         """
-        manifest_file.check_installed()
+        parquet.check_installed()
         with ObjectWriter(url_of_file(path_or_url), config=config) as file:
-            manifest_file.write(self, file)
+            parquet.write(self, file)
 
     @classmethod
     def load(cls, path_or_url: str | os.PathLike[str], *, config: StoreConfig | S3ClientConfig | None = None) -> Self:
@@ -155,10 +155,10 @@ class Manifest(NativeManifest):
             ManifestError: The file is not a manifest of this format, is damaged, or names objects that it must not.
             StoreError: The file cannot be read.
         """
-        manifest_file.check_installed()
+        parquet.check_installed()
         url = url_of_file(path_or_url)
         [data] = get_many([url], config=config)
-        return cls(manifest_file.read(data, url))
+        return cls(parquet.read(data, url))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (bytes(self),)

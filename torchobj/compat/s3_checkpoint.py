@@ -1,8 +1,8 @@
 """`S3Checkpoint`, with the names of s3torchconnector. `files` has the files. Does not import torch."""
 
 from torchobj._torchobj import ObjectReader
-from torchobj.checkpoint.files import ObjectWriter, open_reader
 from torchobj.config import S3ClientConfig, StoreConfig, one_config, store_config
+from torchobj.store.file_objects import ObjectWriter, open_reader
 from torchobj.urls import parse_url
 
 __all__ = ["S3Checkpoint"]

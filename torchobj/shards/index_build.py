@@ -12,10 +12,10 @@ from torchobj import _torchobj
 from torchobj._torchobj import ObjectRef
 from torchobj.config import StoreConfig
 from torchobj.exceptions import ConfigError
-from torchobj.files.results import Progress, ProgressCallback, callback_of
-from torchobj.reads import get_many
-from torchobj.shard_urls import compression
-from torchobj.tar_index_file import TarShard, members_table
+from torchobj.shards.index_file import TarShard, members_table
+from torchobj.shards.shard_urls import compression
+from torchobj.store.reads import get_many
+from torchobj.store.transfers import Progress, ProgressCallback, callback_of
 
 __all__ = ["check_plain", "members_of"]
 
@@ -85,7 +85,7 @@ class _OpenShard:
 def members_of(
     shards: Sequence[TarShard], config: StoreConfig | None, progress: ProgressCallback | None = None
 ) -> list[list[Any]]:
-    """The members of shards as tables of `tar_index_file`, several per shard. The name of a shard is its URL.
+    """The members of shards as tables of `index_file`, several per shard. The name of a shard is its URL.
 
     Raises:
         ConfigError: A shard is compressed.

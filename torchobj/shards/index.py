@@ -1,6 +1,6 @@
 """`TarIndex`: the ranges of all samples of tar shards, from their headers or from index files. Does not import torch.
 
-`tar_index_build` reads the headers, `tar_index_file` defines the format of files. Columns stay in Arrow's memory, which
+`index_build` reads the headers, `index_file` defines the format of files. Columns stay in Arrow's memory, which
 datasets share with their workers.
 """
 
@@ -12,17 +12,18 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from torchobj import tar_index_file
-from torchobj.checkpoint.files import ObjectWriter
 from torchobj.config import S3ClientConfig, StoreConfig, store_config
 from torchobj.exceptions import AccessDeniedError, ConfigError, ObjectNotFoundError, TarIndexError
-from torchobj.files.results import ProgressCallback
-from torchobj.manifest import Manifest, url_of_file
-from torchobj.reads import get_many
-from torchobj.shard_urls import shard_manifest
-from torchobj.tar_index_build import check_plain, members_of
-from torchobj.tar_index_file import ADVICE, SUFFIX, TarShard, check_same, name_in, shard_url
-from torchobj.tar_index_table import TarMember, TarSample, columns_of, expanded, numbers, one_chunk, parts_of
+from torchobj.manifest import Manifest
+from torchobj.manifest.manifest import url_of_file
+from torchobj.shards import index_file
+from torchobj.shards.index_build import check_plain, members_of
+from torchobj.shards.index_file import ADVICE, SUFFIX, TarShard, check_same, name_in, shard_url
+from torchobj.shards.index_table import TarMember, TarSample, columns_of, expanded, numbers, one_chunk, parts_of
+from torchobj.shards.shard_urls import shard_manifest
+from torchobj.store.file_objects import ObjectWriter
+from torchobj.store.reads import get_many
+from torchobj.store.transfers import ProgressCallback
 from torchobj.urls import canonical_url
 
 __all__ = ["TarIndex", "TarMember", "TarSample"]
@@ -49,7 +50,7 @@ class TarIndex:
 
     Example:
         >>> import io, tarfile, torchobj
-        >>> from torchobj.tar_index import TarIndex
+        >>> from torchobj.shards.index import TarIndex
         >>> file = io.BytesIO()
         >>> with tarfile.open(fileobj=file, mode="w") as tar:
         ...     for name in ("a.txt", "a.cls", "b.txt"):
@@ -139,7 +140,7 @@ class TarIndex:
             TarError: A shard is not a tar file, or is damaged.
             StoreError: A read failed, or a shard was replaced meanwhile.
         """
-        tar_index_file.check_installed()
+        index_file.check_installed()
         chosen = store_config(config)
         return cls.of_manifest(shard_manifest(urls, chosen), config=chosen, progress=progress)
 
@@ -163,7 +164,7 @@ class TarIndex:
             TarError: A shard is not a tar file, or is damaged.
             StoreError: A read failed, or a shard has another version.
         """
-        tar_index_file.check_installed()
+        index_file.check_installed()
         shards = _shards_of(manifest)
         return cls(shards, *columns_of(members_of(shards, config, progress), "index"))
 
@@ -183,7 +184,7 @@ class TarIndex:
             TarIndexError: The file is not an index of this format, is damaged, or names shards that it must not.
             StoreError: The file cannot be read.
         """
-        tar_index_file.check_installed()
+        index_file.check_installed()
         url = canonical_url(url_of_file(path_or_url))
         [data] = get_many([url], config=config)
         return cls._of_file(data, url)
@@ -211,7 +212,7 @@ class TarIndex:
             TarIndexError: `index` lacks a shard, or is for another size or version of it.
             ConfigError, TarError, StoreError: As `load` and `build` raise.
         """
-        tar_index_file.check_installed()
+        index_file.check_installed()
         shards = _shards_of(manifest)
         if index is None:
             return cls._beside(shards, store_config(config), progress)
@@ -290,7 +291,7 @@ class TarIndex:
 
     @classmethod
     def _of_file(cls, data: Any, url: str) -> Self:
-        table = tar_index_file.read(data, url)
+        table = index_file.read(data, url)
         shards = [shard._replace(name=shard_url(shard.name, url)) for shard in table.shards]
         return cls(shards, *columns_of(parts_of(table, url), url))
 
@@ -334,7 +335,7 @@ class TarIndex:
         shards = list({shard.name: shard for shard in self.shards}.values())
         index = self if len(shards) == len(self.shards) else self._selected(shards, "index")
         table, _ = index._expanded(url)
-        tar_index_file.write(file, [shard._replace(name=name_in(url, shard.name)) for shard in shards], table)
+        index_file.write(file, [shard._replace(name=name_in(url, shard.name)) for shard in shards], table)
 
     def save_beside(self, *, config: StoreConfig | S3ClientConfig | None = None) -> list[str]:
         """Writes the index of each shard beside it, as `<URL of the shard>.index.parquet`.
@@ -359,7 +360,7 @@ class TarIndex:
             named = arrow.DictionaryArray.from_arrays(arrow.array([0] * members.num_rows, arrow.int32()), [name])
             columns = {column: members[column] for column in members.column_names} | {"shard": named}
             with ObjectWriter(url, config=config) as file:
-                tar_index_file.write(file, [shard._replace(name=name)], tar_index_file.members_table(columns))
+                index_file.write(file, [shard._replace(name=name)], index_file.members_table(columns))
             return url
 
         with ThreadPoolExecutor(_CONCURRENT_WRITES, "torchobj-index") as pool:

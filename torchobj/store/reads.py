@@ -5,9 +5,9 @@ from typing import Any, Literal, TypeVar, overload
 
 from torchobj import _torchobj
 from torchobj._torchobj import Buffer, ObjectRef
-from torchobj.buffers import contiguous
 from torchobj.config import Prefix, S3ClientConfig, StoreConfig, prefix_in_bucket, resolved, store_config
 from torchobj.exceptions import ConfigError
+from torchobj.store.buffers import contiguous
 from torchobj.urls import parse_object_url, parse_url
 
 __all__ = ["checked_list", "get", "get_many", "read_jobs"]

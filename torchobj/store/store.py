@@ -3,26 +3,29 @@
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, overload
+from typing import Any, Literal, Unpack, overload
 
 from torchobj import _torchobj
-from torchobj._torchobj import Buffer, ObjectRef
-from torchobj.buffers import contiguous
-from torchobj.conditions import condition
+from torchobj._torchobj import Buffer, ObjectReader, ObjectRef
 from torchobj.config import S3ClientConfig, StoreConfig, resolved, store_config
 from torchobj.exceptions import ConfigError, ObjectNotFoundError
-from torchobj.files.store_methods import FileMethods
-from torchobj.object_info import Listing, ListPage, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
-from torchobj.reads import checked_list, read_jobs
+from torchobj.store.attributes import ObjectAttributes
+from torchobj.store.buffers import contiguous
+from torchobj.store.conditions import condition
+from torchobj.store.file_objects import ObjectWriter, TextFile
+from torchobj.store.file_objects import open as open_object
+from torchobj.store.object_info import Listing, ObjectInfo, Scan, UnfinishedUpload, info_of, time_of
+from torchobj.store.reads import checked_list, read_jobs
+from torchobj.store.transfers import FilePath, ProgressCallback, Transfer, file_from_store, file_to_store
 from torchobj.urls import SCHEMES, canonical_url, parse_url
 
-__all__ = ["ListPage", "Listing", "ObjectInfo", "Store", "UnfinishedUpload", "list_buckets"]
+__all__ = ["Store", "list_buckets"]
 
 #: Larger than any object; twice this value fits a signed 64-bit integer.
 _MAX_OFFSET = 1 << 62
 
 
-class Store(FileMethods):
+class Store:
     """A bucket or folder.
 
     Thread-safe. Ctrl-C interrupts any call. It can be used in a forked child after its parent used it, and is pickled
@@ -357,6 +360,94 @@ class Store(FileMethods):
             self._native.delete_if(names[0], version)
         else:
             raise ConfigError(f"if_version={version!r}: requires a single key, got {len(names)}")
+
+    @overload
+    def open(self, key: str, mode: Literal["rb"] = "rb") -> ObjectReader: ...
+    @overload
+    def open(
+        self, key: str, mode: Literal["wb", "xb"], *, overwrite: bool = True, if_version: str | None = None
+    ) -> ObjectWriter: ...
+    @overload
+    def open(self, key: str, mode: Literal["r", "rt", "w", "wt", "x", "xt"], **arguments: Any) -> TextFile: ...
+    @overload
+    def open(self, key: str, mode: str, **arguments: Any) -> ObjectReader | ObjectWriter | TextFile: ...
+
+    def open(self, key: str, mode: str = "rb", **arguments: Any) -> ObjectReader | ObjectWriter | TextFile:
+        """Opens an object as a file, as `torchobj.open`.
+
+        Args:
+            key: The object.
+            mode: `rb`, `wb` or `xb`; `r`, `w` or `x` for text.
+            arguments: `overwrite` and `if_version`; for text also `encoding`, `errors` and `newline`.
+
+        Raises:
+            ConfigError: The mode is unknown, or does not take an argument.
+            PreconditionFailedError: From `close()` of a file for writing: the condition does not hold.
+        """
+        return open_object(f"{self._url}/{key}", mode, config=self._config, **arguments)
+
+    def upload_file(
+        self,
+        key: str,
+        path: FilePath,
+        *,
+        overwrite: bool = True,
+        if_version: str | None = None,
+        skip_unchanged: bool = False,
+        progress: ProgressCallback | None = None,
+        **attributes: Unpack[ObjectAttributes],
+    ) -> Transfer:
+        """Uploads a file, as `torchobj.files.upload_file`.
+
+        Args:
+            key: The object.
+            path: A regular file, or a symbolic link to one. It must not change meanwhile.
+            overwrite: Whether an existing object may be replaced.
+            if_version: Replaces only this version of the object.
+            skip_unchanged: Whether to keep an object that is equal to the file.
+            progress: Receives a `Progress` about every 0.1 s and at the end.
+            attributes: `content_type`, `metadata`, `storage_class` and the other attributes of `put`.
+
+        Raises:
+            ObjectChangedError: The file changed while it was uploaded. Nothing is written.
+            PreconditionFailedError: The condition is not met.
+        """
+        return file_to_store(
+            self._native,
+            key,
+            path,
+            overwrite=overwrite,
+            if_version=if_version,
+            skip_unchanged=skip_unchanged,
+            progress=progress,
+            **attributes,
+        )
+
+    def download_file(
+        self,
+        key: str,
+        path: FilePath,
+        *,
+        version: str | None = None,
+        skip_unchanged: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> Transfer:
+        """Downloads an object to a file, as `torchobj.files.download_file`.
+
+        Args:
+            key: The object.
+            path: The file, which appears complete or not at all. An existing one is replaced.
+            version: The version to read.
+            skip_unchanged: Whether to keep a file that is equal to the object.
+            progress: Receives a `Progress` about every 0.1 s and at the end.
+
+        Raises:
+            ObjectNotFoundError: The object does not exist.
+            IntegrityError: The bytes do not have the checksum of the object. The file does not appear.
+        """
+        return file_from_store(
+            self._native, key, path, version=version, skip_unchanged=skip_unchanged, progress=progress
+        )
 
     def unfinished_uploads(self, prefix: str = "") -> Sequence[UnfinishedUpload]:
         """Returns uploads in parts of writers that were killed. Other failed uploads are aborted immediately. Resumable
